@@ -1,0 +1,220 @@
+"""What every agent is: pure functions over one state, compiled once per shape.
+
+An agent supplies its losses; this module turns them into the three compiled updates the learner calls, and
+into the parameter trees that travel.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.encoder import random_shift
+from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch, ConfigError
+
+Params = Any  # a nested dict of arrays
+Metrics = dict[str, jax.Array]
+Prefix = tuple[jax.Array, jax.Array]  # committed actions float32[H, A] in model space, mask float32[H]
+
+
+class AgentState(flax.struct.PyTreeNode):
+    """Everything an update changes. Trees an agent does not use are empty dicts."""
+
+    rng: jax.Array
+    critic_updates: jax.Array  # int32 scalar
+    policy_updates: jax.Array  # int32 scalar
+    policy: Params
+    policy_opt: Any
+    critic: Params
+    critic_opt: Any
+    target: Params
+    temperature: Params
+    temperature_opt: Any
+
+
+class Agent(abc.ABC):
+    """Base of the agents.
+
+    `update(state, batches)` runs U critic updates over batches with a leading axis U in one compiled scan, the
+    last followed by the policy's; `update_policy` and `update_critic` run only one half (pretraining and
+    critic warm-up). All three donate the state: use what they return.
+    """
+
+    supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
+        self.config = config
+        self.spec = spec
+        self.chunk_dim = spec.horizon * spec.action_dim
+        clip = [optax.clip_by_global_norm(config.grad_clip)] if config.grad_clip > 0 else []
+        self.optimiser = optax.chain(*clip, optax.adam(config.lr))
+        self.update = jax.jit(self._update, donate_argnums=0)
+        self.update_policy = jax.jit(self._update_policy, donate_argnums=0)
+        self.update_critic = jax.jit(self._update_critic, donate_argnums=0)
+        self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
+
+    # -- what an agent supplies ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def init(self, rng: jax.Array) -> AgentState:
+        """A fresh state from a typed key."""
+
+    @abc.abstractmethod
+    def _policy_step(self, state: AgentState, batch: ChunkBatch, *, imitate_only: bool) -> tuple[AgentState, Metrics]:
+        """The policy update(s) on one batch."""
+
+    @abc.abstractmethod
+    def _critic_loss(
+        self, critic: Params, state: AgentState, batch: ChunkBatch, key: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """The critic's loss as a function of `critic`; everything in `state` is a constant."""
+
+    @abc.abstractmethod
+    def _sample_chunk(
+        self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
+    ) -> tuple[jax.Array, Metrics]:
+        """A chunk float32[H, A] in model space for one observation, and the decision's record."""
+
+    @abc.abstractmethod
+    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        """The tree that `sample` needs, nothing else; `pretrained`: as long as the critic has seen no failure."""
+
+    # -- what callers use ------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        params: Params,
+        observation: Mapping[str, jax.Array],
+        key: jax.Array,
+        *,
+        explore: bool,
+        prefix: Prefix | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """A chunk float32[H, A] in model space for one normalised observation (no batch axis)."""
+        if prefix is None:
+            shape = (self.spec.horizon, self.spec.action_dim)
+            prefix = (np.zeros(shape, np.float32), np.zeros(shape[:1], np.float32))
+        return self._sample(params, dict(observation), key, prefix, explore=explore)
+
+    def flatten_params(self, params: Params) -> dict[str, np.ndarray]:
+        """`path -> array` on the host: what a snapshot carries."""
+        return {k: np.asarray(v) for k, v in flatten_dict(params, sep="/").items()}
+
+    def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
+        """The inverse of `flatten_params`, copied to the device.
+
+        Raises ConfigError naming the first missing, unknown or wrongly shaped path.
+        """
+        expected = flatten_dict(self._abstract_params(), sep="/")
+        for path, leaf in expected.items():
+            if path not in flat:
+                raise ConfigError(f"the snapshot lacks {path!r}; it comes from another agent or network shape")
+            if tuple(flat[path].shape) != tuple(leaf.shape):
+                raise ConfigError(
+                    f"snapshot parameter {path!r} has shape {tuple(flat[path].shape)}, this agent's is "
+                    f"{tuple(leaf.shape)}: use the same --exp_name and --config.agent options on both sides"
+                )
+        unknown = sorted(set(flat) - set(expected))
+        if unknown:
+            raise ConfigError(f"the snapshot carries {unknown[0]!r}, which this agent does not have")
+        return unflatten_dict({k: jnp.array(v) for k, v in flat.items()}, sep="/")  # jnp.array copies
+
+    def _abstract_params(self) -> Params:
+        return jax.eval_shape(lambda: self.policy_params(self.init(jax.random.key(0))))
+
+    def network_shape(self) -> str:
+        """A digest of the travelling parameters' paths and shapes, for the handshake."""
+        leaves = flatten_dict(self._abstract_params(), sep="/")
+        return ";".join(f"{k}{tuple(v.shape)}" for k, v in sorted(leaves.items()))
+
+    def example_observation(self, batch: int | None = None) -> dict[str, jax.Array]:
+        """Zeros of an observation's shapes, with a batch axis or without."""
+        lead = () if batch is None else (batch,)
+        out: dict[str, jax.Array] = {STATE: jnp.zeros((*lead, self.spec.state_dim), jnp.float32)}
+        for c in self.spec.cameras:
+            out[IMAGE_PREFIX + c.name] = jnp.zeros((*lead, c.height, c.width, 3), jnp.uint8)
+        return out
+
+    # -- compiled updates ------------------------------------------------------------------------------------
+
+    def _update(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        state, metrics = self._update_critic(state, batches)
+        last = jax.tree.map(lambda x: x[-1], batches)
+        state, policy_metrics = self._policy_step(state, self._augment(state, last), imitate_only=False)
+        return state, {**metrics, **policy_metrics}
+
+    def _update_policy(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+            return self._policy_step(s, self._augment(s, batch), imitate_only=True)
+
+        state, metrics = jax.lax.scan(step, state, batches)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    def _update_critic(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        state, metrics = jax.lax.scan(self._critic_step, state, batches)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+        batch = self._augment(state, batch)
+        rng, key = jax.random.split(state.rng)
+        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, state, batch, key)
+        updates, critic_opt = self.optimiser.update(grads, state.critic_opt, state.critic)
+        critic = optax.apply_updates(state.critic, updates)
+        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
+        metrics["critic/grad_norm"] = optax.global_norm(grads)
+        return (
+            state.replace(
+                rng=rng, critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1
+            ),
+            metrics,
+        )
+
+    def _apply_policy_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
+        return state.replace(
+            policy=optax.apply_updates(state.policy, updates),
+            policy_opt=policy_opt,
+            policy_updates=state.policy_updates + 1,
+        )
+
+    def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
+        """Random shift of both observations of an image batch, with independent offsets (DrQ)."""
+        pixels = self.config.encoder.shift
+        if not self.config.image_keys or pixels == 0:
+            return batch
+        now, nxt = jax.random.split(jax.random.fold_in(state.rng, 1))
+        return batch._replace(
+            observations=random_shift(now, batch.observations, pixels),
+            next_observations=random_shift(nxt, batch.next_observations, pixels),
+        )
+
+    def flat_critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
+        """The chunk the critic scores, float32[B, critic_steps * A]."""
+        from serl_chunk.agents.losses import replace_tail
+
+        actions = batch.actions if sampled_tail is None else replace_tail(batch.actions, batch.valid, sampled_tail)
+        return self.critic_part(actions)
+
+    def critic_part(self, chunk: jax.Array) -> jax.Array:
+        """The first `critic_steps` actions of chunks float32[..., H, A], flattened."""
+        part = chunk[..., : self.spec.critic_steps, :]
+        return part.reshape(*part.shape[:-2], -1)
+
+    def best_of(
+        self, values: jax.Array, chunks: jax.Array, allowed: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The chunk of the highest value among the first `allowed` of N candidates, its value, and its index."""
+        masked = jnp.where(jnp.arange(len(values)) < allowed, values, -jnp.inf)
+        best = jnp.argmax(masked)
+        return chunks[best], values[best], best

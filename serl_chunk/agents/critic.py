@@ -1,0 +1,82 @@
+"""The chunk critic that agents share: an observation encoder, an ensemble of Q heads and, for some, a value head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.base import Metrics, Params
+from serl_chunk.agents.losses import aggregate_heads, critic_values
+from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.encoder import ObservationEncoder
+from serl_chunk.models.mlp import CriticEnsemble, Mlp
+
+
+def observation_encoder(config: AgentConfig) -> ObservationEncoder:
+    """The encoder module that `config` describes; each of an agent's networks has parameters of its own."""
+    return ObservationEncoder(config.image_keys, config.use_state, config.encoder.features, config.encoder.latent)
+
+
+class ChunkCritic:
+    """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"encoder", "q"} and {"v"}."""
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
+        self.config = config.critic
+        self.spec = spec
+        self.encoder = observation_encoder(config)
+        bias = self.config.initial_logit if self.config.loss == "bounded" else 0.0
+        self.q = CriticEnsemble(self.config.hidden, self.config.ensemble, bias)
+        self.v = Mlp(self.config.hidden, 1, layer_norm=True, out_bias=bias) if with_value else None
+
+    def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
+        """Fresh parameters, for a batch of observations."""
+        k_encoder, k_q, k_v = jax.random.split(key, 3)
+        encoder = self.encoder.init(k_encoder, observation).get("params", {})
+        features = self.encoder.apply({"params": encoder}, observation)
+        chunk = jnp.zeros((*features.shape[:-1], self.spec.critic_steps * self.spec.action_dim), jnp.float32)
+        params = {"encoder": encoder, "q": self.q.init(k_q, features, chunk)["params"]}
+        if self.v is not None:
+            params["v"] = self.v.init(k_v, features)["params"]
+        return params
+
+    def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+        """Observation features float32[..., F]."""
+        return self.encoder.apply({"params": params["encoder"]}, observation)
+
+    def outputs(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
+        """Raw outputs of the Q heads float32[K, ...] for flat chunks."""
+        return self.q.apply({"params": params["q"]}, features, chunk)
+
+    def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
+        """Q_k float32[K, ...]."""
+        return critic_values(self.outputs(params, features, chunk), self.config.loss)
+
+    def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
+        """The mean over heads: what candidates are chosen by, float32[...]."""
+        return jnp.mean(self.values(params, features, chunk), axis=0)
+
+    def value_output(self, params: Params, features: jax.Array) -> jax.Array:
+        """Raw output of the value head float32[...]."""
+        assert self.v is not None
+        return self.v.apply({"params": params["v"]}, features)[..., 0]
+
+    def target_values(self, target: Params, key: jax.Array, features: jax.Array, chunk: jax.Array) -> jax.Array:
+        """Aggregate of a random subset of target heads (REDQ), float32[...]."""
+        values = self.values(target, features, chunk)
+        if self.config.target_subset < self.config.ensemble:
+            heads = jax.random.choice(key, self.config.ensemble, (self.config.target_subset,), replace=False)
+            values = values[heads]
+        return aggregate_heads(values, self.config.target_aggregate)
+
+    def metrics(self, loss: jax.Array, values: jax.Array, target: jax.Array, rewards: jax.Array) -> Metrics:
+        """HIL-SERL's critic metrics, and the ensemble's spread."""
+        return {
+            "critic/critic_loss": loss,
+            "critic/predicted_qs": jnp.mean(values),
+            "critic/target_qs": jnp.mean(target),
+            "critic/rewards": jnp.mean(jnp.sum(rewards, -1)),
+            "critic/head_std": jnp.mean(jnp.std(values, axis=0)),
+        }

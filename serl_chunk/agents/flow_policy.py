@@ -1,0 +1,76 @@
+"""The flow-matching chunk policy that acfql and bc share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.base import Params, Prefix
+from serl_chunk.agents.critic import observation_encoder
+from serl_chunk.agents.losses import imitation_mean
+from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.config.agents import AgentConfig, FlowConfig
+from serl_chunk.models.flow import VelocityField, integrate, interpolate
+from serl_chunk.types import ChunkBatch
+
+
+class FlowPolicy:
+    """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}."""
+
+    def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
+        self.spec = spec
+        self.steps = flow.steps
+        self.encoder = observation_encoder(config)
+        self.field = VelocityField(flow.hidden, spec.horizon * spec.action_dim)
+
+    def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
+        """Fresh parameters, for a batch of observations."""
+        k_encoder, k_flow = jax.random.split(key)
+        encoder = self.encoder.init(k_encoder, observation).get("params", {})
+        features = self.encoder.apply({"params": encoder}, observation)
+        batch = features.shape[:-1]
+        x = jnp.zeros((*batch, self.spec.horizon * self.spec.action_dim), jnp.float32)
+        return {"encoder": encoder, "flow": self.field.init(k_flow, features, x, jnp.zeros(batch))["params"]}
+
+    def loss(self, params: Params, batch: ChunkBatch, key: jax.Array) -> jax.Array:
+        """Conditional flow matching, mean over imitated steps of |v(o, x_t, t) - (a - z)|^2 (document 001)."""
+        flat = batch.actions.reshape(batch.actions.shape[0], -1)
+        x, t, velocity = interpolate(key, flat)
+        features = self.encoder.apply({"params": params["encoder"]}, batch.observations)
+        error = (self.field.apply({"params": params["flow"]}, features, x, t) - velocity) ** 2
+        return imitation_mean(error.reshape(batch.actions.shape), batch.bc)
+
+    def sample(
+        self,
+        params: Params,
+        observation: Mapping[str, jax.Array],
+        noise: jax.Array,
+        prefix: Prefix | None = None,
+    ) -> jax.Array:
+        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; observations have batch axes `...`.
+
+        The observation is encoded once for its N candidates.
+        """
+        features = self.encoder.apply({"params": params["encoder"]}, observation)
+        features = jnp.broadcast_to(features[..., None, :], (*noise.shape[:-1], features.shape[-1]))
+        h, a = self.spec.horizon, self.spec.action_dim
+        if prefix is None:
+            committed, mask = jnp.zeros(h * a), jnp.zeros(h * a)
+        else:
+            committed, mask = prefix[0].reshape(-1), jnp.repeat(prefix[1], a)
+
+        def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
+            return self.field.apply({"params": params["flow"]}, features, x, t)
+
+        flat = integrate(velocity, noise, self.steps, committed, mask)
+        return flat.reshape(*flat.shape[:-1], h, a)
+
+
+def candidate_noise(key: jax.Array, count: int, dim: int, *, explore: bool) -> jax.Array:
+    """Starting noise of N candidates float32[N, D]: fresh, or (not exploring) fixed, the first one zero."""
+    if explore:
+        return jax.random.normal(key, (count, dim))
+    fixed = jax.random.normal(jax.random.key(0), (count, dim))
+    return fixed.at[0].set(0.0)

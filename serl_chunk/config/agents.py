@@ -1,0 +1,165 @@
+"""Agent configurations: frozen, validated, and free of JAX, so that a robot PC can read them cheaply.
+
+`serl_chunk.agents.registry` maps each class to its implementation. A value's comment gives its source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from serl_chunk.types import ConfigError
+
+Aggregate = Literal["mean", "min"]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError(message) unless `condition`."""
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticConfig:
+    """An ensemble of chunk critics Q_k(o, a_0..a_{H-1})."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    ensemble: int = 10  # RLPD's K
+    target_subset: int = 2  # REDQ: heads aggregated in a target; equal to `ensemble` to use them all
+    target_aggregate: Aggregate = "min"
+    loss: Literal["squared", "bounded"] = (
+        "squared"  # bounded: Q = sigmoid(logit), cross-entropy; needs returns in [0, 1]
+    )
+    initial_logit: float = -2.0  # bias of the bounded critic's logit: a fresh Q is about 0.12
+    tau: float = 0.005  # target <- tau * critic + (1 - tau) * target, after the gradient step
+    tail: Literal["repeat", "policy"] = "repeat"  # what the critic sees as actions after a termination
+
+    def __post_init__(self) -> None:
+        require(self.ensemble >= 1, f"agent.critic.ensemble must be at least 1, got {self.ensemble}")
+        require(
+            1 <= self.target_subset <= self.ensemble,
+            f"agent.critic.target_subset must be 1..{self.ensemble} (ensemble), got {self.target_subset}",
+        )
+        require(0 < self.tau <= 1, f"agent.critic.tau must be in (0, 1], got {self.tau}")
+        _check_hidden("agent.critic.hidden", self.hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """One small convolutional encoder, shared by cameras; used only where `image_keys` names some."""
+
+    features: tuple[int, ...] = (16, 32, 32)  # channels of the stride-2 3x3 convolutions
+    latent: int = 64  # width of each camera's embedding
+    shift: int = 4  # random-shift augmentation in pixels (DrQ); 0 switches it off
+
+    def __post_init__(self) -> None:
+        _check_hidden("agent.encoder.features", self.features)
+        require(self.shift >= 0, f"agent.encoder.shift must be >= 0 pixels, got {self.shift}")
+
+
+def _check_hidden(name: str, value: tuple[int, ...]) -> None:
+    require(
+        len(value) >= 1 and all(v >= 1 for v in value), f"{name} must list at least one positive width, got {value}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """What every agent has."""
+
+    kind: ClassVar[str] = ""
+
+    lr: float = 3e-4  # Adam, for each of the agent's optimisers
+    grad_clip: float = 0.0  # global norm; 0 switches clipping off
+    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
+    encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
+    image_keys: tuple[str, ...] = ()  # cameras the agent looks at; () trains on the state alone
+    use_state: bool = True  # whether the state vector is an input beside the images
+    candidates: int = 16  # N of best-of-N at acting; 1 takes the policy's first sample
+    pretrain_candidates: int = 1  # N while the critic has seen no failure: a critic trained on successes misleads
+    bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "+successes"
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"agent.lr must be positive, got {self.lr}")
+        require(self.grad_clip >= 0, f"agent.grad_clip must be >= 0 (0 switches it off), got {self.grad_clip}")
+        require(self.candidates >= 1, f"agent.candidates must be at least 1, got {self.candidates}")
+        require(
+            self.pretrain_candidates >= 1,
+            f"agent.pretrain_candidates must be at least 1, got {self.pretrain_candidates}",
+        )
+        require(
+            self.use_state or bool(self.image_keys),
+            "agent.use_state=False leaves the agent blind: name cameras in agent.image_keys",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AcrlpdConfig(AgentConfig):
+    """SAC/RLPD on flattened chunks (document 001; RLPD, Ball et al. 2023). Horizon 1 is plain RLPD."""
+
+    kind: ClassVar[str] = "acrlpd"
+
+    hidden: tuple[int, ...] = (256, 256)  # policy
+    bc_alpha: float = 0.01  # weight of -log pi(demonstrated chunk), per dimension (QC-RLPD)
+    init_temperature: float = 0.01
+    target_entropy_per_dim: float = -0.5  # of one of the H*A dimensions
+    backup_entropy: bool = False  # RLPD's published target adds entropy; it drowns Q <= 1 as H grows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_hidden("agent.hidden", self.hidden)
+        require(self.bc_alpha >= 0, f"agent.bc_alpha must be >= 0, got {self.bc_alpha}")
+        require(self.init_temperature > 0, f"agent.init_temperature must be positive, got {self.init_temperature}")
+
+
+@dataclasses.dataclass(frozen=True)
+class FlowConfig:
+    """A flow-matching policy: velocity v(o, x_t, t), Euler-integrated from noise (document 001; FQL, Park 2025)."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    steps: int = 5  # Euler steps
+
+    def __post_init__(self) -> None:
+        _check_hidden("agent.flow.hidden", self.hidden)
+        require(self.steps >= 1, f"agent.flow.steps must be at least 1, got {self.steps}")
+
+
+@dataclasses.dataclass(frozen=True)
+class AcfqlConfig(AgentConfig):
+    """Q-chunking with a flow policy and best-of-N (Li, Zhou and Levine 2025; document 001)."""
+
+    kind: ClassVar[str] = "acfql"
+
+    critic: CriticConfig = dataclasses.field(
+        default_factory=lambda: CriticConfig(
+            ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded", tau=0.01
+        )
+    )
+    flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
+    target: Literal["policy", "expectile"] = "expectile"  # V by expectile regression, or Q of best-of-N policy samples
+    expectile: float = 0.8
+    target_candidates: int = 8  # N in the target, for target="policy"
+    policy_updates: int = 3  # flow updates after the last critic update, same batch, fresh noise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0.5 <= self.expectile < 1, f"agent.expectile must be in [0.5, 1), got {self.expectile}")
+        require(
+            self.target_candidates >= 1, f"agent.target_candidates must be at least 1, got {self.target_candidates}"
+        )
+        require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
+
+
+@dataclasses.dataclass(frozen=True)
+class BcConfig(AgentConfig):
+    """Behaviour cloning with the flow policy; on demonstrations and interventions it is HG-DAgger."""
+
+    kind: ClassVar[str] = "bc"
+
+    candidates: int = 1
+    bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
+    flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")

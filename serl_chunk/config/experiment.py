@@ -1,0 +1,224 @@
+"""An experiment: one tree of frozen dataclasses, validated where it is built.
+
+Rates are per tick, times in seconds, sizes in steps unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from serl_chunk.config.agents import AcfqlConfig, AgentConfig, require
+from serl_chunk.config.robots import RobotConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkConfig:
+    """Lengths in ticks. Default: all three equal `horizon`."""
+
+    horizon: int = 5  # actions the policy outputs
+    critic_horizon: int | None = None  # actions the critic scores
+    execute_steps: int | None = None  # a chunk is followed by the next one at this index (delay included)
+
+    def __post_init__(self) -> None:
+        require(self.horizon >= 1, f"chunk.horizon must be at least 1, got {self.horizon}")
+        require(
+            1 <= self.critic_steps <= self.horizon,
+            f"chunk.critic_horizon must be 1..{self.horizon} (horizon), got {self.critic_horizon}",
+        )
+        require(
+            1 <= self.executed <= self.horizon,
+            f"chunk.execute_steps must be 1..{self.horizon} (horizon), got {self.execute_steps}",
+        )
+        require(
+            self.executed >= self.critic_steps,
+            f"chunk.execute_steps={self.executed} is below chunk.critic_horizon={self.critic_steps}: the critic would "
+            "score actions that are never executed, so nothing ever corrects the tail's value. Lower critic_horizon to "
+            "execute_steps, or execute the whole chunk.",
+        )
+
+    @property
+    def critic_steps(self) -> int:
+        """`critic_horizon`, or `horizon` where it is not given."""
+        return self.horizon if self.critic_horizon is None else self.critic_horizon
+
+    @property
+    def executed(self) -> int:
+        """`execute_steps`, or `horizon` where it is not given."""
+        return self.horizon if self.execute_steps is None else self.execute_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """The one place where rewards are changed; applies to online data and demonstrations alike."""
+
+    scale: float = 1.0
+    offset: float = 0.0  # added to every step's scaled reward
+    failure_reward: float = 0.0  # reward of the step on which a declared failure ends the episode
+
+
+@dataclasses.dataclass(frozen=True)
+class NormaliserConfig:
+    """How observations and chunks enter model space (docs/architecture.md, section 3)."""
+
+    actions: Literal["absolute_range", "absolute_demo", "relative"] = "relative"
+    state: bool = True  # mean/std of the demonstrations; False leaves states as they are
+    state_std_floor: float = 0.01
+    action_scale_floor: float = 0.02  # in robot units; keeps a dimension the demonstrations never move from exploding
+    extreme: float = 0.9  # where the demonstrations' extremes land, so that a tanh policy can express them
+
+    def __post_init__(self) -> None:
+        require(0 < self.extreme <= 1, f"normaliser.extreme must be in (0, 1], got {self.extreme}")
+        require(self.state_std_floor > 0, f"normaliser.state_std_floor must be positive, got {self.state_std_floor}")
+        require(
+            self.action_scale_floor > 0,
+            f"normaliser.action_scale_floor must be positive, got {self.action_scale_floor}",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """Stores and sampling (docs/architecture.md, section 4)."""
+
+    capacity: int = 200_000  # steps of the online ring
+    demo_capacity: int = 100_000  # steps of demonstrations; more is refused, never evicted
+    human_capacity: int = 50_000  # steps kept from evicted episodes that hold interventions
+    image_capacity: int = 20_000  # frames per camera and store; only for image agents
+    demo_fraction: float | Literal["uniform"] = 0.5
+    terminal_windows: Literal["keep", "drop"] = "keep"
+    max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
+    exclude_before_takeover: int = 40  # ticks of a successful episode before a take-over that are not imitated
+    prefetch: int = 2  # batches prepared ahead by a thread; 0 samples in the training thread
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "demo_capacity", "human_capacity", "image_capacity"):
+            require(getattr(self, name) >= 1, f"replay.{name} must be at least 1, got {getattr(self, name)}")
+        if self.demo_fraction != "uniform":
+            require(
+                not isinstance(self.demo_fraction, str) and 0 <= self.demo_fraction <= 1,
+                f'replay.demo_fraction must be a number in 0..1 or "uniform", got {self.demo_fraction!r}',
+            )
+        require(self.max_image_age >= 0, f"replay.max_image_age must be >= 0 ticks, got {self.max_image_age}")
+        require(self.prefetch >= 0, f"replay.prefetch must be >= 0, got {self.prefetch}")
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+    """The training loop. Names shared with HIL-SERL's train_rlpd mean the same."""
+
+    batch_size: int = 256  # windows per critic update
+    cta_ratio: int = 1  # critic updates in one compiled update, the last followed by the policy's
+    utd_ratio: float = 0.25  # critic updates per inserted online step; may be below 1 (the rate limiter)
+    max_lag_steps: int = 200  # online steps a lockstep actor may run ahead of the updates they entitle to
+    max_steps: int = 20_000  # critic updates of the online phase
+    training_starts: int = 100  # online steps before training
+    steps_per_update: int = 50  # critic updates between publications
+    pretrain_steps: int = 0  # policy-only (BC) updates on demonstrations before the first snapshot
+    critic_pretrain_steps: int = 0  # critic updates on demonstrations before the first snapshot
+    warmup_episodes: int = 0  # episodes with the frozen pretrained policy
+    critic_warmup_steps: int = 0  # critic-only updates after the warm-up
+    random_steps: int = 0  # HIL-SERL: uniform random actions at first; refused on a real robot
+    checkpoint_period: int = 5_000  # critic updates between checkpoints; 0: only the last
+    keep_checkpoints: int = 20
+    log_period: int = 100  # critic updates between metric rows
+    actor_timeout: float = 30.0  # seconds of silence after which an actor's open episode is closed as truncated
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "cta_ratio", "max_steps", "steps_per_update", "keep_checkpoints", "log_period"):
+            require(getattr(self, name) >= 1, f"learner.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("training_starts", "pretrain_steps", "critic_pretrain_steps", "warmup_episodes",
+                     "critic_warmup_steps", "random_steps", "checkpoint_period"):  # fmt: skip
+            require(getattr(self, name) >= 0, f"learner.{name} must be >= 0, got {getattr(self, name)}")
+        require(self.batch_size % 2 == 0, f"learner.batch_size must be even, got {self.batch_size}")
+        require(self.utd_ratio > 0, f"learner.utd_ratio must be positive, got {self.utd_ratio}")
+        # A limiter that lets the actor run less ahead than one update needs would stop both sides for ever.
+        need = self.cta_ratio / self.utd_ratio
+        require(
+            self.max_lag_steps >= need,
+            f"learner.max_lag_steps={self.max_lag_steps} is below cta_ratio/utd_ratio={need:g}: the actor would wait "
+            f"for an update that waits for the actor. Set max_lag_steps to at least {need:g}.",
+        )
+        require(self.actor_timeout > 0, f"learner.actor_timeout must be positive seconds, got {self.actor_timeout}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorConfig:
+    """The control loop (docs/architecture.md, section 7)."""
+
+    clock: Literal["lockstep", "realtime"] = "lockstep"
+    delay_ticks: int = 0  # lockstep: ticks between a decision's observation and its chunk
+    inference: Literal["auto", "sync", "async"] = "auto"  # realtime; auto: sync if inference p99 < half a tick
+    intervention: str = "none"  # none | scripted | path of a recorded intervention file
+    max_human_ticks: int = 0  # the intervention source stops after so many ticks; 0: no limit
+    max_episodes: int = 0  # 0: until the learner is done
+
+    def __post_init__(self) -> None:
+        require(self.delay_ticks >= 0, f"actor.delay_ticks must be >= 0, got {self.delay_ticks}")
+        require(
+            self.clock == "lockstep" or self.delay_ticks == 0,
+            "actor.delay_ticks belongs to clock=lockstep; in real time the delay is measured, not set",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TransportConfig:
+    """Limits of the network side."""
+
+    max_message_bytes: int = 64 << 20
+    max_arrays: int = 64
+    max_sessions: int = 32
+    credit_bytes: int = 32 << 20  # unacknowledged bytes an actor may have in flight
+    spool_bytes: int = 2 << 30  # unacknowledged bytes an actor keeps; when full, no new episode starts
+    piece_bytes: int = 1 << 20  # size of a snapshot piece
+    heartbeat: float = 1.0  # seconds between signs of life
+    silence: float = 5.0  # seconds after which the other side counts as gone
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            require(getattr(self, field.name) > 0, f"transport.{field.name} must be positive")
+        require(self.silence > 2 * self.heartbeat, "transport.silence must exceed two heartbeats")
+        require(
+            self.credit_bytes <= self.spool_bytes,
+            f"transport.credit_bytes={self.credit_bytes} exceeds spool_bytes={self.spool_bytes}",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """Everything about one experiment."""
+
+    name: str
+    robot: RobotConfig
+    agent: AgentConfig = dataclasses.field(default_factory=AcfqlConfig)
+    chunk: ChunkConfig = dataclasses.field(default_factory=ChunkConfig)
+    normaliser: NormaliserConfig = dataclasses.field(default_factory=NormaliserConfig)
+    reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    replay: ReplayConfig = dataclasses.field(default_factory=ReplayConfig)
+    learner: LearnerConfig = dataclasses.field(default_factory=LearnerConfig)
+    actor: ActorConfig = dataclasses.field(default_factory=ActorConfig)
+    transport: TransportConfig = dataclasses.field(default_factory=TransportConfig)
+    discount: float = 0.985  # gamma per tick; choose gamma**T near 0.2 at the time limit T
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        require(0 < self.discount < 1, f"discount must be in (0, 1), got {self.discount}")
+        step_reward = self.reward.offset
+        if step_reward < 0:
+            worst = step_reward / (1 - self.discount)
+            require(
+                self.reward.failure_reward <= worst,
+                f"reward.offset={step_reward} makes every step cost something, so failing early would pay: "
+                f"set reward.failure_reward to at most offset/(1-discount)={worst:.4g} "
+                f"(it is {self.reward.failure_reward})",
+            )
+        bounded = self.agent.critic.loss == "bounded"
+        require(
+            not bounded or (step_reward == 0 and 0 < self.reward.scale <= 1 and 0 <= self.reward.failure_reward <= 1),
+            "agent.critic.loss=bounded needs returns in [0, 1]: use reward.scale <= 1, offset 0 and failure_reward in "
+            "[0, 1], or agent.critic.loss=squared",
+        )
+        require(
+            self.actor.delay_ticks < self.chunk.executed,
+            f"actor.delay_ticks={self.actor.delay_ticks} must be below chunk.execute_steps={self.chunk.executed}: a "
+            "chunk that arrives after it should have been executed leaves the robot holding",
+        )

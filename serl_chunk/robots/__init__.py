@@ -1,0 +1,1 @@
+"""Environments and drivers behind one contract."""

@@ -1,0 +1,90 @@
+"""The one environment contract: a gymnasium Env with the few things a control loop needs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+
+from serl_chunk.types import IMAGE_PREFIX, STATE, Observation, RobotSpec
+
+
+class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
+    """A robot, real or simulated.
+
+    `reset` and `step` return `{"state": float32[S]}`; cameras are read by `read_images` when somebody needs
+    them, because rendering or decoding three cameras costs more than a control tick. Built with
+    `images="always"`, both also carry `images/<camera>`, as plain gymnasium users expect.
+
+    Actions are `float32[A]` in the robot's units. `info["success"]` is a bool; `info["failure"]` marks a
+    declared failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
+    `info["intervene_action"]` appears where the environment itself lets a person take over. An environment
+    truncates itself at its time limit.
+    """
+
+    robot_spec: RobotSpec
+    images: str = "on_request"  # or "always"
+
+    def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
+        """Frames of the present moment, `{"images/<camera>": uint8[H, W, 3]}`; all cameras by default."""
+        raise NotImplementedError
+
+    def save_state(self) -> Any:
+        """Everything `restore_state` needs to continue bit for bit; simulators only."""
+        raise NotImplementedError(f"{self.robot_spec.name} cannot save its state")
+
+    def restore_state(self, state: Any) -> Observation:
+        """Return to a saved state and give its observation."""
+        raise NotImplementedError(f"{self.robot_spec.name} cannot restore a state")
+
+    def _set_spaces(self, spec: RobotSpec, images: str) -> None:
+        """Declare `robot_spec`, `action_space` and `observation_space` from `spec`."""
+        if images not in ("on_request", "always"):
+            raise ValueError(f'images must be "on_request" or "always", got {images!r}')
+        self.robot_spec, self.images = spec, images
+        self.action_space = gymnasium.spaces.Box(
+            np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32), dtype=np.float32
+        )
+        spaces: dict[str, gymnasium.Space[Any]] = {
+            STATE: gymnasium.spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32)
+        }
+        if images == "always":
+            for c in spec.cameras:
+                spaces[IMAGE_PREFIX + c.name] = gymnasium.spaces.Box(0, 255, (c.height, c.width, 3), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict(spaces)
+
+
+class Expert(Protocol):
+    """A scripted demonstrator of one environment."""
+
+    def reset(self, seed: int) -> None:
+        """Prepare for a new episode (after the environment's reset)."""
+
+    def act(self) -> np.ndarray:
+        """The command for the present tick, `float32[A]` in the robot's units."""
+
+
+class InterventionCommand(NamedTuple):
+    """What a person commands on one tick. `idle`: in control, but not moving the robot."""
+
+    action: np.ndarray
+    idle: bool = False
+
+
+class InterventionSource(Protocol):
+    """Somebody who may take the robot over: a person's device, a scripted helper, a recording."""
+
+    def reset(self, seed: int) -> None:
+        """A new episode begins (after the environment's reset)."""
+
+    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+        """The person's command for this tick, or None to leave the robot to the policy.
+
+        `decision_tick` tells whether the policy would decide at this tick (queue empty): a scripted helper
+        hands back there.
+        """
+
+    def close(self) -> None:
+        """Release the device."""

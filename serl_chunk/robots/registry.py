@@ -1,0 +1,84 @@
+"""From a robot configuration to an environment, its specification, its expert and its helper.
+
+Implementations are imported on use, so that a learner that needs spaces only imports no simulator.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, RobotConfig
+from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
+from serl_chunk.types import ConfigError, RobotSpec
+
+
+def robot_spec(config: RobotConfig) -> RobotSpec:
+    """The robot's specification; opens no device and imports no simulator (a GymConfig builds its fake_env)."""
+    if isinstance(config, FakeAlohaConfig):
+        from serl_chunk.robots.fake.spec import fake_aloha_spec
+
+        return fake_aloha_spec(config)
+    if isinstance(config, AlohaSimConfig):
+        from serl_chunk.robots.aloha_sim_spec import aloha_sim_spec
+
+        return aloha_sim_spec(config)
+    if isinstance(config, GymConfig):
+        from serl_chunk.robots.gym_adapter import GymAdapter
+
+        env = GymAdapter(config, fake_env=True)
+        env.close()
+        return env.robot_spec
+    raise _unknown(config)
+
+
+def make_env(config: RobotConfig, *, images: str = "on_request") -> RobotEnv:
+    """The environment, its devices open. Raises ConfigError with the install hint where an extra is missing."""
+    if isinstance(config, FakeAlohaConfig):
+        from serl_chunk.robots.fake.env import FakeAlohaEnv
+
+        return FakeAlohaEnv(config, images=images)
+    if isinstance(config, AlohaSimConfig):
+        from serl_chunk.robots.aloha_sim import AlohaSimEnv
+
+        return AlohaSimEnv(config, images=images)
+    if isinstance(config, GymConfig):
+        from serl_chunk.robots.gym_adapter import GymAdapter
+
+        return GymAdapter(config, images=images)
+    raise _unknown(config)
+
+
+def make_expert(env: RobotEnv) -> Expert:
+    """The scripted demonstrator of `env`; raises ConfigError where there is none."""
+    factory = getattr(env, "make_expert", None)
+    if factory is None:
+        raise ConfigError(
+            f"robot {env.robot_spec.name!r} has no scripted expert; record demonstrations by hand instead"
+        )
+    return factory()
+
+
+def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
+    """The intervention source `none`, `scripted` or the path of a recorded one; raises ConfigError otherwise."""
+    if source == "none":
+        return None
+    if source == "scripted":
+        factory = getattr(env, "make_helper", None)
+        if factory is None:
+            raise ConfigError(
+                f"robot {env.robot_spec.name!r} has no scripted helper; use --config.actor.intervention=none or a file"
+            )
+        return factory()
+    if Path(source).is_file():
+        from serl_chunk.robots.replayed import ReplayedIntervention
+
+        return ReplayedIntervention(Path(source), env.robot_spec)
+    raise ConfigError(
+        f"actor.intervention={source!r} is neither none, scripted, nor an existing file of recorded interventions"
+    )
+
+
+def _unknown(config: RobotConfig) -> ConfigError:
+    return ConfigError(
+        f"unknown robot configuration {type(config).__name__}; valid: FakeAloha, AlohaSim, Gym (…Config)"
+    )

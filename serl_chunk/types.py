@@ -1,0 +1,351 @@
+"""The data shapes that cross rooms: records, specifications and training batches.
+
+Nothing here imports another module of the package, JAX or a device library, so that a robot process
+or a converter that only speaks these shapes starts in well under a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+STATE = "state"
+IMAGE_PREFIX = "images/"
+
+Observation = dict[str, np.ndarray]
+"""`state float32[S]`, and `images/<camera> uint8[H, W, 3]` on ticks where that camera was read."""
+
+
+class SerlChunkError(Exception):
+    """Base of every error this package raises on purpose.
+
+    The message names what was wrong, what is valid, and what to do; `main` prints it without a traceback.
+    """
+
+
+class ConfigError(SerlChunkError, ValueError):
+    """A configuration value, flag or combination of them that cannot work."""
+
+
+class DataError(SerlChunkError, ValueError):
+    """A file or record whose content is not what it must be."""
+
+
+class Source(enum.IntEnum):
+    """Who supplied an executed action."""
+
+    POLICY = 0
+    HUMAN = 1
+    HOLD = 2  # nobody: the last safe action was repeated, or a person held the robot without moving it
+    SCRIPTED = 3
+    RANDOM = 4
+
+
+class Outcome(enum.StrEnum):
+    """What an episode came to, as somebody judged it."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class CameraSpec:
+    """One camera of a robot: frames are `uint8[height, width, 3]`, RGB."""
+
+    name: str
+    height: int
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RobotSpec:
+    """What learner and actor must agree on about a robot; needs no device to build.
+
+    Args:
+        name: robot name, for example `fake_aloha`.
+        control_hz: ticks per second.
+        state_dim: S, the length of `observation["state"]`.
+        action_low, action_high: limits of a command, in the robot's units, length A.
+        joint_of_action: for each action dimension, the index in the state that measures the joint it
+            commands, or -1 where none does (then `relative` actions fall back to absolute there).
+        grippers: action dimensions that are grippers; always absolute.
+        cameras: cameras an observation may carry.
+        max_episode_steps: time limit T in ticks.
+        arms: slices (first, past-last) of the action vector that one arm owns, for displays and plots.
+    """
+
+    name: str
+    control_hz: float
+    state_dim: int
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    joint_of_action: tuple[int, ...]
+    grippers: tuple[int, ...]
+    cameras: tuple[CameraSpec, ...]
+    max_episode_steps: int
+    arms: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        a = len(self.action_low)
+        if len(self.action_high) != a or len(self.joint_of_action) != a:
+            raise ConfigError(
+                f"robot {self.name!r}: action_low, action_high and joint_of_action must have one length, "
+                f"got {a}, {len(self.action_high)}, {len(self.joint_of_action)}"
+            )
+        if any(not lo < hi for lo, hi in zip(self.action_low, self.action_high, strict=True)):
+            raise ConfigError(f"robot {self.name!r}: every action_low must be below its action_high")
+        if any(j >= self.state_dim for j in self.joint_of_action):
+            raise ConfigError(f"robot {self.name!r}: joint_of_action points past state_dim={self.state_dim}")
+
+    @property
+    def action_dim(self) -> int:
+        """A, the length of an action."""
+        return len(self.action_low)
+
+    @property
+    def dt(self) -> float:
+        """Seconds per tick."""
+        return 1.0 / self.control_hz
+
+    def camera(self, name: str) -> CameraSpec:
+        """The camera called `name`; raises ConfigError listing the valid names."""
+        for camera in self.cameras:
+            if camera.name == name:
+                return camera
+        raise ConfigError(
+            f"robot {self.name!r} has no camera {name!r}; it has: {', '.join(c.name for c in self.cameras) or 'none'}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary that `from_json` takes back."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RobotSpec:
+        """The inverse of `to_json`."""
+        values = {k: (tuple(v) if isinstance(v, list) else v) for k, v in data.items()}
+        values["cameras"] = tuple(CameraSpec(**c) for c in values["cameras"])
+        values["arms"] = tuple(tuple(a) for a in values.get("arms", ()))
+        return cls(**values)
+
+    def digest(self) -> str:
+        """Sixteen hex digits that change when any field does."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Begin(NamedTuple):
+    """First record of an episode."""
+
+    episode_id: str
+    task: str = ""
+    robot: str = ""
+    specs_digest: str = ""
+    init_state: str = ""  # id of the start state where a scheduler gave one
+    group: str = ""  # id of the group of episodes that share a start state
+
+
+class Step(NamedTuple):
+    """What one tick records.
+
+    `observation` is before the action; `action float32[A]` is the command the driver accepted, in the
+    robot's units; `decision_tick` is the tick of the observation from which the executed action's chunk
+    was computed, -1 unless `source` is POLICY; `stamp` is monotonic seconds on the robot. `decision` is
+    present only on the tick whose observation a chunk was computed from.
+    """
+
+    tick: int
+    observation: Observation
+    action: np.ndarray
+    reward: float
+    source: Source
+    decision_tick: int
+    policy_version: int
+    stamp: float
+    decision: dict[str, np.ndarray] | None = None
+
+
+class End(NamedTuple):
+    """Last record of an episode.
+
+    `final_observation` is None only where the actor died: the last step's observation then serves as the
+    final one, and that step starts and extends no window. `reward`, if not None, corrects the last step's.
+    """
+
+    episode_id: str
+    length: int  # steps, T
+    final_observation: Observation | None
+    terminated: bool
+    truncated: bool
+    outcome: Outcome
+    outcome_by: str = "environment"
+    reward: float | None = None
+
+
+class Amend(NamedTuple):
+    """A later correction of a closed episode; changes what is sampled from then on."""
+
+    episode_id: str
+    outcome: Outcome | None = None
+    outcome_by: str = ""
+    terminated: bool | None = None
+    reward: float | None = None  # of the last step
+    discard: bool = False
+
+
+class SparseRows(NamedTuple):
+    """Values that exist on some steps of a block only: `values[k]` belongs to step `index[k]`."""
+
+    index: np.ndarray  # int32[M], increasing, 0 <= index < N
+    values: np.ndarray  # [M, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBlock:
+    """N >= 1 consecutive steps of one episode, in columns: the wire message, journal entry and replay row.
+
+    `observation` holds the names present on every step (`state float32[N, S]`), `sparse` those present on
+    some (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`). Step i of the block is tick `first_tick + i`.
+    """
+
+    episode_id: str
+    first_tick: int
+    observation: dict[str, np.ndarray]
+    action: np.ndarray  # float32[N, A]
+    reward: np.ndarray  # float32[N]
+    source: np.ndarray  # uint8[N]
+    decision_tick: np.ndarray  # int32[N]
+    policy_version: np.ndarray  # int64[N]
+    stamp: np.ndarray  # float64[N]
+    sparse: dict[str, SparseRows] = dataclasses.field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        """Number of steps."""
+        return len(self.action)
+
+    @classmethod
+    def from_steps(cls, episode_id: str, steps: list[Step]) -> StepBlock:
+        """Columns of consecutive `steps`; copies every array. Raises DataError on a gap in the ticks."""
+        first = steps[0].tick
+        if [s.tick for s in steps] != list(range(first, first + len(steps))):
+            raise DataError(f"steps of episode {episode_id} are not consecutive ticks")
+        sparse: dict[str, tuple[list[int], list[np.ndarray]]] = {}
+        for i, s in enumerate(steps):
+            extra = {k: v for k, v in s.observation.items() if k.startswith(IMAGE_PREFIX)}
+            extra.update({f"decision/{k}": v for k, v in (s.decision or {}).items()})
+            for key, value in extra.items():
+                index, values = sparse.setdefault(key, ([], []))
+                index.append(i)
+                values.append(np.asarray(value))
+        dense = [k for k in steps[0].observation if not k.startswith(IMAGE_PREFIX)]
+        return cls(
+            episode_id=episode_id,
+            first_tick=first,
+            observation={k: np.stack([np.asarray(s.observation[k], np.float32) for s in steps]) for k in dense},
+            action=np.stack([np.asarray(s.action, np.float32) for s in steps]),
+            reward=np.array([s.reward for s in steps], np.float32),
+            source=np.array([int(s.source) for s in steps], np.uint8),
+            decision_tick=np.array([s.decision_tick for s in steps], np.int32),
+            policy_version=np.array([s.policy_version for s in steps], np.int64),
+            stamp=np.array([s.stamp for s in steps], np.float64),
+            sparse={k: SparseRows(np.array(i, np.int32), np.stack(v)) for k, (i, v) in sparse.items()},
+        )
+
+    def observation_at(self, i: int) -> Observation:
+        """The observation of step i, with the images that step carries."""
+        out = {k: v[i] for k, v in self.observation.items()}
+        for key, rows in self.sparse.items():
+            if key.startswith(IMAGE_PREFIX):
+                at = np.flatnonzero(rows.index == i)
+                if len(at):
+                    out[key] = rows.values[at[0]]
+        return out
+
+    def slice(self, start: int, stop: int) -> StepBlock:
+        """Steps `start <= i < stop` as a block of their own (views, not copies)."""
+        sparse = {}
+        for key, rows in self.sparse.items():
+            keep = (rows.index >= start) & (rows.index < stop)
+            if keep.any():
+                sparse[key] = SparseRows((rows.index[keep] - start).astype(np.int32), rows.values[keep])
+        part = slice(start, stop)
+        return StepBlock(
+            episode_id=self.episode_id,
+            first_tick=self.first_tick + start,
+            observation={k: v[part] for k, v in self.observation.items()},
+            action=self.action[part],
+            reward=self.reward[part],
+            source=self.source[part],
+            decision_tick=self.decision_tick[part],
+            policy_version=self.policy_version[part],
+            stamp=self.stamp[part],
+            sparse=sparse,
+        )
+
+
+class Episode(NamedTuple):
+    """A whole episode at rest."""
+
+    begin: Begin
+    steps: StepBlock
+    end: End
+
+
+Record = Begin | StepBlock | End | Amend
+
+
+class ChunkBatch(NamedTuple):
+    """B training windows in model space (normalised observations, chunks in about [-1, 1]).
+
+    `actions[b, i]` is the action executed i ticks after the window's first observation; `valid` marks steps
+    that exist; `rewards` are scaled, per step, 0 where the critic's return does not reach; `mask` is 0 where
+    the task terminated inside the critic's n steps; `discount_n` is gamma**n, n = min(critic_horizon, T - t).
+    """
+
+    observations: dict[str, np.ndarray]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
+    actions: np.ndarray  # float32[B, H, A]
+    valid: np.ndarray  # float32[B, H]
+    rewards: np.ndarray  # float32[B, H]
+    mask: np.ndarray  # float32[B]
+    discount_n: np.ndarray  # float32[B]
+    next_observations: dict[str, np.ndarray]
+    demonstrated: np.ndarray  # float32[B, H]
+    bc: np.ndarray  # float32[B, H]
+    delay: np.ndarray  # int32[B]
+
+
+class Snapshot(NamedTuple):
+    """Published policy parameters: flat `path -> array`, and a version that never goes back."""
+
+    version: int
+    params: dict[str, np.ndarray]
+
+
+class RecordSink(Protocol):
+    """Where an actor hands its records; no call may block the control thread."""
+
+    def begin(self, record: Begin) -> None:
+        """Open an episode."""
+
+    def step(self, record: Step) -> None:
+        """Append one step to the open episode."""
+
+    def end(self, record: End) -> None:
+        """Close the open episode."""
+
+    def amend(self, record: Amend) -> None:
+        """Correct a closed episode."""
+
+
+class SnapshotSource(Protocol):
+    """Where an actor finds the newest policy parameters."""
+
+    def latest(self) -> Snapshot | None:
+        """The newest complete snapshot, or None before the first."""
