@@ -18,6 +18,9 @@ import numpy as np
 STATE = "state"
 IMAGE_PREFIX = "images/"
 
+Array = Any
+"""A numpy array on the host or a JAX array on the device; this module does not import JAX."""
+
 Observation = dict[str, np.ndarray]
 """`state float32[S]`, and `images/<camera> uint8[H, W, 3]` on ticks where that camera was read."""
 
@@ -130,7 +133,7 @@ class RobotSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RobotSpec:
         """The inverse of `to_json`."""
-        values = {k: (tuple(v) if isinstance(v, list) else v) for k, v in data.items()}
+        values: dict[str, Any] = {k: (tuple(v) if isinstance(v, list) else v) for k, v in data.items()}
         values["cameras"] = tuple(CameraSpec(**c) for c in values["cameras"])
         values["arms"] = tuple(tuple(a) for a in values.get("arms", ()))
         return cls(**values)
@@ -202,7 +205,7 @@ class Amend(NamedTuple):
 class SparseRows(NamedTuple):
     """Values that exist on some steps of a block only: `values[k]` belongs to step `index[k]`."""
 
-    index: np.ndarray  # int32[M], increasing, 0 <= index < N
+    index: np.ndarray  # type: ignore[assignment]  # int32[M], increasing, 0 <= index < N
     values: np.ndarray  # [M, ...]
 
 
@@ -309,16 +312,16 @@ class ChunkBatch(NamedTuple):
     the task terminated inside the critic's n steps; `discount_n` is gamma**n, n = min(critic_horizon, T - t).
     """
 
-    observations: dict[str, np.ndarray]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
-    actions: np.ndarray  # float32[B, H, A]
-    valid: np.ndarray  # float32[B, H]
-    rewards: np.ndarray  # float32[B, H]
-    mask: np.ndarray  # float32[B]
-    discount_n: np.ndarray  # float32[B]
-    next_observations: dict[str, np.ndarray]
-    demonstrated: np.ndarray  # float32[B, H]
-    bc: np.ndarray  # float32[B, H]
-    delay: np.ndarray  # int32[B]
+    observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
+    actions: Array  # float32[B, H, A]
+    valid: Array  # float32[B, H]
+    rewards: Array  # float32[B, H]
+    mask: Array  # float32[B]
+    discount_n: Array  # float32[B]
+    next_observations: dict[str, Array]
+    demonstrated: Array  # float32[B, H]
+    bc: Array  # float32[B, H]
+    delay: Array  # int32[B]
 
 
 class Snapshot(NamedTuple):

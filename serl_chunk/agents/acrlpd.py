@@ -7,8 +7,8 @@ does not drown Q <= 1 as H grows; the target holds no entropy by default; the im
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -33,8 +33,8 @@ class Acrlpd(Agent):
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.critic = ChunkCritic(config, spec, with_value=False)
-        self.encoder = observation_encoder(config)
-        self.net: nn.Module = Mlp(config.hidden, 2 * self.chunk_dim, layer_norm=True)
+        self.encoder: Any = observation_encoder(config)
+        self.net: Any = Mlp(config.hidden, 2 * self.chunk_dim, layer_norm=True)
 
     def init(self, rng: jax.Array) -> AgentState:
         k_encoder, k_net, k_critic, k_state = jax.random.split(rng, 4)

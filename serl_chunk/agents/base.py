@@ -21,11 +21,11 @@ from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
-from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch, ConfigError
+from serl_chunk.types import IMAGE_PREFIX, STATE, Array, ChunkBatch, ConfigError
 
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
-Prefix = tuple[jax.Array, jax.Array]  # committed actions float32[H, A] in model space, mask float32[H]
+Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 
 
 class AgentState(flax.struct.PyTreeNode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,10 @@ class ChunkCritic:
     def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
         self.config = config.critic
         self.spec = spec
-        self.encoder = observation_encoder(config)
+        self.encoder: Any = observation_encoder(config)
         bias = self.config.initial_logit if self.config.loss == "bounded" else 0.0
-        self.q = CriticEnsemble(self.config.hidden, self.config.ensemble, bias)
-        self.v = Mlp(self.config.hidden, 1, layer_norm=True, out_bias=bias) if with_value else None
+        self.q: Any = CriticEnsemble(self.config.hidden, self.config.ensemble, bias)
+        self.v: Any = Mlp(self.config.hidden, 1, layer_norm=True, out_bias=bias) if with_value else None
 
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,8 @@ class FlowPolicy:
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
         self.spec = spec
         self.steps = flow.steps
-        self.encoder = observation_encoder(config)
-        self.field = VelocityField(flow.hidden, spec.horizon * spec.action_dim)
+        self.encoder: Any = observation_encoder(config)
+        self.field: Any = VelocityField(flow.hidden, spec.horizon * spec.action_dim)
 
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,14 +13,17 @@ from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`; arrays have no single truth value
 class Normaliser:
-    """Affine maps for states and chunks.
+    """Affine maps for states and chunks; its arrays cannot be written.
 
     state: `(s - state_mean) / state_std`. Chunk: at offset i, dimension j,
     `(a[i, j] - base_j - centre[i, j]) / scale[i, j]`, where base_j is the joint measured at the window's first
     observation (`state[joint[j]]`) or 0 where `joint[j] < 0` (grippers, and every dimension in absolute modes).
+    Raises DataError where the shapes do not fit together.
     """
+
+    _ARRAYS: ClassVar[tuple[str, ...]] = ("state_mean", "state_std", "centre", "scale", "joint")
 
     mode: str
     state_mean: np.ndarray  # float32[S]
@@ -27,6 +31,21 @@ class Normaliser:
     centre: np.ndarray  # float32[H, A], robot units
     scale: np.ndarray  # float32[H, A], robot units
     joint: np.ndarray  # int32[A]
+
+    def __post_init__(self) -> None:
+        for name in self._ARRAYS:
+            value = np.array(getattr(self, name), np.int32 if name == "joint" else np.float32)
+            value.setflags(write=False)
+            object.__setattr__(self, name, value)
+        s, h, a = self.state_mean.size, len(np.atleast_1d(self.centre)), self.joint.size
+        shapes = ((s,), (s,), (h, a), (h, a), (a,))
+        got = tuple(getattr(self, name).shape for name in self._ARRAYS)
+        if got != shapes or h < 1:
+            raise DataError(
+                f"normaliser: {', '.join(self._ARRAYS)} must have shapes [S], [S], [H, A], [H, A], [A]: {got}"
+            )
+        if (self.joint >= s).any():
+            raise DataError(f"normaliser: joint points past a state of {s} values")
 
     @property
     def horizon(self) -> int:
@@ -39,13 +58,19 @@ class Normaliser:
 
     def encode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """Chunk float32[..., H', A] in robot units (H' <= H) to model space, given the raw state float32[..., S]."""
-        h = chunk.shape[-2]
+        h = self._offsets(chunk)
         return ((chunk - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
 
     def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """The inverse of `encode`."""
-        h = chunk.shape[-2]
+        h = self._offsets(chunk)
         return (chunk * self.scale[:h] + self.centre[:h] + self._base(state)).astype(np.float32)
+
+    def _offsets(self, chunk: np.ndarray) -> int:
+        h = chunk.shape[-2]
+        if h > self.horizon:  # numpy would repeat the statistics of horizon 1 silently
+            raise DataError(f"chunk of {h} actions, the normaliser's statistics are for at most {self.horizon}")
+        return h
 
     def _base(self, state: np.ndarray) -> np.ndarray:
         relative = self.joint >= 0
@@ -60,20 +85,23 @@ class Normaliser:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat arrays for the handshake and for checkpoints; `from_arrays` takes them back."""
-        names = ("state_mean", "state_std", "centre", "scale", "joint")
-        return {n: getattr(self, n) for n in names}
+        return {n: getattr(self, n) for n in self._ARRAYS}
 
     @classmethod
     def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray]) -> Normaliser:
         """The inverse of `to_arrays`."""
-        return cls(mode, **{k: np.array(v) for k, v in arrays.items()})
+        if set(arrays) != set(cls._ARRAYS):
+            raise DataError(
+                f"normaliser: expected the arrays {', '.join(cls._ARRAYS)}, got {', '.join(sorted(arrays))}"
+            )
+        return cls(mode, **arrays)
 
 
 def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, episodes: Sequence[Episode]) -> Normaliser:
     """Statistics of demonstrations `episodes`, or of the specification where there are none.
 
-    Without demonstrations states pass unchanged and `absolute_range` is the only action mode that is known;
-    `relative` then falls back to a scale of 5 % of the range per tick. Raises ConfigError for `absolute_demo`
+    Without demonstrations states pass unchanged, `absolute_range` works as ever, and `relative` falls back to a scale
+    of 5 % of the range per tick, at most the whole range. Raises ConfigError for `absolute_demo`
     without demonstrations, DataError for episodes of another size.
     """
     s, a = spec.state_dim, spec.action_dim
@@ -88,7 +116,9 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
     mean, std = np.zeros(s, np.float32), np.ones(s, np.float32)
     if config.state and states:
         stacked = np.concatenate(states)
-        mean, std = stacked.mean(0), np.maximum(stacked.std(0), config.state_std_floor)
+        # float32 sums over 10^5 rows lose three digits
+        mean = stacked.mean(0, dtype=np.float64)
+        std = np.maximum(stacked.std(0, dtype=np.float64), config.state_std_floor)
     joint = np.full(a, -1, np.int32)
     if config.actions == "relative":
         joint = np.array(spec.joint_of_action, np.int32)
@@ -102,11 +132,11 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
         centre, scale = np.tile((low + high) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
         moving = joint >= 0
         centre[:, moving] = 0
-        scale[:, moving] = (0.1 * half * np.arange(1, horizon + 1)[:, None])[:, moving]
+        growth = np.minimum(0.1 * np.arange(1, horizon + 1), 2.0)[:, None]  # of half the range; no offset exceeds 2
+        scale[:, moving] = (half * growth)[:, moving]
     else:
         centre, scale = _demonstrated_range(states, episodes, joint, horizon, config)
-    f32 = np.float32
-    return Normaliser(config.actions, mean.astype(f32), std.astype(f32), centre.astype(f32), scale.astype(f32), joint)
+    return Normaliser(config.actions, mean, std, centre, scale, joint)
 
 
 def _demonstrated_range(

@@ -1,0 +1,1 @@
+"""Packaged experiments: one file per task."""

@@ -1,0 +1,214 @@
+"""Checkpoints of a run: the agent's state, the policy alone, and what a resume must know. Only orbax user.
+
+It lives beside the agents because the learner writes checkpoints and the actor evaluates them, and the two
+never import each other. Every leaf is saved under its path with a checksum, so that a restore names what is
+missing, misshapen or damaged.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from serl_chunk.types import SerlChunkError
+
+Flat = dict[str, np.ndarray]
+
+
+class CheckpointError(SerlChunkError):
+    """No usable checkpoint, or one that does not fit."""
+
+
+class PolicyCheckpoint(NamedTuple):
+    """What evaluation needs."""
+
+    step: int
+    params: Flat
+    normaliser: Flat
+    meta: dict[str, Any]
+
+
+class Restored(NamedTuple):
+    """What a resume needs."""
+
+    step: int
+    state: Any
+    meta: dict[str, Any]
+    normaliser: Flat
+
+
+def host_leaves(tree: Any) -> Flat:
+    """`path -> array`, copied to the host (a view would alias memory that the next update donates)."""
+    out = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        out[jax.tree_util.keystr(path)] = np.array(leaf)
+    return out
+
+
+def _checksums(flat: Flat) -> dict[str, int]:
+    return {k: zlib.crc32(np.ascontiguousarray(v).tobytes()) for k, v in flat.items()}
+
+
+class CheckpointStore:
+    """`<run>/checkpoints/<step>/`, newest `keep` kept, written asynchronously and atomically."""
+
+    def __init__(self, run_dir: Path, *, keep: int = 20, say: Callable[[str], None] = print) -> None:
+        self._dir = Path(run_dir).absolute() / "checkpoints"
+        self._say = say
+        self._keep = keep
+        self._manager: ocp.CheckpointManager | None = None
+        self.failed_saves = 0
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            self._manager = ocp.CheckpointManager(
+                self._dir,
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=self._keep, create=True, enable_async_checkpointing=True
+                ),
+            )
+        return self._manager
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        if not self._dir.is_dir():
+            return []
+        return sorted(
+            int(p.name) for p in self._dir.iterdir() if p.name.isdigit() and (p / "_CHECKPOINT_METADATA").exists()
+        )
+
+    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
+        """Copy to the host and write in the background; False (said, counted) where writing failed.
+
+        A full disk must not end a training run whose data is still in memory: the failure is reported, and
+        the next period tries again.
+        """
+        leaves = host_leaves(state)
+        info = {**meta, "step": step, "checksums": {"state": _checksums(leaves), "policy": _checksums(policy)}}
+        try:
+            if step in self._open().all_steps():
+                return True
+            self._open().save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(leaves),
+                    policy=ocp.args.StandardSave(policy),
+                    normaliser=ocp.args.StandardSave(normaliser),
+                    meta=ocp.args.JsonSave(info),
+                ),
+            )
+        except (OSError, ValueError, RuntimeError) as error:  # what orbax raises for a failed (earlier) write
+            self._failed(step, error)
+            return False
+        return True
+
+    def wait(self) -> bool:
+        """Wait for the background write; False where it failed."""
+        if self._manager is None:
+            return True
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError, RuntimeError) as error:
+            self._failed(-1, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Finish writing and release orbax's threads."""
+        if self._manager is not None:
+            self.wait()
+            self._manager.close()
+            self._manager = None
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self.failed_saves += 1
+        which = f"checkpoint {step}" if step >= 0 else "the last checkpoint"
+        self._say(
+            f"WARNING: {which} could not be written to {self._dir} ({type(error).__name__}: {error}). Training goes "
+            "on; free some space: the next checkpoint_period tries again."
+        )
+        if self._manager is not None:  # orbax keeps raising an asynchronous error until it is opened anew
+            self._manager = None
+
+    def restore_state(self, template: Any) -> Restored | None:
+        """The newest checkpoint that verifies, or None where there is none.
+
+        A damaged checkpoint is said and moved to `checkpoints_damaged/`, and the one before it is tried.
+        Raises CheckpointError if all are damaged or if one does not fit this agent (another network shape is
+        a mistake, not damage).
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                leaves, meta = self._read(step, "state")
+                normaliser, _ = self._read(step, "normaliser")
+            except CheckpointError as error:
+                self._say(f"WARNING: {error}. Falling back to the checkpoint before it.")
+                aside = self._dir.parent / "checkpoints_damaged"
+                aside.mkdir(exist_ok=True)
+                (self._dir / str(step)).rename(aside / f"{step}_{time.time_ns()}")
+                continue
+            return Restored(step, self._assemble(template, leaves, step), meta, normaliser)
+        if steps:
+            raise CheckpointError(
+                f"none of the checkpoints {steps} in {self._dir} could be read; give another --checkpoint_path to "
+                "start afresh, or restore the folder from a backup"
+            )
+        return None
+
+    def restore_policy(self, step: int) -> PolicyCheckpoint:
+        """The policy of one checkpoint; raises CheckpointError listing those that exist."""
+        steps = self.steps()
+        if step not in steps:
+            raise CheckpointError(
+                f"there is no checkpoint {step} in {self._dir}; there are: {', '.join(map(str, steps)) or 'none'}"
+            )
+        params, meta = self._read(step, "policy")
+        normaliser, _ = self._read(step, "normaliser")
+        return PolicyCheckpoint(step, params, normaliser, meta)
+
+    def _read(self, step: int, item: str) -> tuple[Flat, dict[str, Any]]:
+        try:
+            # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
+            checkpointer = ocp.StandardCheckpointer()
+            restored = checkpointer.restore(self._dir / str(step) / item)
+            meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(self._dir / str(step) / "meta")
+        except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
+            raise CheckpointError(
+                f"checkpoint {step} in {self._dir} cannot be read ({type(error).__name__})"
+            ) from error
+        flat = {k: np.asarray(v) for k, v in restored.items()}
+        sums = meta.get("checksums", {}).get(item)
+        if sums is not None and sums != _checksums(flat):
+            bad = [k for k in sums if k not in flat or zlib.crc32(flat[k].tobytes()) != sums[k]]
+            raise CheckpointError(
+                f"checkpoint {step} in {self._dir} is damaged (checksum of {bad[:1] or 'a new leaf'})"
+            )
+        return flat, meta
+
+    def _assemble(self, template: Any, leaves: Flat, step: int) -> Any:
+        paths, treedef = jax.tree_util.tree_flatten_with_path(template)
+        out = []
+        for path, leaf in paths:
+            key = jax.tree_util.keystr(path)
+            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key else leaf.shape
+            if key not in leaves or leaves[key].shape != tuple(shape):
+                found = leaves[key].shape if key in leaves else "absent"
+                raise CheckpointError(
+                    f"checkpoint {step} in {self._dir} does not fit this agent: {key} is {found}, expected "
+                    f"{tuple(shape)}. Resume with the configuration of {self._dir.parent / 'config.json'}, or give "
+                    "another --checkpoint_path."
+                )
+            value = jax.numpy.array(leaves[key])
+            out.append(jax.random.wrap_key_data(value) if is_key else value)
+        return jax.tree_util.tree_unflatten(treedef, out)

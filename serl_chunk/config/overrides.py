@@ -1,0 +1,134 @@
+"""`--config.agent.lr=1e-4`: typed overrides of a tree of frozen dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
+
+from serl_chunk.types import ConfigError
+
+T = TypeVar("T")
+
+
+def apply_overrides(config: T, overrides: Iterable[tuple[str, str]]) -> T:
+    """`config` with each (dotted path, text) replaced, the text parsed by the field's annotation.
+
+    All overrides are applied before anything is validated again, so that two fields that must agree can be
+    changed together. Raises ConfigError naming the path, what is valid there and the nearest field.
+    """
+    tree: dict[str, Any] = {}
+    for path, text in overrides:
+        node, parts = tree, path.split(".")
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"--config.{path}: {part!r} was given a value already")
+        node[parts[-1]] = (path, text)
+    return _rebuild(config, tree, "") if tree else config
+
+
+def _rebuild(config: Any, tree: dict[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(type(config))
+    names = [f.name for f in dataclasses.fields(config)]
+    changes = {}
+    for name, value in tree.items():
+        here = f"{prefix}{name}"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ConfigError(f"--config.{here} does not exist{hint}; valid here: {', '.join(names)}")
+        old = getattr(config, name)
+        if isinstance(value, dict):
+            if not dataclasses.is_dataclass(old):
+                raise ConfigError(f"--config.{here} is a value ({old!r}), it has no fields of its own")
+            changes[name] = _rebuild(old, value, here + ".")
+        else:
+            if dataclasses.is_dataclass(old):
+                fields = ", ".join(f.name for f in dataclasses.fields(old))
+                raise ConfigError(f"--config.{here} is a group; set one of its fields: {fields}")
+            changes[name] = parse(value[1], hints[name], f"--config.{value[0]}")
+    return dataclasses.replace(config, **changes)
+
+
+def parse(text: str, annotation: Any, where: str) -> Any:
+    """`text` as a value of `annotation`; raises ConfigError saying what was expected."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is str:
+        return text
+    if annotation is bool:
+        if text.lower() in ("true", "1", "yes", "on"):
+            return True
+        if text.lower() in ("false", "0", "no", "off"):
+            return False
+        raise ConfigError(f"{where}={text!r}: expected true or false")
+    if annotation in (int, float):
+        try:
+            # 1e6 is how people write step counts
+            return annotation(text) if annotation is float else _integer(text)
+        except ValueError:
+            raise ConfigError(
+                f"{where}={text!r}: expected {'an integer' if annotation is int else 'a number'}"
+            ) from None
+    if annotation is type(None):
+        if text.lower() in ("none", "null"):
+            return None
+        raise ConfigError(f"{where}={text!r}: expected none")
+    if origin is Literal:
+        for value in args:
+            if text == str(value):
+                return value
+        raise ConfigError(f"{where}={text!r}: expected one of {', '.join(map(str, args))}")
+    if origin in (typing.Union, types.UnionType):
+        return _parse_union(text, args, where)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        items = [t.strip() for t in text.strip("()[] ").split(",") if t.strip()]
+        return tuple(parse(t.strip("'\""), args[0], where) for t in items)
+    raise ConfigError(f"{where} cannot be set on the command line; set it in the experiment's file")
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+        if value != int(value):
+            raise ValueError(text) from None
+        return int(value)
+
+
+def _parse_union(text: str, args: tuple[Any, ...], where: str) -> Any:
+    # str accepts everything, so it must be asked last
+    expected = []
+    for option in sorted(args, key=lambda a: a is str):
+        try:
+            return parse(text, option, where)
+        except ConfigError as error:
+            expected.append(str(error).split("expected ")[-1])
+    raise ConfigError(f"{where}={text!r}: expected {' or '.join(expected)}")
+
+
+def to_dict(config: Any) -> Any:
+    """Plain containers for config.json: callables become their qualified names, dataclasses name their class."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        out = {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        kind = getattr(type(config), "kind", "")
+        return {"kind": kind, **out} if kind else out
+    if isinstance(config, tuple):
+        return [to_dict(v) for v in config]
+    if callable(config):
+        return f"{config.__module__}:{config.__qualname__}"
+    return config
+
+
+def difference(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """One line `path: old -> new` for every leaf in which two `to_dict` results differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = []
+        for key in [*old, *(k for k in new if k not in old)]:
+            lines += difference(old.get(key), new.get(key), f"{prefix}{key}.")
+        return lines
+    return [] if old == new else [f"{prefix[:-1]}: {old} -> {new}"]

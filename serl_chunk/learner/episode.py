@@ -1,0 +1,121 @@
+"""One episode as the replay holds it, and what is reported when it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from serl_chunk.types import Begin, End, Outcome, Source
+
+
+class EpisodeStats(NamedTuple):
+    """Figures of one finished online episode.
+
+    `decisions` pairs, for every decision that recorded a value `q`, that value with the discounted sum of effective
+    rewards that followed it. `human_ticks` counts the ticks of the person's segments, idle ones included.
+    """
+
+    session: str
+    episode_id: str
+    length: int  # steps, T
+    episode_return: float  # sum of the rewards as recorded
+    decisions: tuple[tuple[float, float], ...]  # (q, realised discounted return)
+    success: bool
+    human_ticks: int
+    segments: int
+    outcome: Outcome
+
+
+@dataclasses.dataclass
+class StoredEpisode:
+    """Bookkeeping of one episode: where its rows and frames lie, and what its records said.
+
+    `rows[t]` is the pool row of step t; after the end, `rows[length]` is the row of the final observation.
+    """
+
+    key: tuple[str, str]  # (session, episode id)
+    begin: Begin
+    demonstration: bool
+    cameras: int
+    rows: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+    length: int = 0  # steps
+    end: End | None = None  # None while open
+    provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
+    human: bool = False  # some step was executed by a person
+    frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
+    latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
+    latest_frame_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C]
+    decisions: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (tick, q)
+    indexed: int = 0  # starts before this tick have been considered
+    eligible: int = 0  # windows in the views
+    excluded: int = 0  # windows that lack a recent image
+
+    def __post_init__(self) -> None:
+        self.frames = [[] for _ in range(self.cameras)]
+        self.latest_frame = np.full(self.cameras, -1, np.int64)
+        self.latest_frame_tick = np.zeros(self.cameras, np.int64)
+
+    @property
+    def frame_counts(self) -> np.ndarray:
+        """Frames held per camera, int64[C]."""
+        return np.array([sum(map(len, slots)) for slots in self.frames], np.int64)
+
+    @property
+    def outcome(self) -> Outcome:
+        """UNKNOWN while the episode is open."""
+        return Outcome.UNKNOWN if self.end is None else self.end.outcome
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the episode is closed by a true termination."""
+        return self.end is not None and self.end.terminated
+
+    @property
+    def last(self) -> int:
+        """Index into `rows` of the last observation a window may end on.
+
+        Open: the newest step, whose own action is not yet known to be followed by anything. Truncated without a
+        final observation (the actor died): the last step, which then starts and extends no window.
+        """
+        if self.end is None or (self.end.final_observation is None and not self.end.terminated):
+            return self.length - 1
+        return self.length
+
+
+def human_segments(source: np.ndarray) -> np.ndarray:
+    """Runs of ticks on which a person had the robot: int64[K, 2], first and past-last tick.
+
+    A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a person who holds still is still in
+    control. HOLD ticks that follow the policy belong to no segment.
+    """
+    n = len(source)
+    human = source == Source.HUMAN
+    # The last tick at or before each tick that was not HOLD decides whose the HOLD is.
+    decided = np.maximum.accumulate(np.where(source != Source.HOLD, np.arange(n), -1))
+    owned = np.concatenate([[False], (decided >= 0) & human[np.maximum(decided, 0)], [False]])
+    change = np.flatnonzero(owned[1:] != owned[:-1])
+    return change.reshape(-1, 2)
+
+
+def summarise(
+    episode: StoredEpisode, source: np.ndarray, reward: np.ndarray, effective: np.ndarray, discount: float
+) -> EpisodeStats:
+    """Figures of a closed `episode` from its columns: source uint8[T], reward and effective reward float32[T]."""
+    to_go = np.zeros(episode.length + 1)
+    for t in range(episode.length - 1, -1, -1):
+        to_go[t] = effective[t] + discount * to_go[t + 1]
+    segments = human_segments(source)
+    session, episode_id = episode.key
+    return EpisodeStats(
+        session=session,
+        episode_id=episode_id,
+        length=episode.length,
+        episode_return=float(reward.sum(dtype=np.float64)),
+        decisions=tuple((q, float(to_go[tick])) for tick, q in episode.decisions),
+        success=episode.outcome == Outcome.SUCCESS,
+        human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
+        segments=len(segments),
+        outcome=episode.outcome,
+    )

@@ -1,0 +1,50 @@
+"""How much memory a replay may need, and how much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from serl_chunk.config.experiment import ReplayConfig
+from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
+
+STORES = 3  # online, demonstrations, and episodes kept for their interventions
+_MIB = 1 << 20
+
+
+def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
+    """Bytes a replay takes when every store is full: columns, index views, free lists and the images of `cameras`."""
+    floats = 4 * (spec.state_dim + spec.action_dim + 4)  # reward, effective, demonstrated, bc
+    fixed = 1 + 4 + 4 + 8 + 8 + 8 + 1 + 1 + 1  # source, tick, decision, version, stamp, succ, live, terminal, recent
+    index = 3 * 16 + 8  # three views, free list
+    per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age
+    per_frame = sum(c.height * c.width * 3 + 8 for c in cameras)
+    rows = config.capacity + config.demo_capacity + config.human_capacity
+    return rows * per_row + STORES * config.image_capacity * per_frame
+
+
+def available_bytes() -> int | None:
+    """Memory this process can still take: the system's, or less where a control group limits it; None if unknown."""
+    found = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    group = Path("/sys/fs/cgroup")
+    limit, current = group / "memory.max", group / "memory.current"
+    if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
+        found.append(int(text) - int(current.read_text()))
+    return min(found) if found else None
+
+
+def check_memory(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], available: int | None) -> int:
+    """The estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available` bytes."""
+    need = estimate_bytes(spec, config, cameras)
+    if available is not None and need > available:
+        fields = "replay.capacity, replay.demo_capacity or replay.human_capacity"
+        raise ConfigError(
+            f"a full replay needs {need / _MIB:.0f} MiB, {available / _MIB:.0f} MiB are available: lower "
+            + (f"replay.image_capacity (or use fewer agent.image_keys), {fields}" if cameras else fields)
+        )
+    return need

@@ -1,0 +1,258 @@
+"""The arrays that hold every step and every image exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from serl_chunk.learner.episode import StoredEpisode
+from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, DataError, Observation, RobotSpec, SparseRows, StepBlock
+
+NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
+
+
+class Slots:
+    """Which of `capacity` places are free. Returned places are handed out before fresh ones, so that memory which
+    was never needed is never touched."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._returned = np.empty(capacity, np.int64)
+        self._n_returned = 0
+        self._fresh = 0  # places from here on were never given out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space."""
+        return self._returned.nbytes
+
+    @property
+    def used(self) -> int:
+        """Places given out and not returned."""
+        return self._fresh - self._n_returned
+
+    def take(self, n: int) -> np.ndarray:
+        """`n` places, int64[n]. The caller knows that they exist: quotas are its business."""
+        if self.used + n > self.capacity:
+            raise RuntimeError(f"{n} places asked for, {self.capacity - self.used} of {self.capacity} are free")
+        old = min(n, self._n_returned)
+        self._n_returned -= old
+        again = self._returned[self._n_returned : self._n_returned + old]
+        out = np.concatenate([again, np.arange(self._fresh, self._fresh + n - old)])
+        self._fresh += n - old
+        return out
+
+    def give_back(self, places: np.ndarray) -> None:
+        """Free `places` int64[K], which `take` gave out."""
+        self._returned[self._n_returned : self._n_returned + len(places)] = places
+        self._n_returned += len(places)
+
+
+class StepPool:
+    """Columns with one row per step, and one more per closed episode for its final observation.
+
+    Rows of an episode need not be neighbours (several robots write at once): `succ[row]` leads to the next tick's
+    row. Where no window may go further, because the row is a final observation or the newest step of an open
+    episode, `live[row]` is False and `succ[row]` is the row itself, so that following it is always safe.
+
+    Images are held once, `images[c][slot]` uint8[H, W, 3]. `frame[row, c]` is the slot of camera c's newest frame at
+    or before the row within the episode, or -1; `recent[row]` says whether all of them are at most
+    `max_image_age` ticks old.
+
+    One pool serves all stores; a store is a quota and a set of episodes. So an episode changes stores without
+    being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
+    """
+
+    def __init__(
+        self, spec: RobotSpec, cameras: Sequence[CameraSpec], *, rows: int, frames: int, max_image_age: int
+    ) -> None:
+        self.spec, self.cameras, self.max_image_age = spec, tuple(cameras), max_image_age
+        n, c = rows, len(self.cameras)
+        self.state = np.empty((n, spec.state_dim), np.float32)
+        self.action = np.empty((n, spec.action_dim), np.float32)  # as executed, robot units
+        self.reward = np.empty(n, np.float32)  # as recorded
+        self.effective = np.empty(n, np.float32)  # as trained on
+        self.source = np.empty(n, np.uint8)
+        self.tick = np.empty(n, np.int32)
+        self.decision_tick = np.empty(n, np.int32)
+        self.policy_version = np.empty(n, np.int64)
+        self.stamp = np.empty(n, np.float64)
+        self.succ = np.empty(n, np.int64)
+        self.live = np.zeros(n, np.bool_)
+        self.terminal = np.zeros(n, np.bool_)  # the observation after a true termination
+        self.demonstrated = np.zeros(n, np.float32)
+        self.bc = np.zeros(n, np.float32)
+        self.frame = np.empty((n, c), np.int64)
+        self.age = np.empty((n, c), np.int32)  # ticks
+        self.recent = np.empty(n, np.bool_)
+        self.images = [np.empty((frames, cam.height, cam.width, 3), np.uint8) for cam in self.cameras]
+        self.row_slots = Slots(n)
+        self.frame_slots = [Slots(frames) for _ in self.cameras]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space of all columns and images."""
+        own = [v for v in vars(self).values() if isinstance(v, np.ndarray)] + self.images
+        return sum(a.nbytes for a in own) + self.row_slots.nbytes + sum(s.nbytes for s in self.frame_slots)
+
+    def check(self, block: StepBlock) -> None:
+        """Raise DataError unless the arrays of `block` fit this robot and hold finite numbers."""
+        n, spec = block.n, self.spec
+        self._check_vector(block.episode_id, "state", block.observation.get(STATE), (n, spec.state_dim))
+        self._check_vector(block.episode_id, "action", block.action, (n, spec.action_dim))
+        self._check_vector(block.episode_id, "reward", block.reward, (n,))
+        for camera in self.cameras:
+            rows = block.sparse.get(IMAGE_PREFIX + camera.name)
+            if rows is not None:
+                self._check_image(block.episode_id, camera, rows.values, len(rows.index))
+
+    def check_final(self, episode_id: str, observation: Observation) -> None:
+        """Raise DataError unless a final observation fits this robot."""
+        self._check_vector(episode_id, "final state", observation.get(STATE), (self.spec.state_dim,))
+        for camera in self.cameras:
+            image = observation.get(IMAGE_PREFIX + camera.name)
+            if image is not None:
+                self._check_image(episode_id, camera, image[None], 1)
+
+    def _check_vector(self, episode_id: str, name: str, value: np.ndarray | None, shape: tuple[int, ...]) -> None:
+        if value is None or value.shape != shape:
+            found = "none" if value is None else str(value.shape)
+            raise DataError(
+                f"episode {episode_id}: {name} has shape {found}, robot {self.spec.name!r} needs {shape}; "
+                "was it recorded on another robot?"
+            )
+        if not np.isfinite(value).all():
+            raise DataError(f"episode {episode_id}: {name} holds a number that is not finite; check the driver")
+
+    def _check_image(self, episode_id: str, camera: CameraSpec, values: np.ndarray, n: int) -> None:
+        need = (n, camera.height, camera.width, 3)
+        if values.shape != need or values.dtype != np.uint8:
+            raise DataError(
+                f"episode {episode_id}: frames of camera {camera.name!r} are {values.dtype}{values.shape}, "
+                f"robot {self.spec.name!r} needs uint8{need}"
+            )
+
+    def frames_in(self, block: StepBlock) -> np.ndarray:
+        """Frames per camera that `block` would add, int64[C]."""
+        keys = [IMAGE_PREFIX + c.name for c in self.cameras]
+        return np.array([len(block.sparse[k].index) if k in block.sparse else 0 for k in keys], np.int64)
+
+    def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
+        """Write checked steps behind those `episode` has; returns their rows, int64[N]."""
+        n = block.n
+        rows = self.row_slots.take(n)
+        self.state[rows] = block.observation[STATE]
+        self.action[rows] = block.action
+        self.reward[rows] = block.reward
+        self.source[rows] = block.source
+        self.tick[rows] = np.arange(episode.length, episode.length + n)
+        self.decision_tick[rows] = block.decision_tick
+        self.policy_version[rows] = block.policy_version
+        self.stamp[rows] = block.stamp
+        for c, camera in enumerate(self.cameras):
+            sparse = block.sparse.get(IMAGE_PREFIX + camera.name)
+            index = sparse.index if sparse is not None else np.empty(0, np.int32)
+            values = sparse.values if sparse is not None else None
+            self._place_frames(episode, c, rows, episode.length, index, values)
+        self._finish_rows(episode, rows)
+        episode.length += n
+        return rows
+
+    def append_final(self, episode: StoredEpisode, observation: Observation | None) -> None:
+        """Write the row that follows the last step: the checked final observation, or a copy of the last one."""
+        rows = self.row_slots.take(1)
+        last = episode.rows[-1]
+        for column in (self.action, self.source, self.decision_tick, self.policy_version, self.stamp):
+            column[rows] = column[last]  # never read as a step; defined all the same
+        self.reward[rows] = 0
+        self.tick[rows] = episode.length
+        self.state[rows] = self.state[last] if observation is None else observation[STATE]
+        for c, camera in enumerate(self.cameras):
+            image = None if observation is None else observation.get(IMAGE_PREFIX + camera.name)
+            index = np.zeros(0 if image is None else 1, np.int32)
+            self._place_frames(episode, c, rows, episode.length, index, None if image is None else image[None])
+        self._finish_rows(episode, rows)
+
+    def _place_frames(
+        self,
+        episode: StoredEpisode,
+        c: int,
+        rows: np.ndarray,
+        first_tick: int,
+        index: np.ndarray,
+        values: np.ndarray | None,
+    ) -> None:
+        """Store new frames of camera c and point `rows` at the newest frame each of them may show."""
+        slots = self.frame_slots[c].take(len(index))
+        if values is not None:
+            self.images[c][slots] = values
+            episode.frames[c].append(slots)
+        # Entry 0 stands for the newest frame before these rows.
+        known = np.concatenate([[episode.latest_frame[c]], slots])
+        taken = np.concatenate([[episode.latest_frame_tick[c]], first_tick + index])
+        newest = np.searchsorted(index, np.arange(len(rows)), side="right")
+        frame = known[newest]
+        age = first_tick + np.arange(len(rows)) - taken[newest]
+        self.frame[rows, c] = frame
+        self.age[rows, c] = np.where(frame >= 0, age, NO_FRAME)
+        episode.latest_frame[c], episode.latest_frame_tick[c] = known[-1], taken[-1]
+
+    def _finish_rows(self, episode: StoredEpisode, rows: np.ndarray) -> None:
+        """Link `rows` behind the episode's last row; the newest one ends every window for now."""
+        self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
+        self.terminal[rows] = False
+        before = np.concatenate([episode.rows[-1:], rows[:-1]])
+        after = rows if len(episode.rows) else rows[1:]
+        self.succ[before] = after
+        self.live[before] = True
+        self.succ[rows[-1]] = rows[-1]
+        self.live[rows[-1]] = False
+        episode.rows = np.concatenate([episode.rows, rows])
+
+    def close(self, episode: StoredEpisode) -> None:
+        """Make the links say how the (closed) episode ended; may be called again after a correction."""
+        last, final = episode.rows[-2], episode.rows[-1]
+        usable = episode.last == episode.length  # else the last step's observation is where windows end
+        self.live[last] = usable
+        self.succ[last] = final if usable else last
+        self.terminal[final] = episode.terminated
+
+    def reopen(self, episode: StoredEpisode) -> None:
+        """Take the final row of a provisionally closed episode away again."""
+        self.row_slots.give_back(episode.rows[-1:])
+        episode.rows = episode.rows[:-1]
+        last = episode.rows[-1]
+        self.live[last], self.succ[last] = False, last
+
+    def read(self, episode: StoredEpisode) -> tuple[StepBlock, Observation]:
+        """The steps of a closed episode and the observation in its final row, with the frames held; copies."""
+        steps, final = episode.rows[: episode.length], episode.rows[episode.length]
+        sparse, last = {}, {STATE: self.state[final].copy()}
+        for c, camera in enumerate(self.cameras):
+            key = IMAGE_PREFIX + camera.name
+            taken = np.flatnonzero(self.age[steps, c] == 0)  # ticks on which this camera was read
+            if len(taken):
+                sparse[key] = SparseRows(taken.astype(np.int32), self.images[c][self.frame[steps[taken], c]])
+            if self.age[final, c] == 0:
+                last[key] = self.images[c][self.frame[final, c]].copy()
+        block = StepBlock(
+            episode_id=episode.key[1],
+            first_tick=0,
+            observation={STATE: self.state[steps]},
+            action=self.action[steps],
+            reward=self.reward[steps],
+            source=self.source[steps],
+            decision_tick=self.decision_tick[steps],
+            policy_version=self.policy_version[steps],
+            stamp=self.stamp[steps],
+            sparse=sparse,
+        )
+        return block, last
+
+    def release(self, episode: StoredEpisode) -> None:
+        """Free the rows and frames of `episode`."""
+        self.row_slots.give_back(episode.rows)
+        for slots, own in zip(self.frame_slots, episode.frames, strict=True):
+            for part in own:
+                slots.give_back(part)

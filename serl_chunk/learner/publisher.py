@@ -1,0 +1,84 @@
+"""Publishing policy parameters without stopping the training loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.types import Snapshot
+
+Publish = Callable[[Snapshot, dict[str, Any]], None]
+
+
+class SnapshotPublisher:
+    """Copies parameters on the device, then flattens and hands them over on a thread of its own.
+
+    The copy is dispatched before the next update donates the state; everything after it needs no part of the
+    training thread. Only the newest waiting copy is kept. With `threaded=False` (single-process mode) the
+    hand-over happens in the call, so that a seed reproduces a run.
+
+    The version is written to `<run>/snapshot_version` before it is used: versions never go back, not even
+    after a resume from an older checkpoint.
+    """
+
+    def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool) -> None:
+        self._agent, self._publish, self._threaded = agent, publish, threaded
+        self._version_file = Path(run_dir) / "snapshot_version"
+        self.version = int(self._version_file.read_text()) if self._version_file.exists() else 0
+        self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        self._waiting: queue.Queue[tuple[int, Any, dict[str, Any]] | None] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+            self._thread.start()
+
+    def publish(self, params: Any, info: dict[str, Any]) -> int:
+        """Publish a parameter tree under the next version, which is returned."""
+        if self._error is not None:
+            raise self._error
+        self.version += 1
+        self._version_file.write_text(str(self.version))
+        item = (self.version, self._copy(params), info)
+        if not self._threaded:
+            self._hand_over(*item)
+            return self.version
+        while True:
+            try:
+                self._waiting.put_nowait(item)
+                return self.version
+            except queue.Full:  # an older copy nobody took yet: only the newest matters
+                try:
+                    self._waiting.get_nowait()
+                except queue.Empty:
+                    continue
+
+    def _hand_over(self, version: int, params: Any, info: dict[str, Any]) -> None:
+        self._publish(Snapshot(version, self._agent.flatten_params(params)), info)
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            try:
+                self._hand_over(*item)
+            except BaseException as error:  # raised again in the training thread by the next publish
+                self._error = error
+                return
+
+    def close(self) -> None:
+        """Hand over what waits, then stop the thread."""
+        if self._thread is not None:
+            while self._thread.is_alive():
+                try:
+                    self._waiting.put(None, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            self._thread.join()
+            self._thread = None

@@ -1,0 +1,45 @@
+"""How many updates the recorded steps entitle the learner to, and how far ahead an actor may run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class RateLimiter:
+    """Keeps critic updates near `utd_ratio` times the online steps recorded since `start`.
+
+    Before `start` nothing is limited (pretraining has its own lengths; the warm-up is counted in episodes).
+    """
+
+    utd_ratio: float  # critic updates per online step
+    max_lag_steps: int  # steps an actor may record beyond those the updates so far account for
+    _base_steps: int | None = None
+    updates: int = 0  # critic updates done since `start`
+
+    def start(self, online_steps: int) -> None:
+        """Begin to count from here."""
+        self._base_steps = online_steps
+        self.updates = 0
+
+    def restore(self, online_steps: int, updates: int) -> None:
+        """Continue after a resume: `updates` were done for steps that are no longer in the store."""
+        self._base_steps = online_steps - round(updates / self.utd_ratio)
+        self.updates = updates
+
+    def may_update(self, online_steps: int, count: int) -> bool:
+        """Whether `count` more critic updates are covered by the steps recorded so far."""
+        if self._base_steps is None:
+            return False
+        return self.updates + count <= (online_steps - self._base_steps) * self.utd_ratio
+
+    def did_update(self, count: int) -> None:
+        """Account for `count` critic updates."""
+        self.updates += count
+
+    def steps_allowed(self, online_steps: int) -> int | None:
+        """How many more steps lockstep actors may record now; None without a limit (before `start`)."""
+        if self._base_steps is None:
+            return None
+        limit = self._base_steps + self.updates / self.utd_ratio + self.max_lag_steps
+        return max(0, int(limit) - online_steps)

@@ -1,0 +1,373 @@
+"""The learner's memory: records of any number of sessions go in, training windows come out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.learner.episode import EpisodeStats, StoredEpisode, summarise
+from serl_chunk.learner.memory import available_bytes, check_memory
+from serl_chunk.learner.stores import Key, Store, Stores
+from serl_chunk.learner.windows import BcOn, gather
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    Amend,
+    Begin,
+    ChunkBatch,
+    ConfigError,
+    DataError,
+    End,
+    Episode,
+    Outcome,
+    Record,
+    RobotSpec,
+    Source,
+    StepBlock,
+)
+
+DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
+_Q = "decision/q"
+_COUNTED = (  # reported from the start, so that a metric's absence never means zero
+    "steps", "episodes", "evicted_episodes", "kept_for_interventions", "dropped_open_episodes",
+    "discarded_episodes", "empty_episodes", "orphan_records", "orphan_steps",
+)  # fmt: skip
+
+
+class Ready(NamedTuple):
+    """What a training loop waits for."""
+
+    steps: int  # online steps ever inserted
+    online: int  # windows the online half draws from
+    demo: int  # windows the demonstration half draws from
+    windows: int  # distinct windows in either
+
+
+class Replay:
+    """Steps stored once, and windows sampled from them; every method may be called from any thread.
+
+    Capacities count rows: an episode of T steps takes T + 1, the last for its final observation.
+
+    Args:
+        spec: the robot whose episodes are kept.
+        config: lengths, discount, rewards and capacities.
+        normaliser: how observations and chunks enter model space.
+        image_keys: cameras whose frames are kept and sampled; frames of others are not stored.
+        bc_on: which steps carry weight in an imitation loss.
+        on_episode: called at the end of every online episode, on the inserting thread, outside the lock.
+
+    Raises:
+        ConfigError: unknown camera, a capacity below one episode, or more memory than there is.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        config: ExperimentConfig,
+        normaliser: Normaliser,
+        *,
+        image_keys: Sequence[str] = (),
+        bc_on: BcOn = "+successes",
+        on_episode: Callable[[EpisodeStats], None] | None = None,
+    ) -> None:
+        cameras = [spec.camera(key) for key in image_keys]
+        if config.replay.capacity <= spec.max_episode_steps:
+            raise ConfigError(
+                f"replay.capacity={config.replay.capacity} is too small for one episode of robot {spec.name!r}: set it "
+                f"to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
+            )
+        self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes())
+        self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
+        self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self._stores = Stores(spec, config, cameras, bc_on, self._count)
+        self._current: dict[str, StoredEpisode] = {}  # the episode each session is in; it may have been dropped
+        self._sampled = self._sampled_demo = self._actions = self._clipped = 0
+        self._lock = threading.RLock()
+
+    def add_demo(self, *episodes: Episode) -> None:
+        """Add demonstrations; they are never evicted.
+
+        Raises ConfigError naming the capacity to set if they do not fit (nothing is added then), DataError if one
+        does not belong to this robot or is there already.
+        """
+        pool, store = self._stores.pool, self._stores.demo
+        with self._lock:
+            rows, frames = store.rows, store.frames.copy()
+            for e in episodes:
+                pool.check(e.steps)
+                if e.end.final_observation is not None:
+                    pool.check_final(e.begin.episode_id, e.end.final_observation)
+                rows += e.steps.n + 1
+                frames += pool.frames_in(e.steps) + self._final_frames(e.end)
+            if rows > store.max_rows or (frames > store.max_frames).any():
+                raise ConfigError(
+                    f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
+                    f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {store.max_rows}, "
+                    f"replay.image_capacity {store.max_frames}: raise the one that is too small (demonstrations stay)"
+                )
+            for e in episodes:
+                self._begin(DEMO_SESSION, e.begin, store)
+                self._steps(DEMO_SESSION, e.steps)
+                self._end(DEMO_SESSION, e.end)
+
+    def insert(self, session: str, record: Record) -> int:
+        """Take the next record of `session`; returns the number of steps stored.
+
+        Records of an episode the replay does not hold (evicted, discarded) are counted and otherwise ignored.
+        Raises DataError for steps that come twice or leave a gap, and for arrays of another robot.
+        """
+        stored, finished = 0, None
+        with self._lock:
+            if isinstance(record, Begin):
+                finished = self._begin(session, record, self._stores.online)
+            elif isinstance(record, StepBlock):
+                stored = self._steps(session, record)
+                self._count["steps"] += stored
+            elif isinstance(record, End):
+                finished = self._end(session, record)
+                self._count["episodes"] += finished is not None
+            else:
+                self._amend(session, record)
+        if finished is not None and self._on_episode is not None:
+            self._on_episode(finished)
+        return stored
+
+    def close_session(self, session: str) -> None:
+        """The actor fell silent: close its open episode as truncated, without a final observation.
+
+        Should it come back and continue the episode, the episode is opened again and nothing is lost;
+        `on_episode` is therefore left to the episode's own end.
+        """
+        with self._lock:
+            episode = self._held(session)
+            if episode is not None and episode.end is None and episode.length:
+                self._close(episode, _died(episode))
+                episode.provisional = episode.end is not None
+
+    def _held(self, session: str, episode_id: str | None = None) -> StoredEpisode | None:
+        """The episode `session` is in, unless a store dropped it or it is not the one called `episode_id`."""
+        episode = self._current.get(session)
+        if episode is None or self._stores.find(episode.key) is not episode:
+            return None
+        return episode if episode_id in (None, episode.key[1]) else None
+
+    def _begin(self, session: str, begin: Begin, store: Store) -> EpisodeStats | None:
+        abandoned = self._held(session)
+        finished = None if abandoned is None else self._end(session, _died(abandoned))  # its end will never come
+        key: Key = (session, begin.episode_id)
+        if self._stores.find(key) is not None:
+            raise DataError(f"episode {begin.episode_id} of session {session!r} began twice")
+        demonstration = store is self._stores.demo
+        self._current[session] = StoredEpisode(key, begin, demonstration, len(self._stores.pool.cameras))
+        store.put(self._current[session])
+        return finished
+
+    def _steps(self, session: str, block: StepBlock) -> int:
+        episode = self._held(session, block.episode_id)
+        if episode is None:
+            return self._orphan(block)
+        self._reopen(episode)
+        first = episode.length
+        if block.first_tick != first:
+            what = "came twice" if block.first_tick < first else "before them are missing"
+            raise DataError(
+                f"episode {block.episode_id} of session {session!r}: steps from tick {block.first_tick} on arrived, "
+                f"expected tick {first}; steps {what}"
+            )
+        pool = self._stores.pool
+        pool.check(block)
+        store, frames = self._stores.of(episode), pool.frames_in(block)
+        if not self._stores.make_room(store, episode, block.n, frames):
+            return self._orphan(block)
+        pool.append(episode, block)
+        store.grow(block.n, frames)
+        episode.human |= bool((block.source == Source.HUMAN).any())
+        if (q := block.sparse.get(_Q)) is not None:
+            # Where the values of several candidates are recorded, the best one was executed.
+            best = np.asarray(q.values, np.float64).reshape(len(q.index), -1).max(1)
+            episode.decisions += zip((first + q.index).tolist(), best.tolist(), strict=True)
+        self._stores.label(episode, first)
+        self._stores.index(episode)
+        return block.n
+
+    def _orphan(self, block: StepBlock) -> int:
+        self._count["orphan_records"] += 1
+        self._count["orphan_steps"] += block.n
+        return 0
+
+    def _end(self, session: str, end: End) -> EpisodeStats | None:
+        episode = self._held(session, end.episode_id)
+        if episode is None:
+            self._count["orphan_records"] += 1
+            return None
+        if end.length != episode.length:
+            raise DataError(
+                f"episode {end.episode_id} of session {session!r} ended with {end.length} steps, "
+                f"{episode.length} arrived"
+            )
+        self._reopen(episode)
+        self._close(episode, end)
+        del self._current[session]
+        if episode.end is None or episode.demonstration:
+            return None
+        pool, steps = self._stores.pool, episode.rows[: episode.length]
+        columns = pool.source[steps], pool.reward[steps], pool.effective[steps]
+        return summarise(episode, *columns, self._config.discount)
+
+    def _close(self, episode: StoredEpisode, end: End) -> None:
+        """Write the final row; leaves `episode.end` None if the episode was dropped instead."""
+        stores, pool = self._stores, self._stores.pool
+        if not episode.length:
+            self._count["empty_episodes"] += 1
+            stores.remove(episode)
+            return
+        if end.final_observation is not None:
+            pool.check_final(end.episode_id, end.final_observation)
+        store, frames = stores.of(episode), self._final_frames(end)
+        if not stores.make_room(store, episode, 1, frames):
+            return
+        pool.append_final(episode, end.final_observation)
+        store.grow(1, frames)
+        # The pool holds the observation now; of the record only its presence is needed later.
+        episode.end = end if end.final_observation is None else end._replace(final_observation={})
+        self._settle(episode, end.reward)
+
+    def _settle(self, episode: StoredEpisode, reward: float | None) -> None:
+        """Rewards, weights and windows as the end of `episode`, possibly amended, says."""
+        pool = self._stores.pool
+        if reward is not None:
+            pool.reward[episode.rows[episode.length - 1]] = reward
+        pool.close(episode)
+        self._stores.label(episode)
+        self._stores.index(episode)
+
+    def _reopen(self, episode: StoredEpisode) -> None:
+        """Undo a provisional close: the actor came back."""
+        if episode.provisional:
+            self._stores.unindex(episode)
+            self._stores.pool.reopen(episode)
+            self._stores.of(episode).rows -= 1
+            episode.end, episode.provisional = None, False
+            self._stores.index(episode)
+
+    def _amend(self, session: str, amend: Amend) -> None:
+        episode = self._stores.find((session, amend.episode_id))
+        if episode is None:
+            self._count["orphan_records"] += 1
+        elif amend.discard:
+            self._count["discarded_episodes"] += 1
+            self._stores.remove(episode)
+        elif episode.end is None:
+            raise DataError(f"episode {amend.episode_id} of session {session!r} is amended before its end")
+        else:
+            end = episode.end
+            if amend.outcome is not None:
+                end = end._replace(outcome=amend.outcome, outcome_by=amend.outcome_by)
+            if amend.terminated is not None:
+                end = end._replace(terminated=amend.terminated, truncated=not amend.terminated)
+            self._stores.unindex(episode)
+            episode.end = end
+            self._settle(episode, amend.reward)
+
+    def _final_frames(self, end: End) -> np.ndarray:
+        """Frames per camera in a final observation, int64[C]."""
+        names = end.final_observation or {}
+        return np.array([IMAGE_PREFIX + c.name in names for c in self._stores.pool.cameras], np.int64)
+
+    @property
+    def ready(self) -> Ready:
+        """Counts of steps and windows, at this moment."""
+        with self._lock:
+            s = self._stores
+            return Ready(self._count["steps"], len(s.view_online), len(s.view_demo), len(s.view_all))
+
+    def sample(self, rng: np.random.Generator, batch_size: int, updates: int | None = None) -> ChunkBatch:
+        """`batch_size` windows drawn with replacement; with `updates` = U, every array has a leading axis U.
+
+        Each batch takes `round(demo_fraction * batch_size)` windows of the demonstration half, first, and the rest
+        of the online half; an empty half gives its share to the other. The arrays are fresh and belong to the
+        caller. Raises DataError while there is no complete window.
+        """
+        chunk = self._config.chunk
+        with self._lock:
+            starts = self._draw(rng, 1 if updates is None else updates, batch_size)
+            out = gather(
+                self._stores.pool,
+                self._normaliser,
+                starts.ravel(),
+                horizon=chunk.horizon,
+                critic_steps=chunk.critic_steps,
+                discount=self._config.discount,
+            )
+            self._clipped += out.clipped
+            self._actions += out.actions
+        return out.batch if updates is None else _lead(out.batch, updates, batch_size)
+
+    def _draw(self, rng: np.random.Generator, updates: int, batch_size: int) -> np.ndarray:
+        """Pool rows of window starts, int64[updates, batch_size]."""
+        stores, share = self._stores, self._config.replay.demo_fraction
+        if not len(stores.view_all):
+            raise DataError("the replay holds no complete window yet: add demonstrations, or wait for `ready`")
+        if isinstance(share, str):  # "uniform"
+            return stores.view_all.draw(rng, (updates, batch_size))
+        n = int(share * batch_size + 0.5)
+        if not len(stores.view_demo):
+            n = 0
+        elif not len(stores.view_online):
+            n = batch_size
+        self._sampled += updates * batch_size
+        self._sampled_demo += updates * n
+        halves = ((stores.view_demo, n), (stores.view_online, batch_size - n))
+        return np.concatenate([view.draw(rng, (updates, k)) for view, k in halves if k], axis=1)
+
+    def episodes(self) -> list[Key]:
+        """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION`; oldest first per store."""
+        with self._lock:
+            return [key for store in self._stores.all for key in store.episodes]
+
+    def read(self, session: str, episode_id: str) -> Episode:
+        """A copy of a closed episode, for exports: cameras of `image_keys` only, without decision records.
+
+        Raises DataError if the replay does not hold it, or not its end.
+        """
+        with self._lock:
+            episode = self._stores.find((session, episode_id))
+            if episode is None or episode.end is None:
+                raise DataError(f"the replay holds no closed episode {episode_id!r} of session {session!r}")
+            steps, final = self._stores.pool.read(episode)
+            known = episode.end.final_observation is not None
+            return Episode(episode.begin, steps, episode.end._replace(final_observation=final if known else None))
+
+    def stats(self) -> dict[str, float]:
+        """Sizes, counts and shares under `replay/` names; shares are over everything sampled so far."""
+        with self._lock:
+            out = self._stores.stats() | dict(self._count)
+            out["clipped_share"] = self._clipped / max(1, self._actions)
+            share = self._config.replay.demo_fraction
+            if not isinstance(share, str):
+                ready = self.ready
+                out["demo_share"] = self._sampled_demo / max(1, self._sampled)
+                # 1 while one half has nothing to give and the other fills whole batches.
+                out["empty_half"] = int((share > 0 and not ready.demo) or (share < 1 and not ready.online))
+        return {f"replay/{name}": value for name, value in out.items()}
+
+
+def _died(episode: StoredEpisode) -> End:
+    """The end of an episode whose actor died."""
+    return End(episode.key[1], episode.length, None, False, True, Outcome.UNKNOWN, "learner")
+
+
+def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
+    """The same arrays, seen as [updates, batch_size, ...]."""
+
+    def split(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: split(v) for k, v in value.items()}
+        return value.reshape(updates, batch_size, *value.shape[1:])
+
+    return ChunkBatch(*(split(v) for v in batch))

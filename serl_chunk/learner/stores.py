@@ -1,0 +1,194 @@
+"""The stores: who may hold how much of the pool, who leaves first, and which windows the views offer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.learner.episode import StoredEpisode
+from serl_chunk.learner.memory import STORES
+from serl_chunk.learner.pool import StepPool
+from serl_chunk.learner.views import IndexView
+from serl_chunk.learner.windows import BcOn, eligible_starts, imitation_weights
+from serl_chunk.types import CameraSpec, Outcome, RobotSpec, Source
+
+Key = tuple[str, str]  # (session, episode id)
+
+
+@dataclasses.dataclass
+class Store:
+    """A quota of the pool and the episodes that use it, oldest first."""
+
+    name: str
+    max_rows: int
+    max_frames: int  # per camera
+    frames: np.ndarray  # int64[C]
+    rows: int = 0
+    episodes: dict[Key, StoredEpisode] = dataclasses.field(default_factory=dict)
+
+    def fits(self, rows: int, frames: np.ndarray) -> bool:
+        """Whether `rows` more rows and `frames` int64[C] more frames stay within the quota."""
+        return self.rows + rows <= self.max_rows and bool((self.frames + frames <= self.max_frames).all())
+
+    def put(self, episode: StoredEpisode) -> None:
+        """Take over an episode with what it holds."""
+        self.episodes[episode.key] = episode
+        self.grow(len(episode.rows), episode.frame_counts)
+
+    def pop(self, episode: StoredEpisode) -> None:
+        """Give an episode up with what it holds."""
+        del self.episodes[episode.key]
+        self.grow(-len(episode.rows), -episode.frame_counts)
+
+    def grow(self, rows: int, frames: np.ndarray) -> None:
+        """Account for `rows` rows and `frames` int64[C] frames."""
+        self.rows += rows
+        self.frames += frames
+
+
+class Stores:
+    """The stores `online`, `demo` and `human`, over one pool and three index views.
+
+    Demonstrations stay. Online episodes leave whole, oldest first; those with interventions move to the human
+    store, without being copied, and leave that one the same way. Not safe to use from two threads at once.
+
+    `view_online` and `view_demo` are what the halves of a batch draw from, `view_all` is their union.
+    """
+
+    def __init__(
+        self, spec: RobotSpec, config: ExperimentConfig, cameras: list[CameraSpec], bc_on: BcOn, count: Counter[str]
+    ) -> None:
+        self._config, self._bc_on, self._count = config, bc_on, count
+        r = config.replay
+        rows = r.capacity + r.demo_capacity + r.human_capacity
+        self.pool = StepPool(spec, cameras, rows=rows, frames=STORES * r.image_capacity, max_image_age=r.max_image_age)
+        self.online, self.demo, self.human = (
+            Store(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
+            for name, size in (("online", r.capacity), ("demo", r.demo_capacity), ("human", r.human_capacity))
+        )
+        self.view_online, self.view_demo, self.view_all = (IndexView(rows) for _ in range(3))
+
+    @property
+    def all(self) -> tuple[Store, Store, Store]:
+        """Online, demo, human."""
+        return self.online, self.demo, self.human
+
+    def find(self, key: Key) -> StoredEpisode | None:
+        """The episode under `key`, if some store holds it."""
+        return next((s.episodes[key] for s in self.all if key in s.episodes), None)
+
+    def of(self, episode: StoredEpisode) -> Store:
+        """The store that holds `episode`."""
+        return next(s for s in self.all if s.episodes.get(episode.key) is episode)
+
+    def make_room(self, store: Store, writer: StoredEpisode, rows: int, frames: np.ndarray) -> bool:
+        """Evict from `store` until `rows` and `frames` fit; False if `writer` itself had to be dropped for it."""
+        while not store.fits(rows, frames):
+            others = [e for e in store.episodes.values() if e is not writer]
+            # Open episodes are still being written: they go only if there is nothing else.
+            victim = next((e for e in others if e.end is not None), others[0] if others else writer)
+            self._evict(store, victim)
+            if victim is writer:
+                return False
+        return True
+
+    def _evict(self, store: Store, episode: StoredEpisode) -> None:
+        if episode.end is None:
+            self._count["dropped_open_episodes"] += 1
+        elif store is self.online and episode.human and self._retire(episode):
+            self._count["kept_for_interventions"] += 1
+            return
+        self._count["evicted_episodes"] += 1
+        self.remove(episode)
+
+    def _retire(self, episode: StoredEpisode) -> bool:
+        """Move an online episode to the human store, where only its intervened starts stay sampled."""
+        frames = episode.frame_counts
+        if len(episode.rows) > self.human.max_rows or bool((frames > self.human.max_frames).any()):
+            return False
+        self.make_room(self.human, episode, len(episode.rows), frames)
+        steps = episode.rows[: episode.length]
+        self.view_online.discard(steps)
+        self.view_all.discard(steps[self.pool.source[steps] != Source.HUMAN])
+        self.online.pop(episode)
+        self.human.put(episode)
+        return True
+
+    def remove(self, episode: StoredEpisode) -> None:
+        """Forget `episode` and free what it held."""
+        self.unindex(episode)
+        self.of(episode).pop(episode)
+        self.pool.release(episode)
+
+    def label(self, episode: StoredEpisode, first: int = 0) -> None:
+        """Effective rewards and imitation weights of the steps from tick `first` on."""
+        pool, reward = self.pool, self._config.reward
+        rows = episode.rows[first : episode.length]
+        source = pool.source[rows]
+        pool.effective[rows] = pool.reward[rows] * reward.scale + reward.offset
+        if episode.terminated and episode.outcome == Outcome.FAILURE:
+            pool.effective[rows[-1]] = reward.failure_reward
+        pool.demonstrated[rows] = episode.demonstration | (source == Source.HUMAN)
+        pool.bc[rows] = imitation_weights(
+            source,
+            bc_on=self._bc_on,
+            demonstration=episode.demonstration,
+            outcome=episode.outcome,
+            exclude_before_takeover=self._config.replay.exclude_before_takeover,
+        )
+
+    def index(self, episode: StoredEpisode) -> None:
+        """Offer the windows that have become complete since the last call."""
+        hc = self._config.chunk.critic_steps
+        ticks, excluded = eligible_starts(
+            self.pool.recent[episode.rows],
+            first=episode.indexed,
+            last=episode.last,
+            terminated=episode.terminated,
+            critic_steps=hc,
+            keep_terminal=self._config.replay.terminal_windows == "keep",
+        )
+        episode.indexed = max(episode.indexed, episode.last - hc + 1)
+        episode.eligible += len(ticks)
+        episode.excluded += excluded
+        rows = episode.rows[ticks]
+        if episode.demonstration:
+            self.view_demo.add(rows)
+            self.view_all.add(rows)
+            return
+        intervened = rows[self.pool.source[rows] == Source.HUMAN]
+        self.view_demo.add(intervened)
+        if episode.key in self.human.episodes:
+            self.view_all.add(intervened)
+        else:
+            self.view_online.add(rows)
+            self.view_all.add(rows)
+
+    def unindex(self, episode: StoredEpisode) -> None:
+        """Offer no window of `episode` any more."""
+        for view in (self.view_online, self.view_demo, self.view_all):
+            view.discard(episode.rows)
+        episode.indexed = episode.eligible = episode.excluded = 0
+
+    def stats(self) -> dict[str, float]:
+        """Sizes of stores and views, and the share of windows left out for want of a recent image."""
+        episodes = [e for s in self.all for e in s.episodes.values()]
+        eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
+        pool, views = self.pool, 3 * self.view_all.nbytes
+        images = sum(im.nbytes for im in pool.images)
+        held = sum(im[0].nbytes * slots.used for im, slots in zip(pool.images, pool.frame_slots, strict=True))
+        per_row = (pool.nbytes - images + views) / pool.row_slots.capacity
+        out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
+        out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
+        out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}
+        return out | {
+            "online_windows": len(self.view_online),
+            "demo_windows": len(self.view_demo),
+            "windows": len(self.view_all),
+            "excluded_share": excluded / max(1, eligible + excluded),
+            "bytes": held + int(per_row * pool.row_slots.used),
+            "reserved_bytes": pool.nbytes + views,
+        }

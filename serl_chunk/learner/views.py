@@ -1,0 +1,60 @@
+"""An index view: the set of rows a sampler may draw from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class IndexView:
+    """A set of integers in `0 <= row < capacity` that adds, removes and draws without a Python loop.
+
+    Members lie densely in one array, so that a draw is one lookup; a removal moves the members at the array's end
+    into the holes. Their order is therefore arbitrary, but depends on the sequence of calls alone.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._members = np.empty(capacity, np.int64)
+        self._position = np.zeros(capacity, np.int64)  # place in `_members` plus 1; 0: absent (zeros cost no pages)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space; pages that were never touched are not resident."""
+        return self._members.nbytes + self._position.nbytes
+
+    @property
+    def rows(self) -> np.ndarray:
+        """A copy of the members, int64[len(self)], in arbitrary order."""
+        return self._members[: self._count].copy()
+
+    def contains(self, rows: np.ndarray) -> np.ndarray:
+        """Which of `rows` int64[K] are members, bool[K]."""
+        return self._position[rows] > 0
+
+    def add(self, rows: np.ndarray) -> None:
+        """Insert distinct `rows` int64[K]; members already present stay."""
+        new = rows[self._position[rows] == 0]
+        end = self._count + len(new)
+        self._members[self._count : end] = new
+        self._position[new] = np.arange(self._count + 1, end + 1)
+        self._count = end
+
+    def discard(self, rows: np.ndarray) -> None:
+        """Remove distinct `rows` int64[K]; absent ones are ignored."""
+        gone = rows[self._position[rows] > 0]
+        end = self._count - len(gone)
+        holes = self._position[gone] - 1
+        holes = holes[holes < end]  # holes past the new end need no filling
+        self._position[gone] = 0
+        tail = self._members[end : self._count]
+        movers = tail[self._position[tail] > 0]
+        self._members[holes] = movers
+        self._position[movers] = holes + 1
+        self._count = end
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Members drawn uniformly with replacement, int64[shape]. The view must not be empty."""
+        return self._members[rng.integers(self._count, size=shape)]

@@ -1,0 +1,122 @@
+"""Windows of consecutive steps: which starts are sampled, what is imitated, and the batch they make.
+
+A window starts at step t of an episode of T steps and reaches n = min(Hc, T - t) steps, Hc being the critic's horizon.
+Its target is `sum_i gamma^i r_i + gamma^n * mask * Q'(o_{t+n}, a')` (Li, Zhou and Levine 2025, with n-step ends).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.learner.episode import human_segments
+from serl_chunk.learner.pool import StepPool
+from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch, Outcome, Source
+
+BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
+
+
+def eligible_starts(
+    recent: np.ndarray, *, first: int, last: int, terminated: bool, critic_steps: int, keep_terminal: bool
+) -> tuple[np.ndarray, int]:
+    """Starts at tick `first` or later that may be sampled, and how many were left out for want of a recent image.
+
+    Args:
+        recent: bool[>= last + 1], whether each observation shows every camera recently enough.
+        last: tick of the last observation a window may end on.
+        terminated: a true termination follows the last step; a window that reaches it needs no image there, because
+            nothing is bootstrapped from it.
+        keep_terminal: also sample the windows shorter than `critic_steps` that end in a true termination.
+
+    Returns:
+        int64[K] ticks, increasing, and the number of windows excluded.
+    """
+    stop = last if terminated and keep_terminal else last - critic_steps + 1
+    start = np.arange(first, max(first, stop))
+    end = np.minimum(start + critic_steps, last)
+    bootstraps = ~((end == last) & terminated)
+    good = recent[start] & (recent[end] | ~bootstraps)
+    return start[good], int((~good).sum())
+
+
+def imitation_weights(
+    source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_before_takeover: int
+) -> np.ndarray:
+    """Weight of each step of one episode in an imitation loss, float32[T], from source uint8[T].
+
+    Holds and failed demonstrations are never imitated. A successful episode's policy steps shortly before a
+    person took over are not either: they are what had to be corrected.
+    """
+    human = source == Source.HUMAN
+    if bc_on == "all":
+        chosen = np.ones(len(source), np.bool_)
+    elif bc_on == "interventions":
+        chosen = human
+    else:
+        chosen = np.full(len(source), demonstration)
+        if bc_on != "demo":
+            chosen |= human
+        if bc_on == "+successes" and not demonstration and outcome == Outcome.SUCCESS:
+            imitated = source == Source.POLICY
+            for takeover, _ in human_segments(source):
+                imitated[max(0, takeover - exclude_before_takeover) : takeover] = False
+            chosen |= imitated
+    if demonstration and outcome == Outcome.FAILURE:
+        chosen = np.zeros(len(source), np.bool_)
+    return (chosen & (source != Source.HOLD)).astype(np.float32)
+
+
+class Gathered(NamedTuple):
+    """A batch, and how many encoded action numbers of its valid steps left [-1, 1], out of how many."""
+
+    batch: ChunkBatch
+    clipped: int
+    actions: int
+
+
+def gather(
+    pool: StepPool, normaliser: Normaliser, starts: np.ndarray, *, horizon: int, critic_steps: int, discount: float
+) -> Gathered:
+    """The windows that start at pool rows `starts` int64[B], in model space; every array is fresh.
+
+    Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
+    `rewards` are 0. `delay[b]` is the index in the window of the first action that came from a decision made on its
+    first observation; 0 where the window does not start on a decision.
+    """
+    b = len(starts)
+    rows = np.empty((b, horizon + 1), np.int64)
+    rows[:, 0] = starts
+    for i in range(horizon):
+        rows[:, i + 1] = pool.succ[rows[:, i]]  # a row that is not live leads to itself
+    steps, ends = rows[:, :horizon], rows[:, critic_steps]
+    live = pool.live[steps]
+    valid = live.astype(np.float32)
+    n = live[:, :critic_steps].sum(1)
+    last_step = live.sum(1) - 1
+    executed = np.take_along_axis(steps, np.minimum(np.arange(horizon), last_step[:, None]), axis=1)
+    state = pool.state[starts]
+    actions = normaliser.encode(state, pool.action[executed])
+    rewards = np.zeros((b, horizon), np.float32)
+    rewards[:, :critic_steps] = np.where(live[:, :critic_steps], pool.effective[steps[:, :critic_steps]], 0)
+    decided = live & (pool.decision_tick[steps] == pool.tick[starts][:, None])  # -1 where the policy did not act
+    observations = {STATE: normaliser.observe(state)}
+    next_observations = {STATE: normaliser.observe(pool.state[ends])}
+    for c, camera in enumerate(pool.cameras):
+        observations[IMAGE_PREFIX + camera.name] = pool.images[c][pool.frame[starts, c]]
+        next_observations[IMAGE_PREFIX + camera.name] = pool.images[c][pool.frame[ends, c]]
+    batch = ChunkBatch(
+        observations=observations,
+        actions=actions,
+        valid=valid,
+        rewards=rewards,
+        mask=(~pool.terminal[ends]).astype(np.float32),
+        discount_n=np.power(discount, n).astype(np.float32),
+        next_observations=next_observations,
+        demonstrated=pool.demonstrated[steps] * valid,
+        bc=pool.bc[steps] * valid,
+        delay=decided.argmax(1).astype(np.int32),
+    )
+    beyond = (np.abs(actions) > 1).sum(2)
+    return Gathered(batch, clipped=int(beyond[live].sum()), actions=int(live.sum()) * actions.shape[2])

@@ -1,0 +1,259 @@
+"""gym-aloha's TransferCube (MuJoCo) behind the package's environment contract.
+
+The model, start pose, start region of the cube and the reward stages are gym-aloha's. Its environment class is
+not used: it renders three 480x640 images on every step (2-7 steps/s), ignores the image size asked for and
+declares a wrong action box. This module is the only one that imports the simulator.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.config.robots import AlohaSimConfig
+from serl_chunk.robots.aloha_sim_spec import CONTROL_HZ, JOINTS, aloha_sim_spec
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Observation
+
+if TYPE_CHECKING:
+    from serl_chunk.robots.aloha_sim_expert import AlohaSimExpert
+
+INSTALL_HINT = "pip install 'serl-chunk[aloha-sim]'"
+MODEL_FILE = "bimanual_viperx_transfer_cube.xml"
+SUCCESS_STAGE = 4  # the left finger touches the cube, and the table does not
+
+FINGER_CLOSED, FINGER_OPEN = 0.01844, 0.058  # m, a gripper's 0 and 1 (gym-aloha's PUPPET_GRIPPER_POSITION_*)
+START_ARM = (0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.02239, -0.02239)  # joints (rad) and the two fingers (m) of an arm
+CUBE_LOW, CUBE_HIGH = (0.0, 0.4), (0.2, 0.6)  # m, x and y of the cube's centre at the start
+CUBE_HEIGHT = 0.05  # m; the cube drops 3 cm to the table
+
+# Where the 14 joints of state and action lie among the model's 16 (a gripper has two mirrored fingers there).
+_JOINT_QPOS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14])
+_GRIPPERS = np.array([6, 13])
+_CUBE_QPOS = slice(16, 23)
+
+
+def _import_simulator() -> tuple[ModuleType, Path]:
+    """MuJoCo and the path of gym-aloha's model; ConfigError with the install hint where one is missing."""
+    headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
+    if headless and "MUJOCO_GL" not in os.environ:
+        # Read by MuJoCo at its first import. Its EGL module fails that import where libEGL is missing, and joints
+        # need no OpenGL: then import without it, and let read_images say what to install.
+        try:
+            ctypes.CDLL("libEGL.so.1")
+        except OSError:
+            os.environ["MUJOCO_GL"] = "disabled"
+        else:
+            os.environ.setdefault("MUJOCO_GL", "egl")
+    package = importlib.util.find_spec("gym_aloha")
+    try:
+        import mujoco
+    except ImportError as error:
+        raise ConfigError(
+            f"robot aloha_sim needs MuJoCo, which cannot be imported ({error}): {INSTALL_HINT}"
+        ) from error
+    except AttributeError as error:  # PyOpenGL's way of saying that the library behind MUJOCO_GL is missing
+        raise ConfigError(
+            f"MuJoCo cannot load MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r} ({error}): {_gl_hint()}"
+        ) from error
+    if package is None or not package.submodule_search_locations:
+        raise ConfigError(f"robot aloha_sim needs gym-aloha's model, which is not installed: {INSTALL_HINT}")
+    return mujoco, Path(package.submodule_search_locations[0]) / "assets" / MODEL_FILE
+
+
+def _gl_hint() -> str:
+    return (
+        "headless rendering needs MUJOCO_GL=egl (or unset) and, on Debian and Ubuntu, "
+        "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri`"
+    )
+
+
+class AlohaSimState(NamedTuple):
+    """A moment of an episode; `physics` is MuJoCo's full integration state, float64."""
+
+    physics: np.ndarray
+    tick: int
+
+
+class AlohaSimEnv(RobotEnv):
+    """Two simulated ViperX arms: the right one picks the cube up and hands it to the left one.
+
+    `step` returns reward 1 and terminates when the left finger touches the cube off the table (gym-aloha's reward
+    4), else reward 0; it truncates after `config.max_episode_steps`. `info["stage"]` is gym-aloha's reward, 0..4:
+    1 the right finger touches the cube, 2 and the cube is off the table, 3 the left finger touches it, 4 and it
+    is off the table. It is neither monotone nor a sum.
+
+    The cube's start pose is drawn from `np_random`: `reset(seed=...)` reproduces it. Nothing is rendered before
+    `read_images` is called; all its calls must come from one thread, because an OpenGL context belongs to one.
+
+    Raises ConfigError where the simulator is not installed, or has no such camera.
+    """
+
+    def __init__(self, config: AlohaSimConfig, *, images: str = "on_request") -> None:
+        self._set_spaces(aloha_sim_spec(config), images)
+        self._mujoco, path = _import_simulator()
+        self.model = self._mujoco.MjModel.from_xml_path(str(path))
+        self._data = self._mujoco.MjData(self.model)
+        self._set_render_quality(config.image_size)
+        self._renderer: Any = None
+        self._substeps = round(1 / (CONTROL_HZ * self.model.opt.timestep))
+        self._state_kind = self._mujoco.mjtState.mjSTATE_INTEGRATION
+        self._cube_in_state = config.cube_in_state
+        self._low, self._high = self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
+        self._cube_geom, self._table_geom = self.model.geom("red_box").id, self.model.geom("table").id
+        # gym-aloha looks at one finger of each hand only, and so its stages do.
+        self._left_finger = self.model.geom("vx300s_left/10_left_gripper_finger").id
+        self._right_finger = self.model.geom("vx300s_right/10_right_gripper_finger").id
+        self._tick = 0
+
+    @property
+    def tick(self) -> int:
+        """Ticks since the reset."""
+        return self._tick
+
+    @property
+    def joints(self) -> np.ndarray:
+        """Measured joints, `float64[14]`: radians, grippers 0..1."""
+        joints = self._data.qpos[_JOINT_QPOS]
+        joints[_GRIPPERS] = (joints[_GRIPPERS] - FINGER_CLOSED) / (FINGER_OPEN - FINGER_CLOSED)
+        return joints
+
+    @property
+    def cube_pose(self) -> np.ndarray:
+        """Position (m) and quaternion (w, x, y, z) of the cube, `float64[7]`."""
+        return self._data.qpos[_CUBE_QPOS].copy()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
+        """Arms to the start pose, the cube to a random place in front of the right arm; `options` are not used."""
+        super().reset(seed=seed)
+        self._mujoco.mj_resetData(self.model, self._data)
+        self._data.qpos[:16] = START_ARM * 2
+        self._data.ctrl[:] = START_ARM * 2
+        self._data.qpos[_CUBE_QPOS] = (*self.np_random.uniform(CUBE_LOW, CUBE_HIGH), CUBE_HEIGHT, 1, 0, 0, 0)
+        self._mujoco.mj_step1(self.model, self._data)
+        self._tick = 0
+        return self._observe(), {"success": False, "stage": self.stage()}
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Command `action float32[14]` for one tick (20 ms); values past the limits are clipped.
+
+        Raises DataError if `action` has another shape or is not finite: physics would diverge silently.
+        """
+        action = np.asarray(action, np.float32)
+        if action.shape != (JOINTS,) or not np.isfinite(action).all():
+            raise DataError(f"an aloha_sim action is {JOINTS} finite numbers, got shape {action.shape}: {action}")
+        executed = np.clip(action, self._low, self._high)
+        self._data.ctrl[:] = self._to_ctrl(executed)
+        # The position stage (mj_step1) of the present state is always done already, so contacts, joints and frames
+        # belong to one moment. This is how gym-aloha's environment steps, too.
+        self._mujoco.mj_step2(self.model, self._data)
+        self._mujoco.mj_step(self.model, self._data, self._substeps - 1)
+        self._mujoco.mj_step1(self.model, self._data)
+        self._tick += 1
+        stage = self.stage()
+        success = stage == SUCCESS_STAGE
+        info = {"success": success, "stage": stage, "executed_action": executed}
+        truncated = not success and self._tick >= self.robot_spec.max_episode_steps
+        return self._observe(), float(success), success, truncated, info
+
+    def stage(self) -> int:
+        """gym-aloha's reward of the present moment, 0..4 (see the class)."""
+        touching: set[int] = set()
+        for first, second in self._data.contact.geom[: self._data.ncon]:
+            if first == self._cube_geom:
+                touching.add(int(second))
+            elif second == self._cube_geom:
+                touching.add(int(first))
+        lifted = self._table_geom not in touching
+        if self._left_finger in touching:
+            return 4 if lifted else 3
+        if self._right_finger in touching:
+            return 2 if lifted else 1
+        return 0
+
+    def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
+        """Render `cameras` (default: all): `{"images/<camera>": uint8[image_size, image_size, 3]}`.
+
+        Raises ConfigError for an unknown camera, or where no OpenGL context can be made.
+        """
+        names = [c.name for c in self.robot_spec.cameras] if cameras is None else list(cameras)
+        images = {}
+        for name in names:
+            self.robot_spec.camera(name)
+            renderer = self._open_renderer()
+            renderer.update_scene(self._data, name)
+            images[IMAGE_PREFIX + name] = renderer.render()
+        return images
+
+    def save_state(self) -> AlohaSimState:
+        """The present moment of this episode; the generator of start poses is not part of it."""
+        physics = np.empty(self._mujoco.mj_stateSize(self.model, self._state_kind))
+        self._mujoco.mj_getState(self.model, self._data, physics, self._state_kind)
+        return AlohaSimState(physics, self._tick)
+
+    def restore_state(self, state: AlohaSimState) -> Observation:
+        """Return to a moment saved by any AlohaSimEnv; the same actions then give the same bits."""
+        self._mujoco.mj_setState(self.model, self._data, state.physics, self._state_kind)
+        self._mujoco.mj_step1(self.model, self._data)
+        self._tick = state.tick
+        return self._observe()
+
+    def make_expert(self) -> AlohaSimExpert:
+        """A scripted demonstrator of this environment."""
+        from serl_chunk.robots.aloha_sim_expert import AlohaSimExpert
+
+        return AlohaSimExpert(self)
+
+    def close(self) -> None:
+        """Free the OpenGL context (otherwise freed at exit); the physics stays usable."""
+        if self._renderer is not None:
+            atexit.unregister(self._renderer.close)
+            self._renderer.close()
+            self._renderer = None
+
+    def _observe(self) -> Observation:
+        joints = self.joints
+        state = np.concatenate([joints, self._data.qpos[_CUBE_QPOS]]) if self._cube_in_state else joints
+        observation: Observation = {STATE: state.astype(np.float32)}
+        if self.images == "always":
+            observation.update(self.read_images())
+        return observation
+
+    @staticmethod
+    def _to_ctrl(action: np.ndarray) -> np.ndarray:
+        """The model's 16 actuator commands: a gripper's opening goes to both fingers, mirrored."""
+        fingers = FINGER_CLOSED + action[_GRIPPERS].astype(np.float64) * (FINGER_OPEN - FINGER_CLOSED)
+        left, right = fingers
+        return np.concatenate([action[:6], (left, -left), action[7:13], (right, -right)])
+
+    def _set_render_quality(self, size: int) -> None:
+        """Frames of `size` pixels without the shadow map and multisampling, which cost 90 % of a frame's time."""
+        self.model.vis.quality.offsamples = 0
+        self.model.vis.quality.shadowsize = 0
+        self.model.vis.global_.offwidth = max(size, self.model.vis.global_.offwidth)
+        self.model.vis.global_.offheight = max(size, self.model.vis.global_.offheight)
+
+    def _open_renderer(self) -> Any:
+        """The renderer, made at the first call."""
+        if self._renderer is None:
+            size = self.robot_spec.cameras[0].height
+            try:
+                renderer = self._mujoco.Renderer(self.model, size, size)
+            except Exception as error:  # MuJoCo, PyOpenGL, EGL and GLFW each raise their own kind here
+                raise ConfigError(f"MuJoCo cannot create an OpenGL context ({error}): {_gl_hint()}") from error
+            renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = False
+            renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+            # At exit, MuJoCo takes the display down before this object goes; hooks run in reverse order, so this one
+            # frees the context in time.
+            atexit.register(renderer.close)
+            self._renderer = renderer
+        return self._renderer

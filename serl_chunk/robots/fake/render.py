@@ -1,0 +1,184 @@
+"""Small pictures of the fake ALOHA: three pinhole cameras and a painter's algorithm, numpy only."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, ArmPose, Point, forward
+from serl_chunk.robots.fake.spec import ARM_DIM, CUBE_SIZE, PLACE
+
+Colour = tuple[int, int, int]
+
+_TABLE = np.array([[196, 180, 150], [182, 166, 136]], np.uint8)  # checkers of _CHECKER metres
+_CHECKER = 0.1
+_TABLE_HALF = (0.75, 0.45)  # metres in x and y
+_FLOOR = np.array([70, 70, 75], np.uint8)
+_SKY = np.array([150, 160, 170], np.uint8)
+_TARGET = np.array([40, 90, 220], np.uint8)
+_TARGET_RADIUS = 0.04  # metres
+_CUBE: Colour = (210, 40, 40)
+_CUBE_HELD: Colour = (40, 190, 70)
+_ARM: tuple[Colour, Colour] = ((60, 60, 70), (105, 70, 45))
+_HAND: tuple[Colour, Colour] = ((120, 120, 170), (190, 130, 70))
+_FINGER: Colour = (15, 15, 15)
+
+_PALM = 0.06  # metres from the palm to the fingertips
+_FINGER_TRAVEL = 0.035  # metres of each finger from the middle, fully open
+_NEAR = 0.02  # metres in front of a camera at which parts are cut off
+
+
+class Camera(NamedTuple):
+    """A pinhole: where it is, unit vectors of its image axes, focal length in half image widths."""
+
+    eye: Point
+    right: Point
+    down: Point
+    ahead: Point
+    focal: float
+
+
+class Rod(NamedTuple):
+    """A thick line from `start` to `end` (metres): the one shape that everything here is made of."""
+
+    start: Point
+    end: Point
+    radius: float
+    colour: Colour
+
+
+_TOP = Camera((0.0, 0.0, 1.3), (1.0, 0.0, 0.0), (0.0, -1.0, 0.0), (0.0, 0.0, -1.0), 3.1)
+
+
+def render(name: str, size: int, joints: Sequence[float], cube: Point, held: bool) -> np.ndarray:
+    """What camera `name` (`top`, `left_wrist` or `right_wrist`) sees: `uint8[size, size, 3]`, RGB.
+
+    `joints` are the 14 measured joints, `cube` its centre in metres; `held` shows in the cube's colour.
+    """
+    poses = tuple(forward(arm, joints[arm * ARM_DIM : arm * ARM_DIM + 6]) for arm in (LEFT, RIGHT))
+    if name == "top":
+        camera, image = _TOP, _top_background(size).copy()
+    else:
+        camera = _wrist_camera(poses[LEFT if name == "left_wrist" else RIGHT])
+        image = _background(camera, size)
+    rods = [rod for arm in (LEFT, RIGHT) for rod in _arm_rods(arm, poses[arm], joints[arm * ARM_DIM + 6])]
+    half = CUBE_SIZE / 4  # a short upright rod of the cube's width and height
+    rods.append(
+        Rod(
+            (cube[0], cube[1], cube[2] - half),
+            (cube[0], cube[1], cube[2] + half),
+            CUBE_SIZE / 2,
+            _CUBE_HELD if held else _CUBE,
+        )
+    )
+    seen = [(_in_camera(camera, rod.start), _in_camera(camera, rod.end), rod) for rod in rods]
+    for start, end, rod in sorted(seen, key=lambda s: -(s[0][2] + s[1][2])):
+        _paint(image, camera.focal, start, end, rod)
+    return image
+
+
+def _wrist_camera(pose: ArmPose) -> Camera:
+    """A camera above the wrist that looks at the grip point and turns with the hand."""
+    eye = _along(pose.wrist, pose.up, 0.08)
+    aim = (pose.grip[0] - eye[0], pose.grip[1] - eye[1], pose.grip[2] - eye[2])
+    length = math.sqrt(_dot(aim, aim))
+    ahead = (aim[0] / length, aim[1] / length, aim[2] / length)
+    right = (-pose.left[0], -pose.left[1], -pose.left[2])
+    down = (
+        ahead[1] * right[2] - ahead[2] * right[1],
+        ahead[2] * right[0] - ahead[0] * right[2],
+        ahead[0] * right[1] - ahead[1] * right[0],
+    )
+    return Camera(eye, right, down, ahead, 1.2)
+
+
+def _arm_rods(arm: int, pose: ArmPose, opening: float) -> list[Rod]:
+    """The links, palm and fingers of one arm; `opening` from 0 to 1."""
+    palm = _along(pose.grip, pose.forward, -_PALM)
+    rods = [
+        Rod(pose.shoulder, pose.elbow, 0.035, _ARM[arm]),
+        Rod(pose.elbow, pose.wrist, 0.03, _ARM[arm]),
+        Rod(pose.wrist, palm, 0.025, _HAND[arm]),
+    ]
+    for side in (-1.0, 1.0):
+        spread = side * (0.006 + _FINGER_TRAVEL * opening)
+        rods.append(Rod(_along(palm, pose.left, spread), _along(pose.grip, pose.left, spread), 0.007, _FINGER))
+    return rods
+
+
+@functools.cache
+def _top_background(size: int) -> np.ndarray:
+    return _background(_TOP, size)
+
+
+@functools.cache
+def _pixels(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Centres of the pixels in half image widths, x to the right and y down, each `float32[size, size]`."""
+    centres = ((np.arange(size) + 0.5) * (2.0 / size) - 1.0).astype(np.float32)
+    x, y = np.meshgrid(centres, centres)
+    return x, y
+
+
+def _background(camera: Camera, size: int) -> np.ndarray:
+    """Table, target, floor and sky, by following every pixel's ray to the plane z = 0."""
+    x, y = _pixels(size)
+    ray = [x * camera.right[i] + y * camera.down[i] + camera.focal * camera.ahead[i] for i in range(3)]
+    below = ray[2] < -1e-3
+    reach = camera.eye[2] / np.where(below, -ray[2], 1.0)
+    hit_x, hit_y = camera.eye[0] + reach * ray[0], camera.eye[1] + reach * ray[1]
+    checker = (np.floor(hit_x / _CHECKER) + np.floor(hit_y / _CHECKER)).astype(np.int32) & 1
+    image = _TABLE[checker]
+    image[(hit_x - PLACE[0]) ** 2 + (hit_y - PLACE[1]) ** 2 < _TARGET_RADIUS**2] = _TARGET
+    image[(np.abs(hit_x) > _TABLE_HALF[0]) | (np.abs(hit_y) > _TABLE_HALF[1])] = _FLOOR
+    # A camera under the table (an arm may reach there: the table has no collisions) looks at its dark side.
+    image[~below] = _SKY if camera.eye[2] > 0 else _FLOOR
+    return image
+
+
+def _in_camera(camera: Camera, point: Point) -> Point:
+    """`point` in the camera's axes: right, down, ahead (depth), metres."""
+    d = (point[0] - camera.eye[0], point[1] - camera.eye[1], point[2] - camera.eye[2])
+    return _dot(d, camera.right), _dot(d, camera.down), _dot(d, camera.ahead)
+
+
+def _paint(image: np.ndarray, focal: float, start: Point, end: Point, rod: Rod) -> None:
+    """Draw one rod whose ends are given in camera axes; only the pixels of its bounding box are touched."""
+    if start[2] < end[2]:
+        start, end = end, start
+    if start[2] <= _NEAR:
+        return
+    if end[2] < _NEAR:
+        share = (start[2] - _NEAR) / (start[2] - end[2])
+        end = (start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1]), _NEAR)
+    size = image.shape[0]
+    scale = focal * size / 2
+    u0, v0 = scale * start[0] / start[2] + size / 2, scale * start[1] / start[2] + size / 2
+    u1, v1 = scale * end[0] / end[2] + size / 2, scale * end[1] / end[2] + size / 2
+    # At least 0.7 pixels, so that thin parts far away do not vanish between pixel centres.
+    r0, r1 = max(scale * rod.radius / start[2], 0.7), max(scale * rod.radius / end[2], 0.7)
+    left, right = max(math.floor(min(u0 - r0, u1 - r1)), 0), min(math.ceil(max(u0 + r0, u1 + r1)), size)
+    top, bottom = max(math.floor(min(v0 - r0, v1 - r1)), 0), min(math.ceil(max(v0 + r0, v1 + r1)), size)
+    if left >= right or top >= bottom:
+        return
+    u = np.arange(left, right, dtype=np.float32)[None] + 0.5 - u0
+    v = np.arange(top, bottom, dtype=np.float32)[:, None] + 0.5 - v0
+    du, dv = u1 - u0, v1 - v0
+    along = np.clip((u * du + v * dv) / max(du * du + dv * dv, 1e-9), 0.0, 1.0)
+    inside = (u - along * du) ** 2 + (v - along * dv) ** 2 <= (r0 + along * (r1 - r0)) ** 2
+    image[top:bottom, left:right][inside] = rod.colour
+
+
+def _along(point: Point, direction: Point, distance: float) -> Point:
+    return (
+        point[0] + distance * direction[0],
+        point[1] + distance * direction[1],
+        point[2] + distance * direction[2],
+    )
+
+
+def _dot(a: Point, b: Point) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]

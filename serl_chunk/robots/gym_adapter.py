@@ -1,0 +1,274 @@
+"""Any gymnasium environment behind the package's contract: the way to bring your own robot.
+
+Observations (a flat Box, or a Dict that may nest):
+
+- `uint8[H, W, 3]` entries are cameras, named by their key; a sub-dictionary `images` only groups them.
+- every other entry must be a vector; they are concatenated to `state` in the sorted order of their keys
+  (`state` alone is simply itself; `{"joints": ..., "force": ...}` gives force, then joints).
+- a leading axis of length 1 (HIL-SERL's ChunkingWrapper) is removed from both.
+
+Rewards and ends, from HIL-SERL's and gymnasium's habits:
+
+- success is a true `info["succeed"]`, `info["is_success"]` or `info["success"]`, and always terminates.
+- `info["failure"]` is passed on as a declared failure.
+- `info["grasp_penalty"]` is added to the reward (HIL-SERL feeds it to a separate gripper critic instead).
+- `info["intervene_action"]` is what a person commanded instead of the action given to `step`.
+- HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
+  is therefore a truncation; before it, it is the environment's own termination, and bootstraps nothing.
+
+The configuration's `control_hz` is the rate; what the environment declares about its own is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Observation, RobotSpec
+
+SUCCESS_KEYS = ("succeed", "is_success", "success")
+
+Path = tuple[str, ...]
+
+
+class ObservationLayout(NamedTuple):
+    """Where state and cameras lie in an environment's observations; a flat observation has the path ()."""
+
+    vectors: tuple[Path, ...]
+    cameras: tuple[tuple[str, Path], ...]
+    camera_specs: tuple[CameraSpec, ...]
+    state_dim: int
+
+    @classmethod
+    def of(cls, space: spaces.Space[Any]) -> ObservationLayout:
+        """The layout of `space`; raises ConfigError naming the entry that is neither vector nor camera."""
+        vectors: list[Path] = []
+        cameras: list[tuple[str, Path]] = []
+        camera_specs: list[CameraSpec] = []
+        state_dim = 0
+        for path, entry in _entries(space, ()):
+            name = "/".join(path) or "observation"
+            if not isinstance(entry, spaces.Box):
+                raise ConfigError(
+                    f"observation {name!r} is a {type(entry).__name__} space; an observation is made of Box spaces. "
+                    "Turn it into a Box with gymnasium.wrappers.TransformObservation, or drop it with FilterObservation"
+                )
+            shape = _without_time(entry.shape, name)
+            if len(shape) == 1:
+                vectors.append(path)
+                state_dim += shape[0]
+            elif len(shape) == 3 and shape[2] == 3 and entry.dtype == np.uint8:
+                camera = "/".join(path[1:] if len(path) > 1 and path[0] == "images" else path) or "image"
+                if camera in (c.name for c in camera_specs):
+                    raise ConfigError(f"two observations are called camera {camera!r}; rename one of them")
+                cameras.append((camera, path))
+                camera_specs.append(CameraSpec(camera, shape[0], shape[1]))
+            else:
+                raise ConfigError(
+                    f"observation {name!r} has shape {entry.shape} and type {entry.dtype}; valid are vectors (D,) and "
+                    "camera frames uint8 (H, W, 3), each with at most a leading axis of 1. Convert it with "
+                    "gymnasium.wrappers.TransformObservation"
+                )
+        if not vectors:
+            raise ConfigError("the environment observes no vector, and a robot needs a state: add its joint positions")
+        return cls(tuple(vectors), tuple(cameras), tuple(camera_specs), state_dim)
+
+    def state(self, observation: Any) -> np.ndarray:
+        """The state `float32[S]` of an observation; a copy. Raises DataError if its length is not S."""
+        state = np.concatenate([np.ravel(_at(observation, path)) for path in self.vectors]).astype(np.float32)
+        if state.shape != (self.state_dim,):
+            raise DataError(f"the environment declared a state of {self.state_dim} numbers and gave {len(state)}")
+        return state
+
+    def frames(self, observation: Any) -> Observation:
+        """Copies of all frames, `{"images/<camera>": uint8[H, W, 3]}`. Raises DataError for an undeclared shape."""
+        frames = {}
+        for (name, path), spec in zip(self.cameras, self.camera_specs, strict=True):
+            frame = np.asarray(_at(observation, path))
+            frame = frame[0] if frame.ndim == 4 and len(frame) == 1 else frame
+            if frame.shape != (spec.height, spec.width, 3) or frame.dtype != np.uint8:
+                raise DataError(
+                    f"camera {name!r} was declared uint8 {(spec.height, spec.width, 3)} and gave "
+                    f"{frame.dtype} {frame.shape}"
+                )
+            frames[IMAGE_PREFIX + name] = np.array(frame)
+        return frames
+
+
+class GymAdapter(RobotEnv):
+    """`config.make(fake_env)` as a RobotEnv; see the module for how observations, rewards and ends are read.
+
+    Cameras come with the environment's own observation, so `read_images` returns the last one's frames and costs
+    nothing; `save_state` is not available. With `fake_env` only the spaces serve, and `reset` and `step` do
+    whatever the fake environment does.
+
+    Raises ConfigError where the environment's spaces cannot be used, saying how to wrap it.
+    """
+
+    def __init__(self, config: GymConfig, *, fake_env: bool = False, images: str = "on_request") -> None:
+        assert config.make is not None  # GymConfig refuses None
+        env = config.make(fake_env)
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(f"robot.make must return a gymnasium.Env, it returned {type(env).__name__}")
+        self.env: gymnasium.Env[Any, Any] = env
+        self._layout = ObservationLayout.of(env.observation_space)
+        self._box = _checked_actions(env.action_space)
+        self._check_time_limit(config)
+        self._set_spaces(_spec(config, self._box, self._layout), images)
+        self._low, self._high = self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
+        self._last: Any = None  # the environment's last observation
+        self._tick = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
+        """Reset the environment; its `info` is passed on with `success` False."""
+        super().reset(seed=seed)
+        self._last, info = self.env.reset(seed=seed, options=options)
+        self._tick = 0
+        return self._observe(), {**info, "success": False}
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """One tick with `action float32[A]`, clipped to the action space.
+
+        `info["executed_action"] float32[A]` is the environment's own report of it, else the person's action, else
+        the clipped one. Raises DataError for an action, or a person's action, that is not A finite numbers.
+        """
+        given = np.clip(self._checked(action, "action"), self._low, self._high)
+        # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
+        native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
+        self._last, reward, terminated, truncated, native_info = self.env.step(native)
+        self._tick += 1
+
+        info = dict(native_info)
+        person = info.get("intervene_action")
+        if person is not None:
+            info["intervene_action"] = given = self._checked(person, 'info["intervene_action"]')
+        info["executed_action"] = self._checked(info.get("executed_action", given), 'info["executed_action"]')
+        success = any(bool(np.any(info.get(key, False))) for key in SUCCESS_KEYS)
+        info["success"] = success
+        # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
+        total = float(np.asarray(reward).item()) + float(np.asarray(info.get("grasp_penalty", 0.0)).item())
+
+        terminated, truncated = bool(terminated) or success, bool(truncated)
+        if self._tick >= self.robot_spec.max_episode_steps and not success:
+            terminated = terminated and bool(info.get("failure", False))
+            truncated = not terminated
+        return self._observe(), total, terminated, truncated and not terminated, info
+
+    def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
+        """Frames of the last observation, `{"images/<camera>": uint8[H, W, 3]}`, as copies; all cameras by default.
+
+        Raises ConfigError for an unknown camera, gymnasium's ResetNeeded before the first reset.
+        """
+        if self._last is None:
+            raise gymnasium.error.ResetNeeded("reset the environment before reading its cameras")
+        frames = self._layout.frames(self._last)
+        if cameras is None:
+            return frames
+        return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _observe(self) -> Observation:
+        observation: Observation = {STATE: self._layout.state(self._last)}
+        if self.images == "always":
+            observation.update(self.read_images())
+        return observation
+
+    def _checked(self, action: Any, name: str) -> np.ndarray:
+        """`action` as a fresh `float32[A]`; raises DataError if it is not A finite numbers."""
+        values = np.array(action, np.float32).reshape(-1)
+        if values.shape != self._low.shape or not np.isfinite(values).all():
+            raise DataError(
+                f"{name} of robot {self.robot_spec.name!r} must be {len(self._low)} finite numbers, got {values}"
+            )
+        return values
+
+    def _check_time_limit(self, config: GymConfig) -> None:
+        """Refuse a HIL-SERL time limit shorter than ours: its `done` would pass for a failure of the task."""
+        limit = getattr(self.env.unwrapped, "max_episode_length", None)
+        if isinstance(limit, int) and limit < config.max_episode_steps:
+            raise ConfigError(
+                f"the environment ends its episodes at max_episode_length={limit}, before "
+                f"robot.max_episode_steps={config.max_episode_steps}, and such an end looks like a failure: "
+                f"set robot.max_episode_steps={limit}"
+            )
+
+
+def _spec(config: GymConfig, box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
+    """The robot specification; raises ConfigError where the configuration names dimensions that do not exist."""
+    dim = box.shape[0]
+    joints = config.joint_of_action or (-1,) * dim
+    if len(joints) != dim:
+        raise ConfigError(f"robot.joint_of_action has {len(joints)} entries; the environment's actions have {dim}")
+    if any(not 0 <= g < dim for g in config.grippers):
+        raise ConfigError(
+            f"robot.grippers={config.grippers} must lie in 0..{dim - 1}, the environment's action dimensions"
+        )
+    return RobotSpec(
+        name=config.robot_name,
+        control_hz=config.control_hz,
+        state_dim=layout.state_dim,
+        action_low=tuple(float(x) for x in box.low),
+        action_high=tuple(float(x) for x in box.high),
+        joint_of_action=joints,
+        grippers=config.grippers,
+        cameras=layout.camera_specs,
+        max_episode_steps=config.max_episode_steps,
+    )
+
+
+def _checked_actions(space: spaces.Space[Any]) -> spaces.Box:
+    """`space`, if it is a one-dimensional Box of finite real limits; otherwise ConfigError with the remedy."""
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise ConfigError(f"actions must be a Box of floating-point numbers, the environment's are {space}")
+    if len(space.shape) != 1:
+        raise ConfigError(
+            f"actions must be vectors (A,), the environment's have shape {space.shape}: flatten them with "
+            "gymnasium.wrappers.TransformAction, or remove a wrapper that executes several actions per step"
+        )
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ConfigError(
+            f"actions need finite limits, the environment's are {space}: wrap it with "
+            "gymnasium.wrappers.RescaleAction or declare its true limits in its action_space"
+        )
+    return space
+
+
+def _entries(space: spaces.Space[Any], path: Path) -> Iterator[tuple[Path, spaces.Space[Any]]]:
+    """Every leaf of nested Dict spaces with its path, in sorted order."""
+    if isinstance(space, spaces.Dict):
+        for key in sorted(space.spaces):
+            yield from _entries(space.spaces[key], (*path, key))
+    else:
+        yield path, space
+
+
+def _without_time(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """`shape` without a leading time axis of 1: (1, D) -> (D,), (1, H, W, 3) -> (H, W, 3); a scalar is (1,)."""
+    if shape == ():
+        return (1,)
+    if len(shape) in (2, 4) and shape[-1] != 0:
+        if shape[0] != 1:
+            raise ConfigError(
+                f"observation {name!r} has shape {shape}: a history of {shape[0]} observations cannot be used; "
+                "configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1))"
+            )
+        return shape[1:]
+    return shape
+
+
+def _at(observation: Any, path: Path) -> Any:
+    """The entry of a nested observation at `path`; raises DataError where it is missing."""
+    for key in path:
+        if not isinstance(observation, Mapping) or key not in observation:
+            raise DataError(f"the environment declared observation {'/'.join(path)!r} and did not give it")
+        observation = observation[key]
+    return observation

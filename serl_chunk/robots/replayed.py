@@ -1,0 +1,126 @@
+"""Interventions from a file: what a person commanded once, commanded again on the same ticks.
+
+The file is a NumPy `.npz` without pickles, one row per tick on which the person was in control:
+`episode int[N]` (0 for the first reset), `tick int[N]`, `action float32[N, A]` in the robot's units, `idle bool[N]`
+(in control, but not moving the robot).
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from serl_chunk.robots.base import InterventionCommand
+from serl_chunk.types import DataError, Observation, RobotSpec
+
+COLUMNS = ("episode", "tick", "action", "idle")
+
+
+def save_interventions(
+    path: Path | str, *, episode: np.ndarray, tick: np.ndarray, action: np.ndarray, idle: np.ndarray
+) -> None:
+    """Write recorded interventions for `ReplayedIntervention`; the file appears whole or not at all.
+
+    Args:
+        path: target; replaced if it exists.
+        episode, tick: `int[N]`, not negative, each pair once.
+        action: `float[N, A]`, finite, in the robot's units; stored as float32.
+        idle: `bool[N]`.
+
+    Raises DataError for columns that `ReplayedIntervention` would refuse.
+    """
+    path = Path(path)
+    columns = {"episode": episode, "tick": tick, "action": action, "idle": idle}
+    columns = _checked({name: np.asarray(values) for name, values in columns.items()}, str(path))
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        np.savez(file, **columns)  # type: ignore[arg-type]  # mypy takes them for `allow_pickle`
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+class ReplayedIntervention:
+    """An intervention source that repeats a recording: its episode k on the k-th reset, and then nothing more.
+
+    Args:
+        path: a file written by `save_interventions`.
+        spec: the robot that is to execute it.
+
+    Raises DataError if the file is not such a recording, or is of a robot with another number of actions.
+    """
+
+    def __init__(self, path: Path | str, spec: RobotSpec) -> None:
+        columns = _load(Path(path))
+        actions = columns["action"]
+        if actions.shape[1] != spec.action_dim:
+            raise DataError(
+                f"{path} holds actions of {actions.shape[1]} dimensions, robot {spec.name!r} has {spec.action_dim}: "
+                "replay a recording of this robot"
+            )
+        keys = zip(columns["episode"].tolist(), columns["tick"].tolist(), strict=True)
+        idle = columns["idle"].tolist()
+        self._commands = {
+            key: InterventionCommand(action, still) for key, action, still in zip(keys, actions, idle, strict=True)
+        }
+        self._episode = -1
+
+    def reset(self, seed: int) -> None:
+        """The next recorded episode begins; `seed` changes nothing."""
+        self._episode += 1
+
+    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+        """What the person commanded on this tick of this episode, or None."""
+        command = self._commands.get((self._episode, tick))
+        return None if command is None else InterventionCommand(command.action.copy(), command.idle)
+
+    def close(self) -> None:
+        """Nothing to release: the file was read at the start."""
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    """The checked columns of a recording; raises DataError naming the file and what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            # A plain .npy loads as an array, which has no columns.
+            columns = {} if isinstance(archive, np.ndarray) else {c: archive[c] for c in COLUMNS if c in archive}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        # Respectively: no such file, a pickle or no archive at all, empty, cut short, damaged.
+        raise DataError(f"{path} cannot be read as recorded interventions (.npz without pickles): {error}") from error
+    missing = [c for c in COLUMNS if c not in columns]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]!r}; recorded interventions have {', '.join(COLUMNS)}")
+    return _checked(columns, str(path))
+
+
+def _checked(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """The columns in their stored types; raises DataError for wrong types, shapes, values or repeated ticks."""
+    episode, tick, action, idle = (columns[c] for c in COLUMNS)
+    kinds = (("episode", episode, "iu", "int"), ("tick", tick, "iu", "int"), ("idle", idle, "b", "bool"))
+    for column, values, allowed, wanted in kinds:
+        if values.ndim != 1 or values.dtype.kind not in allowed:
+            raise DataError(f"{name}: column {column} must be {wanted}[N], it is {values.dtype}{list(values.shape)}")
+    if action.ndim != 2 or action.dtype.kind != "f":
+        raise DataError(f"{name}: column action must be float32[N, A], it is {action.dtype}{list(action.shape)}")
+    lengths = {c: len(columns[c]) for c in COLUMNS}
+    if len(set(lengths.values())) != 1:
+        raise DataError(f"{name}: columns must have one length, they have {lengths}")
+    if len(tick) and (episode.min() < 0 or tick.min() < 0):
+        raise DataError(f"{name}: episodes and ticks count from 0, one is negative")
+    if not np.isfinite(action).all():
+        raise DataError(
+            f"{name}: row {int(np.argwhere(~np.isfinite(action))[0, 0])} holds an action that is not finite"
+        )
+    if len(np.unique(np.stack([episode, tick]), axis=1).T) != len(tick):
+        raise DataError(f"{name}: a tick of an episode appears twice; record one command per tick")
+    return {
+        "episode": episode.astype(np.int64),
+        "tick": tick.astype(np.int64),
+        "action": action.astype(np.float32),
+        "idle": idle.astype(bool),
+    }

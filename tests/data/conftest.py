@@ -1,0 +1,129 @@
+"""Episodes for the tests of this room: small, varied, and different in every array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
+
+MakeEpisode = Callable[..., Episode]
+
+
+@pytest.fixture(scope="session")
+def spec() -> RobotSpec:
+    """A robot of 3 actions whose state is 3 joints (in another order) and 2 further values; 2 cameras."""
+    return RobotSpec(
+        name="arm3",
+        control_hz=50.0,
+        state_dim=5,
+        action_low=(-2.0, -1.0, 0.0),
+        action_high=(2.0, 3.0, 1.0),
+        joint_of_action=(2, 0, 1),
+        grippers=(2,),
+        cameras=(CameraSpec("top", 4, 6), CameraSpec("wrist", 3, 3)),
+        max_episode_steps=20,
+    )
+
+
+@pytest.fixture(scope="session")
+def joints_spec() -> RobotSpec:
+    """A robot whose state is exactly its 2 joints, in the order of its actions; 1 camera."""
+    return RobotSpec(
+        "arm2", 25.0, 2, (-1.0, -1.0), (1.0, 1.0), (0, 1), (), (CameraSpec("top", 16, 16),), max_episode_steps=20
+    )
+
+
+@pytest.fixture(scope="session")
+def make_episode() -> MakeEpisode:
+    """`make(spec, n, seed=0, success_at=(), image_ticks=None, decision_ticks=(), final=True, episode_id=...)`."""
+
+    def make(
+        spec: RobotSpec,
+        n: int,
+        *,
+        seed: int = 0,
+        success_at: tuple[int, ...] = (),
+        image_ticks: dict[str, list[int]] | None = None,
+        decision_ticks: tuple[int, ...] = (),
+        final: bool = True,
+        episode_id: str = "",
+        task: str = "stack",
+        reward: float | None = None,
+    ) -> Episode:
+        rng = np.random.default_rng(seed)
+        episode_id = episode_id or f"e{seed}"
+        image_ticks = {c.name: list(range(n)) for c in spec.cameras} if image_ticks is None else image_ticks
+
+        def observe(tick: int) -> dict[str, np.ndarray]:
+            out = {"state": rng.normal(size=spec.state_dim).astype(np.float32)}
+            for camera in spec.cameras:
+                if tick in image_ticks.get(camera.name, ()) or (tick == n and image_ticks):
+                    out[f"images/{camera.name}"] = rng.integers(
+                        0, 256, (camera.height, camera.width, 3), dtype=np.uint8
+                    )
+            return out
+
+        steps = [
+            Step(
+                tick=t,
+                observation=observe(t),
+                action=rng.normal(size=spec.action_dim).astype(np.float32),
+                reward=1.0 if t in success_at else float(rng.uniform(-0.5, 0.5)),
+                source=Source(int(rng.integers(5))),
+                decision_tick=int(rng.integers(-1, t + 1)),
+                policy_version=int(rng.integers(-1, 2**40)),
+                stamp=float(rng.uniform(0, 1e6)),
+                decision={"chunk": rng.normal(size=(4, spec.action_dim)).astype(np.float32), "value": np.float32(t)}
+                if t in decision_ticks
+                else None,
+            )
+            for t in range(n)
+        ]
+        return Episode(
+            Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1"),
+            StepBlock.from_steps(episode_id, steps),
+            End(
+                episode_id,
+                n,
+                observe(n) if final else None,
+                terminated=False,
+                truncated=True,
+                outcome=Outcome.UNKNOWN,
+                outcome_by="clock",
+                reward=reward,
+            ),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Callable[[Episode, Episode], None]:
+    """Asserts that two episodes are equal in every field, dtype and byte."""
+
+    def same_arrays(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+        assert sorted(a) == sorted(b)
+        for key in a:
+            assert a[key].dtype == b[key].dtype, key
+            assert a[key].shape == b[key].shape, key
+            assert a[key].tobytes() == b[key].tobytes(), key
+
+    def flat(steps: StepBlock) -> dict[str, np.ndarray]:
+        names = ("action", "reward", "source", "decision_tick", "policy_version", "stamp")
+        out = {name: getattr(steps, name) for name in names} | steps.observation
+        for key, rows in steps.sparse.items():
+            out[f"{key}#index"], out[key] = rows.index, rows.values
+        return out
+
+    def check(a: Episode, b: Episode) -> None:
+        assert a.begin == b.begin
+        assert (a.steps.episode_id, a.steps.first_tick) == (b.steps.episode_id, b.steps.first_tick)
+        same_arrays(flat(a.steps), flat(b.steps))
+        assert a.end._replace(final_observation=None) == b.end._replace(final_observation=None)
+        assert (a.end.final_observation is None) == (b.end.final_observation is None)
+        same_arrays(a.end.final_observation or {}, b.end.final_observation or {})
+
+    return check

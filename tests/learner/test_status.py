@@ -1,0 +1,115 @@
+import io
+
+import pytest
+
+from serl_chunk.learner.status import LOG_PERIOD, TTY_PERIOD, StatusLine, format_status, who_waits
+
+FIELDS = {
+    "done": 1_200, "total": 20_000, "step": 5_200, "updates_per_s": 214.4, "env_steps": 9_000, "episodes": 85,
+    "success": 0.85, "human": 0.034, "learner_wait": 0.4, "actor_wait": 0.02, "version": 24,
+}  # fmt: skip
+
+
+class Clock:
+    def __init__(self):
+        self.now = 50.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_the_line_says_everything_in_one_order():
+    assert format_status("train", FIELDS, 3_725.0) == (
+        "train 1,200/20,000 | eta 1:02:05 | step 5,200 | 214 updates/s | 9,000 env steps | 85 episodes | "
+        "success 85% (last 20 without take-over) | human 3.4% | learner waits for actor | snapshot 24"
+    )
+
+
+def test_what_is_not_known_is_left_out():
+    assert format_status("waiting for an actor", {}) == "waiting for an actor"
+    assert format_status("train", {"step": 3, "success": None, "human": None}) == "train | step 3"
+
+
+@pytest.mark.parametrize(
+    ("learner", "actor", "words"),
+    [(0.5, 0.1, "learner waits for actor"), (0.1, 0.5, "actor waits for learner"), (0.09, 0.05, "both busy")],
+)
+def test_who_waits_for_whom(learner, actor, words):
+    assert who_waits(learner, actor) == words
+
+
+def test_a_log_gets_a_line_at_most_every_ten_seconds_and_the_last_state(clock):
+    out = io.StringIO()
+    with StatusLine(out, tty=False, clock=clock) as status:
+        for step in range(300):
+            status.update("train", {"step": step})
+            clock.now += LOG_PERIOD / 128  # exact in binary
+    assert out.getvalue().splitlines() == [f"train | step {step}" for step in (0, 128, 256, 299)]
+
+
+def test_a_state_already_shown_is_not_repeated_at_the_end(clock):
+    out = io.StringIO()
+    with StatusLine(out, tty=False, clock=clock) as status:
+        status.update("train", {"step": 1})
+    assert out.getvalue() == "train | step 1\n"
+
+
+def test_say_is_printed_at_once_between_lines(clock):
+    out = io.StringIO()
+    with StatusLine(out, tty=False, clock=clock) as status:
+        status.update("train", {"step": 1})
+        status.say("checkpoint 1 written [bold]")
+        assert out.getvalue() == "train | step 1\ncheckpoint 1 written [bold]\n"
+
+
+def test_time_left_comes_from_the_speed_within_the_phase(clock):
+    out = io.StringIO()
+    with StatusLine(out, tty=False, clock=clock) as status:
+        status.update("pretrain", {"done": 0, "total": 10})
+        clock.now += 100
+        status.update("train", {"done": 100, "total": 200})  # resumed in the middle: no speed known yet
+        clock.now += 10
+        status.update("train", {"done": 100, "total": 200})  # standing still: nor now
+        clock.now += 10
+        status.update("train", {"done": 120, "total": 200})
+    assert out.getvalue().splitlines() == [
+        "pretrain 0/10", "train 100/200", "train 100/200", "train 120/200 | eta 1:20",
+    ]  # fmt: skip
+
+
+def test_a_terminal_redraws_in_place_with_messages_above(clock):
+    out = io.StringIO()
+    with StatusLine(out, tty=True, clock=clock) as status:
+        status.update("train", {"step": 1})
+        status.update("train", {"step": 2})  # too soon
+        assert "step 2" not in out.getvalue()
+        status.say("[red] said")
+        clock.now += TTY_PERIOD
+        status.update("train", {"step": 3})
+    text = out.getvalue()
+    assert text.index("step 1") < text.index("[red] said") < text.rindex("step 3")
+    assert "\x1b[" in text
+    assert "step 2" not in text
+
+
+def test_the_stream_decides_whether_it_is_a_terminal(clock):
+    out = io.StringIO()
+    with StatusLine(out, clock=clock) as status:
+        status.update("train", {"step": 1})
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_narrow_terminal_shows_the_whole_line_also_below_a_message(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = io.StringIO()
+    with StatusLine(out, tty=True, clock=clock) as status:
+        status.update("train", FIELDS)
+        assert "snapshot" in out.getvalue()  # the last of the words
+        status.say("checkpoint 1 written")
+        below = out.getvalue().split("checkpoint 1 written")[1]
+        assert "snapshot" in below

@@ -1,0 +1,253 @@
+import math
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots.fake import spec as task
+from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
+from serl_chunk.robots.fake.kinematics import LEFT, REACH, RIGHT, inverse
+from serl_chunk.robots.registry import make_env, robot_spec
+from serl_chunk.types import DataError, RobotSpec
+
+OPEN, CLOSED = 1.0, 0.0
+
+
+def _at(env, *, cube, left=task.HOME_GRIP[LEFT], right=task.HOME_GRIP[RIGHT], openings=(OPEN, OPEN), holder=NOBODY):
+    """Start an episode with the grip points and the cube at given places, the cube centred in its holder's hand."""
+    env.reset(seed=0)
+    joints = (*inverse(LEFT, left), openings[LEFT], *inverse(RIGHT, right), openings[RIGHT])
+    state = env.save_state()._replace(joints=joints, cube=cube, holder=holder, offset=(0.0, 0.0, 0.0))
+    env.reset(options={"start": state})
+    return env
+
+
+def _drive(env, ticks, *, left=None, right=None, openings=(None, None)):
+    """Send both arms to grip points (None: stay) and openings for some ticks; the last step's result."""
+    for _ in range(ticks):
+        command = list(env.joints)
+        for arm, target in ((LEFT, left), (RIGHT, right)):
+            if target is not None:
+                command[arm * 7 : arm * 7 + 6] = inverse(arm, target)
+            if openings[arm] is not None:
+                command[task.GRIPPER[arm]] = openings[arm]
+        result = env.step(np.array(command, np.float32))
+    return result
+
+
+@pytest.fixture
+def env():
+    return FakeAlohaEnv(FakeAlohaConfig())
+
+
+def test_spec_matches_the_environment(env):
+    config = FakeAlohaConfig()
+    spec = robot_spec(config)
+    assert spec == env.robot_spec == make_env(config).robot_spec
+    assert RobotSpec.from_json(spec.to_json()) == spec
+    assert (spec.action_dim, spec.state_dim) == (14, 23)
+    observation, _ = env.reset(seed=3)
+    np.testing.assert_allclose(observation["state"][list(spec.joint_of_action)], env.joints, rtol=1e-6)
+
+
+def test_spec_needs_no_gymnasium():
+    code = (
+        "import sys\n"
+        "from serl_chunk.config.robots import FakeAlohaConfig\n"
+        "from serl_chunk.robots.fake.spec import fake_aloha_spec\n"
+        "fake_aloha_spec(FakeAlohaConfig())\n"
+        "assert not {'jax', 'gymnasium'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_gymnasium_accepts_the_environment_with_images():
+    check_env(FakeAlohaEnv(FakeAlohaConfig(image_size=16), images="always"), skip_render_check=True)
+
+
+def test_reset_is_reproducible_and_varied(env):
+    first, _ = env.reset(seed=5)
+    later, _ = env.reset()
+    again, _ = env.reset(seed=5)
+    np.testing.assert_array_equal(first["state"], again["state"])
+    assert not np.array_equal(first["state"], later["state"])
+    cubes = np.array([env.reset(seed=s) and env.cube for s in range(300)])
+    assert np.all(cubes[:, :2] >= task.CUBE_START_LOW)
+    assert np.all(cubes[:, :2] <= task.CUBE_START_HIGH)
+    np.testing.assert_allclose(np.ptp(cubes[:, :2], axis=0), (0.15, 0.30), rtol=0.05)
+
+
+def test_state_is_joints_cube_and_relative_grip_points(env):
+    observation, _ = env.reset(seed=1)
+    cube, (left, right) = np.array(env.cube), np.array(env.grips)
+    expected = np.concatenate([env.joints, 5 * cube, 5 * (left - cube), 5 * (right - cube)])
+    np.testing.assert_allclose(observation["state"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_state_tells_no_time(env):
+    """An arm that stays where it is sees the same thing on every tick."""
+    start, _ = env.reset(seed=1)
+    for _ in range(10):
+        observation, *_ = env.step(np.array(env.joints))
+        np.testing.assert_array_equal(observation["state"], start["state"])
+
+
+def test_commands_are_clipped_and_rate_limited_and_reported(env):
+    env.reset(seed=0)
+    before = np.array(env.joints)
+    observation, _, _, _, info = env.step(np.full(14, 100.0, np.float32))
+    moved = np.where(np.isin(np.arange(14), task.GRIPPER), 0.0, 0.06)  # the grippers were open already
+    np.testing.assert_allclose(info["executed_action"], before + moved, rtol=1e-6)
+    np.testing.assert_array_equal(info["executed_action"], observation["state"][:14])
+    assert info["executed_action"].dtype == np.float32
+    small = np.array(env.joints, np.float32) + np.float32(0.01)
+    small[list(task.GRIPPER)] = 0.9
+    np.testing.assert_allclose(env.step(small)[4]["executed_action"], small, rtol=1e-6)
+    for _ in range(200):
+        env.step(np.full(14, 100.0, np.float32))
+    np.testing.assert_allclose(env.joints, task.ACTION_HIGH)
+
+
+@pytest.mark.parametrize("action", [np.zeros(13), np.full(14, np.nan), np.full(14, np.inf)])
+def test_an_unusable_action_is_refused(env, action):
+    env.reset(seed=0)
+    with pytest.raises(DataError, match="14 finite numbers"):
+        env.step(action)
+
+
+def test_step_before_reset_is_refused(env):
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(np.zeros(14))
+
+
+def test_closing_fingers_grasp_and_the_cube_stops_them(env):
+    cube = (0.15, 0.05, 0.02)
+    _at(env, cube=cube, right=cube)
+    _drive(env, 2, openings=(None, CLOSED))
+    assert env.holder == NOBODY  # at 0.6: near, but not closed yet
+    info = _drive(env, 3, openings=(None, CLOSED))[4]
+    assert env.holder == RIGHT
+    assert env.joints[task.GRIPPER[RIGHT]] == task.FINGERS_ON_CUBE
+    assert info["executed_action"][task.GRIPPER[RIGHT]] < 0.2  # the squeeze stays in the record
+    _drive(env, 10, right=(0.12, 0.0, 0.12))
+    np.testing.assert_allclose(env.cube, env.grips[RIGHT], atol=1e-6)
+    assert env.cube[2] > 0.1
+
+
+def test_closed_fingers_that_come_to_the_cube_do_not_hold_it(env):
+    cube = (0.15, 0.05, 0.02)
+    _at(env, cube=cube, right=(0.15, 0.05, 0.1), openings=(OPEN, CLOSED))
+    _drive(env, 10, right=cube, openings=(None, CLOSED))
+    assert math.dist(env.grips[RIGHT], cube) < 0.005
+    assert env.holder == NOBODY
+    assert env.joints[task.GRIPPER[RIGHT]] == CLOSED
+    _drive(env, 3, openings=(None, OPEN))
+    _drive(env, 3, openings=(None, CLOSED))
+    assert env.holder == RIGHT  # having opened, they can
+
+
+@pytest.mark.parametrize(("distance", "held"), [(0.024, True), (0.026, False)])
+def test_grasp_tolerance(env, distance, held):
+    _at(env, cube=(0.15, 0.05, 0.02), right=(0.15 + distance, 0.05, 0.02))
+    _drive(env, 5, openings=(None, CLOSED))
+    assert (env.holder == RIGHT) == held
+    assert (env.joints[task.GRIPPER[RIGHT]] > 0.1) == held
+
+
+@pytest.mark.parametrize(("arm", "x", "held"), [(LEFT, 0.04, True), (LEFT, 0.06, False), (RIGHT, -0.06, False)])
+def test_an_arm_grasps_in_its_own_half_and_a_narrow_band(env, arm, x, held):
+    cube = (x, 0.0, 0.1)
+    _at(env, cube=cube, **{"left" if arm == LEFT else "right": cube})
+    openings = (CLOSED, None) if arm == LEFT else (None, CLOSED)
+    _drive(env, 5, openings=openings)
+    assert math.dist(env.grips[arm], cube) < 0.001
+    assert (env.holder == arm) == held
+
+
+def test_the_right_arm_cannot_reach_the_place():
+    nearest = math.dist((0.65, 0.0, 0.127), task.PLACE) - FakeAlohaConfig().place_tolerance
+    assert nearest - FakeAlohaConfig().grasp_tolerance < REACH < math.dist((0.65, 0.0, 0.127), task.PLACE)
+
+
+def test_hand_over(env):
+    middle = (0.01, 0.0, 0.12)
+    _at(env, cube=middle, right=middle, left=middle, openings=(OPEN, 0.3), holder=RIGHT)
+    _drive(env, 5, openings=(CLOSED, CLOSED))
+    assert env.holder == LEFT
+    assert env.joints[task.GRIPPER[RIGHT]] == task.FINGERS_ON_CUBE  # the cube is still between its fingers
+    _drive(env, 8, left=(-0.1, 0.0, 0.12), openings=(CLOSED, OPEN))
+    np.testing.assert_allclose(env.cube, env.grips[LEFT], atol=1e-6)
+
+
+def test_a_dropped_cube_falls_and_can_be_grasped_again(env):
+    start = (0.15, 0.0, 0.1)
+    _at(env, cube=start, right=start, openings=(OPEN, 0.3), holder=RIGHT)
+    _drive(env, 1, openings=(None, OPEN))
+    assert env.holder == NOBODY
+    np.testing.assert_allclose(env.cube, (0.15, 0.0, task.CUBE_REST_Z), atol=1e-6)
+    _drive(env, 10, right=env.cube, openings=(None, OPEN))
+    _drive(env, 5, openings=(None, CLOSED))
+    assert env.holder == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("shift", "success"),
+    [((0.045, 0.0, 0.0), True), ((-0.055, 0.0, 0.0), False), ((0, 0.045, 0), True), ((0, 0, 0.1), False)],
+)
+def test_release_counts_within_the_place_tolerance(env, shift, success):
+    spot = tuple(p + s for p, s in zip(task.PLACE, shift, strict=True))
+    _at(env, cube=spot, left=spot, openings=(0.3, OPEN), holder=LEFT)
+    _, reward, terminated, _, info = _drive(env, 3, openings=(CLOSED, None))
+    assert (reward, terminated, info["success"]) == (0.0, False, False)  # being there is not enough
+    _, reward, terminated, truncated, info = _drive(env, 1, openings=(OPEN, None))
+    assert (reward, terminated, info["success"]) == (float(success), success, success)
+    assert not truncated
+
+
+def test_time_limit_truncates():
+    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=7))
+    env.reset(seed=0)
+    ends = [env.step(np.array(env.joints))[2:4] for _ in range(7)]
+    assert ends == [(False, False)] * 6 + [(False, True)]
+
+
+def test_restore_continues_bit_for_bit(env):
+    commands = np.random.default_rng(0).uniform(task.ACTION_LOW, task.ACTION_HIGH, (40, 14)).astype(np.float32)
+    env.reset(seed=2)
+    expert = env.make_expert()
+    while env.holder == NOBODY:
+        env.step(expert.act())
+    saved = env.save_state()
+
+    def rollout(e):
+        out = [e.step(c)[0]["state"] for c in commands[:20]]
+        out.append(e.reset()[0]["state"])  # the generator too
+        return np.array(out + [e.step(c)[0]["state"] for c in commands[20:]])
+
+    first = rollout(env)
+    other = FakeAlohaEnv(FakeAlohaConfig())
+    restored = other.restore_state(saved)
+    assert other.holder == RIGHT
+    assert other.tick == saved.tick
+    np.testing.assert_array_equal(restored["state"][:14], np.array(saved.joints, np.float32))
+    np.testing.assert_array_equal(rollout(other), first)
+    env.restore_state(saved)
+    np.testing.assert_array_equal(rollout(env), first)
+
+
+def test_a_given_start_is_used_and_leaves_the_generator_alone(env):
+    env.reset(seed=4)
+    start = env.save_state()
+    expected = env.reset()[0]["state"]
+    env.reset(seed=4)
+    env.step(np.array(env.joints) + 0.05)
+    observation, _ = env.reset(options={"start": start})
+    np.testing.assert_array_equal(observation["state"][:14], np.array(start.joints, np.float32))
+    assert env.tick == 0
+    np.testing.assert_array_equal(env.reset()[0]["state"], expected)
+    with pytest.raises(DataError, match="FakeAlohaState"):
+        env.reset(options={"start": {"cube": (0, 0)}})

@@ -1,0 +1,153 @@
+import numpy as np
+import pytest
+
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots.fake import helper as helper_module
+from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
+from serl_chunk.robots.fake.helper import CORRECTION_TICKS, REACTION_TICKS, STALL_TICKS, progress
+from serl_chunk.robots.fake.kinematics import RIGHT
+from serl_chunk.robots.registry import make_intervention
+
+
+@pytest.fixture
+def env():
+    return FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000))
+
+
+def _stay(env):
+    return np.array(env.joints, np.float32)
+
+
+def _polls(env, helper, ticks, decision_every=5):
+    """Poll a policy that does nothing; a list of what the helper said, the environment moved accordingly."""
+    said = []
+    for tick in range(ticks):
+        command = helper.poll(tick, {}, tick % decision_every == 0)
+        said.append(command)
+        env.step(_stay(env) if command is None else command.action)
+    return said
+
+
+def test_it_takes_over_a_stalled_policy_after_a_reaction_delay(env):
+    helper = make_intervention("scripted", env)
+    begins = []
+    for seed in range(20):
+        env.reset(seed=seed)
+        helper.reset(seed)
+        said = _polls(env, helper, 60)
+        begins.append(next(i for i, s in enumerate(said) if s is not None))
+    assert min(begins) >= STALL_TICKS + REACTION_TICKS[0] - 1
+    assert max(begins) <= STALL_TICKS + REACTION_TICKS[1]
+    assert len(set(begins)) > 5
+
+
+def test_it_leaves_a_policy_that_makes_progress_alone(env):
+    helper, expert = env.make_helper(), env.make_expert()
+    for seed in range(10):
+        env.reset(seed=seed)
+        helper.reset(seed)
+        expert.reset(seed)
+        done = False
+        while not done:
+            assert helper.poll(env.tick, {}, True) is None
+            done = env.step(expert.act())[2]
+
+
+def test_a_policy_that_recovers_within_the_reaction_delay_keeps_the_robot(env):
+    helper, expert = env.make_helper(), env.make_expert()
+    env.reset(seed=0)
+    helper.reset(0)
+    expert.reset(0)
+    for tick in range(STALL_TICKS + REACTION_TICKS[0] - 2):
+        assert helper.poll(tick, {}, True) is None
+        env.step(_stay(env))
+    done = False
+    while not done:
+        assert helper.poll(env.tick, {}, True) is None
+        done = env.step(expert.act())[2]
+
+
+def test_it_reacts_to_a_dropped_cube_before_a_stall(env):
+    expert = env.make_expert()
+    env.reset(seed=0)
+    while progress(env) < 1.9 or env.holder != RIGHT:
+        env.step(expert.act())
+    helper = env.make_helper()
+    helper.reset(0)
+    assert helper.poll(0, {}, True) is None
+    home = _stay(env)
+    home[13] = 1.0
+    env.step(home)
+    assert env.holder == NOBODY
+    away = [0.12] * 6  # the arm backs off, so that the cube counts as lost and not as put down
+    joints = np.array(env.joints)
+    joints[7:13] += away
+    env.reset(options={"start": env.save_state()._replace(joints=tuple(joints), cube=(0.2, -0.15, 0.02))})
+    said = _polls(env, helper, REACTION_TICKS[1] + 2)
+    begin = next(i for i, s in enumerate(said) if s is not None)
+    assert begin < STALL_TICKS + REACTION_TICKS[0]
+
+
+def test_it_corrects_then_idles_until_the_policy_decides(env):
+    env.reset(seed=1)
+    helper = env.make_helper()
+    helper.reset(1)
+    tick = 0
+    while (command := helper.poll(tick, {}, True)) is None:
+        env.step(_stay(env))
+        tick += 1
+    corrections = 0
+    while not command.idle:
+        corrections += 1
+        env.step(command.action)
+        command = helper.poll(tick + corrections, {}, False)
+    assert CORRECTION_TICKS[0] <= corrections <= CORRECTION_TICKS[1]
+    before = list(env.joints)
+    for _ in range(7):
+        assert command.idle
+        np.testing.assert_array_equal(command.action, np.array(env.joints, np.float32))
+        env.step(command.action)
+        command = helper.poll(0, {}, False)
+    np.testing.assert_allclose(env.joints, before, atol=1e-5)
+    assert helper.poll(0, {}, True) is None
+    assert helper.poll(1, {}, True) is None  # and keeps its hands off
+
+
+def test_corrections_solve_the_task_for_a_policy_that_does_nothing(env):
+    helper = env.make_helper()
+    solved = 0
+    for seed in range(10):
+        env.reset(seed=seed)
+        helper.reset(seed)
+        for tick in range(600):
+            command = helper.poll(tick, {}, tick % 5 == 0)
+            if env.step(_stay(env) if command is None else command.action)[2]:
+                solved += 1
+                break
+    assert solved == 10
+
+
+def test_it_is_deterministic(env):
+    runs = []
+    for _ in range(2):
+        env.reset(seed=4)
+        helper = env.make_helper()
+        helper.reset(9)
+        runs.append(_polls(env, helper, 120))
+    assert sum(s is not None for s in runs[0]) > CORRECTION_TICKS[0]
+    for a, b in zip(*runs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_array_equal(a.action, b.action)
+            assert a.idle == b.idle
+
+
+def test_progress_rises_along_a_demonstration(env):
+    expert = env.make_expert()
+    env.reset(seed=0)
+    trace = [progress(env)]
+    while not env.step(expert.act())[2]:
+        trace.append(progress(env))
+    assert trace[0] < 1 < 2 < trace[-1]
+    drops = np.maximum.accumulate(trace) - trace
+    assert drops.max() < helper_module.FALL

@@ -1,0 +1,296 @@
+"""gym_adapter: HIL-SERL's shape of environment, plain gymnasium ones, and the refusals that say how to wrap."""
+
+import dataclasses
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.robots import registry
+from serl_chunk.robots.gym_adapter import GymAdapter, ObservationLayout
+from serl_chunk.types import ConfigError, DataError, RobotSpec
+
+LIMIT = 12
+
+
+class HilSerlEnv(gymnasium.Env):
+    """What HIL-SERL's Franka environments look like behind SERLObsWrapper and ChunkingWrapper(obs_horizon=1).
+
+    7-D actions in -1..1, `{"state": (1, 19), "wrist_1": (1, 128, 128, 3), "wrist_2": ...}`, done (never truncated)
+    at the time limit. A script of `info` values plays what happens at each step.
+    """
+
+    def __init__(self, script=None):
+        self.max_episode_length = LIMIT
+        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
+        frame = spaces.Box(0, 255, (1, 128, 128, 3), np.uint8)
+        state = spaces.Box(-np.inf, np.inf, (1, 19), np.float32)
+        self.observation_space = spaces.Dict({"state": state, "wrist_1": frame, "wrist_2": frame})
+        self.script = script or {}
+        self.closed = False
+
+    def _observation(self):
+        # One buffer for all frames, as camera drivers have: whoever keeps a frame must copy it.
+        self.frame[:] = self.t
+        state = np.full((1, 19), self.t, np.float32)
+        return {"state": state, "wrist_1": self.frame, "wrist_2": self.frame + np.uint8(100)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.frame, self.received = 0, np.zeros((1, 128, 128, 3), np.uint8), []
+        return self._observation(), {"succeed": False}
+
+    def step(self, action):
+        self.t += 1
+        self.received.append(np.array(action))
+        info = {"succeed": False, **self.script.get(self.t, {})}
+        reward = int(info["succeed"])
+        done = self.t >= self.max_episode_length or reward or info.pop("esc", False)
+        return self._observation(), reward, done, False, info
+
+    def close(self):
+        self.closed = True
+
+
+class SpacesEnv(gymnasium.Env):
+    """An environment of given spaces that answers with samples of them."""
+
+    def __init__(self, observation_space, action_space=None):
+        self.observation_space = observation_space
+        self.action_space = action_space or spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.last = self.observation_space.sample()
+        return self.last, {}
+
+    def step(self, action):
+        self.last = self.observation_space.sample()
+        return self.last, 0.5, False, False, {}
+
+
+def hil_serl_config(script=None, **changes):
+    return GymConfig(
+        make=lambda fake_env: HilSerlEnv(script), robot_name="franka", max_episode_steps=LIMIT, grippers=(6,), **changes
+    )
+
+
+def adapt(observation_space, action_space=None, **changes):
+    return GymAdapter(GymConfig(make=lambda fake_env: SpacesEnv(observation_space, action_space), **changes))
+
+
+def box(*shape, dtype=np.float32):
+    return spaces.Box(0, 255, shape, dtype) if dtype == np.uint8 else spaces.Box(-9, 9, shape, dtype)
+
+
+class TestHilSerl:
+    def test_specification(self):
+        spec = registry.robot_spec(hil_serl_config())
+        assert (spec.name, spec.control_hz, spec.state_dim, spec.action_dim) == ("franka", 10.0, 19, 7)
+        assert [(c.name, c.height, c.width) for c in spec.cameras] == [("wrist_1", 128, 128), ("wrist_2", 128, 128)]
+        assert spec.joint_of_action == (-1,) * 7
+        assert spec.grippers == (6,)
+        assert RobotSpec.from_json(spec.to_json()) == spec
+
+    def test_the_learner_asks_for_the_fake_and_closes_it(self):
+        made = []
+
+        def make(fake_env):
+            made.append((fake_env, HilSerlEnv()))
+            return made[-1][1]
+
+        config = GymConfig(make=make, max_episode_steps=LIMIT)
+        registry.robot_spec(config)
+        registry.make_env(config)
+        assert [fake for fake, _ in made] == [True, False]
+        assert made[0][1].closed
+
+    def test_an_episode_end_to_end(self):
+        person = np.array([0.1, 0, 0, 0, 0, 0, -0.95], np.float64)  # SpaceMouse wrappers give float64
+        env = registry.make_env(
+            hil_serl_config({3: {"intervene_action": person, "grasp_penalty": -0.02}, 5: {"succeed": True}})
+        )
+        observation, info = env.reset(seed=0)
+        assert env.observation_space.contains(observation)
+        assert info["success"] is False
+        steps = [env.step(np.full(7, 0.5, np.float32)) for _ in range(5)]
+        for i, (observation, *_) in enumerate(steps):
+            assert env.observation_space.contains(observation)
+            np.testing.assert_array_equal(observation["state"], np.full(19, i + 1, np.float32))
+        rewards = [s[1] for s in steps]
+        assert rewards == [0.0, 0.0, pytest.approx(-0.02), 0.0, 1.0]
+        assert [s[2] for s in steps] == [False] * 4 + [True]
+        assert not any(s[3] for s in steps)
+        assert [s[4]["success"] for s in steps] == [False] * 4 + [True]
+        human = steps[2][4]
+        assert human["intervene_action"].dtype == np.float32
+        np.testing.assert_array_equal(human["intervene_action"], person.astype(np.float32))
+        np.testing.assert_array_equal(human["executed_action"], human["intervene_action"])
+        assert "intervene_action" not in steps[1][4]
+        np.testing.assert_array_equal(steps[1][4]["executed_action"], np.full(7, 0.5, np.float32))
+
+    def test_its_time_limit_is_a_truncation(self):
+        env = GymAdapter(hil_serl_config())
+        env.reset()
+        ends = [env.step(np.zeros(7))[2:4] for _ in range(LIMIT)]
+        assert ends == [(False, False)] * (LIMIT - 1) + [(False, True)]
+
+    @pytest.mark.parametrize(("info", "end"), [({"succeed": True}, (True, False)), ({"failure": True}, (True, False))])
+    def test_a_true_end_on_the_last_tick_stays_one(self, info, end):
+        env = GymAdapter(hil_serl_config({LIMIT: info}))
+        env.reset()
+        assert [env.step(np.zeros(7))[2:4] for _ in range(LIMIT)][-1] == end
+
+    def test_an_end_before_the_limit_terminates(self):
+        env = GymAdapter(hil_serl_config({2: {"esc": True}}))
+        env.reset()
+        env.step(np.zeros(7))
+        *_, terminated, truncated, info = env.step(np.zeros(7))
+        assert (terminated, truncated, info["success"]) == (True, False, False)
+
+    def test_a_shorter_limit_of_its_own_is_refused(self):
+        with pytest.raises(ConfigError, match=r"max_episode_length=12.*set robot.max_episode_steps=12"):
+            GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_steps=50))
+
+    def test_frames_are_of_the_present_moment_and_safe_to_keep(self):
+        env = GymAdapter(hil_serl_config())
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.read_images()
+        env.reset()
+        kept = env.read_images(["wrist_2"])
+        assert list(kept) == ["images/wrist_2"]
+        env.step(np.zeros(7))
+        now = env.read_images()
+        assert set(now) == {"images/wrist_1", "images/wrist_2"}
+        assert (kept["images/wrist_2"] == 100).all()
+        assert (now["images/wrist_1"] == 1).all()
+        assert now["images/wrist_1"].shape == (128, 128, 3)
+        with pytest.raises(ConfigError, match="no camera 'side'; it has: wrist_1, wrist_2"):
+            env.read_images(["side"])
+
+    def test_always_carries_the_frames(self):
+        env = registry.make_env(hil_serl_config(), images="always")
+        observation, _ = env.reset()
+        assert env.observation_space.contains(observation)
+        assert env.observation_space.contains(env.step(np.zeros(7))[0])
+
+
+class TestActions:
+    def test_are_clipped_to_the_box_in_its_own_type(self):
+        low, high = np.array([0.1, -2.0]), np.array([0.7, 3.0])
+        env = adapt(box(3), spaces.Box(low, high, dtype=np.float64))
+        env.reset()
+        seen = []
+        inner = env.env
+        inner.step = lambda action, step=inner.step: (seen.append(action), step(action))[1]
+        info = env.step(np.array([-5.0, 5.0], np.float32))[4]
+        assert seen[0].dtype == np.float64
+        assert inner.action_space.contains(seen[0])  # float32(0.1) > 0.1 > float32(0.1) - eps: bounds hold exactly
+        np.testing.assert_array_equal(info["executed_action"], np.float32([0.1, 3.0]))
+
+    @pytest.mark.parametrize("action", [np.zeros(3), np.array([np.nan, 0])])
+    def test_wrong_ones_are_refused(self, action):
+        env = adapt(box(3))
+        env.reset()
+        with pytest.raises(DataError, match="2 finite numbers"):
+            env.step(action)
+
+    def test_a_wrong_intervention_is_named(self):
+        env = GymAdapter(hil_serl_config({1: {"intervene_action": np.zeros(6)}}))
+        env.reset()
+        with pytest.raises(DataError, match=r"intervene_action.*must be 7 finite numbers"):
+            env.step(np.zeros(7))
+
+    def test_the_environments_report_of_what_it_executed_wins(self):
+        report = np.full(7, 0.25)
+        env = GymAdapter(hil_serl_config({1: {"executed_action": report}}))
+        env.reset()
+        np.testing.assert_array_equal(env.step(np.ones(7))[4]["executed_action"], report.astype(np.float32))
+
+    @pytest.mark.parametrize(
+        ("space", "message"),
+        [
+            (spaces.Discrete(3), "must be a Box of floating-point numbers"),
+            (spaces.Box(-np.inf, np.inf, (2,), np.float32), "need finite limits.*RescaleAction"),
+            (spaces.Box(-1, 1, (4, 2), np.float32), r"shape \(4, 2\)"),
+        ],
+    )
+    def test_unusable_spaces_are_refused_with_the_remedy(self, space, message):
+        with pytest.raises(ConfigError, match=message):
+            adapt(box(3), space)
+
+
+class TestObservations:
+    def test_flat_box_with_a_registered_environment(self):
+        env = GymAdapter(GymConfig(make=lambda fake_env: gymnasium.make("Pendulum-v1"), max_episode_steps=200))
+        observation, _ = env.reset(seed=7)
+        np.testing.assert_array_equal(observation["state"], gymnasium.make("Pendulum-v1").reset(seed=7)[0])
+        ends = [env.step(np.zeros(1))[2:4] for _ in range(200)]
+        assert ends[-1] == (False, True)  # gymnasium's TimeLimit
+        assert set(ends[:-1]) == {(False, False)}
+
+    def test_vectors_are_concatenated_in_sorted_order(self):
+        inner = spaces.Dict({"pose": box(2), "force": box(3)})
+        env = adapt(spaces.Dict({"z": box(1), "state": inner, "a": box(2, dtype=np.float64), "scalar": box()}))
+        observation, _ = env.reset()
+        raw = env.env.unwrapped.last
+        parts = [raw["a"], [raw["scalar"]], raw["state"]["force"], raw["state"]["pose"], raw["z"]]
+        np.testing.assert_array_equal(observation["state"], np.concatenate(parts).astype(np.float32))
+        assert env.robot_spec.state_dim == 9
+
+    def test_images_in_a_sub_dictionary(self):
+        cameras = spaces.Dict({"top": box(6, 8, 3, dtype=np.uint8), "left": box(1, 4, 4, 3, dtype=np.uint8)})
+        env = adapt(spaces.Dict({"images": cameras, "state": box(2)}))
+        env.reset()
+        frames = env.read_images()
+        assert {k: v.shape for k, v in frames.items()} == {"images/left": (4, 4, 3), "images/top": (6, 8, 3)}
+        np.testing.assert_array_equal(frames["images/top"], env.env.unwrapped.last["images"]["top"])
+
+    @pytest.mark.parametrize(
+        ("space", "message"),
+        [
+            (spaces.Dict({"state": box(3), "mode": spaces.Discrete(2)}), "'mode' is a Discrete space"),
+            (spaces.Dict({"state": box(3), "depth": box(8, 8, 1)}), r"'depth' has shape \(8, 8, 1\)"),
+            (spaces.Dict({"state": box(2, 3)}), "a history of 2 observations"),
+            (spaces.Dict({"top": box(8, 8, 3, dtype=np.uint8)}), "observes no vector"),
+            (
+                spaces.Dict(
+                    {
+                        "state": box(1),
+                        "top": box(8, 8, 3, dtype=np.uint8),
+                        "images": spaces.Dict({"top": box(8, 8, 3, dtype=np.uint8)}),
+                    }
+                ),
+                "two observations are called camera 'top'",
+            ),
+        ],
+    )
+    def test_unusable_spaces_are_refused_by_name(self, space, message):
+        with pytest.raises(ConfigError, match=message):
+            ObservationLayout.of(space)
+
+    def test_an_environment_that_breaks_its_word_is_named(self):
+        layout = ObservationLayout.of(spaces.Dict({"state": box(3), "top": box(8, 8, 3, dtype=np.uint8)}))
+        with pytest.raises(DataError, match="declared a state of 3 numbers and gave 4"):
+            layout.state({"state": np.zeros(4)})
+        with pytest.raises(DataError, match="declared observation 'state' and did not give it"):
+            layout.state({})
+        with pytest.raises(DataError, match="camera 'top' was declared uint8"):
+            layout.frames({"top": np.zeros((8, 8, 3))})
+
+
+def test_configuration_is_checked_against_the_environment():
+    with pytest.raises(ConfigError, match="joint_of_action has 2 entries; the environment's actions have 7"):
+        GymAdapter(hil_serl_config(joint_of_action=(0, 1)))
+    with pytest.raises(ConfigError, match=r"grippers=\(7,\)"):
+        GymAdapter(dataclasses.replace(hil_serl_config(), grippers=(7,)))
+    with pytest.raises(ConfigError, match=r"must return a gymnasium\.Env, it returned int"):
+        GymAdapter(GymConfig(make=lambda fake_env: 3))
+
+
+def test_gripper_and_joints_reach_the_specification():
+    spec = GymAdapter(hil_serl_config(joint_of_action=(4, 5, 6, 7, 8, 9, 0), control_hz=20.0)).robot_spec
+    assert spec.joint_of_action == (4, 5, 6, 7, 8, 9, 0)
+    assert spec.control_hz == 20.0
