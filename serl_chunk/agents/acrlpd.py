@@ -59,7 +59,7 @@ class Acrlpd(Agent):
 
     def distribution(self, policy: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
         """The policy's TanhNormal over flat chunks float32[..., H*A]."""
-        features = self.encoder.apply({"params": policy["encoder"]}, observation)
+        features = self.encoder.apply({"params": policy.get("encoder", {})}, observation)
         mean, log_std = jnp.split(self.net.apply({"params": policy["net"]}, features), 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD))
 

@@ -62,7 +62,8 @@ class CheckpointStore:
     """`<run>/checkpoints/<step>/`, newest `keep` kept, written asynchronously and atomically."""
 
     def __init__(self, run_dir: Path, *, keep: int = 20, say: Callable[[str], None] = print) -> None:
-        self._dir = Path(run_dir).absolute() / "checkpoints"
+        self.run_dir = Path(run_dir).absolute()
+        self._dir = self.run_dir / "checkpoints"
         self._say = say
         self._keep = keep
         self._manager: ocp.CheckpointManager | None = None

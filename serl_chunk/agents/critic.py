@@ -45,7 +45,7 @@ class ChunkCritic:
 
     def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
         """Observation features float32[..., F]."""
-        return self.encoder.apply({"params": params["encoder"]}, observation)
+        return self.encoder.apply({"params": params.get("encoder", {})}, observation)
 
     def outputs(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Raw outputs of the Q heads float32[K, ...] for flat chunks."""

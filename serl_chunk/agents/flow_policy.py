@@ -39,7 +39,7 @@ class FlowPolicy:
         """Conditional flow matching, mean over imitated steps of |v(o, x_t, t) - (a - z)|^2 (document 001)."""
         flat = batch.actions.reshape(batch.actions.shape[0], -1)
         x, t, velocity = interpolate(key, flat)
-        features = self.encoder.apply({"params": params["encoder"]}, batch.observations)
+        features = self.encoder.apply({"params": params.get("encoder", {})}, batch.observations)
         error = (self.field.apply({"params": params["flow"]}, features, x, t) - velocity) ** 2
         return imitation_mean(error.reshape(batch.actions.shape), batch.bc)
 
@@ -54,7 +54,7 @@ class FlowPolicy:
 
         The observation is encoded once for its N candidates.
         """
-        features = self.encoder.apply({"params": params["encoder"]}, observation)
+        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
         features = jnp.broadcast_to(features[..., None, :], (*noise.shape[:-1], features.shape[-1]))
         h, a = self.spec.horizon, self.spec.action_dim
         if prefix is None:

@@ -34,7 +34,7 @@ class FakeAlohaConfig(RobotConfig):
     task: str = "pick the cube with the right arm, hand it to the left arm, place it on the target"
     max_episode_steps: int = 120
     control_hz: float = 50.0
-    grasp_tolerance: float = 0.025  # metres between grip point and cube at which closing fingers hold it
+    grasp_tolerance: float = 0.04  # metres between grip point and cube at which closing fingers hold it
     place_tolerance: float = 0.05  # metres from the target at which releasing counts
     image_size: int = 64  # pixels, square
 

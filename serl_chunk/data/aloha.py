@@ -139,6 +139,7 @@ def _frames(path: Path, file: h5py.File, camera: str, color: str | None) -> np.n
     """RGB frames uint8[T, H, W, 3] of one camera, decoded where its rows are JPEG files padded with zeros."""
     name = f"{_IMAGES}/{camera}"
     order = file.attrs.get("color", color)
+    order = order.decode() if isinstance(order, bytes) else order
     if order not in ("rgb", "bgr"):
         raise DataError(
             f"{path}: the file does not record the order of its frames' colours (attribute color is {order!r}); pass "

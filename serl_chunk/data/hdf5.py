@@ -48,6 +48,8 @@ from serl_chunk.types import (
 
 SCHEMA = 1
 DECISION_PREFIX = "decision/"
+# Since 1.10 (2016) HDF5 checksums most of its structures, so that damage is noticed rather than believed.
+_LIBVER = "v110"
 _COLUMNS = {
     "reward": np.float32,
     "source": np.uint8,
@@ -68,11 +70,14 @@ def write_episode(
 ) -> None:
     """Write `episode` to `path` so that a crash at any moment leaves either the whole file there or none.
 
+    Holds the file in memory while it writes: the episode's size once more.
+
     Args:
         path: the final name; its folder must exist.
         episode: a closed episode of `spec`'s robot.
         spec: the robot's specification.
-        compress: gzip the frames (lossless; about 15 times slower to write, and real camera frames shrink by a third).
+        compress: gzip the frames: lossless, a few times slower to write, worth it for
+            rendered frames more than for noisy ones.
         sim: ALOHA's attribute of that name; not written where it is not known. ACT's own loader demands it, and
             shifts the actions by a step where it is False.
         replace: False raises FileExistsError where `path` exists, even if another process created it meanwhile.
@@ -87,7 +92,7 @@ def write_episode(
     try:
         # Built in memory: when a write to a full disk fails, the HDF5 library (seen with 2.0) kills the process.
         content = io.BytesIO()
-        with h5py.File(content, "w") as file:
+        with h5py.File(content, "w", libver=(_LIBVER, _LIBVER)) as file:
             _write(file, episode, spec, compress, sim)
         with part.open("xb") as out:
             out.write(content.getbuffer())
@@ -175,11 +180,19 @@ def _write(file: h5py.File, episode: Episode, spec: RobotSpec, compress: bool, s
     file.attrs.update(attributes)
     file.attrs.create("cameras", cameras, shape=(len(cameras),), dtype=h5py.string_dtype())
     rl.attrs["schema"] = SCHEMA
-    rl.attrs.update(begin._asdict())
+    texts = begin._asdict() | {"outcome": end.outcome.value, "outcome_by": end.outcome_by}
+    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items()})
     rl.attrs.update({"terminated": end.terminated, "truncated": end.truncated})
-    rl.attrs.update({"outcome": end.outcome.value, "outcome_by": end.outcome_by})
     if end.reward is not None:
         rl.attrs["end_reward"] = end.reward
+
+
+def _fixed_text(text: str) -> np.ndarray:
+    """A string of its own length: one of variable length lies in a heap that, damaged, hangs its reader for ever."""
+    if "\0" in text:
+        raise ValueError(f"a text with a NUL character: {text!r}")
+    data = text.encode()
+    return np.array(data, h5py.string_dtype(length=max(len(data), 1)))
 
 
 def _write_frames(file: h5py.File, name: str, frames: np.ndarray, compress: bool) -> None:
@@ -194,7 +207,7 @@ def _read(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Episode
     schema = _attribute(path, attributes, "schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema}, this version reads {SCHEMA}; update serl_chunk")
-    begin = Begin(**{name: str(_attribute(path, attributes, name)) for name in Begin._fields})
+    begin = Begin(**{name: _text(path, attributes, name) for name in Begin._fields})
     state = array(path, file, "/rl/state" if "state" in rl else "/observations/qpos", np.float32)
     action = array(path, file, "/action", np.float32)
     columns = {name: array(path, file, f"/rl/{name}", dtype) for name, dtype in _COLUMNS.items()}
@@ -212,8 +225,8 @@ def _read(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Episode
         final_observation=_read_final(path, file, cameras),
         terminated=bool(_attribute(path, attributes, "terminated")),
         truncated=bool(_attribute(path, attributes, "truncated")),
-        outcome=_outcome(path, _attribute(path, attributes, "outcome")),
-        outcome_by=str(_attribute(path, attributes, "outcome_by")),
+        outcome=_outcome(path, _text(path, attributes, "outcome")),
+        outcome_by=_text(path, attributes, "outcome_by"),
         reward=None if reward is None else float(reward),
     )
     return Episode(begin, StepBlock(begin.episode_id, 0, {STATE: state}, action, **columns, sparse=sparse), end)
@@ -236,7 +249,12 @@ def _attribute(path: Path, attributes: dict[str, Any], name: str) -> Any:
     return attributes[name]
 
 
-def _outcome(path: Path, value: Any) -> Outcome:
+def _text(path: Path, attributes: dict[str, Any], name: str) -> str:
+    value = _attribute(path, attributes, name)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _outcome(path: Path, value: str) -> Outcome:
     try:
         return Outcome(value)
     except ValueError:

@@ -53,7 +53,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         if images == "always":
             for c in spec.cameras:
                 spaces[IMAGE_PREFIX + c.name] = gymnasium.spaces.Box(0, 255, (c.height, c.width, 3), np.uint8)
-        self.observation_space = gymnasium.spaces.Dict(spaces)
+        self.observation_space = gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
 
 
 class Expert(Protocol):

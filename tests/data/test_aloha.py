@@ -122,7 +122,7 @@ def test_the_order_of_colours_is_asked_for(tmp_path, joints_spec):
     np.testing.assert_array_equal(bgr.values[0], RED[..., ::-1])
     assert not read_episode(path, joints_spec, cameras=()).steps.sparse
     with h5py.File(path, "r+") as file:
-        file.attrs["color"] = "rgb"
+        file.attrs["color"] = np.bytes_("rgb")
     # what the file records wins over what the caller says of files that record nothing
     np.testing.assert_array_equal(
         read_episode(path, joints_spec, color="bgr").steps.sparse["images/top"].values[0], RED

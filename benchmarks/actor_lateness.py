@@ -1,0 +1,196 @@
+"""How late a 50 Hz actor's ticks are while 10 MB of policy parameters arrive every second.
+
+    python benchmarks/actor_lateness.py [--seconds 30] [--in-process] [--json FILE]
+
+The actor runs the fake bimanual robot under the realtime clock with an untrained policy, and records every step.
+A learner process publishes parameters over loopback; `--in-process` hands them over in memory instead, which shows
+what the transport adds. Lateness is that of every tick's beginning against its absolute deadline; a starved tick is
+one on which the policy had no action, the first ones of every episode included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import jax
+import numpy as np
+
+from serl_chunk.actor.run import run_actor
+from serl_chunk.actor.summary import EpisodeSummary
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.config.agents import AcfqlConfig, CriticConfig, FlowConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, TransportConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.robots.registry import make_env
+from serl_chunk.transport.client import LearnerLink
+from serl_chunk.transport.server import LearnerServer
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.types import Amend, Begin, End, SerlChunkError, Snapshot, Step
+
+PERIOD = 1.0  # seconds between snapshots
+CONTRACT = {"benchmark": "actor_lateness"}
+CRITIC = CriticConfig(hidden=(704, 704), ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded")
+AGENT = AcfqlConfig(critic=CRITIC, flow=FlowConfig(hidden=(512, 512)))  # 10 MB in all
+
+
+def next_version(params: dict[str, np.ndarray], version: int) -> Snapshot:
+    """Parameters of which every float differs from the last ones, so that all of them travel."""
+    factor = np.float32(1 + 1e-4 * (version % 100))
+    return Snapshot(version, {k: v * factor if v.dtype == np.float32 else v for k, v in params.items()})
+
+
+def learner(port: int, pipe: Connection) -> None:
+    """The other process: publishes every PERIOD seconds until told to stop."""
+    params = pipe.recv()
+    server = LearnerServer(
+        TransportConfig(),
+        bind="127.0.0.1",
+        port=port,
+        contract=CONTRACT,
+        welcome=lambda: ({}, {}),
+        on_record=lambda info, record: None,
+    )
+    server.start()
+    version = 0
+    while not pipe.poll(PERIOD if version else 0):
+        version += 1
+        server.publish(next_version(params, version), {})
+    server.close()
+
+
+class InMemory:
+    """An ActorLink whose learner is a thread of this process that makes a new snapshot every PERIOD seconds."""
+
+    allowance: int | None = None
+    finished: str | None = None
+    error: SerlChunkError | None = None
+
+    def __init__(self, params: dict[str, np.ndarray]) -> None:
+        self.steps_recorded = 0
+        self._params = params
+        self._snapshot = next_version(params, 1)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._publish, daemon=True)
+        self._thread.start()
+
+    def begin(self, record: Begin) -> None:
+        """Drop it."""
+
+    def step(self, record: Step) -> None:
+        """Count it."""
+        self.steps_recorded += 1
+
+    def end(self, record: End) -> None:
+        """Drop it."""
+
+    def amend(self, record: Amend) -> None:
+        """Drop it."""
+
+    def latest(self) -> Snapshot:
+        """The newest snapshot."""
+        return self._snapshot
+
+    def can_begin(self) -> tuple[bool, str]:
+        """Always."""
+        return True, ""
+
+    def flush(self, timeout: float) -> bool:
+        """Nothing is under way."""
+        return True
+
+    def stats(self) -> dict[str, float]:
+        """As the network's link names it."""
+        return {"snapshots": self._snapshot.version}
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _publish(self) -> None:
+        while not self._stop.wait(PERIOD):
+            self._snapshot = next_version(self._params, self._snapshot.version + 1)
+
+
+def measure(seconds: float, in_process: bool) -> dict[str, float]:
+    """Run the actor for about `seconds` of control time; the figures under plain names."""
+    config = ExperimentConfig(
+        name="actor_lateness", robot=FakeAlohaConfig(), agent=AGENT, actor=ActorConfig(clock="realtime")
+    )
+    env = make_env(config.robot)
+    spec = env.robot_spec
+    agent = make_agent(config, spec)
+    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, [])
+    params = agent.flatten_params(agent.policy_params(agent.init(jax.random.key(0))))
+    processes = multiprocessing.get_context("spawn")
+    pipe, other = processes.Pipe()
+    port = free_port()
+    process = processes.Process(target=learner, args=(port, other), daemon=True)
+    link: InMemory | LearnerLink
+    if in_process:
+        link = InMemory(params)
+    else:
+        process.start()
+        pipe.send(params)
+        link = LearnerLink(config.transport, host="127.0.0.1", port=port, actor_id="bench", contract=CONTRACT)
+        link.connect(timeout=60)
+    stop = threading.Event()
+    episodes: list[EpisodeSummary] = []
+    started = time.monotonic()
+
+    def on_episode(summary: EpisodeSummary) -> None:
+        episodes.append(summary)
+        if sum(e.length for e in episodes) * spec.dt >= seconds:
+            stop.set()
+
+    try:
+        summary = run_actor(config, link, env, agent, normaliser, stop=stop, on_episode=on_episode, say=lambda _: None)
+        snapshots = link.stats()["snapshots"]
+    finally:
+        link.close()
+        if not in_process:
+            pipe.send("stop")
+            process.join(10)
+    late = summary.lateness
+    return {
+        "lateness_p50_ms": late.p50_ms,
+        "lateness_p99_ms": late.p99_ms,
+        "lateness_max_ms": late.max_ms,
+        "missed_periods": late.missed_periods,
+        "ticks": summary.steps,
+        "episodes": summary.episodes,
+        "starved_ticks": summary.starved_ticks,
+        "mean_delay_ticks": float(np.mean([e.mean_delay for e in episodes])),
+        "snapshot_mb": sum(v.nbytes for v in params.values()) / 1e6,
+        "snapshots": snapshots,
+        "wall_seconds": time.monotonic() - started,
+    }
+
+
+def main() -> None:
+    """Print the figures, and write them where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of control time")
+    parser.add_argument("--in-process", action="store_true", help="hand snapshots over in memory")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    args = parser.parse_args()
+    figures = measure(args.seconds, args.in_process)
+    print(
+        f"lateness p50 {figures['lateness_p50_ms']:.2f} ms, p99 {figures['lateness_p99_ms']:.2f} ms, "
+        f"max {figures['lateness_max_ms']:.2f} ms over {figures['ticks']} ticks of 20 ms; "
+        f"{figures['starved_ticks']} starved ticks in {figures['episodes']} episodes; {figures['snapshots']:.0f} "
+        f"snapshots of {figures['snapshot_mb']:.1f} MB in {figures['wall_seconds']:.0f} s"
+    )
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(figures, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

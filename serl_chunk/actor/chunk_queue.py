@@ -1,0 +1,100 @@
+"""The actions ahead: chunks indexed by integer control ticks, never by time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class PlannedChunk(NamedTuple):
+    """A chunk and the tick it was computed for. Action i belongs to tick `decision_tick + i`."""
+
+    actions: np.ndarray  # float32[H, A], robot units
+    decision_tick: int
+    version: int  # of the policy
+    epoch: int  # of the queue when the observation was taken
+
+
+class QueuedAction(NamedTuple):
+    """The action of one tick, and the chunk it comes from."""
+
+    action: np.ndarray  # float32[A], robot units
+    decision_tick: int
+    version: int
+
+
+class ChunkQueue:
+    """What the policy has planned from the present tick on.
+
+    A chunk is used from the tick it joins at up to index `execute_steps` - 1, or until the next chunk starts.
+    Its index at tick t is exactly t - decision_tick, so the first executed index is the number of ticks that
+    passed since its observation (the delay d), whatever those ticks executed. `flush` (a reset, a take-over)
+    empties the queue and begins a new epoch; chunks planned in an earlier epoch are refused.
+
+    Not thread-safe: it belongs to the control thread.
+    """
+
+    def __init__(self, execute_steps: int) -> None:
+        self.execute_steps = execute_steps
+        self.epoch = 0
+        self._chunks: list[tuple[int, PlannedChunk]] = []  # (first tick, chunk), increasing in both ticks
+
+    def flush(self) -> None:
+        """Forget every planned action and refuse chunks that are still being computed."""
+        self._chunks.clear()
+        self.epoch += 1
+
+    def join(self, chunk: PlannedChunk, tick: int) -> int | None:
+        """Let `chunk` replace what was planned from `tick` on (the present, or a later tick in simulated delay).
+
+        Returns its delay in ticks, which is its first executed index; None where it is refused: planned in
+        another epoch, too late to execute any of it, or older than a chunk that has joined already.
+        """
+        delay = tick - chunk.decision_tick
+        stale = bool(self._chunks) and chunk.decision_tick <= self._chunks[-1][1].decision_tick
+        if chunk.epoch != self.epoch or stale or not 0 <= delay < self.execute_steps:
+            return None
+        self._chunks = [c for c in self._chunks if c[0] < tick]
+        self._chunks.append((tick, chunk))
+        return delay
+
+    def pop(self, tick: int) -> QueuedAction | None:
+        """The action of `tick`, or None where nothing is planned for it. Chunks that it ends are let go."""
+        while len(self._chunks) > 1 and self._chunks[1][0] <= tick:
+            del self._chunks[0]
+        return self._at(tick)
+
+    def end(self, tick: int) -> int:
+        """The first tick >= `tick` after everything that is planned; `tick` itself where nothing is."""
+        return max([tick, *(c.decision_tick + self.execute_steps for _, c in self._chunks[-1:])])
+
+    def remaining(self, tick: int) -> int:
+        """Consecutive ticks from `tick` on that have an action."""
+        count = 0
+        while self._at(tick + count) is not None:
+            count += 1
+        return count
+
+    def committed(self, tick: int, count: int, hold: np.ndarray) -> np.ndarray:
+        """What ticks `tick` to `tick + count` - 1 will execute if no chunk joins: float32[count, A].
+
+        A tick without an action holds: it repeats the action before it, at first `hold` float32[A], the last
+        one that was executed.
+        """
+        out = np.empty((count, len(hold)), np.float32)
+        last = hold
+        for i in range(count):
+            queued = self._at(tick + i)
+            last = last if queued is None else queued.action
+            out[i] = last
+        return out
+
+    def _at(self, tick: int) -> QueuedAction | None:
+        for start, chunk in reversed(self._chunks):
+            if start <= tick:
+                index = tick - chunk.decision_tick
+                if index >= self.execute_steps:
+                    return None
+                return QueuedAction(chunk.actions[index], chunk.decision_tick, chunk.version)
+        return None

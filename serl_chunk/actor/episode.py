@@ -1,0 +1,211 @@
+"""The ticks of one episode: choose an action, execute it, record what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+from serl_chunk.actor.chunk_queue import ChunkQueue
+from serl_chunk.actor.intervene import Interventions
+from serl_chunk.actor.planning import Planner
+from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.recorder import EpisodeRecorder
+from serl_chunk.actor.summary import Tally
+from serl_chunk.actor.timing import Clock, Deadlines
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.types import IMAGE_PREFIX, STATE, End, Observation, Outcome, RobotSpec, Source, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What an actor's episodes share; see `EpisodeRunner` for the meaning."""
+
+    env: RobotEnv
+    spec: RobotSpec
+    cameras: tuple[str, ...]
+    policy: ChunkPolicy
+    queue: ChunkQueue
+    interventions: Interventions
+    clock: Clock
+    failure_reward: float
+    stop: Callable[[], str | None]
+    observer: Callable[[int], None] | None
+
+
+def resting_action(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
+    """The command that keeps a robot where it is before anything was executed, float32[A], robot units.
+
+    The measured joint where the state has it, else 0 (no motion, for a command that is a difference), within
+    the limits.
+    """
+    joint = np.array(spec.joint_of_action)
+    rest = np.where(joint >= 0, state[np.maximum(joint, 0)], 0.0)
+    return np.clip(rest, spec.action_low, spec.action_high).astype(np.float32)
+
+
+class Moment:
+    """One tick's observation; its cameras are read when somebody needs them, and once."""
+
+    def __init__(self, env: RobotEnv, raw: Observation, cameras: tuple[str, ...]) -> None:
+        self._env, self._raw, self._cameras = env, raw, cameras
+        # The driver may reuse its buffer; the record must not change afterwards.
+        self.observation: Observation = {STATE: np.array(raw[STATE], np.float32)}
+
+    def with_frames(self) -> Observation:
+        """The observation with the frames of every recorded camera."""
+        keys = [IMAGE_PREFIX + c for c in self._cameras]
+        if any(k not in self.observation for k in keys):
+            frames = self._raw if all(k in self._raw for k in keys) else self._env.read_images(self._cameras)
+            self.observation = {**self.observation, **{k: frames[k] for k in keys}}
+        return self.observation
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Who acts on a tick, and how."""
+
+    command: np.ndarray  # float32[A], robot units, before the limits
+    source: Source
+    decision_tick: int = -1
+    version: int = -1
+    by_person: bool = False
+
+
+class EpisodeRun:
+    """One episode after its reset.
+
+    Args:
+        setup: devices and settings.
+        planner: lockstep or realtime.
+        recorder: of this episode.
+        first: the observation of tick 0.
+        rng: of random commands.
+        deadlines: of the realtime clock; None: lockstep.
+        first_stamp: lockstep, seconds of tick 0.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        planner: Planner,
+        recorder: EpisodeRecorder,
+        episode_id: str,
+        first: Moment,
+        rng: np.random.Generator,
+        *,
+        deadlines: Deadlines | None,
+        first_stamp: float,
+    ) -> None:
+        self._setup, self._planner, self._recorder = setup, planner, recorder
+        self._episode_id, self._moment, self._rng = episode_id, first, rng
+        self._deadlines, self._first_stamp = deadlines, first_stamp
+        self._hold = resting_action(setup.spec, first.observation[STATE])
+        self._low = np.array(setup.spec.action_low, np.float32)
+        self._high = np.array(setup.spec.action_high, np.float32)
+        self._by_person = False  # whether a person had the previous tick
+        self._decided_at = 0  # decision tick of the last executed chunk
+        self._end: End | None = None
+        self.tally = Tally()
+
+    def run(self, random_steps: int) -> End:
+        """Every tick up to the end record. An error closes the episode as truncated, and is raised."""
+        try:
+            for tick in itertools.count():
+                self._run_tick(tick, random_steps)
+                if self._end is not None:
+                    return self._end
+        except BaseException:
+            if self._end is None:
+                self._close(self._moment.observation, outcome_by="crash")
+            raise
+        raise AssertionError("itertools.count() does not end")
+
+    def _run_tick(self, tick: int, random_steps: int) -> None:
+        setup, moment = self._setup, self._moment
+        if self._deadlines is None:
+            stamp = self._first_stamp + tick * setup.spec.dt
+        else:
+            self._deadlines.wait(tick)
+            stamp = setup.clock.now()
+        if setup.observer is not None:
+            setup.observer(tick)
+        choice = self._choose(tick, random_steps)
+        stopped_by = setup.stop()
+        if stopped_by is not None:
+            self._close(moment.with_frames(), outcome_by=stopped_by)
+            return
+        command = np.clip(choice.command, self._low, self._high).astype(np.float32)
+        raw, env_reward, terminated, truncated, info = setup.env.step(command)
+        executed = np.array(info.get("executed_action", command), np.float32)
+        gated = not np.array_equal(executed, command)
+        if "intervene_action" in info:  # the environment let a person replace our action, as HIL-SERL's do
+            choice = Choice(command, Source.HUMAN, version=choice.version, by_person=True)
+            executed, gated = np.array(info["intervene_action"], np.float32), False
+            self._planner.flush()
+        setup.interventions.count(choice.by_person)
+        success, failure = bool(info.get("success")), bool(info.get("failure"))
+        reward = setup.failure_reward if failure and not success else float(env_reward)
+        starved = self._deadlines is not None and choice.source is Source.HOLD and not choice.by_person
+        self.tally.count(choice.source, executed, reward, starved=starved, gated=gated)
+        self._recorder.step(
+            Step(
+                tick=tick,
+                observation=moment.observation,
+                action=executed,
+                reward=reward,
+                source=choice.source,
+                decision_tick=choice.decision_tick,
+                policy_version=choice.version,
+                stamp=stamp,
+            )
+        )
+        self._hold = executed
+        self._moment = Moment(setup.env, raw, setup.cameras)
+        if success or failure or terminated or truncated:
+            outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
+            self._close(self._moment.with_frames(), terminated=success or failure or bool(terminated), outcome=outcome)
+
+    def _choose(self, tick: int, random_steps: int) -> Choice:
+        """Who acts on `tick`: a person before anybody else, then random exploration, then the policy."""
+        setup, moment = self._setup, self._moment
+        present = setup.policy.version
+        human = setup.interventions.poll(tick, moment.observation, self._would_decide(tick))
+        self._by_person = human is not None
+        if human is not None:
+            self._planner.flush()
+            moment.with_frames()
+            return Choice(human.action, Source.HOLD if human.idle else Source.HUMAN, version=present, by_person=True)
+        if tick < random_steps:
+            if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
+                moment.with_frames()
+            command = self._rng.uniform(self._low, self._high)
+            return Choice(command, Source.RANDOM, version=present)
+        self._planner.plan(tick, moment.with_frames, self._hold)
+        queued = setup.queue.pop(tick)
+        if queued is None:
+            return Choice(self._hold, Source.HOLD, version=setup.policy.version)
+        self._decided_at = queued.decision_tick
+        return Choice(queued.action, Source.POLICY, queued.decision_tick, queued.version)
+
+    def _would_decide(self, tick: int) -> bool:
+        """Whether the policy would decide at `tick`, had a person who is in control not emptied its queue."""
+        if self._by_person:
+            return (tick - self._decided_at) % self._setup.queue.execute_steps == 0
+        return self._setup.queue.remaining(tick) == 0
+
+    def _close(
+        self,
+        final: Observation,
+        *,
+        terminated: bool = False,
+        outcome: Outcome = Outcome.UNKNOWN,
+        outcome_by: str = "environment",
+    ) -> None:
+        end = End(
+            self._episode_id, self._recorder.length, final, terminated, not terminated, outcome, outcome_by=outcome_by
+        )
+        self._end = end
+        self._recorder.end(end)

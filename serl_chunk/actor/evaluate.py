@@ -1,0 +1,195 @@
+"""Evaluation: fixed held-out start states, nobody helping, the training's delay and lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import rich.table
+
+from serl_chunk.actor.inference import Inference
+from serl_chunk.actor.loop import EpisodeRunner, never
+from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.recorder import NullSink
+from serl_chunk.actor.summary import EpisodeSummary
+from serl_chunk.actor.timing import Clock
+from serl_chunk.actor.video import EpisodeVideo
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.types import ConfigError
+
+EVAL_SEED_BASE = 1_000_000  # start states of reported figures
+VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on
+TRAINING_SEED_BASE = 3_000_000  # training episodes draw their seeds from here upwards
+
+
+class Interval(NamedTuple):
+    """A confidence interval of a proportion, 0..1."""
+
+    low: float
+    high: float
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
+    """Wilson's score interval of `successes` in `n` trials, 95 % by default (Wilson 1927). (0, 1) for n = 0."""
+    if n == 0:
+        return Interval(0.0, 1.0)
+    p = successes / n
+    centre = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return Interval(max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalResult:
+    """What an evaluation came to."""
+
+    mode: str  # "mean": the deterministic policy; "sampled": with its exploration noise
+    seed_base: int  # episode i started from seed_base + i
+    policy_version: int
+    tick_seconds: float
+    episodes: tuple[EpisodeSummary, ...]
+
+    @property
+    def n(self) -> int:
+        """Episodes."""
+        return len(self.episodes)
+
+    @property
+    def successes(self) -> int:
+        """Episodes that succeeded."""
+        return sum(e.success for e in self.episodes)
+
+    @property
+    def success_rate(self) -> float:
+        """0..1; 0 without episodes."""
+        return self.successes / self.n if self.n else 0.0
+
+    @property
+    def interval(self) -> Interval:
+        """95 % (Wilson) of the success rate."""
+        return wilson_interval(self.successes, self.n)
+
+    @property
+    def mean_time_s(self) -> float | None:
+        """Seconds on the control clock that successful episodes took; None without a success."""
+        lengths = [e.length for e in self.episodes if e.success]
+        return sum(lengths) / len(lengths) * self.tick_seconds if lengths else None
+
+    @property
+    def mean_length(self) -> float:
+        """Ticks of all episodes."""
+        return sum(e.length for e in self.episodes) / self.n if self.n else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, per episode too."""
+        keep = ("seed", "length", "total_reward", "success", "outcome", "ended_by", "hold_ticks", "starved_ticks",
+                "clipped_share", "gated_share", "jerk", "wall_seconds")  # fmt: skip
+        return {
+            "success_rate": self.success_rate,
+            "n": self.n,
+            "successes": self.successes,
+            "low": self.interval.low,
+            "high": self.interval.high,
+            "mode": self.mode,
+            "mean_time_s": self.mean_time_s,
+            "mean_length": self.mean_length,
+            "seed_base": self.seed_base,
+            "policy_version": self.policy_version,
+            "episodes": [{k: _plain(getattr(e, k)) for k in keep} for e in self.episodes],
+        }
+
+
+def _plain(value: Any) -> Any:
+    return value.value if hasattr(value, "value") else value
+
+
+def results_table(results: list[EvalResult]) -> rich.table.Table:
+    """One row per result, for a terminal."""
+    table = rich.table.Table(title="evaluation, held-out starts, no helper")
+    for column in ("policy", "success", "95 % interval", "n", "time of successes", "length"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for r in results:
+        table.add_row(
+            f"{r.mode} (version {r.policy_version})",
+            f"{100 * r.success_rate:.1f} %",
+            f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %",
+            str(r.n),
+            "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s",
+            f"{r.mean_length:.1f} ticks",
+        )
+    return table
+
+
+def evaluate(
+    env: RobotEnv,
+    policy: ChunkPolicy,
+    config: ExperimentConfig,
+    *,
+    n: int,
+    seed_base: int = EVAL_SEED_BASE,
+    deterministic: bool = True,
+    save_video: Path | None = None,
+    progress: Callable[[int, EpisodeSummary], None] | None = None,
+    clock: Clock | None = None,
+    inference: Inference | None = None,
+    stop: Callable[[], str | None] = never,
+) -> EvalResult:
+    """`n` episodes from the start states `seed_base + i`, with nobody helping and nothing recorded.
+
+    Args:
+        config: the training's: its clock, delay and lengths apply here too.
+        deterministic: the policy's mean instead of a sample.
+        save_video: a folder for one mp4 per episode, named by its outcome.
+        progress: called after each episode with the number done and its summary.
+        stop: a word ends the evaluation; the episode it cuts short is not counted.
+
+    Raises ConfigError for n < 1, and with the install hint where videos cannot be written.
+    """
+    if n < 1:
+        raise ConfigError(f"an evaluation needs at least 1 episode (--eval_n_trajs), got {n}")
+    video: EpisodeVideo | None = None
+
+    def film(_tick: int) -> None:
+        assert video is not None
+        video.add(env.read_images())
+
+    if save_video is not None and not env.robot_spec.cameras:
+        raise ConfigError(f"robot {env.robot_spec.name!r} has no camera to film with: leave --save_video out")
+    runner = EpisodeRunner(
+        env,
+        policy,
+        NullSink(),
+        config=config,
+        clock=clock,
+        inference=inference,
+        stop=stop,
+        observer=None if save_video is None else film,
+    )
+    done: list[EpisodeSummary] = []
+    mode = "mean" if deterministic else "sampled"
+    try:
+        for i in range(n):
+            if stop() is not None:
+                break
+            if save_video is not None:
+                video = EpisodeVideo(save_video / f"{mode}_{i:03d}.mp4", env.robot_spec.control_hz)
+            summary = runner.run_episode(seed_base + i, explore=not deterministic)
+            if summary.ended_by == stop():  # cut short
+                break
+            done.append(summary)
+            if video is not None:
+                video.add(env.read_images())
+                video.finish(f"{mode}_{i:03d}_{summary.outcome}.mp4")
+                video = None
+            if progress is not None:
+                progress(i + 1, summary)
+    finally:
+        if video is not None:
+            video.discard()
+        runner.close()
+    return EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, tuple(done))

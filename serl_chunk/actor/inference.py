@@ -1,0 +1,157 @@
+"""Inference beside the control thread: one thread, and a mailbox that holds the newest request only."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from serl_chunk.actor.policy import ChunkPolicy, Decision
+from serl_chunk.actor.timing import Clock
+from serl_chunk.types import Observation
+
+
+class Request(NamedTuple):
+    """What to decide on."""
+
+    observation: Observation
+    tick: int  # of the observation
+    epoch: int  # of the chunk queue when it was taken
+    explore: bool
+    prefix: np.ndarray  # float32[d, A], robot units; d = 0 where nothing is committed
+
+
+class Result(NamedTuple):
+    """A decision and the request it answers."""
+
+    request: Request
+    decision: Decision
+
+
+class Inference(Protocol):
+    """Decides elsewhere while the control thread goes on. An error there is raised by `poll` and `wait` here."""
+
+    def submit(self, request: Request) -> None:
+        """Ask for a decision; a request that was not begun yet is forgotten for this one."""
+
+    def poll(self) -> Result | None:
+        """The newest result that was not taken yet, at once."""
+
+    def wait(self, moment: float) -> Result | None:
+        """The same, waiting for one until `moment` on the clock."""
+
+    def close(self) -> None:
+        """End the thread after the decision under way."""
+
+
+class InferenceThread:
+    """`Inference` by a daemon thread of this process.
+
+    It loads new parameters right after a decision, while nobody waits for it: loading 10 MB takes longer than
+    deciding. A snapshot that comes in between serves the decision after the next.
+    """
+
+    def __init__(self, policy: ChunkPolicy, clock: Clock) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._request: Request | None = None
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Ask for a decision; a request that was not begun yet is forgotten for this one."""
+        with self._changed:
+            self._request = request
+            self._changed.notify_all()
+
+    def poll(self) -> Result | None:
+        """The newest result that was not taken yet, at once."""
+        with self._changed:
+            return self._take()
+
+    def wait(self, moment: float) -> Result | None:
+        """The same, waiting for one until `moment` on the clock."""
+        with self._changed:
+            while self._result is None and self._error is None:
+                left = moment - self._clock.now()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            return self._take()
+
+    def close(self) -> None:
+        """End the thread after the decision under way."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _take(self) -> Result | None:
+        if self._error is not None:
+            raise self._error  # it carries the thread's own traceback
+        result, self._result = self._result, None
+        return result
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._request is not None)
+                    if self._closed:
+                        return
+                    request, self._request = self._request, None
+                assert request is not None
+                decision = self._policy.decide(request.observation, explore=request.explore, prefix=request.prefix)
+                with self._changed:
+                    self._result = Result(request, decision)
+                    self._changed.notify_all()
+                self._policy.refresh()
+        except BaseException as error:  # handed to the control thread, which raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+
+class DelayEstimate:
+    """How many ticks a decision takes: the 95th percentile of a window, so that one slow one is soon forgotten.
+
+    Args:
+        ticks: measured before the first episode.
+        longest: a chunk that arrives later than this executes nothing.
+        window: measurements that count.
+    """
+
+    def __init__(self, ticks: Iterable[int], longest: int, window: int = 64) -> None:
+        self._longest = longest
+        self._ticks = deque(ticks, maxlen=window)
+
+    def add(self, ticks: int) -> None:
+        """One more measured delay."""
+        self._ticks.append(ticks)
+
+    def expected(self) -> int:
+        """Ticks to allow for the next decision, at least 1."""
+        if not self._ticks:
+            return 1
+        p95 = float(np.percentile(self._ticks, 95))
+        return min(max(1, math.ceil(p95)), self._longest)
+
+
+def measure_inference(decide: Callable[[], object], clock: Clock, *, warm_up: int = 3, count: int = 50) -> list[float]:
+    """Seconds of `count` decisions, after `warm_up` that compile and fill caches and are not counted."""
+    for _ in range(warm_up):
+        decide()
+    seconds = []
+    for _ in range(count):
+        before = clock.now()
+        decide()
+        seconds.append(clock.now() - before)
+    return seconds

@@ -1,0 +1,49 @@
+"""Who acts on a tick: the policy, or a person; and how much of a person's time has been used."""
+
+from __future__ import annotations
+
+from serl_chunk.robots.base import InterventionCommand, InterventionSource
+from serl_chunk.types import Observation
+
+
+class Interventions:
+    """Asks an intervention source every tick and keeps account of it.
+
+    A segment is a run of consecutive ticks under a person; its ticks count as human even where the person held
+    the robot without moving it (those are recorded as holds). After `max_human_ticks` of a session the source
+    is no longer asked, also in the middle of a segment; 0 sets no limit. What an environment itself lets a
+    person do (`info["intervene_action"]`) is counted, and cannot be limited here.
+    """
+
+    def __init__(self, source: InterventionSource | None, max_human_ticks: int = 0) -> None:
+        self._source = source
+        self._limit = max_human_ticks
+        self._inside = False
+        self.total_ticks = 0  # of the session
+        self.ticks = 0  # of the episode
+        self.segments = 0  # of the episode
+
+    def reset(self, seed: int) -> None:
+        """A new episode begins (after the environment's reset)."""
+        self._inside, self.ticks, self.segments = False, 0, 0
+        if self._source is not None:
+            self._source.reset(seed)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the session's human ticks are used up."""
+        return self._limit > 0 and self.total_ticks >= self._limit
+
+    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+        """The person's command for this tick, or None; see `InterventionSource.poll`."""
+        if self._source is None or self.exhausted:
+            return None
+        return self._source.poll(tick, observation, decision_tick)
+
+    def count(self, human: bool) -> None:
+        """Account for one executed tick."""
+        if human:
+            self.total_ticks += 1
+            self.ticks += 1
+            self.segments += not self._inside
+        self._inside = human

@@ -1,0 +1,140 @@
+"""The acting policy: an agent's parameters and the normaliser, from raw observation to robot-unit chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.types import IMAGE_PREFIX, STATE, Observation, RobotSpec, SerlChunkError, Snapshot, SnapshotSource
+
+
+class PolicyError(SerlChunkError):
+    """The policy cannot act, or gave something no robot may execute."""
+
+
+class ActingAgent(Protocol):
+    """What acting needs of an agent (`serl_chunk.agents` has them). Compiled by the agent."""
+
+    supports_prefix: bool  # whether `sample` clamps a chunk to the committed actions of a delayed decision
+
+    def sample(
+        self,
+        params: Any,
+        observation: Mapping[str, Any],
+        key: jax.Array,
+        *,
+        explore: bool,
+        prefix: tuple[Any, Any] | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """A chunk float32[H, A] in model space, and what the decision's record keeps beside it.
+
+        `prefix` is the committed actions float32[H, A], zero-padded, and their mask float32[H].
+        """
+
+    def load_params(self, flat: Mapping[str, np.ndarray]) -> Any:
+        """A snapshot's arrays as the tree `sample` takes, on the device."""
+
+
+class Decision(NamedTuple):
+    """One chunk, ready to be executed."""
+
+    actions: np.ndarray  # float32[H, A], robot units, within the robot's limits
+    record: dict[str, np.ndarray]  # "chunk" float32[H, A] in model space, and the agent's own entries
+    version: int  # of the policy
+    clipped: int  # how many of the H * A values lay beyond the robot's limits
+
+
+class ChunkPolicy:
+    """Decides with the newest parameters it has been given.
+
+    The random key of decision number n is `fold_in(key(seed), n)`: the same observations, parameters and
+    number of decisions give the same chunks. Used by one thread at a time.
+
+    Args:
+        agent: its `sample` must be compiled for one observation without a batch axis.
+        normaliser: of the run; the learner sends it in the handshake.
+        spec: the robot, for its limits.
+        image_keys: cameras the agent looks at.
+        seed: of the exploration noise.
+        source: where newer snapshots are found; None where `swap` is called by hand.
+    """
+
+    def __init__(
+        self,
+        agent: ActingAgent,
+        normaliser: Normaliser,
+        spec: RobotSpec,
+        *,
+        image_keys: tuple[str, ...] = (),
+        seed: int = 0,
+        source: SnapshotSource | None = None,
+    ) -> None:
+        self.agent = agent
+        self.normaliser = normaliser
+        self.image_keys = image_keys
+        self.version = -1  # before the first snapshot
+        self.values = 0  # H * A values decided so far, and how many of them were clipped
+        self.clipped = 0
+        self._source = source
+        self._params: Any = None
+        self._key = jax.random.key(seed)
+        self._decisions = 0
+        self._low = np.array(spec.action_low, np.float32)
+        self._high = np.array(spec.action_high, np.float32)
+        # Decoding an action on the limit exactly may miss it by rounding; that is not clipping.
+        self._slack = 1e-5 * (self._high - self._low)
+
+    def swap(self, snapshot: Snapshot) -> None:
+        """Use the parameters of `snapshot` from the next decision on. Raises ConfigError for another network."""
+        self._params = self.agent.load_params(snapshot.params)
+        self.version = snapshot.version
+
+    def refresh(self) -> None:
+        """Swap in the source's newest snapshot where it is newer than the present one."""
+        if self._source is None:
+            return
+        snapshot = self._source.latest()
+        if snapshot is not None and snapshot.version > self.version:
+            self.swap(snapshot)
+
+    def decide(self, observation: Observation, *, explore: bool, prefix: np.ndarray | None = None) -> Decision:
+        """A chunk for a raw `observation` (`state float32[S]` and the frames of `image_keys`).
+
+        `prefix` float32[d, A], robot units, holds the actions already committed to the ticks from this
+        observation on; the chunk's first d actions are these. Raises PolicyError before the first snapshot and
+        for an action that is not finite: a diverged policy must not reach a robot.
+        """
+        if self._params is None:
+            raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
+        state = observation[STATE]
+        inputs: dict[str, np.ndarray] = {STATE: self.normaliser.observe(state)}
+        for camera in self.image_keys:
+            inputs[IMAGE_PREFIX + camera] = observation[IMAGE_PREFIX + camera]
+        key = jax.random.fold_in(self._key, self._decisions)
+        self._decisions += 1
+        encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)
+        chunk, record = jax.device_get(self.agent.sample(self._params, inputs, key, explore=explore, prefix=encoded))
+        decoded = self.normaliser.decode(state, chunk)
+        if prefix is not None:
+            decoded[: len(prefix)] = prefix  # exactly what runs, not its image through encode and decode
+        if not np.isfinite(decoded).all():
+            raise PolicyError(
+                f"policy version {self.version} gave an action that is not finite: its training has diverged. Stop the "
+                "run, and resume it from an earlier checkpoint"
+            )
+        beyond = (decoded < self._low - self._slack) | (decoded > self._high + self._slack)
+        clipped = int(np.count_nonzero(beyond))
+        self.values += decoded.size
+        self.clipped += clipped
+        actions = np.clip(decoded, self._low, self._high)
+        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, self.version, clipped)
+
+    def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        horizon, d = self.normaliser.horizon, len(prefix)
+        actions = np.zeros((horizon, prefix.shape[1]), np.float32)
+        actions[:d] = self.normaliser.encode(state, prefix)
+        return actions, (np.arange(horizon) < d).astype(np.float32)

@@ -1,0 +1,127 @@
+"""Planning in real time: inference beside the control thread, joined by counting executed ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from serl_chunk.actor.chunk_queue import ChunkQueue, PlannedChunk
+from serl_chunk.actor.inference import DelayEstimate, Inference, Request, Result
+from serl_chunk.actor.recorder import EpisodeRecorder
+from serl_chunk.actor.timing import Deadlines
+from serl_chunk.types import ConfigError, Observation
+
+SYNC_SHARE = 0.5  # of a tick: how long the control thread waits for a chunk, and what `auto` asks of inference
+
+
+def choose_inference(
+    wanted: Literal["auto", "sync", "async"],
+    seconds: list[float],
+    period: float,
+    execute_steps: int,
+    supports_prefix: bool,
+) -> Literal["sync", "async"]:
+    """`sync` or `async` from measured inference `seconds` and the tick's `period`, in seconds.
+
+    Raises ConfigError where inference is too slow for the chunk, or the agent cannot take a delay.
+    """
+    p50, p99 = np.percentile(seconds, (50, 99))
+    mode = wanted
+    if mode == "auto":
+        mode = "sync" if p99 < SYNC_SHARE * period else "async"
+    if mode == "sync":
+        return mode
+    figures = f"inference takes {p50 * 1e3:.1f} ms (p99 {p99 * 1e3:.1f}), a tick {period * 1e3:.1f} ms"
+    if not supports_prefix:
+        raise ConfigError(
+            f"{figures}, and this agent cannot plan with a delay: use actor.inference=sync with a smaller network or "
+            "fewer agent.candidates, or an agent that takes a prefix"
+        )
+    if max(1, math.ceil(p50 / period)) >= execute_steps:
+        raise ConfigError(
+            f"{figures}: every chunk would come after its {execute_steps} actions should have been executed. Raise "
+            "chunk.horizon and chunk.execute_steps, or use a smaller network or fewer agent.candidates"
+        )
+    return mode
+
+
+class RealtimePlanner:
+    """Requests chunks from an inference thread and joins them when they come.
+
+    `sync`: where nothing is planned, the control thread waits for the chunk, until half of the tick has passed
+    at most; then the robot holds. `async`: the next chunk is requested while the present one still has as many
+    actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Either way it
+    joins at the index that equals the ticks passed since its observation, and at most one request is under
+    way. A result of an earlier epoch, or one too late to execute, is dropped, and its step is recorded without
+    a decision.
+    """
+
+    def __init__(
+        self, queue: ChunkQueue, inference: Inference, mode: Literal["sync", "async"], delay: DelayEstimate
+    ) -> None:
+        self.delays: list[int] = []
+        self.mode = mode
+        self._queue = queue
+        self._inference = inference
+        self._delay = delay
+        self._under_way: int | None = None  # decision tick of the request that may still be used
+        self._deadlines: Deadlines | None = None
+
+    def begin(self, recorder: EpisodeRecorder, explore: bool) -> None:
+        """A new episode, just reset: forget everything planned in the one before."""
+        self.flush()
+        self.delays = []
+        self._recorder, self._explore = recorder, explore
+
+    def start(self, deadlines: Deadlines) -> None:
+        """Tick 0 of the episode is about to begin."""
+        self._deadlines = deadlines
+
+    def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> None:
+        """Take what has come, and ask for the next chunk where it is time to."""
+        self._take(self._inference.poll(), tick)
+        if self._under_way is not None:
+            if tick - self._under_way < self._queue.execute_steps:
+                return
+            self._give_up()
+        count = 0 if self.mode == "sync" else self._delay.expected()
+        margin = 0 if self.mode == "sync" else 1
+        if self._queue.remaining(tick) > count + margin:
+            return
+        prefix = self._queue.committed(tick, count, hold)
+        self._under_way = tick
+        self._recorder.expect(tick)
+        self._inference.submit(Request(observe(), tick, self._queue.epoch, self._explore, prefix))
+        if self.mode == "sync":
+            assert self._deadlines is not None
+            until = self._deadlines.moment(tick) + SYNC_SHARE * self._deadlines.period
+            self._take(self._inference.wait(until), tick)
+
+    def flush(self) -> None:
+        """Forget everything planned or being planned."""
+        self._queue.flush()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._under_way is not None:
+            self._under_way = None
+            self._recorder.release()
+
+    def _take(self, result: Result | None, tick: int) -> None:
+        if result is None:
+            return
+        request, decision = result
+        if request.epoch != self._queue.epoch or request.tick != self._under_way:
+            return
+        self._under_way = None
+        self._delay.add(tick - request.tick)
+        chunk = PlannedChunk(decision.actions, request.tick, decision.version, request.epoch)
+        delay = self._queue.join(chunk, tick)
+        if delay is None:
+            self._recorder.release()
+        else:
+            self.delays.append(delay)
+            self._recorder.decided(request.tick, decision.record)

@@ -1,0 +1,209 @@
+"""`--actor`: the control loop on a robot PC, training with a learner or evaluating a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import uuid
+from pathlib import Path
+
+from serl_chunk.actor.evaluate import EVAL_SEED_BASE, VALIDATION_SEED_BASE, EvalResult, evaluate, results_table
+from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.run import ActorSummary, run_actor
+from serl_chunk.agents.checkpoints import CheckpointStore
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.commands import evaluations
+from serl_chunk.commands.setup import contract, interactive, read_config, say
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.learner.metrics import Counters, MetricsLog
+from serl_chunk.learner.report import build_report
+from serl_chunk.robots.registry import make_env, make_intervention
+from serl_chunk.transport.client import LearnerLink
+from serl_chunk.transport.handshake import Welcome
+from serl_chunk.types import ConfigError, RobotSpec, Snapshot
+
+CONNECT_TIMEOUT_EVAL = 30.0  # seconds; an evaluation is not left waiting for a learner that may never come
+
+
+def run_training_actor(config: ExperimentConfig, *, ip: str, port: int, actor_id: str) -> int:
+    """Collect episodes with the learner's newest policy until it is done, Ctrl-C or SIGTERM."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        say(f"{signal.Signals(number).name}: closing the episode and delivering what is recorded")
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    env = make_env(config.robot)
+    intervention = make_intervention(config.actor.intervention, env)
+    agent = make_agent(config, env.robot_spec)
+    link, welcome = _connect(config, env.robot_spec, agent.network_shape(), ip, port, actor_id, None)
+    try:
+        summary = run_actor(
+            config,
+            link,
+            env,
+            agent,
+            normaliser_of(welcome),
+            actor_id=actor_id,
+            episode_prefix=f"{actor_id}-{uuid.uuid4().hex[:8]}",
+            cameras=config.agent.image_keys,
+            intervention=intervention,
+            stop=stop,
+            say=say,
+        )
+    finally:
+        link.close()
+        if intervention is not None:
+            intervention.close()
+        env.close()
+    report_session(summary, config)
+    return 0 if summary.delivered else 1
+
+
+def report_session(summary: ActorSummary, config: ExperimentConfig) -> None:
+    """What an actor's session came to, in a few lines."""
+    say(
+        f"actor ended ({summary.reason}): {summary.episodes} episodes, {summary.steps} steps, "
+        f"{summary.successes} successes, {summary.human_ticks} human ticks in {summary.segments} interventions, "
+        f"{summary.waited_seconds:.0f} s waiting for the learner"
+    )
+    if config.actor.clock == "realtime":
+        late = summary.lateness
+        say(
+            f"lateness p50 {late.p50_ms:.2f} ms, p99 {late.p99_ms:.2f} ms, max {late.max_ms:.2f} ms; "
+            f"{summary.starved_ticks} starved ticks"
+        )
+
+
+def normaliser_of(welcome: Welcome) -> Normaliser:
+    """The learner's action transform, out of its welcome."""
+    return Normaliser.from_arrays(str(welcome.fields["normaliser_mode"]), welcome.arrays)
+
+
+def _connect(
+    config: ExperimentConfig, spec: RobotSpec, network: str, ip: str, port: int, actor_id: str, timeout: float | None
+) -> tuple[LearnerLink, Welcome]:
+    link = LearnerLink(
+        config.transport, host=ip, port=port, actor_id=actor_id, contract=contract(config, spec, network)
+    )
+    try:
+        return link, link.connect(timeout, on_waiting=say)
+    except BaseException:
+        link.close()
+        raise
+
+
+def run_evaluation(
+    config: ExperimentConfig,
+    step: str,
+    n: int,
+    *,
+    checkpoint_path: str | None,
+    ip: str | None,
+    port: int,
+    actor_id: str,
+    save_video: bool,
+    stochastic: bool,
+    validation: bool,
+) -> int:
+    """Evaluate one checkpoint without a helper on held-out start states; prints a table and a last line."""
+    env = make_env(config.robot)
+    agent = make_agent(config, env.robot_spec)
+    run: Path | None = None
+    if checkpoint_path is not None:
+        run = Path(checkpoint_path).expanduser()
+        saved = read_config(run)
+        if saved.get("name") != config.name:
+            raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
+        store = CheckpointStore(run, say=say)
+        checkpoint = store.restore_policy(evaluations.resolve_step(run, store, step))
+        normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+        snapshot = Snapshot(checkpoint.step, checkpoint.params)
+        counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
+    else:
+        # A second id: the same robot PC may be training while it is asked for an evaluation.
+        link, welcome = _connect(
+            config, env.robot_spec, agent.network_shape(), ip or "127.0.0.1", port, f"{actor_id}-evaluation",
+            CONNECT_TIMEOUT_EVAL,
+        )  # fmt: skip
+        try:
+            snapshot, _ = link.fetch_checkpoint(step, timeout=120.0)
+            normaliser = normaliser_of(welcome)
+        finally:
+            link.close()
+        counters = Counters(snapshot.version, 0, 0)
+    results = _evaluate(config, env, agent, normaliser, snapshot, n, run, save_video, stochastic, validation)
+    env.close()
+    where = "none (a fetched checkpoint has no run folder here)"
+    if run is not None:
+        purpose = evaluations.VALIDATION if validation else "evaluation"
+        evaluations.save(run, snapshot.version, purpose, [r.to_json() for r in results])
+        if not validation:
+            _log(run, counters, results)
+        where = str(build_report(run))
+    say(f"evaluation: success_rate={results[0].success_rate:.2f} n={results[0].n} report={where}")
+    return 0
+
+
+def _evaluate(
+    config: ExperimentConfig, env, agent, normaliser, snapshot, n, run, save_video, stochastic, validation
+) -> list[EvalResult]:  # fmt: skip
+    import rich.console
+
+    results = []
+    for deterministic in (True, False) if stochastic else (True,):
+        policy = ChunkPolicy(
+            agent, normaliser, env.robot_spec, image_keys=config.agent.image_keys, seed=config.seed + 1
+        )
+        policy.swap(snapshot)
+        mode = "mean" if deterministic else "sampled"
+        videos = (run or Path()) / "videos" / f"{snapshot.version}_{mode}" if save_video else None
+        successes = 0
+
+        def progress(done: int, summary, mode: str = mode) -> None:
+            nonlocal successes
+            successes += summary.success
+            if interactive():
+                print(f"\r{mode} policy: {done}/{n} episodes, {successes} successes", end="", flush=True)
+            elif done % 25 == 0:
+                say(f"{mode} policy: {done}/{n} episodes, {successes} successes")
+
+        results.append(
+            evaluate(
+                env,
+                policy,
+                config,
+                n=n,
+                seed_base=VALIDATION_SEED_BASE if validation else EVAL_SEED_BASE,
+                deterministic=deterministic,
+                save_video=videos,
+                progress=progress,
+            )
+        )
+        if interactive():
+            print()
+        if videos is not None:
+            say(f"videos: {videos}")
+    rich.console.Console().print(results_table(results))
+    return results
+
+
+def _log(run: Path, counters: Counters, results: list[EvalResult]) -> None:
+    with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
+        for r in results:
+            metrics.evaluation(
+                counters,
+                success_rate=r.success_rate,
+                n=r.n,
+                low=r.interval.low,
+                high=r.interval.high,
+                mode="mean" if r.mode == "mean" else "sampled",
+                mean_time_s=r.mean_time_s or 0.0,
+                mean_length=r.mean_length,
+                checkpoint=counters.step,
+            )

@@ -1,0 +1,242 @@
+"""`--learner`: the training process and its three sockets."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.agents.checkpoints import CheckpointStore
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.commands.evaluations import resolve_step
+from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.data.demos import DemoSet, load_demos
+from serl_chunk.data.normaliser import Normaliser, fit_normaliser
+from serl_chunk.learner.learner import Learner, Phase
+from serl_chunk.learner.metrics import MetricsLog
+from serl_chunk.learner.publisher import Publish
+from serl_chunk.learner.report import build_report
+from serl_chunk.learner.status import StatusFields, StatusLine
+from serl_chunk.transport.server import LearnerServer
+from serl_chunk.transport.sessions import SessionInfo
+from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot
+
+STATUS_PERIOD = 0.1  # seconds between looks at the server's health and at the status line
+POKE_PERIOD = 0.01  # seconds between pushed allowances
+FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
+
+
+def read_demos(config: ExperimentConfig, spec: RobotSpec, paths: Sequence[str], tell: Callable[[str], None]) -> DemoSet:
+    """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
+    demos = load_demos(paths, spec, cameras=config.agent.image_keys)
+    if paths:
+        steps = sum(e.steps.n for e in demos.episodes)
+        more = f", {demos.duplicates} duplicate files left out" if demos.duplicates else ""
+        more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
+        tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
+    return demos
+
+
+def build_learner(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    run: RunFolder,
+    spec: RobotSpec,
+    *,
+    publish: Publish,
+    threaded: bool,
+    wandb: bool,
+    tell: Callable[[str], None],
+) -> Learner:
+    """The learner of a run with its demonstrations, metrics and (on resume) its checkpoint."""
+    demos = read_demos(config, spec, demo_paths, tell)
+    agent = make_agent(config, spec)
+    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, demos.episodes)
+    metrics = MetricsLog(
+        run.path,
+        wandb_project="serl-chunk" if wandb else None,
+        wandb_name=f"{config.name}-{run.path.name}",
+        config=to_dict(config),
+    )
+    learner = Learner(
+        config, spec, agent, normaliser, demos.episodes, run.path,
+        publish=publish, metrics=metrics, threaded=threaded, say=tell,
+    )  # fmt: skip
+    tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
+    return learner
+
+
+def welcome_of(normaliser: Normaliser) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a new actor is told: the action transform."""
+    return {"normaliser_mode": normaliser.mode, "normaliser_digest": normaliser.digest()}, normaliser.to_arrays()
+
+
+def run_learner(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    bind: str,
+    port: int,
+    insecure: bool,
+    wandb: bool,
+) -> int:
+    """Train until `max_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report."""
+    spec = spec_of(config)
+    describe(config, spec)
+    run = open_run(config, spec, checkpoint_path)
+    agent = make_agent(config, spec)
+    holder: dict[str, Learner] = {}
+
+    def ready() -> Learner:
+        if "learner" not in holder:
+            raise ConfigError("the learner is still starting; try again in a moment")
+        return holder["learner"]
+
+    server: LearnerServer
+
+    def on_record(info: SessionInfo, record: Record) -> None:
+        ready().insert(_session(info), record)
+
+    def allowance(session: str) -> int | None:
+        left = ready().steps_allowed()
+        mine = delivered.get(session, 0)
+        return None if left is None else mine + left
+
+    delivered: dict[str, int] = {}
+
+    def count(info: SessionInfo, record: Record) -> None:
+        on_record(info, record)
+        steps = getattr(record, "action", None)
+        if steps is not None:
+            delivered[info.session] = delivered.get(info.session, 0) + len(steps)
+
+    def fetch(step: str) -> tuple[Snapshot, dict[str, Any]]:
+        store = CheckpointStore(run.path)
+        checkpoint = store.restore_policy(resolve_step(run.path, store, step))
+        return Snapshot(checkpoint.step, checkpoint.params), {"step": checkpoint.step}
+
+    with StatusLine() as status:
+        server = LearnerServer(
+            config.transport,
+            bind=bind,
+            port=port,
+            contract=contract(config, spec, agent.network_shape()),
+            welcome=lambda: welcome_of(ready().normaliser),
+            on_record=count,
+            allowance=allowance,
+            on_silent=lambda info: ready().replay.close_session(_session(info)),
+            fetch=fetch,
+            run_id=run.run_id,
+            episode_timeout=config.learner.actor_timeout,
+            insecure=insecure,
+        )
+        if insecure and bind not in ("127.0.0.1", "localhost", "::1"):
+            status.say(f"WARNING: --insecure: everybody who reaches {bind}:{port} can feed and read this run")
+        stop = threading.Event()
+        _stop_on_signals(stop, status.say)
+        learner = build_learner(
+            config, demo_paths, run, spec, publish=server.publish, threaded=True, wandb=wandb, tell=status.say
+        )
+        holder["learner"] = learner
+        server.start()
+        status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
+        shown = _Shown(config, learner, server, status)
+        try:
+            learner.run(stop, shown.tick)
+            server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
+            _let_actors_finish(server)
+            status.say("writing the last checkpoint" if learner.phase is not Phase.PRETRAIN else "stopped early")
+        finally:
+            learner.close()
+            server.close()
+            learner.metrics.close()
+    return _close_run(run.path, learner)
+
+
+def _session(info: SessionInfo) -> str:
+    return f"{info.actor_id}/{info.session}"
+
+
+def _stop_on_signals(stop: threading.Event, tell: Callable[[str], None]) -> None:
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt  # a second one means now
+        tell(f"{signal.Signals(number).name}: ending with a final checkpoint (once more: at once)")
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+
+
+def _let_actors_finish(server: LearnerServer) -> None:
+    end = time.monotonic() + FINISH_GRACE
+    while server.sessions() and time.monotonic() < end:
+        server.check()
+        time.sleep(0.05)
+
+
+def _close_run(path: Path, learner: Learner) -> int:
+    report = build_report(path)
+    say(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
+    say(f"report: {report}")
+    if learner.checkpoints.failed_saves:
+        say(f"WARNING: {learner.checkpoints.failed_saves} checkpoints could not be written; newest: "
+            f"{learner.checkpoints.steps()[-1:] or 'none'}")  # fmt: skip
+        return 1
+    return 0
+
+
+class _Shown:
+    """Keeps the status line true, and the server's errors from passing unseen."""
+
+    def __init__(self, config: ExperimentConfig, learner: Learner, server: LearnerServer, status: StatusLine) -> None:
+        self._config, self._learner, self._server, self._status = config, learner, server, status
+        self._next = self._next_poke = 0.0
+        self._poked = 0
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if self._learner.updates != self._poked and now >= self._next_poke:
+            # Lockstep actors wait for the updates their steps entitle to: tell them soon, but not for each one.
+            self._poked, self._next_poke = self._learner.updates, now + POKE_PERIOD
+            self._server.poke()
+        if now < self._next:
+            return
+        self._next = now + STATUS_PERIOD
+        self._server.check()
+        self._status.update(str(self._learner.phase), status_fields(self._config, self._learner))
+
+
+def status_fields(config: ExperimentConfig, learner: Learner) -> StatusFields:
+    """The learner's present state for the status line."""
+    c = config.learner
+    totals = {
+        Phase.PRETRAIN: (learner.phase_updates, c.pretrain_steps),
+        Phase.CRITIC_PRETRAIN: (learner.phase_updates, c.critic_pretrain_steps),
+        Phase.WARMUP: (learner.episodes, c.warmup_episodes),
+        Phase.CRITIC_WARMUP: (learner.phase_updates, c.critic_warmup_steps),
+    }
+    done, total = totals.get(learner.phase, (learner.updates, c.max_steps))
+    alone = [success for success, helped in learner.recent if not helped]
+    fields: StatusFields = {
+        "done": done,
+        "total": total,
+        "step": learner.updates,
+        "updates_per_s": learner.rates.get("rates/updates_per_s", 0.0),
+        "env_steps": learner.env_steps,
+        "episodes": learner.episodes,
+        "success": float(np.mean(alone)) if alone else None,
+        "human": learner.human_ticks / learner.env_steps if learner.env_steps else None,
+        "learner_wait": learner.rates.get("wait/learner_share", 0.0),
+        "actor_wait": learner.rates.get("wait/actor_share", 0.0),
+        "version": learner.version,
+    }
+    return fields

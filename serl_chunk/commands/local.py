@@ -1,0 +1,151 @@
+"""`--local`: the same learner and actor loops in one process, without sockets; a seed reproduces a run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from serl_chunk.actor.run import ActorSummary, run_actor
+from serl_chunk.commands.actor import report_session
+from serl_chunk.commands.learner import build_learner, status_fields
+from serl_chunk.commands.setup import describe, open_run, say, spec_of
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.learner.learner import Learner, Phase
+from serl_chunk.learner.report import build_report
+from serl_chunk.learner.status import StatusLine
+from serl_chunk.robots.registry import make_env, make_intervention
+from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
+
+SESSION = "local/0"
+
+
+class LocalLink:
+    """The actor's end of a learner in the same process: records go straight into the replay."""
+
+    allowance: int | None = None  # the learner works inside the actor's decisions: nobody runs ahead
+    error: SerlChunkError | None = None
+
+    def __init__(self) -> None:
+        self.learner: Learner | None = None
+        self.steps_recorded = 0
+        self._snapshot: Snapshot | None = None
+        self._episode = ""
+        self._steps: list[Step] = []
+
+    def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
+        """The learner's side."""
+        self._snapshot = snapshot
+
+    @property
+    def finished(self) -> str | None:
+        """Why training is over; None while it is not."""
+        return "training is complete" if self._learner.phase is Phase.DONE else None
+
+    @property
+    def _learner(self) -> Learner:
+        assert self.learner is not None, "attach a learner first"
+        return self.learner
+
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot."""
+        return self._snapshot
+
+    def can_begin(self) -> tuple[bool, str]:
+        """Always: there is no spool that could be full."""
+        return True, ""
+
+    def flush(self, timeout: float) -> bool:
+        """Nothing is ever under way."""
+        return True
+
+    def begin(self, record: Begin) -> None:
+        """Open an episode."""
+        self._episode = record.episode_id
+        self._learner.insert(SESSION, record)
+
+    def step(self, record: Step) -> None:
+        """Append a step; handed on in blocks, between two decisions."""
+        self._steps.append(record)
+        self.steps_recorded += 1
+
+    def end(self, record: End) -> None:
+        """Close the episode."""
+        self.hand_on()
+        self._learner.insert(SESSION, record)
+
+    def amend(self, record: Amend) -> None:
+        """Correct an episode."""
+        self._learner.insert(SESSION, record)
+
+    def hand_on(self) -> None:
+        """Insert the steps collected so far."""
+        if self._steps:
+            self._learner.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
+            self._steps = []
+
+
+def run_local(config: ExperimentConfig, demo_paths: Sequence[str], checkpoint_path: str | None, *, wandb: bool) -> int:
+    """Train in this process until `max_steps`, Ctrl-C or SIGTERM."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    learner, summary = train_local(config, demo_paths, checkpoint_path, stop=stop, wandb=wandb)
+    report_session(summary, config)
+    say(f"report: {build_report(learner.checkpoints.run_dir)}")
+    return 1 if learner.checkpoints.failed_saves else 0
+
+
+def train_local(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    stop: threading.Event | None = None,
+    wandb: bool = False,
+) -> tuple[Learner, ActorSummary]:
+    """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary."""
+    if config.actor.clock != "lockstep":
+        raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
+    stop = stop or threading.Event()
+    spec = spec_of(config)
+    describe(config, spec)
+    run = open_run(config, spec, checkpoint_path)
+    link = LocalLink()
+    env = make_env(config.robot)
+    intervention = make_intervention(config.actor.intervention, env)
+    with StatusLine() as status:
+        learner = build_learner(
+            config, demo_paths, run, spec, publish=link.publish, threaded=False, wandb=wandb, tell=status.say
+        )
+        link.learner = learner
+
+        def work() -> None:
+            link.hand_on()
+            while not stop.is_set() and learner.work():
+                status.update(str(learner.phase), status_fields(config, learner))
+
+        try:
+            work()  # up to the first snapshot, which the actor needs
+            summary = run_actor(
+                config,
+                link,
+                env,
+                learner.agent,
+                learner.normaliser,
+                actor_id="local",
+                first_episode=learner.episodes,
+                cameras=config.agent.image_keys,
+                intervention=intervention,
+                stop=stop,
+                before_decision=work,
+                say=status.say,
+                report_every=50,
+            )
+        finally:
+            learner.close()
+            learner.metrics.close()
+            env.close()
+            run.lock.close()
+    return learner, summary

@@ -1,0 +1,92 @@
+"""`serl-chunk record`: scripted demonstrations as HDF5 episodes, successes only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.progress import Progress
+
+from serl_chunk.commands.setup import say
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.writer import EpisodeWriter
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.robots.registry import make_env, make_expert
+from serl_chunk.types import Begin, ConfigError, End, Observation, Outcome, Source, Step
+
+DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,000,000
+MAX_FAILURES_PER_DEMO = 20  # an expert worse than this is a mistake, not bad luck
+
+
+def run_record(
+    config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...]
+) -> int:
+    """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped."""
+    if policy != "scripted":
+        raise ConfigError(f"--policy={policy}: only scripted is there; recording by hand comes with device support")
+    if n_demos < 1:
+        raise ConfigError(f"--n_demos must be at least 1, got {n_demos}")
+    folder = Path(out).expanduser()
+    there = len(list(folder.glob("episode_*.hdf5"))) if folder.is_dir() else 0
+    if there >= n_demos:
+        say(f"{folder} already holds {there} demonstrations")
+        return 0
+    env = make_env(config.robot)
+    for name in cameras:
+        env.robot_spec.camera(name)
+    expert = make_expert(env)
+    if noise is not None:
+        if not hasattr(expert, "noise"):
+            raise ConfigError(f"the expert of {env.robot_spec.name!r} has no adjustable noise: leave --noise out")
+        expert.noise = noise
+    attempts = lengths = 0
+    with (
+        EpisodeWriter(folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real) as writer,
+        Progress(transient=True) as progress,
+    ):
+        task = progress.add_task(f"recording to {folder}", total=n_demos, completed=there)
+        kept = there
+        seed = DEMO_SEED_BASE + there
+        while kept < n_demos:
+            success, length = record_episode(env, expert, writer, config, seed, cameras)
+            seed += 1
+            attempts += 1
+            if success:
+                kept += 1
+                lengths += length
+                progress.update(task, completed=kept)
+            elif attempts - (kept - there) > MAX_FAILURES_PER_DEMO * n_demos:
+                raise ConfigError(f"the expert failed {attempts - (kept - there)} of {attempts} episodes; giving up")
+        writer.flush()
+    env.close()
+    new = kept - there
+    say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average")
+    return 0
+
+
+def record_episode(
+    env: RobotEnv, expert, sink, config: ExperimentConfig, seed: int, cameras: tuple[str, ...]
+) -> tuple[bool, int]:  # fmt: skip
+    """One episode by `expert` from `reset(seed)`; returns (success, ticks)."""
+    spec = env.robot_spec
+    observation, _ = env.reset(seed=seed)
+    expert.reset(seed)
+    episode_id = f"demo-{spec.name}-{seed:06d}"
+    sink.begin(Begin(episode_id, config.robot.task, spec.name, spec.digest(), init_state=f"seed-{seed}"))
+    tick = 0
+    while True:
+        seen = _with_images(env, observation, cameras)
+        command = expert.act()
+        observation, reward, terminated, truncated, info = env.step(command)
+        executed = info.get("executed_action", command)
+        sink.step(Step(tick, seen, executed, float(reward), Source.SCRIPTED, -1, -1, tick * spec.dt))
+        tick += 1
+        success = bool(info.get("success"))
+        if terminated or truncated:
+            outcome = Outcome.SUCCESS if success else Outcome.FAILURE
+            final = _with_images(env, observation, cameras)
+            sink.end(End(episode_id, tick, final, bool(terminated), not terminated, outcome))
+            return success, tick
+
+
+def _with_images(env: RobotEnv, observation: Observation, cameras: tuple[str, ...]) -> Observation:
+    return {**observation, **env.read_images(cameras)} if cameras else dict(observation)

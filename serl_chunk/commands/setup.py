@@ -1,0 +1,160 @@
+"""What several commands need first: the experiment with its overrides, the run folder, the handshake's contract."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides, difference, to_dict
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import ConfigError, RobotSpec
+
+DEFAULT_PORT = 5588
+Say = Callable[[str], None]
+
+
+def say(text: str) -> None:
+    """Print one line at once, whatever the output goes to."""
+    print(text, flush=True)
+
+
+def split_overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
+    """`--config.a.b=value` and `--config.a.b value` as (path, text); raises ConfigError for anything else."""
+    out: list[tuple[str, str]] = []
+    items = list(rest)
+    while items:
+        item = items.pop(0)
+        if not item.startswith("--config."):
+            raise ConfigError(f"unknown argument {item!r}; see serl-chunk --help")
+        path, equals, text = item[len("--config.") :].partition("=")
+        if not equals:
+            if not items:
+                raise ConfigError(f"{item} needs a value: {item}=VALUE")
+            text = items.pop(0)
+        out.append((path, text))
+    return out
+
+
+def load(exp_name: str | None, overrides: Sequence[tuple[str, str]], seed: int | None = None) -> ExperimentConfig:
+    """The experiment, with `--config.…` and `--seed` applied."""
+    if exp_name is None:
+        raise ConfigError(
+            "--exp_name is needed: a packaged experiment (fake_aloha), one in ./experiments, or a .py file"
+        )
+    extra = [] if seed is None else [("seed", str(seed))]
+    return apply_overrides(load_experiment(exp_name), [*overrides, *extra])
+
+
+class RunFolder(NamedTuple):
+    """A run's folder, locked for this process, and whether it held a run before."""
+
+    path: Path
+    run_id: str
+    resumed: bool
+    lock: IO[str]
+
+
+def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None, tell: Say = say) -> RunFolder:
+    """Create or resume the run folder; writes config.json and prints what changed since the last life.
+
+    Raises ConfigError where another learner holds the folder, or where it is another experiment's.
+    """
+    if checkpoint_path is None:
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        path = Path("runs") / config.name / stamp
+    else:
+        path = Path(checkpoint_path).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "run.lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"--checkpoint_path={path} cannot be used: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{path} is in use by another learner; stop it, or give another --checkpoint_path") from None
+    file = path / "config.json"
+    new: dict[str, Any] = {**to_dict(config), "robot_spec": spec.to_json(), "run_id": uuid.uuid4().hex}
+    resumed = file.exists()
+    if resumed:
+        old = read_config(path)
+        if old.get("name") != config.name:
+            raise ConfigError(
+                f"{path} is a run of experiment {old.get('name')!r}, not {config.name!r}; "
+                "give another --checkpoint_path"
+            )
+        new["run_id"] = old.get("run_id", new["run_id"])
+        for line in difference(old, json.loads(json.dumps(new))):
+            tell(f"config changed since the last start (the new value wins): {line}")
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(new, indent=2) + "\n")
+    os.replace(temporary, file)
+    return RunFolder(path, new["run_id"], resumed, lock)
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """`config.json` of a run; raises ConfigError where it is absent or damaged."""
+    file = run / "config.json"
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{run} is not a run folder: it has no config.json") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is damaged ({error}); restore it, or remove it to write it anew") from None
+
+
+def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
+    """What learner and actor must share; the handshake names whatever differs."""
+    return {
+        "experiment": config.name,
+        "robot": spec.name,
+        "state_dim": str(spec.state_dim),
+        "action_dim": str(spec.action_dim),
+        "robot_specs": spec.digest(),
+        "control_hz": f"{spec.control_hz:g}",
+        "horizon": str(config.chunk.horizon),
+        "execute_steps": str(config.chunk.executed),
+        "delay_ticks": str(config.actor.delay_ticks),
+        "actions": config.normaliser.actions,
+        "agent": config.agent.kind,
+        "network": network,
+    }
+
+
+def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
+    """The effective values a person should see before a run starts, with a warning for a short-sighted discount."""
+    reach = config.discount**spec.max_episode_steps
+    seconds = config.chunk.horizon * spec.dt
+    tell(
+        f"{config.name}: {spec.name}, state {spec.state_dim}, actions {spec.action_dim}, {spec.control_hz:g} Hz; "
+        f"{config.agent.kind}, chunks of {config.chunk.horizon} ({seconds:.2f} s), "
+        f"{config.normaliser.actions} actions; discount {config.discount:g} per tick, "
+        f"discount**{spec.max_episode_steps} = {reach:.3f}"
+    )
+    r = config.reward
+    tell(f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}")
+    if reach < 0.05:
+        better = 0.2 ** (1 / spec.max_episode_steps)
+        tell(
+            f"WARNING: a success at the time limit is worth only {reach:.2g} at the start, so early steps hardly "
+            f"learn; --config.discount={better:.4f} would make it 0.2"
+        )
+
+
+def spec_of(config: ExperimentConfig) -> RobotSpec:
+    """The robot's specification, without its devices."""
+    return robot_spec(config.robot)
+
+
+def interactive() -> bool:
+    """Whether a person watches standard error."""
+    return sys.stderr.isatty()

@@ -1,0 +1,182 @@
+"""The `serl-chunk` command: parses flags, calls one command, and turns expected errors into one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from serl_chunk.types import ConfigError, SerlChunkError
+
+EPILOG = """\
+Any field of the experiment can be set: --config.agent.lr=1e-4 --config.replay.demo_fraction=uniform
+
+two machines:
+  GPU box    serl-chunk --exp_name fake_aloha --learner --bind 0.0.0.0 --insecure --demo_path demos/fake_aloha
+  robot PC   serl-chunk --exp_name fake_aloha --actor --ip GPU_BOX
+one machine:
+  serl-chunk --exp_name fake_aloha --learner --actor --demo_path demos/fake_aloha --checkpoint_path runs/first
+evaluate:
+  serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 --checkpoint_path runs/first
+
+other commands (each with --help): serl-chunk record, serl-chunk report
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (0 done, 1 failed, 2 wrong usage)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = {"record": _record, "report": _report}
+    try:
+        if arguments and arguments[0] in commands:
+            return commands[arguments[0]](arguments[1:])
+        if arguments and not arguments[0].startswith("-"):
+            raise ConfigError(f"unknown command {arguments[0]!r}; valid: {', '.join(commands)}, or flags (--help)")
+        return _run(arguments)
+    except ConfigError as error:
+        print(f"serl-chunk: {error}", file=sys.stderr)
+        return 2
+    except SerlChunkError as error:
+        print(f"serl-chunk: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("serl-chunk: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="serl-chunk",
+        description="Reinforcement learning for real robots in action chunks, with a person in the loop.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument("--exp_name", help="a packaged experiment, one in ./experiments, or the path of a .py file")
+    p.add_argument("--learner", action="store_true", help="run the training process (GPU box)")
+    p.add_argument("--actor", action="store_true", help="run the control loop (robot PC); with --learner: both, here")
+    p.add_argument("--local", action="store_true", help="both loops in this process, reproducible, without sockets")
+    p.add_argument("--seed", type=int, help="seed of everything random (default: the experiment's)")
+    p.add_argument("--debug", action="store_true", help="no wandb")
+    learner = p.add_argument_group("learner")
+    learner.add_argument(
+        "--demo_path", action="append", default=[], metavar="PATH", help="HDF5 file, folder or pattern; repeatable"
+    )
+    learner.add_argument(
+        "--checkpoint_path", metavar="DIR", help="run folder: created, or resumed (default: runs/EXP_NAME/TIME)"
+    )
+    learner.add_argument("--bind", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    learner.add_argument("--insecure", action="store_true", help="listen on a network without keys (you are warned)")
+    actor = p.add_argument_group("actor")
+    actor.add_argument("--ip", help="the learner's host name or address (default: 127.0.0.1)")
+    actor.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    actor.add_argument("--actor_id", default="actor", help="name of this robot; differs between simultaneous actors")
+    actor.add_argument("--eval_checkpoint_step", default="0", metavar="N", help="evaluate checkpoint N, latest or best")
+    actor.add_argument("--eval_n_trajs", type=int, default=0, metavar="K", help="episodes of the evaluation")
+    actor.add_argument("--save_video", action="store_true", help="film the evaluation's episodes")
+    actor.add_argument("--eval_stochastic", action="store_true", help="evaluate the sampled policy beside the mean one")
+    actor.add_argument(
+        "--eval_validation", action="store_true", help="use the start states that checkpoints are chosen on (for best)"
+    )
+    p.add_argument(
+        "--pin_cores", action="store_true", help="with both flags: one core for the actor, the others to learn"
+    )
+    return p
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _parser()
+    flags, rest = parser.parse_known_args(arguments)
+    from serl_chunk.commands.setup import DEFAULT_PORT, load, split_overrides
+
+    _quiet_libraries()
+    config = load(flags.exp_name, split_overrides(rest), flags.seed)
+    evaluating = flags.eval_checkpoint_step not in ("0", "")
+    port = DEFAULT_PORT if flags.port is None else flags.port
+    if not (flags.learner or flags.actor or flags.local):
+        raise ConfigError("say what to run: --learner, --actor, both, or --local")
+    if evaluating != (flags.eval_n_trajs > 0):
+        raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
+    if flags.local:
+        from serl_chunk.commands.local import run_local
+
+        return run_local(config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug)
+    if flags.learner and flags.actor:
+        from serl_chunk.commands.both import run_both
+
+        shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
+        return run_both(shared, pin=flags.pin_cores)
+    if flags.learner:
+        from serl_chunk.commands.learner import run_learner
+
+        return run_learner(
+            config,
+            flags.demo_path,
+            flags.checkpoint_path,
+            bind=flags.bind,
+            port=port,
+            insecure=flags.insecure,
+            wandb=not flags.debug,
+        )
+    from serl_chunk.commands.actor import run_evaluation, run_training_actor
+
+    if evaluating:
+        return run_evaluation(
+            config,
+            flags.eval_checkpoint_step,
+            flags.eval_n_trajs,
+            checkpoint_path=flags.checkpoint_path,
+            ip=flags.ip,
+            port=port,
+            actor_id=flags.actor_id,
+            save_video=flags.save_video,
+            stochastic=flags.eval_stochastic,
+            validation=flags.eval_validation,
+        )
+    return run_training_actor(config, ip=flags.ip or "127.0.0.1", port=port, actor_id=flags.actor_id)
+
+
+def _record(arguments: list[str]) -> int:
+    p = argparse.ArgumentParser(
+        prog="serl-chunk record", description="Record demonstrations as HDF5 episodes.", allow_abbrev=False
+    )
+    p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
+    p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
+    p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
+    p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
+    p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
+    p.add_argument("--cameras", default="", help="cameras to record, separated by commas, or all (default: none)")
+    flags, rest = p.parse_known_args(arguments)
+    from serl_chunk.commands.record import run_record
+    from serl_chunk.commands.setup import load, spec_of, split_overrides
+
+    config = load(flags.exp_name, split_overrides(rest))
+    cameras = tuple(c for c in flags.cameras.split(",") if c)
+    if cameras == ("all",):
+        cameras = tuple(c.name for c in spec_of(config).cameras)
+    return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
+
+
+def _report(arguments: list[str]) -> int:
+    p = argparse.ArgumentParser(
+        prog="serl-chunk report", description="Write report.html and report.png of a run.", allow_abbrev=False
+    )
+    p.add_argument("run", help="a run folder")
+    flags = p.parse_args(arguments)
+    from serl_chunk.learner.report import build_report
+
+    print(build_report(flags.run))
+    return 0
+
+
+def _quiet_libraries() -> None:
+    """Orbax narrates every save, and XLA every start, where a user looks for our own lines."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from absl import logging
+
+    logging.set_verbosity(logging.WARNING)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,127 @@
+"""The handshake: who is connecting, whether both sides mean the same, and what the learner tells a new actor.
+
+An actor's `hello` is answered by a `welcome` or by a refusal in one sentence. Both sides bring a *contract*, a flat
+map of named fields (specs, rate, lengths, delay policy, action transform, agent); they must be equal. The outer form
+of `hello` and of a refusal stays the same in every protocol version, so that the sentence always arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.transport import wire
+from serl_chunk.transport.wire import Frame, Message, WireError
+from serl_chunk.types import SerlChunkError
+
+PROTOCOL = 1
+HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
+_MAX_FIELDS = 256
+_SHOWN = 100  # characters of a value in a refusal
+
+
+class RefusedError(SerlChunkError):
+    """The learner refused this actor; the message is the learner's sentence."""
+
+
+class UnreachableError(SerlChunkError):
+    """No learner answered in the time given."""
+
+
+class Hello(NamedTuple):
+    """What an actor says first."""
+
+    session: str  # names its stream of records
+    incarnation: int  # of the session; a higher one fences the lower
+    actor_id: str
+    contract: dict[str, str]
+    run: str  # the run it was last connected to, "" for none
+    version: int  # newest snapshot it holds of that run, -1 for none
+    first: int  # lowest sequence number it can still send
+    next: int  # sequence number of its next record
+    steps_before_first: int  # steps of the session below `first`
+    steps_before_next: int  # steps of the session below `next`
+    protocol: int = PROTOCOL
+
+    def encode(self) -> list[Frame]:
+        """Its frames."""
+        return wire.encode(HELLO, self._asdict())
+
+    @classmethod
+    def decode(cls, message: Message) -> Hello:
+        """The hello in `message`; raises WireError. One of another protocol has only `protocol` filled in."""
+        h = message.header
+        protocol = wire.count(h, "protocol")
+        if protocol != PROTOCOL:
+            return cls("", 0, "", {}, "", -1, 0, 0, 0, 0, protocol)
+        contract = wire.field(h, "contract", dict)
+        if len(contract) > _MAX_FIELDS or not all(isinstance(x, str) for pair in contract.items() for x in pair):
+            raise WireError(f"a contract maps at most {_MAX_FIELDS} names to strings")
+        version = wire.field(h, "version", int)
+        if not -1 <= version < 2**62:
+            raise WireError(f"field 'version' must be -1 or more, got {version}")
+        hello = cls(
+            session=wire.text(h, "session", 64),
+            incarnation=wire.count(h, "incarnation"),
+            actor_id=wire.text(h, "actor_id", 128),
+            contract=contract,
+            run=wire.text(h, "run", 128),
+            version=version,
+            first=wire.count(h, "first"),
+            next=wire.count(h, "next"),
+            steps_before_first=wire.count(h, "steps_before_first"),
+            steps_before_next=wire.count(h, "steps_before_next"),
+        )
+        if not hello.session or not hello.actor_id:
+            raise WireError("a hello needs a session and an actor id")
+        if hello.first > hello.next or hello.steps_before_first > hello.steps_before_next:
+            raise WireError("a hello's first sequence number lies after its next")
+        return hello
+
+
+class Welcome(NamedTuple):
+    """What the learner tells an actor it accepts."""
+
+    fields: dict[str, Any]  # plain values
+    arrays: dict[str, np.ndarray]  # read-only; the normaliser's, for example
+    run: str  # id of the run; snapshot versions never go back within one
+    version: int  # newest snapshot published, -1 for none
+
+
+def refusal(reason: str, *, retry: bool = False) -> list[Frame]:
+    """Frames that refuse an actor. `retry` says that waiting may help."""
+    return wire.encode(REFUSED, {"reason": reason, "retry": retry})
+
+
+def compare(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str = "learner", them: str = "actor") -> str:
+    """A sentence that names every field that differs and both values; empty where none does."""
+    differences = [
+        f"{name} is {_show(mine.get(name))} at the {me} and {_show(theirs.get(name))} at the {them}"
+        for name in dict.fromkeys([*mine, *theirs])
+        if mine.get(name) != theirs.get(name)
+    ]
+    if not differences:
+        return ""
+    return (
+        f"{me} and {them} do not run the same experiment: "
+        + "; ".join(differences)
+        + (". Start both with the same --exp_name, the same configuration and the same version of serl-chunk.")
+    )
+
+
+def compare_protocol(theirs: int) -> str:
+    """A sentence where the other side's protocol version differs; empty where it does not."""
+    if theirs == PROTOCOL:
+        return ""
+    return (
+        f"the learner speaks transport protocol {PROTOCOL} and the actor {theirs}: "
+        "install the same version of serl-chunk on both machines"
+    )
+
+
+def _show(value: str | None) -> str:
+    if value is None:
+        return "absent"
+    return repr(value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "...")

@@ -1,0 +1,213 @@
+"""Records as messages. The message of a record is made once, by the actor, and is what gets sent and resent.
+
+Every record has a sequence number within its session; a block of N steps takes N numbers, `first` is its lowest.
+Decoding validates everything a reader relies on, so that a record that was accepted cannot break a later reader.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.transport import wire
+from serl_chunk.transport.wire import Frame, Message, WireError
+from serl_chunk.types import IMAGE_PREFIX, Amend, Begin, End, Outcome, Record, Source, SparseRows, StepBlock
+
+BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
+KINDS = (BEGIN, STEPS, END, AMEND)
+DECISION_PREFIX = "decision/"
+
+_COLUMNS: dict[str, np.dtype[Any]] = {  # name -> dtype, of the columns with one value per step
+    "reward": np.dtype(np.float32),
+    "source": np.dtype(np.uint8),
+    "decision_tick": np.dtype(np.int32),
+    "policy_version": np.dtype(np.int64),
+    "stamp": np.dtype(np.float64),
+}
+_NONE = type(None)
+_LAST_SOURCE = max(Source)
+
+
+def kind_of(record: Record) -> str:
+    """The wire's name of a record's type."""
+    match record:
+        case Begin():
+            return BEGIN
+        case StepBlock():
+            return STEPS
+        case End():
+            return END
+        case Amend():
+            return AMEND
+    raise WireError(f"{type(record).__name__} is not a record")
+
+
+def count_of(record: Record) -> int:
+    """How many sequence numbers a record takes."""
+    return record.n if isinstance(record, StepBlock) else 1
+
+
+def encode_record(record: Record, first: int) -> list[Frame]:
+    """Frames of `record`, whose lowest sequence number is `first`. Raises WireError for a value that cannot travel."""
+    header: dict[str, Any] = {"first": first}
+    arrays: dict[str, np.ndarray] = {}
+    match record:
+        case Begin():
+            header.update(record._asdict())
+        case StepBlock():
+            header.update(episode_id=record.episode_id, first_tick=record.first_tick)
+            arrays["action"] = record.action
+            arrays.update({name: getattr(record, name) for name in _COLUMNS})
+            arrays.update({f"observation/{k}": v for k, v in record.observation.items()})
+            for key, rows in record.sparse.items():
+                arrays[f"index/{key}"] = rows.index
+                arrays[f"values/{key}"] = rows.values
+        case End():
+            header.update(record._asdict(), outcome=record.outcome.value, reward=_plain(record.reward))
+            header["final_observation"] = record.final_observation is not None
+            arrays.update({k: np.asarray(v) for k, v in (record.final_observation or {}).items()})
+        case Amend():
+            header.update(record._asdict(), reward=_plain(record.reward))
+            header["outcome"] = None if record.outcome is None else record.outcome.value
+    return wire.encode(kind_of(record), header, arrays)
+
+
+def _plain(value: float | None) -> float | None:
+    """A numpy scalar as a float: msgpack takes only the latter."""
+    return None if value is None else float(value)
+
+
+def decode_record(message: Message) -> tuple[int, Record]:
+    """(`first`, record) of a decoded message; raises WireError naming what is wrong."""
+    header, arrays = message.header, message.arrays
+    first = wire.count(header, "first")
+    if message.kind == STEPS:
+        return first, _steps(header, arrays)
+    if message.kind == END:
+        return first, _end(header, arrays)
+    if arrays:
+        raise WireError(f"a {message.kind!r} record carries no arrays")
+    if message.kind == BEGIN:
+        return first, Begin(**{name: wire.text(header, name) for name in Begin._fields})
+    if message.kind == AMEND:
+        return first, _amend(header)
+    raise WireError(f"{message.kind!r} is not a record; valid are {', '.join(KINDS)}")
+
+
+def _outcome(value: str | None) -> Outcome | None:
+    if value is not None and value not in set(Outcome):
+        raise WireError(f"outcome {value!r} is not one of {', '.join(Outcome)}")
+    return None if value is None else Outcome(value)
+
+
+def _reward(header: dict[str, Any]) -> float | None:
+    value = wire.field(header, "reward", (float, int, _NONE))
+    if value is not None and not math.isfinite(value):
+        raise WireError(f"reward must be finite, got {value}")
+    return None if value is None else float(value)
+
+
+def _amend(header: dict[str, Any]) -> Amend:
+    return Amend(
+        episode_id=wire.text(header, "episode_id"),
+        outcome=_outcome(wire.field(header, "outcome", (str, _NONE))),
+        outcome_by=wire.text(header, "outcome_by"),
+        terminated=wire.field(header, "terminated", (bool, _NONE)),
+        reward=_reward(header),
+        discard=wire.field(header, "discard", bool),
+    )
+
+
+def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
+    present = wire.field(header, "final_observation", bool)
+    if arrays and not present:
+        raise WireError("an end without a final observation carries no arrays")
+    for name, value in arrays.items():
+        if name.startswith(IMAGE_PREFIX):
+            _check_array(name, value, np.dtype(np.uint8), 3)
+        else:
+            _check_array(name, value, np.dtype(np.float32), None)
+    outcome = _outcome(wire.field(header, "outcome", str))
+    assert outcome is not None
+    return End(
+        episode_id=wire.text(header, "episode_id"),
+        length=wire.count(header, "length"),
+        final_observation=dict(arrays) if present else None,
+        terminated=wire.field(header, "terminated", bool),
+        truncated=wire.field(header, "truncated", bool),
+        outcome=outcome,
+        outcome_by=wire.text(header, "outcome_by"),
+        reward=_reward(header),
+    )
+
+
+def _check_array(name: str, array: np.ndarray, dtype: np.dtype[Any], ndim: int | None) -> None:
+    if array.dtype != dtype or (ndim is not None and array.ndim != ndim):
+        wanted = f"{dtype}" + (f" with {ndim} dimensions" if ndim is not None else "")
+        raise WireError(f"array {name!r} must be {wanted}, got {array.dtype} {array.shape}")
+
+
+def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
+    left = dict(arrays)
+    try:
+        action = left.pop("action")
+        columns = {name: left.pop(name) for name in _COLUMNS}
+    except KeyError as e:
+        raise WireError(f"a block of steps without {e}") from e
+    _check_array("action", action, np.dtype(np.float32), 2)
+    n = len(action)
+    if n < 1:
+        raise WireError("a block of no steps")
+    for name, column in columns.items():
+        _check_array(name, column, _COLUMNS[name], 1)
+        _check_rows(name, column, n)
+    observation: dict[str, np.ndarray] = {}
+    indices: dict[str, np.ndarray] = {}
+    values: dict[str, np.ndarray] = {}
+    for path, array in left.items():
+        group, _, key = path.partition("/")
+        if group == "observation" and key:
+            _check_array(path, array, np.dtype(np.float32), None)
+            _check_rows(path, array, n)
+            observation[key] = array
+        elif group == "index":
+            indices[key] = array
+        elif group == "values":
+            values[key] = array
+        else:
+            raise WireError(f"a block of steps has no array {path!r}")
+    if indices.keys() != values.keys():
+        raise WireError(f"sparse arrays need an index and values each, got {sorted(indices)} and {sorted(values)}")
+    sparse = {key: _sparse(key, index, values[key], n) for key, index in indices.items()}
+    first_tick = wire.count(header, "first_tick")
+    _check_columns(columns, first_tick, n)
+    return StepBlock(wire.text(header, "episode_id"), first_tick, observation, action, **columns, sparse=sparse)
+
+
+def _check_rows(name: str, array: np.ndarray, n: int) -> None:
+    if array.ndim < 1 or len(array) != n:
+        raise WireError(f"array {name!r} must have a row for each of {n} steps, got shape {array.shape}")
+
+
+def _check_columns(columns: dict[str, np.ndarray], first_tick: int, n: int) -> None:
+    if columns["source"].max() > _LAST_SOURCE:
+        raise WireError(f"source must be 0..{int(_LAST_SOURCE)}, got {columns['source'].max()}")
+    if first_tick + n >= 2**31:
+        raise WireError(f"first_tick {first_tick} is out of any bound")
+    decided = columns["decision_tick"]
+    if decided.min() < -1 or (decided > np.arange(first_tick, first_tick + n)).any():
+        raise WireError("decision_tick must lie between -1 and the step's own tick")
+
+
+def _sparse(key: str, index: np.ndarray, values: np.ndarray, n: int) -> SparseRows:
+    if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX)):
+        raise WireError(f"sparse array {key!r} must start with {IMAGE_PREFIX!r} or {DECISION_PREFIX!r}")
+    _check_array(f"index/{key}", index, np.dtype(np.int32), 1)
+    if key.startswith(IMAGE_PREFIX):
+        _check_array(f"values/{key}", values, np.dtype(np.uint8), 4)
+    _check_rows(f"values/{key}", values, len(index))
+    if not len(index) or index[0] < 0 or index[-1] >= n or (index[1:] <= index[:-1]).any():
+        raise WireError(f"index/{key} must increase within 0..{n - 1}")
+    return SparseRows(index, values)

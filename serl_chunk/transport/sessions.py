@@ -1,0 +1,215 @@
+"""Who is connected to a learner, and which record of each comes next."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from serl_chunk.transport import handshake
+from serl_chunk.transport.handshake import Hello
+from serl_chunk.transport.records import count_of
+from serl_chunk.transport.snapshots import Published
+from serl_chunk.types import Begin, End, Record, SerlChunkError, StepBlock
+
+
+class SessionInfo(NamedTuple):
+    """A session, as the learner's callbacks see it."""
+
+    session: str  # one stream of records; survives reconnects
+    actor_id: str
+    incarnation: int
+    peer: str  # network address
+
+
+class Gap(SerlChunkError):
+    """A record came whose predecessors did not."""
+
+
+class RefuseError(SerlChunkError):
+    """An actor cannot be admitted; the message is the sentence it is told. `retry`: waiting may help."""
+
+    def __init__(self, reason: str, *, retry: bool = False) -> None:
+        super().__init__(reason)
+        self.retry = retry
+
+
+class Session:
+    """One stream of records and the state of its connection. Used by the server's thread only."""
+
+    def __init__(self, hello: Hello, peer: str, now: float) -> None:
+        self.info = SessionInfo(hello.session, hello.actor_id, hello.incarnation, peer)
+        self.token = b""  # of the present connection; messages with another one are stale
+        self.live = True
+        self.closed = False  # on_silent was called: its open episode, if any, will not be continued
+        self.refused = ""  # why it is not welcome any more
+        self.heard = now
+        self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
+        self.finish_told = False
+        # The stream.
+        self.expected = hello.first  # next sequence number
+        self.steps = 0  # delivered
+        self.steps_offset = hello.steps_before_first  # steps the actor counts and the learner does not
+        self.duplicates = self.orphans = 0
+        self.open_episode: str | None = None
+        self.gap_told: int | None = None  # `expected` when a gap was last reported
+        self.allowance_told: int | None = None
+        # Snapshots.
+        self.holds: int | None = None  # version it holds, while it waits for an announcement
+        self.pulling: Published | None = None
+        self.fetch_request: int | None = None
+        self.fetched: Published | None = None
+
+    def trim(self, first: int, record: Record) -> Record | None:
+        """What is new of a record numbered from `first`; None where nothing is. Raises Gap."""
+        n = count_of(record)
+        if first > self.expected:
+            raise Gap(f"record {first} came where {self.expected} was expected")
+        known = min(n, self.expected - first)
+        self.duplicates += known
+        if known == n:
+            return None
+        return record.slice(known, n) if known and isinstance(record, StepBlock) else record
+
+    def follows(self, record: Record) -> bool:
+        """Whether a record belongs to an episode this learner has open; others are orphans."""
+        return not isinstance(record, StepBlock | End) or record.episode_id == self.open_episode
+
+    def advance(self, record: Record, *, delivered: bool) -> None:
+        """Account for a record that was delivered, or dropped as an orphan."""
+        self.expected += count_of(record)
+        self.gap_told = None
+        if isinstance(record, StepBlock):
+            if delivered:
+                self.steps += record.n
+            else:
+                self.steps_offset += record.n
+        self.orphans += 0 if delivered else count_of(record)
+        if isinstance(record, Begin):
+            self.open_episode = record.episode_id
+        elif isinstance(record, End) and delivered:
+            self.open_episode = None
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Plain values for a status line."""
+        return {
+            **self.info._asdict(),
+            "live": self.live,
+            "silent_s": now - self.heard,
+            "records": self.expected,
+            "steps": self.steps,
+            "open_episode": self.open_episode,
+            "duplicates": self.duplicates,
+            "orphans": self.orphans,
+        }
+
+
+class Admission(NamedTuple):
+    """The outcome of a hello."""
+
+    session: Session
+    known: bool  # the stream continues where this learner has it
+    abandoned: int  # records the actor must not send because they belong to another run
+    lost: int  # records this learner misses and the actor no longer has
+    ousted: list[Session]  # silent sessions that this one replaced or that made room
+
+
+class Sessions:
+    """The table of sessions; decides who is admitted."""
+
+    def __init__(self, contract: dict[str, str], run: str, limit: int) -> None:
+        self.version_floor = -1  # newest snapshot version any actor of this run reported
+        self._contract = contract
+        self._run = run
+        self._limit = limit
+        self._by_session: dict[str, Session] = {}
+        self._by_token: dict[bytes, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_session.values()))
+
+    def by_token(self, token: object) -> Session | None:
+        """The session whose present connection has this token."""
+        return self._by_token.get(token) if isinstance(token, bytes) else None
+
+    def by_session(self, session: str) -> Session | None:
+        """The session of this id."""
+        return self._by_session.get(session)
+
+    def admit(self, hello: Hello, peer: str, now: float) -> Admission:
+        """Open or continue a session; raises RefuseError with the sentence to send."""
+        if sentence := handshake.compare_protocol(hello.protocol) or handshake.compare(self._contract, hello.contract):
+            raise RefuseError(sentence)
+        old = self._by_session.get(hello.session)
+        if old is not None:
+            self._check_return(old, hello)
+        ousted = self._make_room(hello)
+        abandoned = lost = 0
+        if old is None:
+            session = self._by_session[hello.session] = Session(hello, peer, now)
+            if hello.run and hello.run != self._run:  # a spool belongs to one run
+                abandoned = hello.next - hello.first
+                session.expected, session.steps_offset = hello.next, hello.steps_before_next
+        else:
+            session = old
+            if old.expected < hello.first:
+                lost = hello.first - old.expected
+                old.expected, old.open_episode = hello.first, None
+                old.steps_offset = hello.steps_before_first - old.steps
+            self.fence(old)
+        session.info = SessionInfo(hello.session, hello.actor_id, hello.incarnation, peer)
+        session.token = secrets.token_bytes(16)
+        self._by_token[session.token] = session
+        session.live, session.heard, session.finish_told, session.closed = True, now, False, False
+        session.holds = session.gap_told = session.allowance_told = None
+        session.data_id = session.control_id = session.snapshots_id = b""
+        if hello.run == self._run:
+            self.version_floor = max(self.version_floor, hello.version)
+        return Admission(session, old is not None, abandoned, lost, ousted)
+
+    def _check_return(self, old: Session, hello: Hello) -> None:
+        if old.refused:
+            raise RefuseError(old.refused)
+        if hello.incarnation < old.info.incarnation:
+            raise RefuseError(
+                f"session {hello.session} of actor {hello.actor_id!r} was taken over by a newer process "
+                f"(incarnation {old.info.incarnation}, this one is {hello.incarnation}): stop this one"
+            )
+        if hello.next < old.expected:
+            raise RefuseError(
+                f"the learner has {old.expected} records of session {hello.session}, the actor only {hello.next}: "
+                "its spool was rolled back; start the actor with a fresh one"
+            )
+
+    def _make_room(self, hello: Hello) -> list[Session]:
+        others = [s for s in self if s.info.session != hello.session]
+        for s in others:
+            if s.live and s.info.actor_id == hello.actor_id:
+                raise RefuseError(
+                    f"another live session has the actor id {hello.actor_id!r} (from {s.info.peer}): stop that actor, "
+                    "or give this one another --actor_id",
+                    retry=True,
+                )
+        live = sum(s.live for s in others)
+        if live >= self._limit:
+            raise RefuseError(
+                f"{live} actors are connected, which is the limit (transport.max_sessions={self._limit})", retry=True
+            )
+        ousted = [s for s in others if s.info.actor_id == hello.actor_id]
+        # Silent sessions are remembered, so that they can continue, but not without bound.
+        silent = sorted((s for s in others if not s.live), key=lambda s: s.heard)
+        for s in silent[: max(0, len(silent) - self._limit)]:
+            del self._by_session[s.info.session]
+            ousted.append(s)
+        for s in ousted:
+            self.fence(s)
+        return ousted
+
+    def fence(self, session: Session) -> None:
+        """Forget a session's present connection: what still comes from it is stale."""
+        self._by_token.pop(session.token, None)
+
+    def leave(self, session: Session) -> None:
+        """A session ended its connection, or fell silent: its actor id is free, its stream is remembered."""
+        session.live = False
+        session.pulling = session.fetched = session.holds = session.fetch_request = None

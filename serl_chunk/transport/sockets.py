@@ -1,0 +1,134 @@
+"""ZeroMQ sockets with every limit set, and the small things both ends need around them.
+
+A socket belongs to one thread. Data, snapshots and control have a socket each (ports p, p+1, p+2), so that
+acknowledgements and heartbeats never wait behind a blob.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import random
+import socket
+from collections.abc import Sequence
+
+import zmq
+
+from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.transport.wire import MAX_HEADER_BYTES, Frame
+from serl_chunk.types import ConfigError
+
+CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
+COPY_BELOW = 65536  # bytes; libzmq's zero-copy bookkeeping costs more than copying less than this
+HIGH_WATER = 256  # messages queued per peer and direction (libzmq's default of 1000 would be 295 MB of camera rows)
+
+
+def make_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, config: TransportConfig) -> zmq.Socket[bytes]:
+    """A ROUTER or DEALER that never blocks on close, never queues without bound and notices a dead peer."""
+    s = context.socket(kind)
+    s.linger = 0  # the default waits for ever when the context ends
+    s.sndhwm = s.rcvhwm = HIGH_WATER
+    s.maxmsgsize = max(config.max_message_bytes, MAX_HEADER_BYTES)  # of one frame; the decoder checks the sum
+    s.setsockopt(zmq.IPV6, 1)
+    s.setsockopt(zmq.HEARTBEAT_IVL, max(1, round(1000 * config.heartbeat)))
+    s.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(1000 * config.silence)))
+    if kind == zmq.ROUTER:
+        s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an absent peer is an error to count, not a silent drop
+    else:
+        s.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a learner that is not there
+        s.setsockopt(zmq.RECONNECT_IVL, 100)
+        s.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    return s
+
+
+def try_send(s: zmq.Socket[bytes], frames: Sequence[Frame]) -> bool:
+    """Send one message without blocking; False where no peer takes it now (nothing was sent then).
+
+    Large frames are not copied: their memory must not change afterwards.
+    """
+    last = len(frames) - 1
+    for i, frame in enumerate(frames):
+        flags = zmq.NOBLOCK | (zmq.SNDMORE if i < last else 0)
+        copy = not isinstance(frame, memoryview) or frame.nbytes < COPY_BELOW
+        try:
+            s.send(frame, flags, copy=copy)
+        except zmq.ZMQError as e:
+            # Only the first part can be refused: libzmq sends a message whole or not at all.
+            if i == 0 and e.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                return False
+            raise
+    return True
+
+
+def endpoint(host: str, port: int) -> str:
+    """`tcp://host:port`, with the brackets that an IPv6 address needs."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether a bind address is reachable from this machine only."""
+    if bind == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bind).is_loopback
+    except ValueError:  # a host or interface name, or "*": assume the worst
+        return False
+
+
+def check_port(port: int) -> None:
+    """Raise ConfigError unless `port` and the two after it can exist."""
+    last = 65535 - len(CHANNELS) + 1
+    if not 1 <= port <= last:
+        raise ConfigError(f"--port={port} must be 1..{last}: the transport uses that port and the two after it")
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port p such that p, p+1 and p+2 can be bound now, chosen away from the system's own choices.
+
+    For tests, benchmarks and runs where nobody needs to know the port. Another process may still take it first.
+    """
+    for _ in range(200):
+        # The kernel hands out outgoing ports from 32768 up: below that nobody connects away from under us.
+        port = random.randrange(10000, 32000)
+        held: list[socket.socket] = []
+        try:
+            for offset in range(len(CHANNELS)):
+                s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+                held.append(s)
+                s.bind((host, port + offset))
+        except OSError:
+            continue
+        finally:
+            for s in held:
+                s.close()
+        return port
+    raise ConfigError(f"no three consecutive free ports found on {host}")
+
+
+class Waker:
+    """Wakes the thread that polls `fileno()`; `wake` may be called from any thread and never blocks."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def fileno(self) -> int:
+        """What to poll for reading."""
+        return self._read.fileno()
+
+    def wake(self) -> None:
+        """Make the polling thread's poll return."""
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody is there to wake
+            self._write.send(b"!")
+
+    def drain(self) -> None:
+        """Forget the wake-ups so far; called by the polling thread."""
+        with contextlib.suppress(BlockingIOError):
+            while self._read.recv(4096):
+                pass
+
+    def close(self) -> None:
+        """Release both ends."""
+        self._read.close()
+        self._write.close()

@@ -1,0 +1,206 @@
+"""The wire format: a msgpack header and one raw frame per array. Nothing is ever unpickled.
+
+A message is a list of frames. The first is msgpack of `[kind, header, table]`, where `header` is a map of plain
+values and `table` lists `[path, dtype name, shape]` for each array; the frames that follow are the arrays' bytes, in
+C order, little-endian. The table is checked against an allow-list and against the exact size of every frame before
+a buffer is interpreted, so that no byte that comes from a network can choose a type or a length. (msgpack_numpy's
+decoder unpickles, and crashes the process on a forged dtype: it must never see bytes from a socket.)
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import zmq
+
+from serl_chunk.types import DataError
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+                 "float16", "float32", "float64")
+} | {"bfloat16": np.dtype(ml_dtypes.bfloat16)}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+MAX_HEADER_BYTES = 1 << 20  # a manifest of 5,000 leaves fits; images never travel in a header
+MAX_DIMS = 8
+MAX_PATH = 512  # characters
+
+Frame = zmq.Frame | bytes | memoryview
+
+if sys.byteorder != "little":  # the frames are the arrays' memory
+    raise ImportError("serl_chunk.transport needs a little-endian machine")
+
+
+class WireError(DataError):
+    """Bytes that are not a message of this protocol, or a value that cannot be put in one."""
+
+
+class Limits(NamedTuple):
+    """What a receiver accepts."""
+
+    max_message_bytes: int  # header and arrays together
+    max_arrays: int
+
+
+class Message(NamedTuple):
+    """A decoded message. The arrays are read-only views of the received frames (perhaps unaligned)."""
+
+    kind: str
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    nbytes: int
+
+
+def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> list[Frame]:
+    """Frames of one message. Contiguous arrays are not copied and must not change until they were sent.
+
+    Raises WireError for a dtype outside `DTYPES` or a header value that msgpack cannot express.
+    """
+    table: list[tuple[str, str, tuple[int, ...]]] = []
+    frames: list[Frame] = [b""]
+    for path, array in (arrays or {}).items():
+        flat = raw_bytes(array, path)
+        table.append((path, dtype_name(array.dtype, path), array.shape))
+        frames.append(flat.data)
+    try:
+        frames[0] = msgpack.packb((kind, header, table))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise WireError(f"message {kind!r}: its header holds a value that msgpack cannot express: {e}") from e
+    return frames
+
+
+def raw_bytes(array: np.ndarray, path: str = "array") -> np.ndarray:
+    """The memory of `array` as uint8[nbytes], C order, little-endian; a view where the array already is both."""
+    dtype_name(array.dtype, path)
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    if not array.flags.c_contiguous:
+        array = array.copy(order="C")  # np.ascontiguousarray would turn a scalar into a vector
+    return array.reshape(-1).view(np.uint8)
+
+
+def dtype_name(dtype: np.dtype[Any], path: str = "array") -> str:
+    """The wire's name of a dtype; raises WireError listing the valid ones."""
+    name = _NAMES.get(dtype.newbyteorder("=") if dtype.byteorder == ">" else dtype)
+    if name is None:
+        raise WireError(f"{path}: dtype {dtype} cannot be sent; valid are {', '.join(DTYPES)}")
+    return name
+
+
+def decode(frames: Sequence[Frame], limits: Limits) -> Message:
+    """The message in `frames`; raises WireError for anything else, before any array is built."""
+    if not frames:
+        raise WireError("a message without frames")
+    buffers = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
+    total = sum(b.nbytes for b in buffers)
+    if total > limits.max_message_bytes:
+        raise WireError(f"a message of {total} bytes; the limit is {limits.max_message_bytes}")
+    if len(frames) - 1 > limits.max_arrays:
+        raise WireError(f"a message of {len(frames) - 1} arrays; the limit is {limits.max_arrays}")
+    if buffers[0].nbytes > MAX_HEADER_BYTES:
+        raise WireError(f"a header of {buffers[0].nbytes} bytes; the limit is {MAX_HEADER_BYTES}")
+    kind, header, table = _header(buffers[0])
+    if len(table) != len(frames) - 1:
+        raise WireError(f"the header lists {len(table)} arrays, {len(frames) - 1} frames follow")
+    arrays: dict[str, np.ndarray] = {}
+    for row, buffer in zip(table, buffers[1:], strict=True):
+        path, dtype, shape = table_row(row)
+        if path in arrays:
+            raise WireError(f"array {path!r} is listed twice")
+        arrays[path] = view(buffer, path, dtype, shape)
+    return Message(kind, header, arrays, total)
+
+
+def _header(buffer: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
+    try:
+        # Extension types could carry timestamps or ExtType into places that expect plain values.
+        values = msgpack.unpackb(buffer, max_ext_len=0, strict_map_key=True)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as e:
+        raise WireError(f"the header is not msgpack: {type(e).__name__} {e}") from e
+    if not isinstance(values, list) or len(values) != 3:
+        raise WireError("the header is not [kind, fields, table]")
+    kind, header, table = values
+    if not isinstance(kind, str) or not isinstance(header, dict) or not isinstance(table, list):
+        raise WireError("the header is not [kind, fields, table]")
+    if not all(isinstance(k, str) for k in header):
+        raise WireError("the header has a field whose name is not a string")
+    return kind, header, table
+
+
+def table_row(row: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+    """`[path, dtype name, shape]`, checked; raises WireError. The size is bounded by the caller's buffer."""
+    if not isinstance(row, list) or len(row) != 3:
+        raise WireError("an array is not described by [path, dtype, shape]")
+    path, name, shape = row
+    if not isinstance(path, str) or not 0 < len(path) <= MAX_PATH:
+        raise WireError(f"an array's path must be a string of 1..{MAX_PATH} characters")
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        raise WireError(f"{path}: dtype {name!r} is not one of {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS:
+        raise WireError(f"{path}: a shape is a list of at most {MAX_DIMS} integers")
+    # type() and not isinstance(): True is an int too.
+    if any(type(n) is not int or not 0 <= n < 2**40 for n in shape):
+        raise WireError(f"{path}: a shape holds non-negative integers, got {shape}")
+    # numpy multiplies the non-zero dimensions even of an empty array, and refuses an overflow.
+    if math.prod(n for n in shape if n) * dtype.itemsize >= 2**48:
+        raise WireError(f"{path}: shape {shape} is out of any bound")
+    return path, dtype, tuple(shape)
+
+
+def view(buffer: memoryview, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """`buffer` as an array, read-only and without a copy; raises WireError unless the size is exact."""
+    need = math.prod(shape) * dtype.itemsize
+    if buffer.nbytes != need:
+        raise WireError(f"{path}: {dtype} {shape} takes {need} bytes, the frame has {buffer.nbytes}")
+    if need == 0:
+        array = np.empty(shape, dtype)  # np.frombuffer refuses an empty buffer
+    else:
+        array = np.frombuffer(buffer, np.uint8)
+        if dtype.kind == "b" and array.max() > 1:
+            raise WireError(f"{path}: a bool is 0 or 1")
+        array = array.view(dtype).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def size_of(frames: Sequence[Frame]) -> int:
+    """Bytes of all frames together."""
+    return sum(
+        len(f) if isinstance(f, bytes) else f.nbytes if isinstance(f, memoryview) else len(f.buffer) for f in frames
+    )
+
+
+def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    """`header[name]`, which must be there and of exactly the type(s) given; raises WireError naming the field."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if name not in header:
+        raise WireError(f"field {name!r} is missing")
+    value = header[name]
+    if type(value) not in kinds:
+        wanted = " or ".join("none" if k is type(None) else k.__name__ for k in kinds)
+        raise WireError(f"field {name!r} must be {wanted}, got {type(value).__name__}")
+    return value
+
+
+def count(header: Mapping[str, Any], name: str) -> int:
+    """`header[name]`, an integer 0 <= n < 2**62; raises WireError naming the field."""
+    value = field(header, name, int)
+    if not 0 <= value < 2**62:
+        raise WireError(f"field {name!r} must be a non-negative integer, got {value}")
+    return value
+
+
+def text(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
+    """`header[name]`, a string of at most `limit` characters; raises WireError naming the field."""
+    value = field(header, name, str)
+    if len(value) > limit:
+        raise WireError(f"field {name!r} has {len(value)} characters; the limit is {limit}")
+    return value

@@ -1,0 +1,260 @@
+"""Episodes under the lockstep clock: exact delays, take-overs, ends, records."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from actor_helpers import (
+    DT,
+    LineEnv,
+    ListSink,
+    NoisyAgent,
+    ScriptedPerson,
+    check_steps,
+    chunk_starts,
+    make_config,
+    make_policy,
+)
+
+from serl_chunk.actor.loop import EpisodeRunner
+from serl_chunk.actor.policy import PolicyError
+from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.types import Begin, ConfigError, End, Outcome, Source
+
+
+def run(env=None, *, horizon=8, execute=None, delay=0, agent=None, seed=5, config=None, **kwargs):
+    agent = agent or NoisyAgent(horizon)
+    config = config or make_config(horizon=horizon, execute=execute, actor=ActorConfig(delay_ticks=delay))
+    sink = ListSink()
+    runner = EpisodeRunner(env or LineEnv(), make_policy(agent), sink, config=config, **kwargs)
+    summary = runner.run_episode(seed, explore=True)
+    return summary, sink, agent
+
+
+@pytest.mark.parametrize(
+    ("delay", "horizon", "execute"),
+    [(0, 8, 8), (0, 8, 5), (1, 8, 8), (1, 5, 2), (3, 8, 8), (3, 8, 6), (3, 5, 5)],
+)
+def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, execute):
+    summary, sink, agent = run(delay=delay, horizon=horizon, execute=execute)
+    steps = sink.steps
+    check_steps(steps, execute)
+    assert [s.tick for s in steps if s.source != Source.POLICY] == list(range(delay))
+    assert summary.hold_ticks == delay
+    assert summary.starved_ticks == 0
+    starts = list(chunk_starts(steps))
+    assert [s.decision_tick for s in starts] == [k * (execute - delay) for k in range(len(starts))]
+    assert {s.tick - s.decision_tick for s in starts} == {delay}
+    assert summary.mean_delay == delay
+    # The committed actions a decision was told are those that its first `delay` ticks executed.
+    for s in starts:
+        np.testing.assert_array_equal(
+            agent.prefixes[s.decision_tick],
+            np.reshape([steps[s.decision_tick + i].action for i in range(delay)], (-1, 2)),
+        )
+
+
+def test_holding_before_the_first_chunk_stays_at_the_measured_joints():
+    _, sink, _ = run(delay=2)
+    np.testing.assert_array_equal(sink.steps[0].action, sink.steps[0].observation["state"][:2])
+
+
+def test_records_of_an_episode():
+    summary, sink, _ = run(LineEnv(success_at=11))
+    begin, *steps, end = sink.records
+    assert isinstance(begin, Begin)
+    assert isinstance(end, End)
+    assert begin.episode_id == end.episode_id
+    assert (end.length, end.terminated, end.truncated, end.outcome) == (12, True, False, Outcome.SUCCESS)
+    assert [s.reward for s in steps] == [0.0] * 11 + [1.0]
+    assert [s.observation["state"][2] for s in steps] == list(range(12))  # not the driver's reused buffer
+    assert end.final_observation["state"][2] == 12
+    np.testing.assert_allclose([s.stamp for s in steps], np.arange(12) * DT)
+    assert {s.policy_version for s in steps} == {3}
+    assert [s.tick for s in steps if s.decision is not None] == [0, 8]
+    assert steps[8].decision["q"] == 8
+    assert (summary.success, summary.length, summary.total_reward, summary.decisions) == (True, 12, 1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("env", "terminated", "outcome", "last_reward"),
+    [
+        (LineEnv(success_at=4), True, Outcome.SUCCESS, 1.0),
+        (LineEnv(failure_at=4), True, Outcome.FAILURE, 0.25),
+        (LineEnv(terminated_at=4), True, Outcome.UNKNOWN, 0.0),
+        (LineEnv(length=5), False, Outcome.UNKNOWN, 0.0),
+        (LineEnv(length=5, success_at=4), True, Outcome.SUCCESS, 1.0),
+        (LineEnv(failure_at=4, success_at=4), True, Outcome.SUCCESS, 1.0),
+    ],
+)
+def test_ends(env, terminated, outcome, last_reward):
+    _, sink, _ = run(env, config=make_config(failure_reward=0.25))
+    end = sink.last_end
+    assert (end.length, end.terminated, end.truncated) == (5, terminated, not terminated)
+    assert (end.outcome, end.outcome_by) == (outcome, "environment")
+    assert sink.steps[-1].reward == last_reward
+
+
+@pytest.mark.parametrize("stop_tick", [0, 1, 7])
+def test_a_stop_truncates_before_the_next_command(stop_tick):
+    env = LineEnv()
+    summary, sink, _ = run(env, stop=lambda: "operator" if env.tick >= stop_tick else None)
+    assert (summary.length, summary.ended_by, env.tick) == (stop_tick, "operator", stop_tick)
+    if stop_tick == 0:
+        assert sink.records == []  # an episode without a step leaves no record
+    else:
+        assert (sink.last_end.truncated, sink.last_end.outcome) == (True, Outcome.UNKNOWN)
+        assert sink.last_end.final_observation["state"][2] == stop_tick
+
+
+def test_a_crash_closes_the_episode_and_is_raised():
+    sink = ListSink()
+    runner = EpisodeRunner(LineEnv(crash_at=6), make_policy(NoisyAgent(8)), sink, config=make_config())
+    with pytest.raises(RuntimeError, match="the motor is gone"):
+        runner.run_episode(0, explore=True)
+    assert (sink.last_end.length, sink.last_end.truncated, sink.last_end.outcome_by) == (6, True, "crash")
+    assert sink.last_end.final_observation["state"][2] == 6
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_take_over_mid_chunk_and_release(delay):
+    person = ScriptedPerson(ticks=frozenset(range(11, 16)) | {22}, idle=frozenset({14, 15}))
+    summary, sink, _ = run(delay=delay, intervention=person)
+    steps = sink.steps
+    check_steps(steps, 8, person.ticks)
+    assert [s.tick for s in steps if s.source == Source.HUMAN] == [11, 12, 13, 22]
+    assert all(steps[t].source == Source.HOLD for t in (14, 15))
+    np.testing.assert_array_equal(steps[12].action, np.array([0.9, -0.9], np.float32))
+    assert (summary.human_ticks, summary.segments) == (6, 2)
+    # Released: re-planned from the observation of that very tick, after holding for the delay.
+    for release in (16, 23):
+        assert [steps[release + i].source for i in range(delay)] == [Source.HOLD] * delay
+        first = steps[release + delay]
+        assert (first.source, first.decision_tick) == (Source.POLICY, release)
+    assert summary.hold_ticks == 2 + 3 * delay
+
+
+def test_a_person_is_told_where_the_policy_would_decide():
+    person = ScriptedPerson(ticks=frozenset(range(10, 20)))
+    run(intervention=person)
+    # Chunks of 8 from tick 0; while a person has the robot that grid goes on; the release at 20 begins a new one.
+    assert [t for t, due in person.asked if due] == [0, 8, 16, 28]
+
+
+def test_human_ticks_are_limited_over_episodes():
+    person = ScriptedPerson(ticks=frozenset(range(4, 14)))
+    sink = ListSink()
+    config = make_config(actor=ActorConfig(max_human_ticks=13))
+    runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(8)), sink, config=config, intervention=person)
+    summaries = [runner.run_episode(seed, explore=True) for seed in range(3)]
+    assert [s.human_ticks for s in summaries] == [10, 3, 0]
+    assert [s.segments for s in summaries] == [1, 1, 0]
+    assert runner.interventions.exhausted
+
+
+def test_the_environments_own_intervention():
+    override = np.array([0.5, 0.25], np.float32)
+    summary, sink, _ = run(LineEnv(person={3: override, 4: override}))
+    steps = sink.steps
+    check_steps(steps, 8)
+    assert [s.tick for s in steps if s.source == Source.HUMAN] == [3, 4]
+    np.testing.assert_array_equal(steps[3].action, override)
+    assert steps[5].decision_tick == 5
+    assert (summary.human_ticks, summary.segments, summary.gated_share) == (2, 1, 0)
+
+
+def test_what_the_driver_executed_is_recorded():
+    summary, sink, _ = run(LineEnv(gate=0.05), agent=NoisyAgent(8, spread=0.3))
+    actions = np.array([s.action for s in sink.steps])
+    assert np.abs(actions).max() == np.float32(0.05)
+    assert 0 < summary.gated_share <= 1
+
+
+def test_clipped_values_are_counted():
+    summary, sink, _ = run(agent=NoisyAgent(8, spread=1.0))
+    chunks = np.array([s.decision["chunk"] for s in sink.steps if s.decision is not None])
+    assert summary.clipped_share == pytest.approx(np.mean(np.abs(chunks) > 1))
+    assert summary.clipped_share > 0
+
+
+def test_frames_at_decisions_under_intervention_and_at_the_end():
+    env = LineEnv(length=20)
+    person = ScriptedPerson(ticks=frozenset({10, 11}))
+    _, sink, _ = run(env, intervention=person, cameras=("wrist",))
+    with_frames = [s.tick for s in sink.steps if "images/wrist" in s.observation]
+    assert with_frames == [0, 8, 10, 11, 12]
+    assert env.frames_read == [*with_frames, 20]
+    assert all("images/front" not in s.observation for s in sink.steps)
+    assert sink.steps[12].observation["images/wrist"][0, 0, 0] == 12
+    assert sink.last_end.final_observation["images/wrist"][0, 0, 0] == 20
+
+
+def test_no_camera_is_read_unless_it_is_recorded():
+    env = LineEnv()
+    run(env)
+    assert env.frames_read == []
+
+
+def test_an_unknown_camera_is_refused():
+    with pytest.raises(ConfigError, match="front, wrist"):
+        run(cameras=("rear",))
+
+
+def test_random_steps():
+    sink = ListSink()
+    runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(8)), sink, config=make_config())
+    runner.run_episode(1, explore=True, random_steps=11)
+    check_steps(sink.steps, 8)
+    assert [s.source for s in sink.steps[:12]] == [Source.RANDOM] * 11 + [Source.POLICY]
+    assert np.ptp([s.action for s in sink.steps[:11]]) > 1
+    assert sink.steps[11].decision_tick == 11
+
+
+def test_an_agent_without_prefix_refuses_a_delay():
+    agent = NoisyAgent(8)
+    agent.supports_prefix = False
+    with pytest.raises(ConfigError, match="delay_ticks=1"):
+        run(delay=1, agent=agent)
+
+
+def test_a_policy_that_diverged_does_not_reach_the_robot():
+    env = LineEnv()
+    with pytest.raises(PolicyError, match="not finite"):
+        run(env, agent=NoisyAgent(8, spread=float("nan")))
+    assert env.tick == 0
+
+
+def test_the_hook_is_called_before_every_decision_and_nowhere_else():
+    env = LineEnv(length=20)
+    ticks = []
+    run(env, before_decision=lambda: ticks.append(env.tick))
+    assert ticks == [0, 8, 16]
+
+
+def test_jerk_is_that_of_the_executed_actions():
+    summary, sink, _ = run()
+    third = np.diff([s.action.astype(np.float64) for s in sink.steps], n=3, axis=0)
+    assert summary.jerk == pytest.approx(np.sqrt(np.mean(third**2)) / DT**3)
+
+
+@pytest.mark.parametrize("delay", [0, 3])
+def test_two_runs_from_one_seed_are_identical(delay):
+    def records():
+        sink = ListSink()
+        config = dataclasses.replace(make_config(), actor=ActorConfig(delay_ticks=delay))
+        runner = EpisodeRunner(
+            LineEnv(success_at=25),
+            make_policy(NoisyAgent(8), seed=9),
+            sink,
+            config=config,
+            intervention=ScriptedPerson(frozenset({6, 7})),
+            cameras=("front",),
+        )
+        for seed in range(3):
+            runner.run_episode(seed, explore=True, random_steps=2)
+        return sink.records
+
+    for a, b in zip(records(), records(), strict=True):
+        np.testing.assert_equal(a._asdict(), b._asdict())

@@ -1,0 +1,226 @@
+"""Episodes under the realtime clock, on a simulated one: joining by count, starving, lateness."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from actor_helpers import (
+    DT,
+    LineEnv,
+    ListSink,
+    NoisyAgent,
+    ScriptedPerson,
+    SimClock,
+    SimInference,
+    check_steps,
+    chunk_starts,
+    make_config,
+    make_policy,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serl_chunk.actor.inference import DelayEstimate, measure_inference
+from serl_chunk.actor.loop import EpisodeRunner
+from serl_chunk.actor.realtime import choose_inference
+from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.types import ConfigError, End, Source
+
+MS = 1e-3
+
+
+class Rig:
+    """A runner on a simulated clock."""
+
+    def __init__(self, mode, latencies, *, horizon=8, oversleep=(), costs=(), length=30, intervention=None, **kwargs):
+        self.human = intervention.ticks if intervention else frozenset()
+        self.clock = SimClock(oversleep)
+        self.agent = NoisyAgent(horizon)
+        self.policy = make_policy(self.agent)
+        self.inference = SimInference(self.policy, self.clock, latencies)
+        self.sink = ListSink()
+        self.env = LineEnv(length=length, clock=self.clock, costs=costs)
+        self.runner = EpisodeRunner(
+            self.env,
+            self.policy,
+            self.sink,
+            config=make_config(horizon=horizon, actor=ActorConfig(clock="realtime", inference=mode)),
+            clock=self.clock,
+            inference=self.inference,
+            intervention=intervention,
+            **kwargs,
+        )
+
+    def run(self, seed=0):
+        self.sink.records.clear()
+        summary = self.runner.run_episode(seed, explore=True)
+        check_steps(self.sink.steps, self.agent.horizon, self.human)
+        return summary, self.sink.steps
+
+
+def ticks_of(steps, source):
+    return [s.tick for s in steps if s.source == source]
+
+
+def test_sync_in_time_never_holds():
+    rig = Rig("sync", itertools.repeat(5 * MS))
+    summary, steps = rig.run()
+    assert [s.decision_tick for s in chunk_starts(steps)] == [0, 8, 16, 24]
+    assert (summary.mean_delay, summary.starved_ticks, summary.decisions) == (0, 0, 4)
+
+
+def test_sync_too_late_holds_and_joins_by_count():
+    # 15 ms is past half of the 20 ms tick: tick 8 holds, and the chunk joins on tick 9 at index 1.
+    rig = Rig("sync", [5 * MS, 15 * MS, 5 * MS, 5 * MS])
+    summary, steps = rig.run()
+    assert ticks_of(steps, Source.HOLD) == [8]
+    assert (steps[9].decision_tick, steps[9].tick) == (8, 9)
+    assert summary.starved_ticks == summary.hold_ticks == 1
+
+
+@pytest.mark.parametrize(("latency", "delay"), [(5 * MS, 1), (25 * MS, 2), (50 * MS, 3)])
+def test_async_hides_a_constant_latency(latency, delay):
+    rig = Rig("async", itertools.repeat(latency), length=60)
+    rig.run()  # the delay is learned here
+    summary, steps = rig.run()
+    assert ticks_of(steps, Source.HOLD) == list(range(delay))  # the first chunk cannot be hidden
+    assert summary.starved_ticks == delay
+    assert {s.tick - s.decision_tick for s in chunk_starts(steps)} == {delay}
+    # The policy was told exactly what was executed between its observation and its chunk.
+    for s in chunk_starts(steps):
+        prefix = rig.agent.prefixes[s.decision_tick]
+        np.testing.assert_array_equal(prefix, [steps[s.decision_tick + i].action for i in range(delay)])
+
+
+def test_async_asks_as_late_as_the_delay_allows():
+    rig = Rig("async", itertools.repeat(25 * MS), length=60)
+    rig.run()
+    _, steps = rig.run()
+    starts = [s.decision_tick for s in chunk_starts(steps)]
+    # Executed from index 2; asked when 3 actions are left (delay 2, plus 1), so every 5 ticks.
+    assert np.diff(starts).tolist() == [5] * (len(starts) - 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    mode=st.sampled_from(["sync", "async"]),
+    horizon=st.integers(2, 8),
+    latencies=st.lists(st.floats(0, 0.3), max_size=40),
+    oversleep=st.lists(st.floats(0, 0.05), max_size=40),
+    human=st.frozensets(st.integers(0, 40), max_size=12),
+)
+def test_random_latencies(mode, horizon, latencies, oversleep, human):
+    person = ScriptedPerson(human, idle=frozenset(t for t in human if t % 3 == 0))
+    rig = Rig(mode, latencies, horizon=horizon, oversleep=oversleep, length=40, intervention=person)
+    for seed in range(2):
+        summary, steps = rig.run(seed)
+        humans = [t for t in range(40) if t in human]
+        assert ticks_of(steps, Source.HUMAN) == [t for t in humans if t % 3]
+        own_holds = [t for t in ticks_of(steps, Source.HOLD) if t not in human]
+        assert summary.starved_ticks == len(own_holds)
+        # A chunk is never used across a take-over, and chunks follow one another.
+        for s in steps:
+            if s.source == Source.POLICY:
+                assert not human & set(range(s.decision_tick, s.tick + 1))
+        starts = [s.decision_tick for s in chunk_starts(steps)]
+        assert starts == sorted(set(starts))
+        assert summary.decisions >= len(starts)
+
+
+def test_a_decision_under_way_at_a_take_over_is_dropped():
+    person = ScriptedPerson(frozenset({6, 7}))
+    rig = Rig("async", itertools.chain([5 * MS], itertools.repeat(45 * MS)), intervention=person)
+    _, steps = rig.run()
+    # Asked on tick 5 or 6 at the latest; on tick 8, the release, the policy plans anew.
+    assert min(s.decision_tick for s in chunk_starts(steps) if s.tick > 7) >= 8
+    assert [s.tick for s in steps if s.decision is not None and 1 <= s.tick < 8] == []
+
+
+def test_a_chunk_of_the_last_episode_does_not_reach_the_next():
+    rig = Rig("async", itertools.chain([5 * MS], itertools.repeat(70 * MS)), length=9)
+    rig.run(0)
+    _, steps = rig.run(1)
+    np.testing.assert_array_equal([s.action for s in steps[:4]], [steps[0].observation["state"][:2]] * 4)
+    assert next(chunk_starts(steps)).decision_tick == 0
+
+
+def test_steps_reach_the_sink_although_inference_hangs():
+    rig = Rig("async", itertools.chain([5 * MS], itertools.repeat(1e9)), length=30)
+    handed_over = []
+    rig.env.costs = iter(lambda: handed_over.append(len(rig.sink.records)) or 0.0, None)
+    summary, steps = rig.run()
+    assert summary.starved_ticks == len(ticks_of(steps, Source.HOLD)) > 20
+    # A step waits for its decision until none of the chunk could be executed any more, and no longer.
+    assert all(tick - count <= rig.agent.horizon for tick, count in enumerate(handed_over))
+
+
+def test_deadlines_are_absolute():
+    rig = Rig("async", itertools.repeat(5 * MS), oversleep=[0, 3 * MS, 0, 8 * MS], costs=[4 * MS] * 30, length=10)
+    summary, steps = rig.run()
+    # Lateness does not add up: each tick is late by its own oversleep only.
+    np.testing.assert_allclose(np.diff([s.stamp for s in steps])[:4], [23 * MS, 17 * MS, 28 * MS, 12 * MS], atol=1e-9)
+    assert summary.lateness.max_ms == pytest.approx(8)
+    assert summary.lateness.p50_ms == pytest.approx(0, abs=1e-6)
+    assert summary.lateness.missed_periods == 0
+    assert rig.runner.lateness() == summary.lateness
+
+
+def test_a_long_stall_moves_the_grid_instead_of_rushing():
+    rig = Rig("async", itertools.repeat(5 * MS), oversleep=[0, 0, 65 * MS], length=8)
+    summary, steps = rig.run()
+    gaps = np.diff([s.stamp for s in steps])
+    np.testing.assert_allclose(gaps[:3], [DT, DT + 65 * MS, DT - 5 * MS], atol=1e-9)
+    assert summary.lateness.missed_periods == 3
+    assert summary.lateness.max_ms == pytest.approx(65)
+
+
+def test_a_stop_ends_a_realtime_episode():
+    rig = Rig("async", itertools.repeat(5 * MS), stop=lambda: "operator" if rig.env.tick == 5 else None)
+    summary, _ = rig.run()
+    assert (summary.length, summary.ended_by) == (5, "operator")
+    assert isinstance(rig.sink.records[-1], End)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seconds", "expected"),
+    [
+        ("auto", [2 * MS] * 50, "sync"),
+        ("auto", [2 * MS] * 45 + [12 * MS] * 5, "async"),
+        ("sync", [30 * MS] * 50, "sync"),
+        ("async", [2 * MS] * 50, "async"),
+    ],
+)
+def test_choice_of_inference(wanted, seconds, expected):
+    assert choose_inference(wanted, seconds, DT, 8, supports_prefix=True) == expected
+
+
+def test_inference_slower_than_a_chunk_is_refused():
+    with pytest.raises(ConfigError, match=r"100\.0 ms.*5 actions"):
+        choose_inference("auto", [100 * MS] * 50, DT, 5, supports_prefix=True)
+
+
+def test_async_without_prefix_is_refused():
+    with pytest.raises(ConfigError, match="takes a prefix"):
+        choose_inference("auto", [15 * MS] * 50, DT, 5, supports_prefix=False)
+
+
+def test_delay_estimate_forgets_and_is_bounded():
+    estimate = DelayEstimate([], longest=7, window=10)
+    assert estimate.expected() == 1
+    estimate.add(50)
+    assert estimate.expected() == 7
+    for _ in range(10):
+        estimate.add(2)
+    assert estimate.expected() == 2
+
+
+def test_warm_up_is_not_measured():
+    clock = SimClock()
+    costs = itertools.chain([5.0, 1.0, 1.0], itertools.repeat(3 * MS))
+
+    def decide():
+        clock.time += next(costs)
+
+    np.testing.assert_allclose(measure_inference(decide, clock, count=4), [3 * MS] * 4)

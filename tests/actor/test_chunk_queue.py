@@ -1,0 +1,110 @@
+"""The chunk queue against a plain model of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serl_chunk.actor.chunk_queue import ChunkQueue, PlannedChunk
+
+HOLD = np.array([7.0], np.float32)
+
+
+def chunk(tick: int, epoch: int = 0, horizon: int = 6) -> PlannedChunk:
+    """Action i of the chunk decided on tick t is 100 t + i."""
+    return PlannedChunk((100 * tick + np.arange(horizon, dtype=np.float32))[:, None], tick, tick, epoch)
+
+
+def value(queue: ChunkQueue, tick: int) -> float | None:
+    queued = queue.pop(tick)
+    return None if queued is None else float(queued.action[0])
+
+
+def test_an_empty_queue_has_nothing():
+    queue = ChunkQueue(4)
+    assert queue.pop(0) is None
+    assert queue.remaining(3) == 0
+    assert queue.end(3) == 3
+
+
+def test_a_chunk_ends_at_execute_steps():
+    queue = ChunkQueue(4)
+    assert queue.join(chunk(0), 0) == 0
+    assert [value(queue, t) for t in range(6)] == [0, 1, 2, 3, None, None]
+
+
+def test_the_delay_is_the_first_executed_index():
+    queue = ChunkQueue(6)
+    queue.join(chunk(0), 0)
+    assert value(queue, 0) == 0
+    assert queue.join(chunk(1), 4) == 3
+    assert [value(queue, t) for t in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 3, 103, 104, 105, None]
+
+
+@pytest.mark.parametrize("tick", [4, 9])
+def test_a_chunk_too_late_to_execute_is_refused(tick):
+    queue = ChunkQueue(4)
+    assert queue.join(chunk(0), tick) is None
+    assert queue.remaining(tick) == 0
+
+
+def test_a_chunk_of_another_epoch_is_refused():
+    queue = ChunkQueue(4)
+    planned = chunk(0, epoch=queue.epoch)
+    queue.flush()
+    assert queue.join(planned, 1) is None
+    assert queue.join(planned._replace(epoch=queue.epoch), 1) == 1
+
+
+def test_an_older_chunk_does_not_replace_a_newer_one():
+    queue = ChunkQueue(6)
+    queue.join(chunk(3), 4)
+    assert queue.join(chunk(2), 5) is None
+    assert value(queue, 5) == 302
+
+
+def test_flush_empties():
+    queue = ChunkQueue(4)
+    queue.join(chunk(0), 0)
+    queue.flush()
+    assert queue.pop(0) is None
+
+
+def test_committed_follows_later_chunks_and_holds_in_gaps():
+    queue = ChunkQueue(5)
+    queue.join(chunk(0), 3)
+    queue.join(chunk(2), 5)
+    np.testing.assert_array_equal(queue.committed(1, 8, HOLD)[:, 0], [7, 7, 3, 4, 203, 204, 204, 204])
+    assert queue.remaining(3) == 4
+    assert queue.remaining(1) == 0
+    assert queue.end(1) == 7
+
+
+@given(
+    execute=st.integers(1, 6),
+    events=st.lists(st.sampled_from(["pass", "plan", "join", "flush"]), max_size=60),
+)
+def test_random_histories(execute, events):
+    queue = ChunkQueue(execute)
+    planned: PlannedChunk | None = None
+    current: PlannedChunk | None = None
+    tick = 0
+    for event in events:
+        if event == "plan":
+            planned = chunk(tick, queue.epoch)
+        elif event == "flush":
+            queue.flush()
+            current = None
+        elif event == "join" and planned is not None:
+            fits = planned.epoch == queue.epoch and tick - planned.decision_tick < execute
+            newer = current is None or planned.decision_tick > current.decision_tick
+            expected = tick - planned.decision_tick if fits and newer else None
+            assert queue.join(planned, tick) == expected
+            current = planned if expected is not None else current
+        index = tick - current.decision_tick if current else execute
+        left = max(0, execute - index) if current else 0
+        assert queue.remaining(tick) == left
+        assert value(queue, tick) == (100 * current.decision_tick + index if current and left else None)
+        tick += event == "pass"

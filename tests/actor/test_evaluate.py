@@ -1,0 +1,141 @@
+"""Evaluation: intervals, held-out starts, videos."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import rich.console
+from actor_helpers import DT, LineEnv, NoisyAgent, make_config, make_policy
+
+from serl_chunk.actor import video
+from serl_chunk.actor.evaluate import EVAL_SEED_BASE, VALIDATION_SEED_BASE, evaluate, results_table, wilson_interval
+from serl_chunk.actor.video import EpisodeVideo, VideoError, side_by_side
+from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.types import ConfigError
+
+NO_VIDEO = "the extra serl-chunk[video] is not installed"
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(97, 100, 0.9155, 0.9897), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (50, 100, 0.4038, 0.5962)],
+)
+def test_wilson_interval(successes, n, low, high):
+    assert wilson_interval(successes, n) == pytest.approx((low, high), abs=6e-5)
+
+
+def test_an_interval_without_episodes_says_nothing():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+class EverySecond(LineEnv):
+    """Succeeds on tick 9 from odd seeds; runs into the time limit from even ones."""
+
+    def reset(self, *, seed=None, options=None):
+        self.success_at = 9 if seed % 2 else None
+        return super().reset(seed=seed, options=options)
+
+
+def test_an_evaluation_and_its_figures():
+    env, agent = EverySecond(length=15), NoisyAgent(8)
+    seen = []
+    result = evaluate(env, make_policy(agent), make_config(), n=5, progress=lambda i, s: seen.append((i, s.success)))
+    assert env.seeds == [EVAL_SEED_BASE + i for i in range(5)]
+    assert agent.explored == {False}
+    assert seen == [(1, False), (2, True), (3, False), (4, True), (5, False)]
+    assert (result.n, result.successes, result.success_rate) == (5, 2, 0.4)
+    assert result.mean_time_s == pytest.approx(10 * DT)
+    assert result.mean_length == pytest.approx((3 * 15 + 2 * 10) / 5)
+    data = json.loads(json.dumps(result.to_json()))
+    assert (data["mode"], data["n"], data["policy_version"]) == ("mean", 5, 3)
+    assert data["low"] < 0.4 < data["high"]
+    assert data["episodes"][1]["outcome"] == "success"
+    assert math.isfinite(data["episodes"][1]["jerk"])
+
+
+def test_sampled_policy_validation_starts_and_delay():
+    env, agent = EverySecond(length=15), NoisyAgent(8)
+    config = make_config(actor=ActorConfig(delay_ticks=2))
+    result = evaluate(env, make_policy(agent), config, n=2, seed_base=VALIDATION_SEED_BASE, deterministic=False)
+    assert env.seeds == [VALIDATION_SEED_BASE, VALIDATION_SEED_BASE + 1]
+    assert agent.explored == {True}
+    assert result.mode == "sampled"
+    assert result.episodes[0].mean_delay == 2
+
+
+def test_no_success_has_no_time():
+    result = evaluate(LineEnv(length=5), make_policy(NoisyAgent(8)), make_config(), n=2)
+    assert (result.success_rate, result.mean_time_s) == (0.0, None)
+
+
+def test_a_stop_leaves_the_episode_it_cuts_short_out():
+    env = LineEnv(length=10)
+    result = evaluate(
+        env,
+        make_policy(NoisyAgent(8)),
+        make_config(),
+        n=5,
+        stop=lambda: "operator" if len(env.seeds) == 3 and env.tick == 4 else None,
+    )
+    assert result.n == 2
+
+
+def test_the_table():
+    result = evaluate(EverySecond(length=15), make_policy(NoisyAgent(8)), make_config(), n=2)
+    text = io.StringIO()
+    rich.console.Console(file=text, width=120).print(results_table([result]))
+    for expected in ("mean (version 3)", "50.0 %", "0.20 s", "12.5 ticks"):
+        assert expected in text.getvalue()
+
+
+def test_an_evaluation_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match="eval_n_trajs"):
+        evaluate(LineEnv(), make_policy(NoisyAgent(8)), make_config(), n=0)
+
+
+def test_side_by_side_is_even_and_keeps_every_pixel():
+    a, b = np.full((8, 10, 3), 1, np.uint8), np.full((5, 5, 3), 2, np.uint8)
+    out = side_by_side([a, b])
+    assert out.shape == (8, 16, 3)
+    assert (out[:8, :10] == 1).all()
+    assert (out[:5, 10:15] == 2).all()
+    assert out[5:, 10:].max() == 0
+    assert out[:, 15].max() == 0
+
+
+def test_videos_hold_every_moment_and_are_named_by_outcome(tmp_path):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
+    evaluate(EverySecond(length=15), make_policy(NoisyAgent(8)), make_config(), n=2, save_video=tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mean_000_unknown.mp4", "mean_001_success.mp4"]
+    program = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "mean_001_success.mp4")]
+    decoded = subprocess.run([*program, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True)
+    frames = np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 8, 16, 3)
+    assert len(frames) == 11  # ten ticks and the final moment
+    assert f"{1 / DT:g} fps" in decoded.stderr.decode()
+
+
+def test_a_crash_leaves_no_half_video(tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
+    with pytest.raises(RuntimeError, match="motor"):
+        evaluate(LineEnv(crash_at=3), make_policy(NoisyAgent(8)), make_config(), n=1, save_video=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_that_cannot_be_written_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "ffmpeg_program", lambda: "false")  # a program that fails whatever it gets
+    film = EpisodeVideo(tmp_path / "a.mp4", 50)
+    film.add({"images/front": np.zeros((4, 4, 3), np.uint8)})
+    with pytest.raises(VideoError, match=r"b\.mp4.*status 1"):
+        film.finish("b.mp4")
+
+
+def test_missing_imageio_gives_the_install_hint(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ConfigError, match=r"serl-chunk\[video\]"):
+        EpisodeVideo(tmp_path / "a.mp4", 50)

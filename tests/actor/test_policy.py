@@ -1,0 +1,95 @@
+"""The acting policy: encoding, limits, keys."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from actor_helpers import SPEC, NoisyAgent, identity_normaliser, make_policy
+
+from serl_chunk.actor.policy import ChunkPolicy, PolicyError
+from serl_chunk.types import Snapshot
+
+OBSERVATION = {"state": np.array([0.25, -0.5, 4], np.float32), "images/front": np.zeros((8, 10, 3), np.uint8)}
+
+
+class EchoAgent(NoisyAgent):
+    """Gives a fixed chunk and keeps what it was asked."""
+
+    def __init__(self, chunk):
+        super().__init__(len(chunk))
+        self.chunk = np.asarray(chunk, np.float32)
+
+    def sample(self, params, observation, key, *, explore, prefix=None):
+        self.asked = observation, prefix
+        return self.chunk, {"q": np.float32(0.5)}
+
+
+def policy_of(agent, normaliser=None, **kwargs):
+    policy = ChunkPolicy(agent, normaliser or identity_normaliser(agent.horizon), SPEC, **kwargs)
+    policy.swap(Snapshot(1, {"bias": np.float32(0)}))
+    return policy
+
+
+def relative_normaliser(horizon):
+    return dataclasses.replace(
+        identity_normaliser(horizon),
+        mode="relative",
+        state_mean=np.array([0.25, 0, 0], np.float32),
+        state_std=np.array([0.5, 1, 2], np.float32),
+        scale=np.full((horizon, 2), 0.1, np.float32),
+        joint=np.array([0, 1], np.int32),
+    )
+
+
+def test_model_space_in_and_robot_units_out():
+    agent = EchoAgent([[1, 0], [2, -1]])
+    decision = policy_of(agent, relative_normaliser(2), image_keys=("front",)).decide(OBSERVATION, explore=False)
+    observation, prefix = agent.asked
+    np.testing.assert_allclose(observation["state"], [0, -0.5, 2])
+    assert observation["images/front"] is OBSERVATION["images/front"]
+    assert prefix is None
+    np.testing.assert_allclose(decision.actions, [[0.35, -0.5], [0.45, -0.6]], rtol=1e-6)
+    assert decision.actions.dtype == np.float32
+    np.testing.assert_array_equal(decision.record["chunk"], agent.chunk)
+    assert decision.record["q"] == np.float32(0.5)
+    assert decision.version == 1
+
+
+def test_cameras_the_agent_does_not_look_at_stay_out():
+    agent = EchoAgent([[0, 0]])
+    policy_of(agent).decide(OBSERVATION, explore=False)
+    assert set(agent.asked[0]) == {"state"}
+
+
+def test_the_prefix_enters_in_model_space_and_leaves_exactly():
+    agent = EchoAgent(np.zeros((3, 2)))
+    prefix = np.array([[0.35, -0.5], [0.3, -0.45]], np.float32)
+    decision = policy_of(agent, relative_normaliser(3)).decide(OBSERVATION, explore=False, prefix=prefix)
+    actions, mask = agent.asked[1]
+    np.testing.assert_allclose(actions, [[1, 0], [0.5, 0.5], [0, 0]], atol=1e-6)
+    np.testing.assert_array_equal(mask, np.array([1, 1, 0], np.float32))
+    np.testing.assert_array_equal(decision.actions[:2], prefix)
+    np.testing.assert_allclose(decision.actions[2], [0.25, -0.5])
+
+
+def test_limits_clip_and_count():
+    agent = EchoAgent([[1.0, -1.0], [1.5, 0], [-3, 2]])
+    policy = policy_of(agent)
+    decision = policy.decide(OBSERVATION, explore=True)
+    np.testing.assert_array_equal(decision.actions, [[1, -1], [1, 0], [-1, 1]])
+    assert (decision.clipped, policy.clipped, policy.values) == (3, 3, 6)
+
+
+def test_the_same_seed_decides_the_same():
+    first, second, other = (make_policy(NoisyAgent(4), seed=s) for s in (1, 1, 2))
+    a, b, c = ([p.decide(OBSERVATION, explore=True).actions for _ in range(3)] for p in (first, second, other))
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a[0], a[1])
+    assert not np.array_equal(a, c)
+
+
+def test_deciding_before_the_first_snapshot_is_refused():
+    with pytest.raises(PolicyError, match="first snapshot"):
+        ChunkPolicy(NoisyAgent(2), identity_normaliser(2), SPEC).decide(OBSERVATION, explore=True)

@@ -1,0 +1,69 @@
+"""Handshakes: refusals name fields and values; a hello that is not one is refused."""
+
+from __future__ import annotations
+
+import pytest
+from transport_tools import CONTRACT, LIMITS, linked, serving
+
+from serl_chunk.transport import handshake, wire
+from serl_chunk.transport.handshake import Hello, RefusedError
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.wire import WireError
+from serl_chunk.types import Begin
+
+HELLO = Hello("s", 1, "a", CONTRACT, "", -1, 0, 5, 0, 3)
+
+
+def test_compare_names_every_difference():
+    assert handshake.compare(CONTRACT, dict(CONTRACT)) == ""
+    sentence = handshake.compare({"a": "1", "b": "2", "c": "x" * 200}, {"a": "1", "b": "3", "d": "4"})
+    assert "b is '2' at the learner and '3' at the actor" in sentence
+    assert "d is absent at the learner and '4' at the actor" in sentence
+    assert "a is" not in sentence
+    assert len(sentence) < 500
+
+
+def test_hello_round_trip():
+    assert Hello.decode(wire.decode(HELLO.encode(), LIMITS)) == HELLO
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"session": ""},
+        {"session": "x" * 65},
+        {"actor_id": 3},
+        {"contract": {"a": 1}},
+        {"contract": {str(i): "" for i in range(300)}},
+        {"version": -2},
+        {"first": 6},
+        {"steps_before_first": 4},
+        {"protocol": None},
+    ],
+)
+def test_malformed_hello(change):
+    with pytest.raises(WireError):
+        Hello.decode(wire.decode(HELLO._replace(**change).encode(), LIMITS))
+
+
+def test_a_refused_actor_is_told_the_field_and_both_values():
+    port = free_port()
+    with serving(port), linked(port, connect=False, contract={**CONTRACT, "horizon": "8"}) as link:
+        with pytest.raises(RefusedError, match=r"horizon is '5' at the learner and '8' at the actor.*--exp_name"):
+            link.connect(timeout=10)
+        assert link.can_begin()[0] is False
+        link.begin(Begin("e"))
+        with pytest.raises(RefusedError):
+            link.flush(10)
+
+
+def test_another_protocol_is_refused_whatever_else_it_says(monkeypatch):
+    port = free_port()
+    encode = Hello.encode
+    monkeypatch.setattr(Hello, "encode", lambda self: encode(self._replace(protocol=99, actor_id="")))
+    with (
+        serving(port),
+        linked(port, connect=False) as link,
+        pytest.raises(RefusedError, match="speaks transport protocol 1 and the actor 99"),
+    ):
+        link.connect(timeout=10)

@@ -1,0 +1,181 @@
+"""The wire format: what goes in comes out, and nothing else comes in."""
+
+from __future__ import annotations
+
+import random
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from serl_chunk.transport import wire
+from serl_chunk.transport.wire import DTYPES, Limits, WireError
+
+LIMITS = Limits(1 << 20, 8)
+
+
+def frames_of(kind, header, arrays):
+    return [bytes(f) for f in wire.encode(kind, header, arrays)]
+
+
+def text(min_size=0):
+    return st.text("ab/é€\U0001f600\0", min_size=min_size, max_size=8)  # all of unicode takes 15 s to set up
+
+
+@st.composite
+def arrays(draw):
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    size = int(np.prod(shape)) * DTYPES[dtype].itemsize
+    raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    raw = raw % 2 if dtype == "bool" else raw
+    return raw.view(DTYPES[dtype]).reshape(shape) if size else np.empty(shape, DTYPES[dtype])
+
+
+@given(
+    st.dictionaries(text(), st.none() | st.integers(-(2**63), 2**64 - 1) | text() | st.binary()),
+    st.dictionaries(text(1), arrays(), max_size=4),
+)
+@settings(max_examples=100, deadline=None)
+def test_round_trip(header, values):
+    message = wire.decode(frames_of("k", header, values), LIMITS)
+    assert (message.kind, message.header) == ("k", header)
+    assert list(message.arrays) == list(values)
+    for path, value in values.items():
+        got = message.arrays[path]
+        assert (got.dtype, got.shape, got.tobytes()) == (value.dtype, value.shape, value.tobytes())
+        assert not got.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        np.arange(6)[::2],
+        np.arange(3, dtype=">i4"),
+        np.float64(2.5),
+        np.ones(3, ml_dtypes.bfloat16),
+    ],
+    ids=["transposed", "strided", "big-endian", "scalar", "bfloat16"],
+)
+def test_layouts_that_are_not_plain_memory(array):
+    got = wire.decode(frames_of("k", {}, {"a": np.asarray(array)}), LIMITS).arrays["a"]
+    np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(array, np.float64))
+    assert got.shape == np.shape(array)
+
+
+def test_contiguous_arrays_are_not_copied():
+    array = np.zeros(10, np.float32)
+    frames = wire.encode("k", {}, {"a": array})
+    array[3] = 7
+    got = wire.decode(frames, LIMITS).arrays["a"]
+    assert got[3] == 7
+    assert np.shares_memory(got, array)
+
+
+@pytest.mark.parametrize("array", [np.array([object()]), np.zeros(2, "f4,O"), np.array(["x"]), np.zeros(2, "c8")])
+def test_other_dtypes_are_not_sent(array):
+    with pytest.raises(WireError, match=r"cannot be sent; valid are bool, int8"):
+        wire.encode("k", {}, {"a": array})
+
+
+def forged(table, *data, header=None):
+    return [msgpack.packb(["k", header or {}, table]), *data]
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([], "without frames"),
+        ([b""], "not msgpack"),
+        ([b"\x93"], "not msgpack"),
+        ([b"\x91" * 5000], "not msgpack"),
+        ([msgpack.packb(["k", {}])], r"not \[kind"),
+        ([msgpack.packb({"kind": "k"})], r"not \[kind"),
+        ([msgpack.packb(["k", {}, []]) + b"x"], "not msgpack"),
+        ([msgpack.packb([3, {}, []])], r"not \[kind"),
+        ([msgpack.packb(["k", {b"a": 1}, []])], "name is not a string"),
+        ([msgpack.packb(["k", {"a": msgpack.ExtType(3, b"abc")}, []])], "not msgpack"),
+        ([msgpack.packb(["k", {"a": msgpack.Timestamp(3)}, []])], "not msgpack"),
+        (forged([["a", "|O", [1]]], b"12345678"), "dtype"),
+        (forged([["a", "object", [1]]], b"12345678"), "dtype"),
+        (forged([["a", [["f", "|O"]], [1]]], b"12345678"), "dtype"),
+        (forged([["a", "float32", [-1]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", [-1, -1]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", [True]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", [1.0]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", 1]], b"1234"), "list of at most"),
+        (forged([["a", "float32", [1] * 9]], b"1234"), "list of at most"),
+        (forged([["a", "float32", [2**63]]], b"1234"), "non-negative"),
+        (forged([["a", "uint8", [2**39, 2**39]]], b""), "out of any bound"),
+        (forged([["a", "uint8", [0, 2**39, 2**39]]], b""), "out of any bound"),
+        (forged([["a", "float32", [1]]], b"12345"), "takes 4 bytes, the frame has 5"),
+        (forged([["a", "float32", [1]]], b"123"), "takes 4 bytes, the frame has 3"),
+        (forged([["a", "float32", [1]]]), "lists 1 arrays, 0 frames"),
+        (forged([], b"1"), "lists 0 arrays, 1 frames"),
+        (forged([["a", "uint8", [1]]] * 2, b"1", b"1"), "listed twice"),
+        (forged([["", "uint8", [1]]], b"1"), "path"),
+        (forged([[1, "uint8", [1]]], b"1"), "path"),
+        (forged([["a", "uint8"]], b"1"), "not described"),
+        (forged([["a", "bool", [1]]], b"\x02"), "0 or 1"),
+        (forged([], *[b""] * 9), "9 arrays; the limit is 8"),
+        ([b"x" * (1 << 21)], "the limit is 1048576"),
+    ],
+)
+def test_hostile_frames(frames, message):
+    with pytest.raises(WireError, match=message):
+        wire.decode(frames, Limits(1 << 21, 8) if frames and len(frames[0]) > LIMITS.max_message_bytes else LIMITS)
+
+
+def test_message_size_limit():
+    with pytest.raises(WireError, match="the limit is 1000"):
+        wire.decode(frames_of("k", {}, {"a": np.zeros(1001, np.uint8)}), Limits(1000, 8))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 20))
+@settings(max_examples=300, deadline=None)
+def test_mutations_are_refused_or_decode_to_safe_arrays(seed, mutations):
+    """Whatever happens to the bytes: a WireError, or arrays of an allowed dtype whose size is their frame's."""
+    rng = random.Random(seed)
+    frames = frames_of("k", {"first": 3}, {"a": np.arange(6, dtype=np.float32), "b": np.zeros((2, 2), np.uint8)})
+    for _ in range(mutations):
+        at = rng.randrange(len(frames))
+        frame = bytearray(frames[at])
+        match rng.randrange(5):
+            case 0 if frame:
+                frame[rng.randrange(len(frame))] = rng.randrange(256)
+            case 1:
+                frame.insert(rng.randint(0, len(frame)), rng.randrange(256))
+            case 2 if frame:
+                del frame[rng.randrange(len(frame))]
+            case 3:
+                frames.append(bytes(rng.randbytes(4)))
+            case 4 if len(frames) > 1:
+                rng.shuffle(frames)
+                continue
+        frames[at] = bytes(frame)
+    try:
+        message = wire.decode(frames, LIMITS)
+    except WireError:
+        return
+    for array, frame in zip(message.arrays.values(), frames[1:], strict=True):
+        assert array.dtype in DTYPES.values()
+        assert array.nbytes == len(frame)
+
+
+def test_fields_are_checked_by_type():
+    assert wire.count({"n": 3}, "n") == 3
+    for header, message in [
+        ({}, "missing"),
+        ({"n": True}, "must be int, got bool"),
+        ({"n": -1}, "non-negative"),
+        ({"n": 2**63}, "non-negative"),
+    ]:
+        with pytest.raises(WireError, match=message):
+            wire.count(header, "n")
+    with pytest.raises(WireError, match="the limit is 4"):
+        wire.text({"s": "12345"}, "s", 4)
