@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from serl_chunk.types import ConfigError, SerlChunkError
 
@@ -45,8 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Raises ConfigError instead of printing its usage and exiting: one sentence, like every other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = _Parser(
         prog="serl-chunk",
         description="Reinforcement learning for real robots in action chunks, with a person in the loop.",
         epilog=EPILOG,
@@ -138,9 +146,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _record(arguments: list[str]) -> int:
-    p = argparse.ArgumentParser(
-        prog="serl-chunk record", description="Record demonstrations as HDF5 episodes.", allow_abbrev=False
-    )
+    p = _Parser(prog="serl-chunk record", description="Record demonstrations as HDF5 episodes.", allow_abbrev=False)
     p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
     p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
@@ -159,9 +165,7 @@ def _record(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    p = argparse.ArgumentParser(
-        prog="serl-chunk report", description="Write report.html and report.png of a run.", allow_abbrev=False
-    )
+    p = _Parser(prog="serl-chunk report", description="Write report.html and report.png of a run.", allow_abbrev=False)
     p.add_argument("run", help="a run folder")
     flags = p.parse_args(arguments)
     from serl_chunk.learner.report import build_report

@@ -120,7 +120,9 @@ class Acfql(Agent):
     def _sample_chunk(
         self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
     ) -> tuple[jax.Array, Metrics]:
-        noise = candidate_noise(key, self.config.candidates, self.chunk_dim, explore=explore)
+        noise = candidate_noise(
+            key, observation, self.config.candidates, self.chunk_dim, low=self.config.flow.noise_low, explore=explore
+        )
         chunks = self.flow.sample(params["policy"], observation, noise, prefix)
         features = self.critic.features(params["critic"], observation)
         features = jnp.broadcast_to(features, (len(chunks), features.shape[-1]))

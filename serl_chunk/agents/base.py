@@ -7,6 +7,7 @@ into the parameter trees that travel.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.losses import replace_tail, soft_update
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
@@ -57,8 +58,9 @@ class Agent(abc.ABC):
         self.config = config
         self.spec = spec
         self.chunk_dim = spec.horizon * spec.action_dim
-        clip = [optax.clip_by_global_norm(config.grad_clip)] if config.grad_clip > 0 else []
-        self.optimiser = optax.chain(*clip, optax.adam(config.lr))
+        # `identity` keeps the optimiser's tree the same, so that a resume may switch clipping on or off.
+        clip = optax.clip_by_global_norm(config.grad_clip) if config.grad_clip > 0 else optax.identity()
+        self.optimiser = optax.chain(clip, optax.adam(config.lr))
         self.update = jax.jit(self._update, donate_argnums=0)
         self.update_policy = jax.jit(self._update_policy, donate_argnums=0)
         self.update_critic = jax.jit(self._update_critic, donate_argnums=0)
@@ -116,7 +118,7 @@ class Agent(abc.ABC):
 
         Raises ConfigError naming the first missing, unknown or wrongly shaped path.
         """
-        expected = flatten_dict(self._abstract_params(), sep="/")
+        expected = flatten_dict(self._abstract_params, sep="/")
         for path, leaf in expected.items():
             if path not in flat:
                 raise ConfigError(f"the snapshot lacks {path!r}; it comes from another agent or network shape")
@@ -130,12 +132,14 @@ class Agent(abc.ABC):
             raise ConfigError(f"the snapshot carries {unknown[0]!r}, which this agent does not have")
         return unflatten_dict({k: jnp.array(v) for k, v in flat.items()}, sep="/")  # jnp.array copies
 
+    @functools.cached_property
     def _abstract_params(self) -> Params:
+        """Shapes of the travelling parameters; cached, because tracing them at every swap would delay a robot."""
         return jax.eval_shape(lambda: self.policy_params(self.init(jax.random.key(0))))
 
     def network_shape(self) -> str:
         """A digest of the travelling parameters' paths and shapes, for the handshake."""
-        leaves = flatten_dict(self._abstract_params(), sep="/")
+        leaves = flatten_dict(self._abstract_params, sep="/")
         return ";".join(f"{k}{tuple(v.shape)}" for k, v in sorted(leaves.items()))
 
     def example_observation(self, batch: int | None = None) -> dict[str, jax.Array]:
@@ -201,8 +205,6 @@ class Agent(abc.ABC):
 
     def flat_critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
         """The chunk the critic scores, float32[B, critic_steps * A]."""
-        from serl_chunk.agents.losses import replace_tail
-
         actions = batch.actions if sampled_tail is None else replace_tail(batch.actions, batch.valid, sampled_tail)
         return self.critic_part(actions)
 

@@ -56,7 +56,7 @@ class Bc(Agent):
     def _sample_chunk(
         self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
     ) -> tuple[jax.Array, Metrics]:
-        noise = candidate_noise(key, 1, self.chunk_dim, explore=explore)
+        noise = candidate_noise(key, observation, 1, self.chunk_dim, low=self.config.flow.noise_low, explore=explore)
         return self.flow.sample(params["policy"], observation, noise, prefix)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:

@@ -80,12 +80,10 @@ class CheckpointStore:
         return self._manager
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending."""
+        """Steps of the finished checkpoints, ascending (orbax renames a folder to its step when it is complete)."""
         if not self._dir.is_dir():
             return []
-        return sorted(
-            int(p.name) for p in self._dir.iterdir() if p.name.isdigit() and (p / "_CHECKPOINT_METADATA").exists()
-        )
+        return sorted(int(p.name) for p in self._dir.iterdir() if p.name.isdigit())
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
         """Copy to the host and write in the background; False (said, counted) where writing failed.
@@ -94,16 +92,15 @@ class CheckpointStore:
         the next period tries again.
         """
         leaves = host_leaves(state)
-        info = {**meta, "step": step, "checksums": {"state": _checksums(leaves), "policy": _checksums(policy)}}
+        items = {"state": leaves, "policy": policy, "normaliser": normaliser}
+        info = {**meta, "step": step, "checksums": {name: _checksums(flat) for name, flat in items.items()}}
         try:
             if step in self._open().all_steps():
                 return True
             self._open().save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(leaves),
-                    policy=ocp.args.StandardSave(policy),
-                    normaliser=ocp.args.StandardSave(normaliser),
+                    **{name: ocp.args.StandardSave(flat) for name, flat in items.items()},
                     meta=ocp.args.JsonSave(info),
                 ),
             )
@@ -198,6 +195,10 @@ class CheckpointStore:
 
     def _assemble(self, template: Any, leaves: Flat, step: int) -> Any:
         paths, treedef = jax.tree_util.tree_flatten_with_path(template)
+        advice = (
+            f"Resume with the configuration of {self._dir.parent / 'config.json'}, or give another --checkpoint_path."
+        )
+        unknown = sorted(set(leaves) - {jax.tree_util.keystr(path) for path, _ in paths})
         out = []
         for path, leaf in paths:
             key = jax.tree_util.keystr(path)
@@ -207,9 +208,12 @@ class CheckpointStore:
                 found = leaves[key].shape if key in leaves else "absent"
                 raise CheckpointError(
                     f"checkpoint {step} in {self._dir} does not fit this agent: {key} is {found}, expected "
-                    f"{tuple(shape)}. Resume with the configuration of {self._dir.parent / 'config.json'}, or give "
-                    "another --checkpoint_path."
+                    f"{tuple(shape)}. {advice}"
                 )
             value = jax.numpy.array(leaves[key])
             out.append(jax.random.wrap_key_data(value) if is_key else value)
+        if unknown:
+            raise CheckpointError(
+                f"checkpoint {step} in {self._dir} does not fit this agent, which has no {unknown[0]}. {advice}"
+            )
         return jax.tree_util.tree_unflatten(treedef, out)

@@ -14,7 +14,7 @@ from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AgentConfig, FlowConfig
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
-from serl_chunk.types import ChunkBatch
+from serl_chunk.types import STATE, ChunkBatch
 
 
 class FlowPolicy:
@@ -69,9 +69,18 @@ class FlowPolicy:
         return flat.reshape(*flat.shape[:-1], h, a)
 
 
-def candidate_noise(key: jax.Array, count: int, dim: int, *, explore: bool) -> jax.Array:
-    """Starting noise of N candidates float32[N, D]: fresh, or (not exploring) fixed, the first one zero."""
-    if explore:
-        return jax.random.normal(key, (count, dim))
-    fixed = jax.random.normal(jax.random.key(0), (count, dim))
-    return fixed.at[0].set(0.0)
+def candidate_noise(
+    key: jax.Array, observation: Mapping[str, jax.Array], count: int, dim: int, *, low: float, explore: bool
+) -> jax.Array:
+    """Starting noise of N candidates float32[N, D], scaled from `low` for the first to 1 for the last.
+
+    A flow policy reproduces its demonstrators' tremor from the noise it starts with; less of it gives chunks
+    nearer to the mode, and best-of-N decides between the two. Not exploring, the noise is a function of the
+    observation: the policy is deterministic, and yet does not repeat the same draw where it got stuck.
+    """
+    if not explore:
+        bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
+        weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
+        key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
+    scale = jnp.linspace(low, 1.0, count) if count > 1 else jnp.full((1,), low)
+    return scale[:, None] * jax.random.normal(key, (count, dim))

@@ -97,7 +97,7 @@ def run_learner(
 
     def ready() -> Learner:
         if "learner" not in holder:
-            raise ConfigError("the learner is still starting; try again in a moment")
+            raise ConfigError("the learner is still reading its demonstrations and checkpoint")
         return holder["learner"]
 
     server: LearnerServer
@@ -142,11 +142,11 @@ def run_learner(
             status.say(f"WARNING: --insecure: everybody who reaches {bind}:{port} can feed and read this run")
         stop = threading.Event()
         _stop_on_signals(stop, status.say)
+        server.start()  # an actor that comes while we read demonstrations is told so
         learner = build_learner(
             config, demo_paths, run, spec, publish=server.publish, threaded=True, wandb=wandb, tell=status.say
         )
         holder["learner"] = learner
-        server.start()
         status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
         shown = _Shown(config, learner, server, status)
         try:

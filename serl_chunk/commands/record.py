@@ -40,7 +40,9 @@ def run_record(
         expert.noise = noise
     attempts = lengths = 0
     with (
-        EpisodeWriter(folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real) as writer,
+        EpisodeWriter(
+            folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
+        ) as writer,
         Progress(transient=True) as progress,
     ):
         task = progress.add_task(f"recording to {folder}", total=n_demos, completed=there)

@@ -118,9 +118,11 @@ class FlowConfig:
 
     hidden: tuple[int, ...] = (256, 256)
     steps: int = 5  # Euler steps
+    noise_low: float = 0.0  # scale of the first candidate's starting noise; the last one's is 1 (as published: all 1)
 
     def __post_init__(self) -> None:
         _check_hidden("agent.flow.hidden", self.hidden)
+        require(0 <= self.noise_low <= 1, f"agent.flow.noise_low must be in [0, 1], got {self.noise_low}")
         require(self.steps >= 1, f"agent.flow.steps must be at least 1, got {self.steps}")
 
 

@@ -69,7 +69,7 @@ def parse(text: str, annotation: Any, where: str) -> Any:
         try:
             # 1e6 is how people write step counts
             return annotation(text) if annotation is float else _integer(text)
-        except ValueError:
+        except (ValueError, OverflowError):  # int(float("inf"))
             raise ConfigError(
                 f"{where}={text!r}: expected {'an integer' if annotation is int else 'a number'}"
             ) from None

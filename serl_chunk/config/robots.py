@@ -14,7 +14,6 @@ class RobotConfig:
     """What every robot has."""
 
     kind: ClassVar[str] = ""
-    real: ClassVar[bool] = False  # whether a random action can hurt something
 
     task: str = ""  # instruction in words, recorded with every episode
     max_episode_steps: int = 120  # time limit T in ticks
@@ -23,6 +22,11 @@ class RobotConfig:
         require(
             self.max_episode_steps >= 1, f"robot.max_episode_steps must be at least 1, got {self.max_episode_steps}"
         )
+
+    @property
+    def real(self) -> bool:
+        """Whether this is a physical robot, which a random action can hurt."""
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,7 @@ class FakeAlohaConfig(RobotConfig):
     task: str = "pick the cube with the right arm, hand it to the left arm, place it on the target"
     max_episode_steps: int = 120
     control_hz: float = 50.0
-    grasp_tolerance: float = 0.04  # metres between grip point and cube at which closing fingers hold it
+    grasp_tolerance: float = 0.03  # metres between grip point and cube at which closing fingers hold it
     place_tolerance: float = 0.05  # metres from the target at which releasing counts
     image_size: int = 64  # pixels, square
 
@@ -85,3 +89,8 @@ class GymConfig(RobotConfig):
         super().__post_init__()
         require(callable(self.make), "robot.make must be a callable make(fake_env: bool) -> gymnasium.Env")
         require(self.control_hz > 0, f"robot.control_hz must be positive, got {self.control_hz}")
+
+    @property
+    def real(self) -> bool:
+        """`is_real`."""
+        return self.is_real

@@ -282,8 +282,13 @@ class Learner:
 
     def publish(self) -> int:
         """Publish the policy; returns its version."""
-        params = self.agent.policy_params(self.state, pretrained=self.phase in (Phase.WARMUP, Phase.CRITIC_WARMUP))
+        params = self.agent.policy_params(self.state, pretrained=self._pretrained)
         return self._publisher.publish(params, {"step": self.updates, "env_steps": self.env_steps})
+
+    @property
+    def _pretrained(self) -> bool:
+        # A resumed run passes through the warm-up too, with a critic that has seen online data.
+        return self.phase in (Phase.WARMUP, Phase.CRITIC_WARMUP) and self.updates == 0
 
     @property
     def version(self) -> int:
@@ -292,8 +297,7 @@ class Learner:
 
     def checkpoint(self) -> bool:
         """Write a checkpoint of the present step in the background."""
-        pretrained = self.phase in (Phase.WARMUP, Phase.CRITIC_WARMUP)
-        policy = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=pretrained))
+        policy = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
         meta = {
             "experiment": self.config.name,
             "agent": self.config.agent.kind,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass
@@ -31,7 +32,8 @@ class RateLimiter:
         """Whether `count` more critic updates are covered by the steps recorded so far."""
         if self._base_steps is None:
             return False
-        return self.updates + count <= (online_steps - self._base_steps) * self.utd_ratio
+        # 100 steps at 0.29 entitle to 29 updates, not to the 28 that rounding leaves.
+        return self.updates + count <= (online_steps - self._base_steps) * self.utd_ratio + 1e-6
 
     def did_update(self, count: int) -> None:
         """Account for `count` critic updates."""
@@ -41,5 +43,6 @@ class RateLimiter:
         """How many more steps lockstep actors may record now; None without a limit (before `start`)."""
         if self._base_steps is None:
             return None
-        limit = self._base_steps + self.updates / self.utd_ratio + self.max_lag_steps
-        return max(0, int(limit) - online_steps)
+        # Rounded up: a fraction of a step less could be what the next update waits for, while the actor waits for it.
+        limit = self._base_steps + math.ceil(self.updates / self.utd_ratio + self.max_lag_steps)
+        return max(0, limit - online_steps)

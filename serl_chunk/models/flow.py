@@ -26,12 +26,13 @@ class VelocityField(nn.Module):
 
 
 def integrate(velocity: Velocity, noise: jax.Array, steps: int, prefix: jax.Array, mask: jax.Array) -> jax.Array:
-    """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1].
+    """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1]; `prefix` and `mask` are float32[D].
 
     Dimensions where `mask` is 1 follow the straight path from their noise to `prefix` (the part of the chunk
     that is already committed), so that the free dimensions are generated beside it.
     """
     x = noise
+    prefix, mask = jnp.broadcast_to(prefix, noise.shape), jnp.broadcast_to(mask, noise.shape)
     for i in range(steps):
         t = i / steps
         x = mask * ((1 - t) * noise + t * prefix) + (1 - mask) * x

@@ -40,7 +40,7 @@ def run(agent, delay):
     spec = env.robot_spec
     normaliser = fit_normaliser(spec, NormaliserConfig("relative"), config.chunk.horizon, [])
     policy = ChunkPolicy(agent, normaliser, spec, seed=3)
-    params = agent.policy_params(agent.init(jax.random.key(0)))
+    params = jax.jit(lambda key: agent.policy_params(agent.init(key)))(jax.random.key(0))
     policy.swap(Snapshot(1, agent.flatten_params(params)))
     sink = ListSink()
     runner = EpisodeRunner(env, policy, sink, config=config, intervention=make_intervention("scripted", env))

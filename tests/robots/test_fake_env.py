@@ -10,7 +10,7 @@ from gymnasium.utils.env_checker import check_env
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
-from serl_chunk.robots.fake.kinematics import LEFT, REACH, RIGHT, inverse
+from serl_chunk.robots.fake.kinematics import BASE_X, LEFT, REACH, RIGHT, SHOULDER_Z, inverse
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import DataError, RobotSpec
 
@@ -151,7 +151,8 @@ def test_closed_fingers_that_come_to_the_cube_do_not_hold_it(env):
 
 
 @pytest.mark.parametrize(("distance", "held"), [(0.024, True), (0.026, False)])
-def test_grasp_tolerance(env, distance, held):
+def test_grasp_tolerance(distance, held):
+    env = FakeAlohaEnv(FakeAlohaConfig(grasp_tolerance=0.025))
     _at(env, cube=(0.15, 0.05, 0.02), right=(0.15 + distance, 0.05, 0.02))
     _drive(env, 5, openings=(None, CLOSED))
     assert (env.holder == RIGHT) == held
@@ -169,8 +170,18 @@ def test_an_arm_grasps_in_its_own_half_and_a_narrow_band(env, arm, x, held):
 
 
 def test_the_right_arm_cannot_reach_the_place():
-    nearest = math.dist((0.65, 0.0, 0.127), task.PLACE) - FakeAlohaConfig().place_tolerance
-    assert nearest - FakeAlohaConfig().grasp_tolerance < REACH < math.dist((0.65, 0.0, 0.127), task.PLACE)
+    assert math.dist((BASE_X[RIGHT], 0.0, SHOULDER_Z), task.PLACE) > REACH
+
+
+def test_only_the_left_arm_places(env):
+    """The right arm at full stretch may come within the tolerance; it does not spare the hand-over."""
+    _at(env, cube=task.PLACE, openings=(OPEN, 0.3), holder=RIGHT)
+    offset = tuple(p - g for p, g in zip(task.PLACE, env.grips[RIGHT], strict=True))
+    env.reset(options={"start": env.save_state()._replace(offset=offset)})
+    _, reward, terminated, _, _ = _drive(env, 1, openings=(None, OPEN))
+    assert env.holder == NOBODY
+    assert math.dist(env.cube, task.PLACE) < env.config.place_tolerance
+    assert (reward, terminated) == (0.0, False)
 
 
 def test_hand_over(env):

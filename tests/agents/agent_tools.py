@@ -1,0 +1,86 @@
+"""Small agents and the batches that are fed to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, CriticConfig, EncoderConfig, FlowConfig
+from serl_chunk.types import CameraSpec, ChunkBatch
+
+CAMERA = CameraSpec("top", 32, 32)
+DISCOUNT = 0.9
+FLOW = FlowConfig(hidden=(16,), steps=2)
+ENCODER = EncoderConfig(features=(4,), latent=8, shift=2)
+
+
+def critic(**changes: Any) -> CriticConfig:
+    """Two heads of one layer."""
+    return CriticConfig(**{"hidden": (16,), "ensemble": 2, "target_subset": 1, "tau": 0.1, **changes})
+
+
+def config_of(variant: str, **changes: Any) -> AgentConfig:
+    """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera."""
+    kind, *special = variant.split("-")
+    common: dict[str, Any] = {"lr": 1e-2, **changes}
+    if "image" in special:
+        common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
+    if kind == "bc":
+        return BcConfig(flow=FLOW, **common)
+    tail = "policy" if "tail" in special else "repeat"
+    common.setdefault("candidates", 3)
+    if kind == "acrlpd":
+        return AcrlpdConfig(**{"critic": critic(tail=tail), "hidden": (16,), "backup_entropy": "entropy" in special, **common})
+    target = "policy" if "policy" in special else "expectile"
+    loss = "squared" if "squared" in special else "bounded"
+    return AcfqlConfig(
+        **{"critic": critic(tail=tail, loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
+           "policy_updates": 2, **common}
+    )  # fmt: skip
+
+
+def build(config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None) -> Agent:
+    """An agent for 4 states and 2 actions."""
+    import importlib
+
+    cameras = (CAMERA,) if config.image_keys else ()
+    spec = AgentSpec(4, 2, horizon, critic_steps or horizon, cameras, DISCOUNT)
+    module, name = IMPLEMENTATIONS[type(config)]
+    return getattr(importlib.import_module(module), name)(config, spec)
+
+
+def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0, **changes: Any) -> ChunkBatch:
+    """Random windows, arrays [updates, size, ...]; a quarter ends in a termination after the first step."""
+    rng = np.random.default_rng(seed)
+    lead, h, a = (updates, size), spec.horizon, spec.action_dim
+
+    def observe() -> dict[str, np.ndarray]:
+        out = {"state": rng.normal(size=(*lead, spec.state_dim)).astype(np.float32)}
+        for c in spec.cameras:
+            out[f"images/{c.name}"] = rng.integers(0, 256, (*lead, c.height, c.width, 3), dtype=np.uint8)
+        return out
+
+    valid = np.ones((*lead, h), np.float32)
+    valid[:, : size // 4, 1:] = 0
+    mask = np.ones(lead, np.float32)
+    mask[:, : size // 4] = 0
+    actions = rng.uniform(-0.9, 0.9, (*lead, h, a)).astype(np.float32)
+    actions[:, : size // 4] = actions[:, : size // 4, :1]  # the sampler repeats the last action
+    n = np.minimum(valid.sum(-1), spec.critic_steps)
+    rewards = (rng.uniform(size=(*lead, h)) * valid * (np.arange(h) < spec.critic_steps) / h).astype(np.float32)
+    fields: dict[str, Any] = {
+        "observations": observe(),
+        "actions": actions,
+        "valid": valid,
+        "rewards": rewards,
+        "mask": mask,
+        "discount_n": (spec.discount**n).astype(np.float32),
+        "next_observations": observe(),
+        "demonstrated": valid,
+        "bc": valid,
+        "delay": np.zeros(lead, np.int32),
+    }
+    return ChunkBatch(**{**fields, **changes})

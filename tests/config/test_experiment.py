@@ -1,0 +1,152 @@
+"""Every combination that cannot work is refused where the configuration is built, with the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, CriticConfig, EncoderConfig, FlowConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+    RewardConfig,
+    TransportConfig,
+)
+from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, RobotConfig
+from serl_chunk.types import ConfigError
+
+REFUSED: list[tuple[type, dict[str, Any], str]] = [
+    (CriticConfig, {"ensemble": 0, "target_subset": 0}, r"agent\.critic\.ensemble must be at least 1, got 0"),
+    (CriticConfig, {"target_subset": 11}, r"agent\.critic\.target_subset must be 1\.\.10 \(ensemble\), got 11"),
+    (CriticConfig, {"target_subset": 0}, r"target_subset must be 1\.\.10"),
+    (CriticConfig, {"tau": 0}, r"agent\.critic\.tau must be in \(0, 1\], got 0"),
+    (CriticConfig, {"hidden": ()}, r"agent\.critic\.hidden must list at least one positive width"),
+    (EncoderConfig, {"features": (0,)}, r"agent\.encoder\.features must list at least one positive width"),
+    (EncoderConfig, {"shift": -1}, r"agent\.encoder\.shift must be >= 0 pixels"),
+    (FlowConfig, {"hidden": ()}, r"agent\.flow\.hidden must list"),
+    (FlowConfig, {"steps": 0}, r"agent\.flow\.steps must be at least 1"),
+    (AcfqlConfig, {"lr": 0}, r"agent\.lr must be positive"),
+    (AcfqlConfig, {"lr": float("nan")}, r"agent\.lr must be positive, got nan"),
+    (AcfqlConfig, {"grad_clip": -1}, r"agent\.grad_clip must be >= 0 \(0 switches it off\)"),
+    (AcfqlConfig, {"candidates": 0}, r"agent\.candidates must be at least 1"),
+    (AcfqlConfig, {"pretrain_candidates": 0}, r"agent\.pretrain_candidates must be at least 1"),
+    (AcfqlConfig, {"use_state": False}, r"leaves the agent blind: name cameras in agent\.image_keys"),
+    (AcfqlConfig, {"expectile": 0.4}, r"agent\.expectile must be in \[0\.5, 1\)"),
+    (AcfqlConfig, {"expectile": 1.0}, r"agent\.expectile must be in \[0\.5, 1\)"),
+    (AcfqlConfig, {"target_candidates": 0}, r"agent\.target_candidates must be at least 1"),
+    (AcfqlConfig, {"policy_updates": 0}, r"agent\.policy_updates must be at least 1"),
+    (AcrlpdConfig, {"hidden": (-1,)}, r"agent\.hidden must list"),
+    (AcrlpdConfig, {"bc_alpha": -1}, r"agent\.bc_alpha must be >= 0"),
+    (AcrlpdConfig, {"init_temperature": 0}, r"agent\.init_temperature must be positive"),
+    (BcConfig, {"candidates": 2}, r"agent\.candidates must be 1 for bc: it has no critic"),
+    (RobotConfig, {"max_episode_steps": 0}, r"robot\.max_episode_steps must be at least 1"),
+    (FakeAlohaConfig, {"max_episode_steps": 0}, r"robot\.max_episode_steps must be at least 1"),
+    (FakeAlohaConfig, {"grasp_tolerance": 0}, r"robot\.grasp_tolerance must be positive metres"),
+    (FakeAlohaConfig, {"place_tolerance": 0}, r"robot\.place_tolerance must be positive metres"),
+    (FakeAlohaConfig, {"image_size": 4}, r"robot\.image_size must be at least 8 pixels"),
+    (FakeAlohaConfig, {"control_hz": 0}, r"robot\.control_hz must be positive"),
+    (AlohaSimConfig, {"image_size": 4}, r"robot\.image_size must be at least 8 pixels"),
+    (GymConfig, {}, r"robot\.make must be a callable make\(fake_env: bool\)"),
+    (GymConfig, {"make": print, "control_hz": 0}, r"robot\.control_hz must be positive"),
+    (ChunkConfig, {"horizon": 0}, r"chunk\.horizon must be at least 1"),
+    (ChunkConfig, {"critic_horizon": 6}, r"chunk\.critic_horizon must be 1\.\.5 \(horizon\), got 6"),
+    (ChunkConfig, {"execute_steps": 0}, r"chunk\.execute_steps must be 1\.\.5"),
+    (ChunkConfig, {"execute_steps": 3}, r"never corrects the tail|nothing ever corrects the tail's value"),
+    (NormaliserConfig, {"extreme": 0}, r"normaliser\.extreme must be in \(0, 1\]"),
+    (NormaliserConfig, {"state_std_floor": 0}, r"normaliser\.state_std_floor must be positive"),
+    (NormaliserConfig, {"action_scale_floor": 0}, r"normaliser\.action_scale_floor must be positive"),
+    *(
+        (ReplayConfig, {name: 0}, rf"replay\.{name} must be at least 1, got 0")
+        for name in ("capacity", "demo_capacity", "human_capacity", "image_capacity")
+    ),
+    (ReplayConfig, {"demo_fraction": 1.5}, r'replay\.demo_fraction must be a number in 0\.\.1 or "uniform", got 1\.5'),
+    (ReplayConfig, {"demo_fraction": "half"}, r"demo_fraction must be a number .* got 'half'"),
+    (ReplayConfig, {"max_image_age": -1}, r"replay\.max_image_age must be >= 0 ticks"),
+    (ReplayConfig, {"prefetch": -1}, r"replay\.prefetch must be >= 0"),
+    *(
+        (LearnerConfig, {name: 0}, rf"learner\.{name} must be at least 1, got 0")
+        for name in ("batch_size", "cta_ratio", "max_steps", "steps_per_update", "keep_checkpoints", "log_period")
+    ),
+    *(
+        (LearnerConfig, {name: -1}, rf"learner\.{name} must be >= 0, got -1")
+        for name in (
+            "training_starts",
+            "pretrain_steps",
+            "critic_pretrain_steps",
+            "warmup_episodes",
+            "critic_warmup_steps",
+            "random_steps",
+            "checkpoint_period",
+        )
+    ),
+    (LearnerConfig, {"batch_size": 3}, r"learner\.batch_size must be even, got 3"),
+    (LearnerConfig, {"utd_ratio": 0}, r"learner\.utd_ratio must be positive"),
+    (LearnerConfig, {"utd_ratio": 0.1, "max_lag_steps": 9}, r"the actor would wait .* Set max_lag_steps to at least 10"),
+    (LearnerConfig, {"actor_timeout": 0}, r"learner\.actor_timeout must be positive seconds"),
+    (ActorConfig, {"delay_ticks": -1}, r"actor\.delay_ticks must be >= 0"),
+    (ActorConfig, {"clock": "realtime", "delay_ticks": 1}, r"belongs to clock=lockstep; in real time .* measured"),
+    *(
+        (TransportConfig, {field.name: 0}, rf"transport\.{field.name} must be positive")
+        for field in dataclasses.fields(TransportConfig)
+    ),
+    (TransportConfig, {"silence": 2.0}, r"transport\.silence must exceed two heartbeats"),
+    (TransportConfig, {"spool_bytes": 1 << 20}, r"transport\.credit_bytes=33554432 exceeds spool_bytes=1048576"),
+]
+
+
+@pytest.mark.parametrize(("cls", "values", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", None))
+def test_a_part_that_cannot_work_is_refused(cls, values, message):
+    with pytest.raises(ConfigError, match=message):
+        cls(**values)
+
+
+SQUARED = AcfqlConfig(critic=CriticConfig(loss="squared"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"discount": 1.0}, r"discount must be in \(0, 1\), got 1\.0"),
+        ({"reward": RewardConfig(offset=-0.1)}, r"failing early would pay: set reward\.failure_reward to at most .*=-10 "),
+        ({"reward": RewardConfig(offset=-0.1, failure_reward=-10)}, r"loss=bounded needs returns in \[0, 1\]"),
+        ({"reward": RewardConfig(scale=2)}, r"loss=bounded needs returns in \[0, 1\].*or agent\.critic\.loss=squared"),
+        ({"reward": RewardConfig(offset=0.5)}, r"loss=bounded needs returns"),
+        ({"reward": RewardConfig(failure_reward=-1)}, r"loss=bounded needs returns"),
+        ({"actor": ActorConfig(delay_ticks=5)}, r"actor\.delay_ticks=5 must be below chunk\.execute_steps=5"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(values, message):
+    defaults = {"name": "x", "robot": FakeAlohaConfig(), "discount": 0.99}
+    with pytest.raises(ConfigError, match=message):
+        ExperimentConfig(**{**defaults, **values})
+
+
+def test_a_step_cost_is_allowed_where_failing_early_does_not_pay():
+    reward = RewardConfig(offset=-0.1, failure_reward=-10.0)
+    config = ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=SQUARED, reward=reward, discount=0.99)
+    assert config.reward.failure_reward <= config.reward.offset / (1 - config.discount)
+
+
+def test_lengths_default_to_the_horizon():
+    assert (ChunkConfig(7).critic_steps, ChunkConfig(7).executed) == (7, 7)
+    short = ChunkConfig(7, critic_horizon=3, execute_steps=4)
+    assert (short.critic_steps, short.executed) == (3, 4)
+
+
+def test_only_a_gym_robot_that_says_so_is_real():
+    assert not FakeAlohaConfig().real
+    assert not GymConfig(make=print).real
+    assert GymConfig(make=print, is_real=True).real
+
+
+@pytest.mark.parametrize("cls", [AcfqlConfig, FakeAlohaConfig, ExperimentConfig], ids=lambda c: c.__name__)
+def test_configurations_are_frozen(cls):
+    config = cls(name="x", robot=FakeAlohaConfig()) if cls is ExperimentConfig else cls()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, dataclasses.fields(config)[0].name, None)

@@ -1,0 +1,86 @@
+"""Finding experiments by name or path, and what is said where one cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import known_experiments, load_experiment
+from serl_chunk.types import ConfigError
+
+GOOD = """
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+def experiment():
+    return ExperimentConfig(name={name!r}, robot=FakeAlohaConfig())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty ./experiments of the present directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    return tmp_path / "experiments"
+
+
+@pytest.mark.parametrize("name", sorted(known_experiments()))
+def test_every_packaged_experiment_loads_under_its_own_name(name):
+    assert load_experiment(name).name == name
+
+
+def test_fake_aloha_is_packaged():
+    assert "fake_aloha" in known_experiments()
+
+
+def test_a_local_experiment_is_found_and_wins_over_a_packaged_one(folder):
+    (folder / "mine.py").write_text(GOOD.format(name="mine"))
+    (folder / "fake_aloha.py").write_text(GOOD.format(name="shadow"))
+    (folder / "_private.py").write_text("raise RuntimeError")
+    assert load_experiment("mine").name == "mine"
+    assert load_experiment("fake_aloha").name == "shadow"
+    assert "_private" not in known_experiments()
+
+
+def test_a_path_is_loaded_from_anywhere(tmp_path):
+    path = tmp_path / "elsewhere.py"
+    path.write_text(GOOD.format(name="elsewhere"))
+    assert isinstance(load_experiment(str(path)), ExperimentConfig)
+
+
+def test_an_unknown_name_lists_the_valid_ones_and_the_nearest(folder):
+    (folder / "mine.py").write_text(GOOD.format(name="mine"))
+    with pytest.raises(ConfigError) as error:
+        load_experiment("fake_alhoa")
+    text = str(error.value)
+    assert "unknown experiment 'fake_alhoa'; did you mean 'fake_aloha'?" in text
+    assert "mine" in text
+    assert "path of a .py file" in text
+    with pytest.raises(ConfigError, match=r"unknown experiment 'zzz' Valid: "):
+        load_experiment("zzz")
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ConfigError, match=r"--exp_name=nowhere/x\.py: there is no such file; valid names: .*fake_aloha"):
+        load_experiment("nowhere/x.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1", r"broken\.py must define a function experiment\(\) that returns an ExperimentConfig"),
+        ("experiment = 3", r"broken\.py must define a function experiment\(\)"),
+        ("def experiment(): return 3", r"experiment\(\) in .*broken\.py returned int, expected ExperimentConfig"),
+        ("def experiment(:", r"broken\.py cannot be imported: SyntaxError: "),
+        ("import no_such_module", r"broken\.py cannot be imported: ModuleNotFoundError: No module named 'no_such_mod"),
+        ("from serl_chunk.types import Nothing", r"broken\.py cannot be imported: ImportError: "),
+        ("undefined", r"broken\.py cannot be imported: NameError: name 'undefined'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, source, message):
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    with pytest.raises(ConfigError, match=message):
+        load_experiment(str(path))

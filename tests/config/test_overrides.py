@@ -1,0 +1,126 @@
+"""Typed overrides: what each annotation accepts, what the refusals say, and the difference of two configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Literal
+
+import pytest
+
+from serl_chunk.config.agents import AcfqlConfig, BcConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.overrides import apply_overrides, difference, parse, to_dict
+from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.types import ConfigError
+
+BASE = ExperimentConfig(name="base", robot=FakeAlohaConfig())
+
+
+def test_nested_values_of_every_type():
+    config = apply_overrides(
+        BASE,
+        [
+            ("agent.lr", "1e-4"),
+            ("agent.critic.hidden", "(32, 64)"),
+            ("agent.image_keys", "top"),
+            ("agent.use_state", "off"),
+            ("chunk.critic_horizon", "3"),
+            ("learner.max_steps", "1e6"),
+            ("replay.demo_fraction", "uniform"),
+            ("robot.task", "1"),
+            ("seed", "7"),
+        ],
+    )
+    assert (config.agent.lr, config.agent.critic.hidden, config.agent.image_keys) == (1e-4, (32, 64), ("top",))
+    assert (config.agent.use_state, config.chunk.critic_horizon, config.robot.task) == (False, 3, "1")
+    assert config.learner.max_steps == 1_000_000
+    assert isinstance(config.learner.max_steps, int)
+    assert (config.replay.demo_fraction, config.seed) == ("uniform", 7)
+    assert isinstance(config.agent, AcfqlConfig)
+    assert BASE == ExperimentConfig(name="base", robot=FakeAlohaConfig())  # the original is untouched
+
+
+def test_nothing_to_override_gives_the_same_object():
+    assert apply_overrides(BASE, []) is BASE
+
+
+def test_fields_that_must_agree_can_be_changed_together():
+    config = apply_overrides(BASE, [("agent.critic.target_subset", "9"), ("agent.critic.ensemble", "9")])
+    assert config.agent.critic.target_subset == 9
+    with pytest.raises(ConfigError, match=r"target_subset must be 1\.\.4"):
+        apply_overrides(BASE, [("agent.critic.target_subset", "9")])
+
+
+def test_the_last_of_two_values_wins():
+    assert apply_overrides(BASE, [("seed", "1"), ("seed", "2")]).seed == 2
+
+
+def test_none_and_numbers_of_an_optional_field():
+    changed = apply_overrides(BASE, [("chunk.critic_horizon", "2")])
+    assert apply_overrides(changed, [("chunk.critic_horizon", "none")]).chunk.critic_horizon is None
+    assert apply_overrides(BASE, [("replay.demo_fraction", "0.25")]).replay.demo_fraction == 0.25
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([("agnet.lr", "1")], r"--config\.agnet does not exist \(did you mean 'agent'\?\); valid here: name, robot"),
+        ([("agent.critic.tua", "1")], r"--config\.agent\.critic\.tua does not exist \(did you mean 'tau'\?\)"),
+        ([("agent.zzzz", "1")], r"--config\.agent\.zzzz does not exist; valid here: lr, grad_clip"),
+        ([("", "1")], r"--config\. does not exist; valid here: name"),
+        ([("seed.x", "1")], r"--config\.seed is a value \(42\), it has no fields of its own"),
+        ([("agent", "1")], r"--config\.agent is a group; set one of its fields: lr, "),
+        ([("agent.lr", "1"), ("agent", "2")], r"--config\.agent is a group"),
+        ([("agent", "2"), ("agent.lr", "1")], r"--config\.agent\.lr: 'agent' was given a value already"),
+        ([("seed", "2"), ("seed.x", "1")], r"--config\.seed\.x: 'seed' was given a value already"),
+        ([("seed", "many")], r"--config\.seed='many': expected an integer"),
+        ([("seed", "1.5")], r"--config\.seed='1\.5': expected an integer"),
+        ([("seed", "inf")], r"--config\.seed='inf': expected an integer"),
+        ([("discount", "high")], r"--config\.discount='high': expected a number"),
+        ([("agent.use_state", "maybe")], r"--config\.agent\.use_state='maybe': expected true or false"),
+        ([("agent.critic.loss", "l1")], r"--config\.agent\.critic\.loss='l1': expected one of squared, bounded"),
+        ([("agent.critic.hidden", "64,x")], r"--config\.agent\.critic\.hidden='x': expected an integer"),
+        ([("chunk.critic_horizon", "x")], r"--config\.chunk\.critic_horizon='x': expected an integer or none"),
+        ([("replay.demo_fraction", "x")], r"--config\.replay\.demo_fraction='x': expected a number or one of uniform"),
+        ([("agent.lr", "-1")], r"agent\.lr must be positive, got -1\.0"),
+    ],
+)
+def test_refusals_name_the_path_and_what_is_valid(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        apply_overrides(BASE, overrides)
+
+
+def test_a_function_cannot_come_from_the_command_line():
+    gym = ExperimentConfig(name="gym", robot=GymConfig(make=lambda fake_env: None))
+    with pytest.raises(ConfigError, match=r"--config\.robot\.make cannot be set on the command line; set it in the exp"):
+        apply_overrides(gym, [("robot.make", "os:system")])
+
+
+def test_parse_covers_bools_literals_and_empty_tuples():
+    assert [parse(t, bool, "x") for t in ("True", "1", "yes", "no", "0")] == [True, True, True, False, False]
+    assert parse("2", Literal[1, 2], "x") == 2
+    assert parse("()", tuple[str, ...], "x") == ()
+    assert parse("['a', \"b\"]", tuple[str, ...], "x") == ("a", "b")
+    with pytest.raises(ConfigError, match="x='3': expected none"):
+        parse("3", type(None), "x")
+
+
+def test_to_dict_is_plain_and_says_which_agent():
+    config = ExperimentConfig(name="gym", robot=GymConfig(make=make), agent=BcConfig())
+    out = to_dict(config)
+    assert json.loads(json.dumps(out)) == out
+    assert (out["agent"]["kind"], out["robot"]["kind"]) == ("bc", "gym")
+    assert out["robot"]["make"] == f"{__name__}:make"
+    assert out["agent"]["critic"]["hidden"] == [256, 256]
+
+
+def test_difference_lists_every_changed_leaf():
+    new = dataclasses.replace(BASE, seed=1, agent=dataclasses.replace(BASE.agent, lr=0.5))
+    assert difference(to_dict(BASE), to_dict(new)) == ["agent.lr: 0.0003 -> 0.5", "seed: 42 -> 1"]
+    assert difference(to_dict(BASE), to_dict(BASE)) == []
+    assert difference({"a": 1}, {"b": 2}) == ["a: 1 -> None", "b: None -> 2"]
+
+
+def make(fake_env: bool) -> None:
+    """Something with a name."""
