@@ -204,6 +204,8 @@ def run_actor(
                 episode_id=f"{episode_prefix or actor_id}-{episode:06d}",
             )
             episode += 1
+            if summary.length == 0:  # the session ended while its first decision waited: nobody records it
+                continue
             board.add(summary)
             if on_episode is not None:
                 on_episode(summary)

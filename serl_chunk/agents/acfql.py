@@ -47,6 +47,7 @@ class Acfql(Agent):
             critic_updates=jnp.zeros((), jnp.int32),
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
+            policy_average=jax.tree.map(jnp.copy, policy),
             policy_opt=self.optimiser.init(policy),
             critic=critic,
             critic_opt=self.optimiser.init(critic),
@@ -132,8 +133,9 @@ class Acfql(Agent):
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         count = self.config.pretrain_candidates if pretrained else self.config.candidates
+        critic = state.target if self.config.act_by == "target" else state.critic
         return {
-            "policy": state.policy,
-            "critic": {"encoder": state.critic["encoder"], "q": state.critic["q"]},
+            "policy": state.policy_average,
+            "critic": {k: critic[k] for k in ("encoder", "q")},
             "candidates": jnp.asarray(count, jnp.int32),
         }

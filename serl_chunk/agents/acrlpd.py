@@ -49,6 +49,7 @@ class Acrlpd(Agent):
             critic_updates=jnp.zeros((), jnp.int32),
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
+            policy_average=jax.tree.map(jnp.copy, policy),
             policy_opt=self.optimiser.init(policy),
             critic=critic,
             critic_opt=self.optimiser.init(critic),
@@ -141,8 +142,8 @@ class Acrlpd(Agent):
         flat, log_prob = dist.sample_and_log_prob(key if explore else jax.random.key(0))
         if not explore:
             flat = flat.at[0].set(dist.mode()[0])
-        mask = prefix[1][:, None]
-        chunks = mask * prefix[0] + (1 - mask) * self._chunks(flat)
+        committed = prefix[1][None, :, None] > 0
+        chunks = jnp.where(committed, prefix[0][None], self._chunks(flat))
         features = self.critic.features(params["critic"], observation)
         features = jnp.broadcast_to(features, (n, features.shape[-1]))
         values = self.critic.mean_value(params["critic"], features, self.critic_part(chunks))
@@ -152,7 +153,7 @@ class Acrlpd(Agent):
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         count = self.config.pretrain_candidates if pretrained else self.config.candidates
         return {
-            "policy": state.policy,
-            "critic": state.critic,
+            "policy": state.policy_average,
+            "critic": state.target if self.config.act_by == "target" else state.critic,
             "candidates": jnp.asarray(count, jnp.int32),
         }

@@ -36,6 +36,7 @@ class AgentState(flax.struct.PyTreeNode):
     critic_updates: jax.Array  # int32 scalar
     policy_updates: jax.Array  # int32 scalar
     policy: Params
+    policy_average: Params  # exponential average of `policy`: what acts
     policy_opt: Any
     critic: Params
     critic_opt: Any
@@ -176,7 +177,7 @@ class Agent(abc.ABC):
         updates, critic_opt = self.optimiser.update(grads, state.critic_opt, state.critic)
         critic = optax.apply_updates(state.critic, updates)
         target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
-        metrics["critic/grad_norm"] = optax.global_norm(grads)
+        metrics["critic/grad_norm"] = optax.tree.norm(grads)
         return (
             state.replace(
                 rng=rng, critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1
@@ -186,8 +187,12 @@ class Agent(abc.ABC):
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params) -> AgentState:
         updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
+        policy = optax.apply_updates(state.policy, updates)
+        n = state.policy_updates.astype(jnp.float32)
+        decay = jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # the first policies are soon forgotten
         return state.replace(
-            policy=optax.apply_updates(state.policy, updates),
+            policy=policy,
+            policy_average=soft_update(policy, state.policy_average, 1 - decay),
             policy_opt=policy_opt,
             policy_updates=state.policy_updates + 1,
         )

@@ -31,6 +31,7 @@ class Bc(Agent):
             critic_updates=jnp.zeros((), jnp.int32),
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
+            policy_average=jax.tree.map(jnp.copy, policy),
             policy_opt=self.optimiser.init(policy),
             critic={},
             critic_opt={},
@@ -60,4 +61,4 @@ class Bc(Agent):
         return self.flow.sample(params["policy"], observation, noise, prefix)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        return {"policy": state.policy}
+        return {"policy": state.policy_average}

@@ -122,8 +122,8 @@ class CheckpointStore:
 
     def close(self) -> None:
         """Finish writing and release orbax's threads."""
-        if self._manager is not None:
-            self.wait()
+        self.wait()
+        if self._manager is not None:  # a failed write has let go of it
             self._manager.close()
             self._manager = None
 

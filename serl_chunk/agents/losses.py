@@ -69,6 +69,6 @@ def aggregate_heads(values: jax.Array, how: Literal["mean", "min"]) -> jax.Array
     return jnp.mean(values, axis=0) if how == "mean" else jnp.min(values, axis=0)
 
 
-def soft_update(online: object, target: object, tau: float) -> object:
+def soft_update(online: object, target: object, tau: float | jax.Array) -> object:
     """target <- tau * online + (1 - tau) * target, with the online parameters of after the gradient step."""
     return jax.tree.map(lambda o, t: tau * o + (1 - tau) * t, online, target)

@@ -29,9 +29,10 @@ CONNECT_TIMEOUT_EVAL = 30.0  # seconds; an evaluation is not left waiting for a 
 def run_training_actor(config: ExperimentConfig, *, ip: str, port: int, actor_id: str) -> int:
     """Collect episodes with the learner's newest policy until it is done, Ctrl-C or SIGTERM."""
     stop = threading.Event()
+    connected = False
 
     def handle(number: int, frame: object) -> None:
-        if stop.is_set():
+        if stop.is_set() or not connected:  # once more means now; and nothing is recorded before a learner answers
             raise KeyboardInterrupt
         say(f"{signal.Signals(number).name}: closing the episode and delivering what is recorded")
         stop.set()
@@ -42,6 +43,7 @@ def run_training_actor(config: ExperimentConfig, *, ip: str, port: int, actor_id
     intervention = make_intervention(config.actor.intervention, env)
     agent = make_agent(config, env.robot_spec)
     link, welcome = _connect(config, env.robot_spec, agent.network_shape(), ip, port, actor_id, None)
+    connected = True
     try:
         summary = run_actor(
             config,

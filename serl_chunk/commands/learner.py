@@ -178,7 +178,7 @@ def _stop_on_signals(stop: threading.Event, tell: Callable[[str], None]) -> None
 
 def _let_actors_finish(server: LearnerServer) -> None:
     end = time.monotonic() + FINISH_GRACE
-    while server.sessions() and time.monotonic() < end:
+    while any(s["live"] for s in server.sessions()) and time.monotonic() < end:
         server.check()
         time.sleep(0.05)
 
@@ -235,8 +235,8 @@ def status_fields(config: ExperimentConfig, learner: Learner) -> StatusFields:
         "episodes": learner.episodes,
         "success": float(np.mean(alone)) if alone else None,
         "human": learner.human_ticks / learner.env_steps if learner.env_steps else None,
-        "learner_wait": learner.rates.get("wait/learner_share", 0.0),
-        "actor_wait": learner.rates.get("wait/actor_share", 0.0),
+        "learner_wait": learner.waiting[0],
+        "actor_wait": learner.waiting[1],
         "version": learner.version,
     }
     return fields

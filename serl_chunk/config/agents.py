@@ -77,9 +77,12 @@ class AgentConfig:
     use_state: bool = True  # whether the state vector is an input beside the images
     candidates: int = 16  # N of best-of-N at acting; 1 takes the policy's first sample
     pretrain_candidates: int = 1  # N while the critic has seen no failure: a critic trained on successes misleads
+    policy_ema: float = 0.0  # decay per policy update of the averaged policy that acts; 0 acts with the newest
+    act_by: Literal["online", "target"] = "online"  # the critic that chooses among candidates at acting
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "+successes"
 
     def __post_init__(self) -> None:
+        require(0 <= self.policy_ema < 1, f"agent.policy_ema must be in [0, 1), got {self.policy_ema}")
         require(self.lr > 0, f"agent.lr must be positive, got {self.lr}")
         require(self.grad_clip >= 0, f"agent.grad_clip must be >= 0 (0 switches it off), got {self.grad_clip}")
         require(self.candidates >= 1, f"agent.candidates must be at least 1, got {self.candidates}")

@@ -41,7 +41,7 @@ def load_experiment(name: str) -> ExperimentConfig:
         experiments = known_experiments()
         if name not in experiments:
             near = difflib.get_close_matches(name, experiments, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise ConfigError(f"unknown experiment {name!r}{hint} Valid: {_names()}, or the path of a .py file.")
         path = experiments[name]
     module = _load(path)

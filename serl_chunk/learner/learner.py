@@ -106,6 +106,7 @@ class Learner:
         self._resumed_steps = 0  # online steps of earlier lives, whose transitions are gone
         self._period = _Period()
         self.rates: dict[str, float] = {}
+        self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates
         self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, helped) of the last episodes
         if restored is not None:
             self._resume(*restored[:3])
@@ -187,11 +188,14 @@ class Learner:
         c = self.config.learner
         if not self.limiter.may_update(self.env_steps, c.cta_ratio):
             return False
+        start, actors_wait = time.perf_counter(), self.steps_allowed() == 0
         self.state, metrics = self.agent.update(self.state, self._batches(c.cta_ratio))
         self.limiter.did_update(c.cta_ratio)
         before = self.updates
         self.updates += c.cta_ratio
         self._count(c.cta_ratio, metrics)
+        if actors_wait:
+            self._period.actors_waited += time.perf_counter() - start
         if _crossed(before, self.updates, c.steps_per_update):
             self.publish()
         if c.checkpoint_period and _crossed(before, self.updates, c.checkpoint_period):
@@ -251,13 +255,16 @@ class Learner:
             "rates/updates_per_s": done / seconds,
             "rates/env_steps_per_s": (self.env_steps - p.env_steps) / seconds,
             "wait/learner_s": p.waited,
+            "wait/actor_s": p.actors_waited,
             "timer/sample_replay_buffer": p.sampling / max(done, 1),
             "timer/train": (seconds - p.waited - p.sampling) / max(done, 1),
         }
+        self.waiting = (p.waited / seconds, p.actors_waited / seconds)
         stats = self.replay.stats()
         values = {k: float(v) for k, v in metrics.items()}
         self.metrics.train(self.counters(), {**values, **self.rates, **stats})
         p.start, p.env_steps, p.logged_updates, p.waited, p.sampling = now, self.env_steps, p.updates, 0.0, 0.0
+        p.actors_waited = 0.0
 
     def _drain_episodes(self) -> None:
         while self._finished_episodes:
@@ -354,7 +361,7 @@ class _Period:
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.updates = self.logged_updates = self.env_steps = 0
-        self.waited = self.sampling = 0.0
+        self.waited = self.actors_waited = self.sampling = 0.0  # seconds
         self.last_metrics: Any = None
 
 

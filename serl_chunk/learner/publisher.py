@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.types import Snapshot
 
 Publish = Callable[[Snapshot, dict[str, Any]], None]
+VERSION_DIGITS = 12
 
 
 class SnapshotPublisher:
@@ -25,13 +27,16 @@ class SnapshotPublisher:
     hand-over happens in the call, so that a seed reproduces a run.
 
     The version is written to `<run>/snapshot_version` before it is used: versions never go back, not even
-    after a resume from an older checkpoint.
+    after a resume from an older checkpoint. It is one `write` over digits of the same width: a kill leaves the old
+    version or the new one, and a disk that is full by now has the room.
     """
 
     def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool) -> None:
         self._agent, self._publish, self._threaded = agent, publish, threaded
-        self._version_file = Path(run_dir) / "snapshot_version"
-        self.version = int(self._version_file.read_text()) if self._version_file.exists() else 0
+        file = Path(run_dir) / "snapshot_version"
+        self.version = int(file.read_text() or 0) if file.exists() else 0
+        self._version_file = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._keep_version()
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._waiting: queue.Queue[tuple[int, Any, dict[str, Any]] | None] = queue.Queue(maxsize=1)
         self._error: BaseException | None = None
@@ -45,7 +50,7 @@ class SnapshotPublisher:
         if self._error is not None:
             raise self._error
         self.version += 1
-        self._version_file.write_text(str(self.version))
+        self._keep_version()
         item = (self.version, self._copy(params), info)
         if not self._threaded:
             self._hand_over(*item)
@@ -59,6 +64,9 @@ class SnapshotPublisher:
                     self._waiting.get_nowait()
                 except queue.Empty:
                     continue
+
+    def _keep_version(self) -> None:
+        os.pwrite(self._version_file, f"{self.version:0{VERSION_DIGITS}d}\n".encode(), 0)
 
     def _hand_over(self, version: int, params: Any, info: dict[str, Any]) -> None:
         self._publish(Snapshot(version, self._agent.flatten_params(params)), info)
@@ -82,3 +90,6 @@ class SnapshotPublisher:
                     continue
             self._thread.join()
             self._thread = None
+        if self._version_file >= 0:
+            os.close(self._version_file)
+            self._version_file = -1

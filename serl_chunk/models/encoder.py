@@ -11,8 +11,22 @@ import jax.numpy as jnp
 from serl_chunk.types import IMAGE_PREFIX, STATE
 
 
+def _patches(x: jax.Array) -> jax.Array:
+    """3x3 patches at stride 2 of float32[..., H, W, C], zero-padded: float32[..., ceil(H/2), ceil(W/2), 9C]."""
+    height, width = x.shape[-3], x.shape[-2]
+    rows, columns = -(-height // 2), -(-width // 2)
+    lead = [(0, 0)] * (x.ndim - 3)
+    padded = jnp.pad(x, [*lead, (1, 2 * rows - height + 1), (1, 2 * columns - width + 1), (0, 0)])
+    shifted = [padded[..., i : i + 2 * rows : 2, j : j + 2 * columns : 2, :] for i in range(3) for j in range(3)]
+    return jnp.concatenate(shifted, axis=-1)
+
+
 class ConvEncoder(nn.Module):
-    """uint8[..., H, W, 3] -> float32[..., latent]: stride-2 3x3 convolutions, then Dense, LayerNorm and tanh."""
+    """uint8[..., H, W, 3] -> float32[..., latent]: stride-2 3x3 convolutions, then Dense, LayerNorm and tanh.
+
+    Each convolution is a matrix product over patches: XLA's CPU backend runs the gradient of a strided
+    convolution in scalar loops, hundreds of times slower.
+    """
 
     features: Sequence[int]
     latent: int
@@ -21,7 +35,7 @@ class ConvEncoder(nn.Module):
     def __call__(self, image: jax.Array) -> jax.Array:
         x = image.astype(jnp.float32) / 127.5 - 1.0
         for width in self.features:
-            x = nn.relu(nn.Conv(width, (3, 3), strides=(2, 2))(x))
+            x = nn.relu(nn.Dense(width)(_patches(x)))
         x = x.reshape(*x.shape[:-3], -1)
         return jnp.tanh(nn.LayerNorm()(nn.Dense(self.latent)(x)))
 

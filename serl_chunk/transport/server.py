@@ -342,19 +342,20 @@ class LearnerServer:
 
     def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str) -> None:
         try:
+            self._sessions.check(hello)  # first: an actor of another experiment need not wait to be told
+            fields, arrays = self._welcome()
+            # Last: an actor that is to come back later must not count as connected meanwhile.
             admission = self._sessions.admit(hello, peer, time.monotonic())
         except RefuseError as e:
             self._counters["refused"] += not e.retry
             self._complain("control", peer, f"refused {hello.actor_id}: {e}")
             self._send("control", identity, handshake.refusal(str(e), retry=e.retry))
             return
-        for old in admission.ousted:
-            self._close_episode(old)
-        try:
-            fields, arrays = self._welcome()
         except SerlChunkError as e:
             self._send("control", identity, handshake.refusal(str(e), retry=True))
             return
+        for old in admission.ousted:
+            self._close_episode(old)
         session = admission.session
         session.control_id = identity
         if admission.lost:

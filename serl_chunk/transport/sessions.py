@@ -136,10 +136,13 @@ class Sessions:
         """The session of this id."""
         return self._by_session.get(session)
 
-    def admit(self, hello: Hello, peer: str, now: float) -> Admission:
-        """Open or continue a session; raises RefuseError with the sentence to send."""
+    def check(self, hello: Hello) -> None:
+        """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""
         if sentence := handshake.compare_protocol(hello.protocol) or handshake.compare(self._contract, hello.contract):
             raise RefuseError(sentence)
+
+    def admit(self, hello: Hello, peer: str, now: float) -> Admission:
+        """Open or continue the session of a checked hello; raises RefuseError with the sentence to send."""
         old = self._by_session.get(hello.session)
         if old is not None:
             self._check_return(old, hello)

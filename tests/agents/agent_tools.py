@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.base import Agent
+from serl_chunk.agents.base import Agent, AgentState
 from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, CriticConfig, EncoderConfig, FlowConfig
 from serl_chunk.types import CameraSpec, ChunkBatch
 
 CAMERA = CameraSpec("top", 32, 32)
 DISCOUNT = 0.9
-FLOW = FlowConfig(hidden=(16,), steps=2)
+FLOW = FlowConfig(hidden=(16,), steps=2, noise_low=0.5)
 ENCODER = EncoderConfig(features=(4,), latent=8, shift=2)
 
 
@@ -29,7 +33,7 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
     if kind == "bc":
-        return BcConfig(flow=FLOW, **common)
+        return BcConfig(**{"flow": FLOW, **common})
     tail = "policy" if "tail" in special else "repeat"
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
@@ -42,12 +46,10 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     )  # fmt: skip
 
 
-def build(config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None) -> Agent:
-    """An agent for 4 states and 2 actions."""
-    import importlib
-
+def build(config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2) -> Agent:
+    """An agent for 4 states."""
     cameras = (CAMERA,) if config.image_keys else ()
-    spec = AgentSpec(4, 2, horizon, critic_steps or horizon, cameras, DISCOUNT)
+    spec = AgentSpec(4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT)
     module, name = IMPLEMENTATIONS[type(config)]
     return getattr(importlib.import_module(module), name)(config, spec)
 
@@ -84,3 +86,59 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
         "delay": np.zeros(lead, np.int32),
     }
     return ChunkBatch(**{**fields, **changes})
+
+
+@functools.cache
+def _built(variant: str) -> tuple[Agent, AgentState]:
+    agent = build(config_of(variant))
+    return agent, agent.init(jax.random.key(0))
+
+
+def fresh(variant: str) -> tuple[Agent, AgentState]:
+    """A variant's agent, built once for all tests, and a copy of its first state (updates donate theirs)."""
+    agent, state = _built(variant)
+    return agent, jax.tree.map(jnp.copy, state)
+
+
+def on_device(spec: AgentSpec, seed: int = 0, **changes: Any) -> ChunkBatch:
+    """`make_batches` of the one shape that tests compile for, put where the learner puts them."""
+    return jax.device_put(make_batches(spec, seed=seed, **changes))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal bit for bit."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    raw = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    return all(np.array_equal(raw(x), raw(y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def bandit(spec: AgentSpec, updates: int, size: int, seed: int) -> tuple[ChunkBatch, np.ndarray]:
+    """One-decision tasks, and the chunk float32[updates, size, H, A] that each rewards most.
+
+    Actions are uniform; the first step's reward falls from 1 with the distance to a chunk that depends on the state.
+    """
+    rng = np.random.default_rng(seed)
+    lead = (updates, size)
+    state = rng.uniform(-1, 1, (*lead, spec.state_dim)).astype(np.float32)
+    best = 0.7 * state[..., :1, None] * np.where(np.arange(spec.horizon) % 2, -1, 1)[:, None]
+    best = np.broadcast_to(best, (*lead, spec.horizon, spec.action_dim)).astype(np.float32)
+    actions = rng.uniform(-1, 1, best.shape).astype(np.float32)
+    rewards = np.zeros((*lead, spec.horizon), np.float32)
+    rewards[..., 0] = np.exp(-2 * ((actions - best) ** 2).sum((-1, -2)))
+    return make_batches(
+        spec, updates, size, seed,
+        observations={"state": state}, actions=actions, rewards=rewards,
+        mask=np.zeros(lead, np.float32), valid=np.ones_like(rewards), bc=np.ones_like(rewards),
+    ), best  # fmt: skip
+
+
+def bandit_error(agent: Agent, state: AgentState, *, pretrained: bool = False, explore: bool = False) -> float:
+    """Mean distance per dimension between the chosen and the most rewarded chunk, on 64 states not trained on."""
+    batch, best = bandit(agent.spec, 1, 64, 10_000)
+    params = agent.policy_params(state, pretrained=pretrained)
+    chunks = [
+        agent.sample(params, {"state": s}, jax.random.key(i), explore=explore)[0]
+        for i, s in enumerate(batch.observations["state"][0])
+    ]
+    return float(np.abs(np.array(chunks) - best[0]).mean())

@@ -1,0 +1,105 @@
+"""Updates per second of the training loop, and the share of time it spends outside the compiled update.
+
+Four critic updates a call (UTD 4), batch 256, chunks of 5, ten critics of 2x256 (acrlpd), on random episodes of
+14 joints and 30 state numbers. The bare rate is the compiled update on one batch that never changes; the loop
+samples, normalises and moves every batch:
+
+    python benchmarks/learner_throughput.py --json learner_throughput.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.learner.replay import Replay
+from serl_chunk.learner.sampler import BatchStream
+from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, Source, StepBlock
+
+STATE, ACTION, LENGTH, HORIZON, UTD, BATCH = 30, 14, 100, 5, 4, 256
+
+
+def episodes(n: int, spec: RobotSpec, rng: np.random.Generator) -> list[Episode]:
+    """Random episodes that end in success."""
+    out = []
+    for k in range(n):
+        block = StepBlock(
+            f"e{k}", 0, {"state": rng.normal(size=(LENGTH, STATE)).astype(np.float32)},
+            rng.uniform(-1, 1, (LENGTH, ACTION)).astype(np.float32), np.eye(LENGTH, dtype=np.float32)[-1],
+            np.full(LENGTH, Source.SCRIPTED, np.uint8), np.full(LENGTH, -1, np.int32), np.full(LENGTH, -1, np.int64),
+            np.arange(LENGTH) * spec.dt,
+        )  # fmt: skip
+        final = {"state": rng.normal(size=STATE).astype(np.float32)}
+        out.append(Episode(Begin(f"e{k}"), block, End(f"e{k}", LENGTH, final, True, False, Outcome.SUCCESS)))
+    return out
+
+
+def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float) -> dict[str, float]:
+    """Medians over one-second slices, loop and bare alternating in one run."""
+    rng = np.random.default_rng(0)
+    demos = episodes(50, spec, rng)
+    agent = make_agent(config, spec)
+    replay = Replay(spec, config, fit_normaliser(spec, config.normaliser, HORIZON, demos), bc_on=config.agent.bc_on)
+    replay.add_demo(*demos)
+    for k, e in enumerate(episodes(50, spec, rng)):
+        for record in (e.begin._replace(episode_id=f"o{k}"), e.steps, e.end):
+            if hasattr(record, "episode_id") and not isinstance(record, Begin):
+                record = (
+                    record._replace(episode_id=f"o{k}")
+                    if isinstance(record, End)
+                    else StepBlock(**{**record.__dict__, "episode_id": f"o{k}"})
+                )
+            replay.insert("s", record)
+    stream = BatchStream(replay, rng, BATCH, UTD, put=jax.device_put, prefetch=2)
+    state = agent.init(jax.random.key(0))
+    fixed = stream.next()
+    state, _ = agent.update(state, fixed)
+    rates: dict[str, list[float]] = {"loop": [], "bare": []}
+    for _ in range(max(1, round(seconds / 2))):
+        for mode, values in rates.items():
+            jax.block_until_ready(state)
+            start, count = time.perf_counter(), 0
+            while time.perf_counter() - start < 1.0:
+                state, metrics = agent.update(state, stream.next() if mode == "loop" else fixed)
+                jax.block_until_ready(metrics)
+                count += UTD
+            values.append(count / (time.perf_counter() - start))
+    stream.close()
+    loop, bare = statistics.median(rates["loop"]), statistics.median(rates["bare"])
+    outside = max(0.0, 1 - loop / bare)
+    print(
+        f"{name}: {loop:.1f} updates/s in the loop, {bare:.1f} bare; {100 * outside:.1f} % of time outside the update"
+    )
+    return {f"{name}_updates_per_s": loop, f"{name}_bare_updates_per_s": bare, f"{name}_outside_share": outside}
+
+
+def main() -> None:
+    """Measure both agents and write the figures."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--seconds", type=float, default=30.0, help="per agent")
+    p.add_argument("--json", type=Path)
+    args = p.parse_args()
+    spec = RobotSpec(
+        "random", 50.0, STATE, (-1.0,) * ACTION, (1.0,) * ACTION, tuple(range(ACTION)), (6, 13), (), LENGTH
+    )
+    figures: dict[str, float] = {}
+    for name, agent in (("acrlpd", AcrlpdConfig()), ("acfql", AcfqlConfig())):
+        config = ExperimentConfig("throughput", FakeAlohaConfig(), agent=agent, chunk=ChunkConfig(HORIZON))
+        figures |= measure(name, config, spec, args.seconds)
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

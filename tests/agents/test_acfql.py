@@ -1,0 +1,76 @@
+"""Q-chunking: what its losses are made of, the critic that acts, and that it learns to choose."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, make_batches, on_device, same
+
+from serl_chunk.config.agents import FlowConfig
+
+
+def test_choosing_by_value_finds_the_rewarded_chunk():
+    config = config_of("acfql", critic=critic(hidden=(32,), loss="bounded", target_aggregate="mean"), candidates=24)
+    config = dataclasses.replace(config, flow=FlowConfig(hidden=(32,), steps=3, noise_low=1.0))
+    agent = build(config, horizon=2, actions=1)
+    state = agent.init(jax.random.key(0))
+    for i in range(15):
+        batch = jax.device_put(bandit(agent.spec, 20, 64, i)[0])
+        state, _ = agent.update_policy(state, batch)
+        state, _ = agent.update_critic(state, batch)
+    first = bandit_error(agent, state, pretrained=True, explore=True)
+    chosen = bandit_error(agent, state, explore=True)
+    assert first > 0.35  # the data are uniform: imitating them is no better than chance
+    assert chosen < 0.2
+
+
+def test_the_value_loss_trains_the_value_head_alone():
+    agent, state = fresh("acfql")
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+
+    @jax.jit
+    def gradient(critic_params, b):
+        return jax.grad(lambda c: agent._critic_loss(c, state, b, jax.random.key(0))[0])(critic_params)
+
+    grads = gradient(state.critic, batch)
+    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads["v"]["Dense_1"]))
+    # V enters Q's target as a number: another successor changes Q's gradient and leaves V's as it was.
+    other = batch._replace(next_observations=jax.tree.map(lambda x: x + 1, batch.next_observations))
+    moved = gradient(state.critic, other)
+    assert same(grads["v"], moved["v"])
+    assert not same(grads["q"], moved["q"])
+
+
+def test_the_heads_of_an_expectile_target_rank_as_they_should():
+    """With Q fixed by frozen target heads, V climbs from the mean towards the maximum as the expectile grows."""
+    values = []
+    for expectile in (0.5, 0.95):
+        agent = build(config_of("acfql", expectile=expectile))
+        state = agent.init(jax.random.key(0))
+        batch = make_batches(agent.spec, 4, 16)
+        one_state = np.broadcast_to(batch.observations["state"][:1, :1], batch.observations["state"].shape)
+        batch = jax.device_put(batch._replace(observations={"state": one_state}))
+
+        @jax.jit
+        def step(critic_params, b, agent=agent, frozen=jax.tree.map(jnp.copy, state)):
+            grads, metrics = jax.grad(agent._critic_loss, has_aux=True)(critic_params, frozen, b, jax.random.key(0))
+            return jax.tree.map(lambda p, g: p - 0.5 * g, critic_params, grads), metrics["critic/values"]
+
+        params = state.critic
+        for u in range(200):
+            params, value = step(params, jax.tree.map(lambda x, u=u: x[u % 4], batch))
+        values.append(float(value))
+    assert values[1] > values[0] + 0.01
+
+
+def test_the_critic_that_acts_is_the_configured_one():
+    for act_by in ("online", "target"):
+        agent = build(config_of("acfql", act_by=act_by))
+        _, state = fresh("acfql")
+        state = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
+        source = state.target if act_by == "target" else state.critic
+        assert same(agent.policy_params(state)["critic"], {"encoder": source["encoder"], "q": source["q"]})
+    assert "v" not in agent.policy_params(state)["critic"]  # only what acting needs travels

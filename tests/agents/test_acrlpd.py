@@ -1,0 +1,73 @@
+"""RLPD on chunks: entropy, temperature, imitation, and that it learns the rewarded chunk."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, on_device, same
+
+
+def test_the_policy_climbs_the_critic_to_the_rewarded_chunk():
+    config = config_of("acrlpd", lr=5e-3, bc_alpha=0.0, candidates=1, critic=critic(hidden=(32,)))
+    agent = build(config, horizon=2, actions=1)
+    state = agent.init(jax.random.key(0))
+    for i in range(250):
+        batch, _ = bandit(agent.spec, 4, 32, i)
+        state, _ = agent.update(state, jax.device_put(batch))
+    assert bandit_error(agent, state) < 0.12
+
+
+def test_the_temperature_rises_while_the_entropy_is_too_low():
+    temperatures = {}
+    for wanted in (-5.0, 5.0):
+        agent = build(config_of("acrlpd", target_entropy_per_dim=wanted), horizon=1)
+        state = agent.init(jax.random.key(0))
+        batch = on_device(agent.spec)
+        before = float(jnp.exp(state.temperature["log_alpha"]))
+        assert before == pytest.approx(0.01)
+
+        @jax.jit
+        def step(s, b, agent=agent):
+            return agent._policy_step(s, jax.tree.map(lambda x: x[0], b), imitate_only=False)
+
+        state, metrics = step(state, batch)
+        assert -2 < float(metrics["actor/entropy"]) < 2  # per dimension, whatever H * A
+        temperatures[wanted] = float(jnp.exp(state.temperature["log_alpha"])) - before
+    assert temperatures[-5.0] < 0 < temperatures[5.0]
+
+
+def test_the_entropy_enters_the_target_only_when_asked():
+    targets = {}
+    for variant in ("acrlpd", "acrlpd-entropy"):
+        agent = build(config_of(variant, init_temperature=10.0))
+        state = fresh("acrlpd-entropy")[1].replace(temperature={"log_alpha": jnp.log(jnp.float32(10.0))})
+        batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+        _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, jax.random.key(0))
+        targets[variant] = float(metrics["critic/target_qs"])
+    assert abs(targets["acrlpd"] - targets["acrlpd-entropy"]) > 0.1
+
+
+def test_imitation_is_the_log_probability_of_the_marked_steps():
+    agent, state = fresh("acrlpd-entropy")
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    bc = np.zeros((8, 3), np.float32)
+    bc[2, 1] = 1
+    loss, _ = agent._policy_loss(
+        state.policy, state, batch._replace(bc=jnp.asarray(bc)), jax.random.key(0), imitate_only=True
+    )
+    log_prob = agent.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
+    assert float(loss) == pytest.approx(-float(log_prob.reshape(8, 3, 2)[2, 1].mean()), abs=1e-4)
+
+
+def test_the_mean_policy_is_the_first_candidate():
+    agent, state = fresh("acrlpd-entropy")
+    observation = {"state": np.full(4, 0.3, np.float32)}
+    params = agent.policy_params(state, pretrained=True)
+    chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False)
+    mode = agent.distribution(state.policy, observation).mode()
+    np.testing.assert_allclose(chunk, mode.reshape(3, 2), atol=1e-6)
+    acting = build(config_of("acrlpd-entropy", act_by="target"))
+    shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
+    assert same(acting.policy_params(shifted)["critic"], shifted.target)

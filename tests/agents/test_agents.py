@@ -1,0 +1,265 @@
+"""What holds for every agent: compilations, donation, what an update may touch, sampling, snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import build, config_of, critic, fresh, make_batches, on_device, same
+
+from serl_chunk.types import ConfigError
+
+VARIANTS = ["acfql", "acfql-policy-tail-image", "acrlpd-entropy", "acrlpd-tail-image", "bc"]  # compiled, run
+TRACED = [*VARIANTS, "acfql-policy-squared", "acfql-image", "acrlpd-tail", "bc-image"]  # only traced: cheap
+STATE_ONLY = ["acfql", "acfql-policy-squared", "acrlpd-tail", "bc"]
+WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
+every = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@every
+def test_one_compilation_per_shape_whatever_the_data(variant):
+    agent, state = fresh(variant)
+    for seed in range(3):
+        batches = on_device(agent.spec, seed)
+        for update in (agent.update_policy, agent.update_critic, agent.update):
+            state, metrics = update(state, batches)
+        assert all(np.isfinite(v) for v in metrics.values())
+    params = agent.policy_params(state)
+    for seed in range(3):
+        observation = {k: v[0, seed] for k, v in make_batches(agent.spec).observations.items()}
+        agent.sample(params, observation, jax.random.key(seed), explore=True)
+    assert agent.update_policy._cache_size() == 1
+    assert agent.update_critic._cache_size() == 1
+    assert agent.update._cache_size() == 1
+    assert agent._sample._cache_size() <= 2  # with and without exploration
+
+
+@every
+def test_an_update_consumes_the_state_it_is_given(variant):
+    agent, state = fresh(variant)
+    agent.update(state, on_device(agent.spec))
+    leaves = jax.tree.leaves((state.policy, state.policy_opt, state.critic, state.critic_opt, state.target))
+    assert all(leaf.is_deleted() for leaf in leaves)
+
+
+@every
+def test_a_policy_update_leaves_the_critic_alone(variant):
+    agent, before = fresh(variant)
+    after, _ = agent.update_policy(jax.tree.map(jnp.copy, before), on_device(agent.spec))
+    assert not same(after.policy, before.policy)
+    assert int(after.policy_updates) == 2
+    for name in ("critic", "critic_opt", "target", "temperature", "temperature_opt", "critic_updates"):
+        assert same(getattr(after, name), getattr(before, name)), name
+
+
+@every
+def test_a_critic_update_leaves_the_policy_alone(variant):
+    agent, before = fresh(variant)
+    after, _ = agent.update_critic(jax.tree.map(jnp.copy, before), on_device(agent.spec))
+    assert int(after.critic_updates) == 2
+    for name in ("policy", "policy_average", "policy_opt", "temperature", "temperature_opt", "policy_updates"):
+        assert same(getattr(after, name), getattr(before, name)), name
+    if variant in WITH_CRITIC:
+        assert not same(after.critic, before.critic)
+        assert not same(after.target, before.target)
+        moved = jax.tree.map(lambda c, t: jnp.abs(c - t).max(), {k: after.critic[k] for k in after.target}, after.target)
+        assert max(jax.tree.leaves(moved)) > 0  # the target lags behind
+
+
+@every
+def test_an_update_is_the_critics_updates_then_the_policys(variant):
+    agent, state = fresh(variant)
+    critic_only, _ = agent.update_critic(jax.tree.map(jnp.copy, state), on_device(agent.spec))
+    after, metrics = agent.update(state, on_device(agent.spec))
+    assert int(after.critic_updates) == 2
+    assert int(after.policy_updates) == getattr(agent.config, "policy_updates", 1)
+    for x, y in zip(jax.tree.leaves(after.critic), jax.tree.leaves(critic_only.critic), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+    assert ("critic/critic_loss" in metrics) == (variant in WITH_CRITIC)
+    assert "actor/bc_loss" in metrics
+
+
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
+def test_a_scan_over_updates_equals_as_many_single_updates(variant):
+    agent, state = fresh(variant)
+    batches = on_device(agent.spec)
+    single, one = jax.tree.map(jnp.copy, state), jax.jit(agent._critic_step)
+    for u in range(2):
+        single, _ = one(single, jax.tree.map(lambda x, u=u: x[u], batches))
+    scanned, _ = agent.update_critic(state, batches)
+    for x, y in zip(jax.tree.leaves(scanned.critic), jax.tree.leaves(single.critic), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+    assert same(scanned.rng, single.rng)
+
+
+@pytest.mark.parametrize("variant", WITH_CRITIC)
+def test_what_follows_a_termination_does_not_reach_the_critic(variant):
+    agent, state = fresh(variant)
+    batches = make_batches(agent.spec)
+    ended = batches.mask == 0
+    other = {k: np.array(v) for k, v in batches.next_observations.items()}
+    for value in other.values():
+        value[ended] = 100
+    changed = batches._replace(next_observations=other)
+    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(batches))
+    b, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(changed))
+    assert same(a.critic, b.critic)
+    still_running = changed._replace(mask=np.ones_like(batches.mask))
+    c, _ = agent.update_critic(state, jax.device_put(still_running))
+    assert not same(a.critic, c.critic)
+
+
+@pytest.mark.parametrize("variant", WITH_CRITIC)
+def test_the_critics_tail_after_a_termination(variant):
+    agent, state = fresh(variant)
+    batches = make_batches(agent.spec)
+    changed = batches._replace(actions=np.where(batches.valid[..., None] > 0, batches.actions, 0.5).astype(np.float32))
+    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(batches))
+    b, _ = agent.update_critic(state, jax.device_put(changed))
+    # "policy" draws the tail anew; "repeat" scores what the sampler put there
+    assert same(a.critic, b.critic) == ("tail" in variant)
+
+
+@every
+def test_nothing_to_imitate_means_no_step_of_the_policy(variant):
+    agent, before = fresh(variant)
+    batches = on_device(agent.spec)
+    after, metrics = agent.update_policy(
+        jax.tree.map(jnp.copy, before), batches._replace(bc=jnp.zeros_like(batches.bc))
+    )
+    assert same(after.policy, before.policy)
+    assert float(metrics["actor/bc_loss"]) == 0
+
+
+@every
+def test_a_sampled_chunk(variant):
+    agent, state = fresh(variant)
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    params = agent.policy_params(state)
+
+    def draw(key, explore, prefix=None, p=params):
+        chunk, record = agent.sample(p, observation, jax.random.key(key), explore=explore, prefix=prefix)
+        assert (chunk.shape, chunk.dtype) == ((3, 2), jnp.float32)
+        assert float(jnp.abs(chunk).max()) <= 1
+        return np.asarray(chunk), record
+
+    (mean, record), (again, _) = draw(0, False), draw(1, False)
+    np.testing.assert_array_equal(mean, again)  # the key does not matter
+    assert not np.array_equal(draw(0, True)[0], draw(1, True)[0])
+    np.testing.assert_array_equal(draw(5, True)[0], draw(5, True)[0])
+    if variant in WITH_CRITIC:
+        values = np.asarray(record["values"])
+        assert values.shape == (agent.config.candidates,)
+        assert float(record["q"]) == values.max()
+    committed = np.zeros((3, 2), np.float32)
+    committed[0] = (0.25, -0.5)
+    for explore in (True, False):
+        chunk, _ = draw(2, explore, (committed, np.array([1, 0, 0], np.float32)))
+        np.testing.assert_array_equal(chunk[0], committed[0])
+        assert not np.array_equal(chunk[1:], committed[1:])
+
+
+@pytest.mark.parametrize("variant", WITH_CRITIC)
+def test_the_best_of_the_allowed_candidates_is_chosen(variant):
+    agent, state = fresh(variant)
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    params, first = agent.policy_params(state), agent.policy_params(state, pretrained=True)
+    assert (int(params["candidates"]), int(first["candidates"])) == (3, 1)
+    chosen = set()
+    for seed in range(12):
+        chunk, record = agent.sample(params, observation, jax.random.key(seed), explore=True)
+        head, alone = agent.sample(first, observation, jax.random.key(seed), explore=True)
+        np.testing.assert_array_equal(record["values"], alone["values"])
+        assert float(alone["q"]) == float(record["values"][0])
+        best = int(np.argmax(record["values"]))
+        chosen.add(best)
+        assert np.array_equal(chunk, head) == (best == 0)
+    assert len(chosen) > 1
+
+
+@every
+def test_parameters_survive_the_journey_to_an_actor(variant):
+    agent, state = fresh(variant)
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    params = agent.policy_params(state)
+    flat = agent.flatten_params(params)
+    assert all(isinstance(v, np.ndarray) for v in flat.values())
+    loaded = agent.load_params(flat)
+    assert agent.flatten_params(loaded).keys() == flat.keys()
+    here, there = (agent.sample(p, observation, jax.random.key(4), explore=False)[0] for p in (params, loaded))
+    np.testing.assert_allclose(here, there, atol=1e-6)
+    for path, value in flat.items():
+        assert f"{path}{value.shape}" in agent.network_shape()
+
+
+@pytest.mark.parametrize("variant", STATE_ONLY)
+def test_parameters_of_another_network_are_refused(variant):
+    agent, state = fresh(variant)
+    flat = agent.flatten_params(agent.policy_params(state))
+    path = next(k for k in flat if k.endswith("kernel"))
+    with pytest.raises(ConfigError, match=f"the snapshot lacks '{path}'; it comes from another agent or network"):
+        agent.load_params({k: v for k, v in flat.items() if k != path})
+    with pytest.raises(ConfigError, match=f"parameter '{path}' has shape .*, this agent's is .*same --exp_name"):
+        agent.load_params({**flat, path: flat[path][..., :-1]})
+    with pytest.raises(ConfigError, match="the snapshot carries 'ghost', which this agent does not have"):
+        agent.load_params({**flat, "ghost": np.zeros(1)})
+
+
+@pytest.mark.parametrize("variant", TRACED)
+def test_no_ranks_are_promoted_silently(variant):
+    agent, state = fresh(variant)
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    prefix = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
+    with jax.numpy_rank_promotion("raise"):
+        new, _ = jax.eval_shape(agent._update, state, make_batches(agent.spec))
+        jax.eval_shape(agent._update_policy, state, make_batches(agent.spec))
+        chunk, _ = jax.eval_shape(
+            lambda s, k: agent._sample_chunk(agent.policy_params(s), observation, k, prefix, explore=True),
+            state,
+            jax.random.key(0),
+        )
+    assert chunk.shape == (3, 2)
+    kept = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), new, state)
+    assert all(jax.tree.leaves(kept))  # an update that changed a shape or a type would compile again
+
+
+@pytest.mark.parametrize("variant", [v for v in TRACED if not v.startswith("bc")])
+def test_the_critics_loss_mixes_no_types(variant):
+    agent, state = fresh(variant)
+    batch = jax.tree.map(lambda x: x[0], make_batches(agent.spec))
+    with jax.numpy_dtype_promotion("strict"):
+        loss, _ = jax.eval_shape(agent._critic_loss, state.critic, state, batch, jax.random.key(0))
+    assert (loss.shape, loss.dtype) == ((), jnp.float32)
+
+
+@pytest.mark.parametrize("horizon", [1, 4])
+@pytest.mark.parametrize("variant", STATE_ONLY)
+def test_other_lengths_and_a_single_head(variant, horizon):
+    alone = {} if variant == "bc" else {"critic": critic(ensemble=1)}
+    critic_steps = (horizon + 1) // 2
+    agent = build(config_of(variant, **alone), horizon=horizon, critic_steps=critic_steps)
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    new, metrics = jax.eval_shape(agent._update, state, make_batches(agent.spec))
+    assert jax.tree.map(lambda x: x.shape, new) == jax.tree.map(lambda x: x.shape, state)
+    assert {m.shape for m in metrics.values()} == {()}
+    if variant != "bc":
+        kernel = state.critic["q"]["VmapMlp_0"]["Dense_0"]["kernel"]
+        assert kernel.shape == (1, 4 + 2 * critic_steps, 16)
+    prefix = (np.zeros((horizon, 2), np.float32), np.zeros(horizon, np.float32))
+    observation = {"state": np.zeros(4, np.float32)}
+    chunk, _ = jax.eval_shape(
+        lambda s, k: agent._sample_chunk(agent.policy_params(s), observation, k, prefix, explore=False),
+        state,
+        jax.random.key(0),
+    )
+    assert chunk.shape == (horizon, 2)
+
+
+def test_switching_clipping_on_keeps_the_state_resumable():
+    config = config_of("acfql")
+    with_clip = build(dataclasses.replace(config, grad_clip=1.0))
+    state = jax.eval_shape(with_clip.init, jax.random.key(0))
+    assert jax.tree.structure(state) == jax.tree.structure(fresh("acfql")[1])

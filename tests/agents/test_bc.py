@@ -1,0 +1,60 @@
+"""Behaviour cloning, the averaged policy, and the noise its chunks start from."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import bandit, bandit_error, build, config_of, on_device
+
+from serl_chunk.agents.flow_policy import candidate_noise
+from serl_chunk.config.agents import FlowConfig
+
+
+def test_only_marked_steps_are_cloned():
+    config = config_of("bc", flow=FlowConfig(hidden=(32,), steps=4))
+    agent = build(config, horizon=2, actions=1)
+    state = agent.init(jax.random.key(0))
+    untrained = bandit_error(agent, state)
+    for i in range(20):
+        batch, best = bandit(agent.spec, 20, 64, i)
+        shown = np.arange(64) < 16  # a quarter is demonstrated; the rest is noise that must not be imitated
+        actions = np.where(shown[:, None, None], best, batch.actions)
+        bc = np.broadcast_to(shown[:, None].astype(np.float32), batch.bc.shape)
+        state, _ = agent.update_policy(state, jax.device_put(batch._replace(actions=actions, bc=bc)))
+    assert bandit_error(agent, state) < min(0.1, untrained / 2)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
+    agent = build(config_of("bc", policy_ema=decay))
+    state = agent.init(jax.random.key(0))
+    leaf = lambda tree: np.asarray(tree["flow"]["Mlp_0"]["Dense_1"]["bias"])  # noqa: E731
+    average = leaf(state.policy)
+    step = jax.jit(lambda s, b: agent._policy_step(s, b, imitate_only=True))
+    for n in range(4):
+        state, _ = step(state, jax.tree.map(lambda x: x[0], on_device(agent.spec, n)))
+        keep = min(decay, (1 + n) / (10 + n))
+        average = keep * average + (1 - keep) * leaf(state.policy)
+        np.testing.assert_allclose(leaf(agent.policy_params(state)["policy"]), average, atol=1e-6)
+    assert np.allclose(average, leaf(state.policy), atol=1e-7) == (decay == 0)
+
+
+def test_candidates_start_from_growing_noise():
+    observation = {"state": jnp.zeros(3)}
+    keys = jax.random.split(jax.random.key(0), 300)
+    draw = lambda k: candidate_noise(k, observation, 5, 4, low=0.2, explore=True)  # noqa: E731
+    noise = np.asarray(jax.vmap(draw)(keys))
+    np.testing.assert_allclose(noise.std((0, 2)), [0.2, 0.4, 0.6, 0.8, 1.0], rtol=0.1)
+    np.testing.assert_allclose(candidate_noise(keys[0], observation, 1, 4, low=0.0, explore=True), np.zeros((1, 4)))
+
+
+def test_without_exploration_the_noise_depends_on_the_observation_alone():
+    def noise(key: int, state: list[float]) -> np.ndarray:
+        observation = {"state": jnp.array(state)}
+        return np.asarray(candidate_noise(jax.random.key(key), observation, 2, 3, low=0.5, explore=False))
+
+    np.testing.assert_array_equal(noise(0, [1.0, 2.0]), noise(1, [1.0, 2.0]))
+    assert not np.array_equal(noise(0, [1.0, 2.0]), noise(0, [1.0, 2.001]))
+    assert not np.array_equal(noise(0, [1.0, 2.0]), noise(0, [2.0, 1.0]))

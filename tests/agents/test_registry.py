@@ -1,0 +1,49 @@
+"""From a configuration to its agent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from serl_chunk.agents.registry import IMPLEMENTATIONS, agent_spec, make_agent
+from serl_chunk.config.agents import AcfqlConfig, AgentConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import ConfigError
+
+CONFIG = ExperimentConfig(name="x", robot=FakeAlohaConfig(), chunk=ChunkConfig(6, critic_horizon=4))
+ROBOT = robot_spec(CONFIG.robot)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unheard(AgentConfig):
+    """Nobody implements this."""
+
+
+@pytest.mark.parametrize("cls", list(IMPLEMENTATIONS), ids=lambda c: c.kind)
+def test_every_configuration_has_an_implementation_of_its_name(cls):
+    agent = make_agent(dataclasses.replace(CONFIG, agent=cls()), ROBOT)
+    assert type(agent).__name__.lower() == cls.kind
+    assert agent.config == cls()
+
+
+def test_every_agent_configuration_is_registered():
+    assert set(IMPLEMENTATIONS) == set(AgentConfig.__subclasses__()) - {Unheard}
+
+
+def test_sizes_come_from_robot_and_experiment():
+    config = dataclasses.replace(CONFIG, agent=AcfqlConfig(image_keys=(ROBOT.cameras[1].name,)))
+    spec = agent_spec(config, ROBOT)
+    assert (spec.state_dim, spec.action_dim) == (ROBOT.state_dim, ROBOT.action_dim)
+    assert (spec.horizon, spec.critic_steps, spec.discount) == (6, 4, config.discount)
+    assert spec.cameras == (ROBOT.cameras[1],)
+
+
+def test_what_cannot_be_built_is_refused_with_the_valid_names():
+    with pytest.raises(ConfigError, match="no agent implements Unheard; valid: AcfqlConfig, AcrlpdConfig, BcConfig"):
+        make_agent(dataclasses.replace(CONFIG, agent=Unheard()), ROBOT)
+    blind = dataclasses.replace(CONFIG, agent=AcfqlConfig(image_keys=("roof",)))
+    with pytest.raises(ConfigError, match=f"has no camera 'roof'; it has: {ROBOT.cameras[0].name}"):
+        make_agent(blind, ROBOT)

@@ -1,0 +1,213 @@
+"""Whole `serl-chunk` processes for tests: started with small settings, watched, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from serl_chunk.transport.sockets import free_port
+
+PATIENCE = 120.0  # seconds before a test gives up; a busy machine is slow, a deadlock is for ever
+SMALL = {
+    "robot.max_episode_steps": 40,
+    "agent.flow.hidden": 16,
+    "agent.critic.hidden": 16,
+    "agent.critic.ensemble": 2,
+    "agent.critic.target_subset": 2,
+    "agent.candidates": 2,
+    "learner.batch_size": 16,
+    "learner.pretrain_steps": 20,
+    "learner.critic_warmup_steps": 20,
+    "learner.warmup_episodes": 2,
+    "learner.max_steps": 40,
+    "learner.steps_per_update": 10,
+    "learner.checkpoint_period": 20,
+    "learner.log_period": 10,
+    "transport.heartbeat": 0.3,
+    "transport.silence": 2.0,
+}
+
+
+def settings(**changes: object) -> list[str]:
+    """`SMALL` as overrides; `changes` name fields with `__` for the dot: `learner__max_steps=10`."""
+    fields = SMALL | {name.replace("__", "."): value for name, value in changes.items()}
+    return [f"--config.{name}={value}" for name, value in fields.items()]
+
+
+class Process:
+    """One `serl-chunk ARGUMENTS`; what it prints is in `output`.
+
+    Args:
+        log: file for what it prints; must not exist.
+        environment: of the process.
+        prefix: a command that runs it, for example `ip netns exec NAME`.
+        cwd: its working directory; this one by default.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        prefix: Sequence[str] = (),
+        cwd: Path | None = None,
+    ) -> None:
+        self.command = [*prefix, sys.executable, "-m", "serl_chunk", *arguments]
+        self._log = log
+        with log.open("xb") as file:
+            # A group of its own: a Ctrl-C in the terminal of the tests is not meant for it.
+            self._popen = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=dict(environment),
+                start_new_session=True, cwd=cwd,
+            )  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        """Everything printed so far, both streams."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    def ends(self, status: int = 0) -> str:
+        """Wait for its end with `status`; returns its output."""
+        try:
+            got = self._popen.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {PATIENCE:g} s\n{self._described()}") from None
+        assert got == status, f"exit status {got}, expected {status}\n{self._described()}"
+        return self.output
+
+    def says(self, text: str) -> None:
+        """Wait until it has printed `text`."""
+        self.until(lambda: text in self.output, f"it never said {text!r}")
+
+    def until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait for `condition` while the process runs; `otherwise` is the failure's first line."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            if not self.running and not condition():
+                raise AssertionError(f"{otherwise}, and ended with {self._popen.returncode}\n{self._described()}")
+            assert time.monotonic() < deadline, f"{otherwise}\n{self._described()}"
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """`kill -9`, and wait until it is gone."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def close(self) -> None:
+        """End it and its children, whatever they do."""
+        family = [self._popen.pid, *_descendants(self._popen.pid)] if self.running else []
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._popen.wait()
+
+    def _described(self) -> str:
+        return f"{' '.join(self.command)}\n{self.output[-6000:]}"
+
+
+class Cluster:
+    """Starts processes that share a folder, ports and demonstrations, and ends those that are left.
+
+    Args:
+        folder: for logs and runs.
+        demos: a folder of demonstrations.
+        environment: of every process.
+    """
+
+    def __init__(self, folder: Path, demos: Path, environment: Mapping[str, str]) -> None:
+        self.folder, self.demos, self.port = folder, demos, free_port()
+        self._environment = environment
+        self._started: list[Process] = []
+
+    def start(self, *arguments: str, prefix: Sequence[str] = (), cwd: Path | None = None) -> Process:
+        """`serl-chunk ARGUMENTS`."""
+        log = self.folder / f"output_{len(self._started)}.txt"
+        process = Process(arguments, log, self._environment, prefix, cwd)
+        self._started.append(process)
+        return process
+
+    def flags(self, exp_name: str = "fake_aloha", **changes: object) -> list[str]:
+        """What learner and actor share."""
+        return ["--exp_name", exp_name, "--port", str(self.port), *settings(**changes)]
+
+    def learner(self, run: Path, *more: str, **changes: object) -> Process:
+        """A learner of the run folder `run`."""
+        return self.start(
+            *self.flags(**changes), "--learner", "--debug", "--demo_path", str(self.demos),
+            "--checkpoint_path", str(run), *more,
+        )  # fmt: skip
+
+    def actor(self, *more: str, prefix: Sequence[str] = (), exp_name: str = "fake_aloha", **changes: object) -> Process:
+        """An actor, of a learner on this machine unless `more` names its `--ip`."""
+        return self.start(*self.flags(exp_name, **changes), "--actor", *more, prefix=prefix)
+
+    def both(self, run: Path, *more: str, **changes: object) -> Process:
+        """The launcher of a learner and an actor."""
+        return self.learner(run, "--actor", *more, **changes)
+
+    def close(self) -> None:
+        """End every process."""
+        for process in self._started:
+            process.close()
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, demos: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
+    """A Cluster that ends what it started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    c = Cluster(folder, demos, environment)
+    try:
+        yield c
+    finally:
+        c.close()
+
+
+def actor_totals(output: str) -> tuple[int, int]:
+    """(episodes, steps) of an actor's last line."""
+    return _numbers(r"actor ended \(.*\): (\d+) episodes, (\d+) steps", output)
+
+
+def learner_totals(output: str) -> tuple[int, int]:
+    """(updates, online steps) of a learner's last lines."""
+    return _numbers(r"(\d+) updates, (\d+) online steps", output)
+
+
+def resumed_at(output: str) -> tuple[int, int]:
+    """(step, online steps) that a learner says it continues from."""
+    return _numbers(r"resumed at step (\d+), (\d+) online steps", output)
+
+
+def checkpoints(run: Path) -> list[int]:
+    """Steps of a run's finished checkpoints, ascending."""
+    folder = run / "checkpoints"
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+
+
+def _numbers(pattern: str, output: str) -> tuple[int, int]:
+    found = re.findall(pattern, output)
+    assert len(found) == 1, f"expected {pattern!r} once in:\n{output}"
+    return int(found[0][0]), int(found[0][1])
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += [int(child), *_descendants(int(child))]
+    return found

@@ -1,0 +1,126 @@
+"""Actors, server and replay in one process, over real sockets: what comes together in a batch, and a late learner."""
+
+import contextlib
+import threading
+
+import numpy as np
+from processes import PATIENCE
+
+from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, TransportConfig
+from serl_chunk.config.robots import RobotConfig
+from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.learner.replay import Replay
+from serl_chunk.transport.client import LearnerLink
+from serl_chunk.transport.server import LearnerServer
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.types import Begin, ConfigError, End, Outcome, RobotSpec, Source, Step
+
+CONTRACT = {"robot": "coded"}
+TRANSPORT = TransportConfig(heartbeat=0.1, silence=1.0)
+EPISODES, LENGTH, HORIZON = 12, 9, 3
+SPEC = RobotSpec(
+    name="coded", control_hz=50.0, state_dim=3, action_low=(-1.0,), action_high=(1.0,), joint_of_action=(-1,),
+    grippers=(), cameras=(), max_episode_steps=LENGTH,
+)  # fmt: skip
+
+
+def make_replay() -> Replay:
+    config = ExperimentConfig(
+        name="coded", robot=RobotConfig(max_episode_steps=LENGTH), agent=AcrlpdConfig(), chunk=ChunkConfig(HORIZON)
+    )
+    shape = (HORIZON, 1)
+    plain = Normaliser(
+        "absolute_range", np.zeros(3), np.ones(3), np.zeros(shape), np.ones(shape), np.array([-1])
+    )  # model space is robot space
+    return Replay(SPEC, config, plain)
+
+
+def record(port: int, actor: int, failures: list[BaseException]) -> None:
+    """Episodes whose states hold (actor, episode, tick) and whose actions hold the actor and the tick."""
+    link = LearnerLink(TRANSPORT, host="127.0.0.1", port=port, actor_id=f"actor-{actor}", contract=CONTRACT)
+    try:
+        link.connect(timeout=PATIENCE)
+        for episode in range(EPISODES):
+            name = f"{actor}-{episode}"
+            link.begin(Begin(name))
+            for tick in range(LENGTH):
+                state = np.array([actor, episode, tick], np.float32)
+                action = np.array([100 * actor + tick], np.float32)
+                link.step(Step(tick, {"state": state}, action, 0.0, Source.POLICY, tick - tick % HORIZON, 1, 0.02 * tick))
+            final = {"state": np.array([actor, episode, LENGTH], np.float32)}
+            link.end(End(name, LENGTH, final, False, True, Outcome.UNKNOWN))
+        assert link.flush(PATIENCE)
+    except BaseException as error:
+        failures.append(error)
+    finally:
+        link.close()
+
+
+@contextlib.contextmanager
+def serving(port: int, **callbacks):
+    server = LearnerServer(TRANSPORT, bind="127.0.0.1", port=port, contract=CONTRACT, run_id="run", **callbacks)
+    server.start()
+    try:
+        yield server
+        server.check()
+    finally:
+        server.close()
+
+
+def test_rows_of_two_actors_lie_in_one_sampled_batch():
+    replay, port, failures, received = make_replay(), free_port(), [], {}
+
+    def insert(info, record):
+        received[info.actor_id] = received.get(info.actor_id, 0) + replay.insert(info.session, record)
+
+    with serving(port, welcome=lambda: ({}, {}), on_record=insert) as server:
+        threads = [threading.Thread(target=record, args=(port, actor, failures)) for actor in (1, 2)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(PATIENCE)
+            assert not t.is_alive()
+        assert not failures, failures
+        assert server.stats()["steps"] == 2 * EPISODES * LENGTH
+    assert received == {"actor-1": EPISODES * LENGTH, "actor-2": EPISODES * LENGTH}
+    assert replay.ready.online == 2 * EPISODES * (LENGTH - HORIZON + 1)
+
+    batch = replay.sample(np.random.default_rng(0), 256)
+    here, after = batch.observations["state"], batch.next_observations["state"]
+    assert set(here[:, 0]) == {1, 2}
+    np.testing.assert_array_equal(after[:, :2], here[:, :2])  # of the same actor and episode
+    np.testing.assert_array_equal(after[:, 2], here[:, 2] + HORIZON)
+    expected = 100 * here[:, :1] + here[:, 2:] + np.arange(HORIZON)
+    np.testing.assert_array_equal(batch.actions[:, :, 0], expected)
+
+
+def test_a_learner_that_is_not_ready_keeps_its_actors_waiting_and_lives():
+    """Until it is, it knows neither allowances nor episodes to close: asking it would end the server's thread."""
+    port, sentences, ready = free_port(), [], threading.Event()
+
+    def not_before(value):
+        if not ready.is_set():
+            raise ConfigError("the learner is still reading")
+        return value
+
+    def waiting(sentence):
+        sentences.append(sentence)
+        ready.set()
+
+    with (
+        serving(
+            port,
+            welcome=lambda: not_before(({}, {})),
+            on_record=lambda info, record: None,
+            allowance=lambda session: not_before(17),
+            on_silent=not_before,
+        ) as server,
+        contextlib.closing(
+            LearnerLink(TRANSPORT, host="127.0.0.1", port=port, actor_id="actor", contract=CONTRACT)
+        ) as link,
+    ):
+        link.connect(timeout=PATIENCE, on_waiting=waiting)
+        assert "still reading" in sentences[0]
+        assert link.allowance == 17
+        server.check()

@@ -1,0 +1,285 @@
+"""What the documents say is tried: commands are parsed, examples run, settings and links looked up."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+import runpy
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from serl_chunk import main as command_line
+from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.commands.local import train_local
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig
+from serl_chunk.data.demos import load_demos
+from serl_chunk.robots.registry import robot_spec
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIAL = ROOT / "docs" / "bring_your_own_robot.md"
+LANGUAGES = {"console", "bash", "python", "text"}  # text is not tried: pictures and fragments
+FOREIGN_FLAGS = {"--successes_needed"}  # of the programs the documents compare ours with
+STUBBED = (
+    "serl_chunk.commands.local.run_local",
+    "serl_chunk.commands.both.run_both",
+    "serl_chunk.commands.learner.run_learner",
+    "serl_chunk.commands.actor.run_evaluation",
+    "serl_chunk.commands.actor.run_training_actor",
+    "serl_chunk.commands.record.run_record",
+    "serl_chunk.learner.report.build_report",
+)
+
+
+class Block(NamedTuple):
+    doc: Path
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str:
+        """The name in the first line of a Python block, `# name.py`; empty where there is none."""
+        match = re.match(r"# (\w+\.py)\n", self.text)
+        return match[1] if match else ""
+
+
+def blocks(doc: Path) -> list[Block]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", doc.read_text(), re.MULTILINE | re.DOTALL)
+    return [Block(doc, language, text) for language, text in found]
+
+
+def prose(doc: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", doc.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """(document, words) of every command shown; in console blocks only lines behind a `$` are commands."""
+    for block in (b for doc in DOCS for b in blocks(doc)):
+        if block.language not in ("console", "bash"):
+            continue
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if block.language == "console" and not line.startswith("$ "):
+                continue
+            yield block.doc.name, shlex.split(line.removeprefix("$ "), comments=True)
+
+
+def commands_of(program: str) -> list[Any]:
+    found = [(doc, words[1:]) for doc, words in commands() if words and Path(words[0]).name == program]
+    return [pytest.param(words, id=f"{doc}: {' '.join(words)[:90]}") for doc, words in found]
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tutorial's files, under the names it gives them."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for block in blocks(TUTORIAL):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    return folder
+
+
+class Calls(list[tuple[str, dict[str, Any]]]):
+    """(function, arguments by name) of the commands that were called instead of run."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Replaces what the command line starts; the real signatures are kept, so that a wrong call fails."""
+    made = Calls()
+
+    def stub(name: str, real: Callable[..., Any]) -> Callable[..., int]:
+        def called(*args: Any, **kwargs: Any) -> int:
+            made.append((name, inspect.signature(real).bind(*args, **kwargs).arguments))
+            return 0
+
+        return called
+
+    for path in STUBBED:
+        module, _, name = path.rpartition(".")
+        real = getattr(importlib.import_module(module), name)
+        monkeypatch.setattr(path, stub(name, real))
+    return made
+
+
+def test_every_block_says_what_it_is():
+    wrong = [(b.doc.name, b.language, b.text[:40]) for doc in DOCS for b in blocks(doc) if b.language not in LANGUAGES]
+    assert not wrong
+    assert {b.language for doc in DOCS for b in blocks(doc)} >= {"console", "python", "text"}
+
+
+def test_only_known_programs_are_shown():
+    assert {Path(words[0]).name for _, words in commands()} == {"serl-chunk", "make", "python", "python3", "pip"}
+
+
+@pytest.mark.parametrize("words", commands_of("serl-chunk"))
+def test_serl_chunk_accepts(words: list[str], calls: Calls, tutorial: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tutorial)
+    assert command_line.main(words) == 0
+    name, arguments = calls.pop()
+    assert not calls
+    if name == "run_both":  # what the two processes will be given
+        shared = arguments["arguments"]
+        assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
+        assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
+    elif name != "build_report":
+        assert isinstance(arguments["config"], ExperimentConfig)
+
+
+@pytest.mark.parametrize("words", commands_of("make"))
+def test_make_has_the_target(words: list[str]):
+    makefile = (ROOT / "Makefile").read_text()
+    for word in words:
+        variable, equals, _ = word.partition("=")
+        pattern = rf"^{variable} \?=" if equals else rf"^{word}:"
+        assert re.search(pattern, makefile, re.MULTILINE), word
+
+
+@pytest.mark.parametrize("words", commands_of("python"))
+def test_the_script_has_the_flags(words: list[str]):
+    source = (ROOT / words[0]).read_text()
+    for flag in (w for w in words[1:] if w.startswith("--")):
+        assert f'add_argument("{flag}"' in source, flag
+
+
+@pytest.mark.parametrize("words", commands_of("pip"))
+def test_pip_finds_the_extras(words: list[str]):
+    assert (ROOT / words[words.index("-c") + 1]).is_file()
+    extras = re.search(r"\.\[(.*)\]", words[-1])
+    assert extras is not None
+    for extra in extras[1].split(","):
+        assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE), extra
+
+
+def test_the_printed_help_is_accepted(calls: Calls, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    lines = re.findall(r"serl-chunk (--exp_name .*)", command_line.EPILOG)
+    for line in lines:
+        assert command_line.main(shlex.split(line)) == 0, line
+    assert len(calls) == len(lines) >= 4
+
+
+def python_blocks() -> list[Any]:
+    found = [b for doc in DOCS for b in blocks(doc) if b.language == "python"]
+    return [pytest.param(b, id=f"{b.doc.name}: {b.file}") for b in found]
+
+
+@pytest.mark.parametrize("block", python_blocks())
+def test_python_examples_compile_and_have_a_name(block: Block):
+    assert block.file, "name the file in the first line"
+    compile(block.text, block.file, "exec")
+    assert block.doc == TUTORIAL or "def experiment()" in block.text, "only the tutorial's scripts are run"
+
+
+@pytest.mark.parametrize("block", [p for p in python_blocks() if "def experiment()" in p.values[0].text])
+def test_experiment_examples_load(block: Block, tmp_path: Path):
+    (tmp_path / block.file).write_text(block.text)
+    config = load_experiment(str(tmp_path / block.file))
+    reach = config.discount ** robot_spec(config.robot).max_episode_steps
+    assert 0.1 < reach < 0.4  # what the documents advise
+
+
+def test_the_tutorial_runs_end_to_end(
+    tutorial: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tutorial)
+    for block in blocks(TUTORIAL):
+        if block.file and "def experiment()" not in block.text:
+            runpy.run_path(block.file, run_name="__main__")
+    assert "5 demonstrations" in capsys.readouterr().out
+    demos = load_demos(["demos/reach"], robot_spec(load_experiment("reach.py").robot))
+    assert len(demos.episodes) == 5
+    assert all(e.end.terminated and e.steps.reward[-1] == 1 for e in demos.episodes)
+
+    training = next(p.values[0] for p in commands_of("serl-chunk") if "reach.py" in p.values[0] and "--local" in p.id)
+    assert command_line.main(training) == 0
+    arguments = calls.pop()[1]
+    small = [("batch_size", 16), ("pretrain_steps", 20), ("critic_warmup_steps", 0), ("max_steps", 4),
+             ("warmup_episodes", 3), ("training_starts", 0), ("utd_ratio", 0.1)]  # fmt: skip
+    tiny = [("agent.critic.hidden", "8"), ("agent.critic.ensemble", "2"), ("agent.critic.target_subset", "2"),
+            ("agent.flow.hidden", "8"), ("agent.flow.steps", "1"), ("agent.policy_updates", "1")]  # fmt: skip
+    config = apply_overrides(arguments["config"], [*((f"learner.{k}", str(v)) for k, v in small), *tiny])
+    learner, summary = train_local(config, arguments["demo_paths"], arguments["checkpoint_path"])
+    assert learner.updates == 4
+    assert summary.episodes >= 3
+    assert summary.delivered
+    assert learner.checkpoints.steps() == [0, 4]
+
+
+def slug(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_links_lead_somewhere(doc: Path):
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(doc))
+    for link in links:
+        assert not link.startswith("/")
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (doc.parent / path).resolve() if path else doc
+        assert target.is_file(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", prose(target), re.MULTILINE)
+            assert anchor in map(slug, headings), link
+
+
+def test_sections_that_the_code_refers_to_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    numbered = {int(n) for n in re.findall(r"^## (\d+) ", text, re.MULTILINE)}
+    assert numbered == set(range(1, len(numbered) + 1))
+    sources = "\n".join(p.read_text() for p in (ROOT / "serl_chunk").rglob("*.py"))
+    referred = {int(n) for n in re.findall(r"docs/architecture\.md, section (\d+)", sources)}
+    assert referred
+    assert referred <= numbered
+    for path in set(re.findall(r"\bdocs/\w+\.md", sources)):
+        assert (ROOT / path).is_file(), path
+
+
+def groups() -> dict[str, set[str]]:
+    """`learner -> {batch_size, ...}` for every part of an experiment; all kinds of agents and robots together."""
+    out = {}
+    base = load_experiment("fake_aloha")
+    kinds = {"agent": tuple(IMPLEMENTATIONS), "robot": (FakeAlohaConfig, AlohaSimConfig, GymConfig)}
+    for field in dataclasses.fields(base):
+        classes = kinds.get(field.name, (type(getattr(base, field.name)),))
+        if all(dataclasses.is_dataclass(c) for c in classes):
+            out[field.name] = {f.name for c in classes for f in dataclasses.fields(c)}
+    return out
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_settings_exist(doc: Path):
+    known = groups()
+    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.([a-z_]+)"
+    for group, name in re.findall(pattern, prose(doc)):
+        assert name in known[group], f"{group}.{name}"
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
+    for words in ([], ["record"], ["report"]):
+        with pytest.raises(SystemExit):
+            command_line.main([*words, "--help"])
+    known = set(re.findall(r"--[a-z_]+", capsys.readouterr().out)) | FOREIGN_FLAGS | {"--config"}
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        known |= set(re.findall(r'add_argument\("(--[\w-]+)"', script.read_text()))
+    inline = " ".join(re.findall(r"`([^`]+)`", prose(doc)))
+    shown = set(re.findall(r"(?<!\S)--[a-z][\w-]*", inline))
+    assert shown <= known, shown - known
+
+
+def test_every_benchmark_is_described():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+\.py)` \|", text, re.MULTILINE))
+    assert listed == {p.name for p in (ROOT / "benchmarks").glob("*.py")}
