@@ -42,8 +42,8 @@ def _with(config: ExperimentConfig, **parts: dict[str, Any]) -> ExperimentConfig
 
 
 def _bc(config: ExperimentConfig, **agent: Any) -> ExperimentConfig:
-    """Behaviour cloning: one policy update for each critic update the RL agent would have made, times three."""
-    return replace(config, agent=BcConfig(**agent))
+    """Cloning of demonstrations and interventions, with as many policy updates as the RL agent makes."""
+    return _with(replace(config, agent=BcConfig(**agent)), replay={"demo_fraction": 1.0})
 
 
 def _gaussian(config: ExperimentConfig) -> ExperimentConfig:

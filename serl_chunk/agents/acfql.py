@@ -109,14 +109,9 @@ class Acfql(Agent):
         )
 
     def _policy_step(self, state: AgentState, batch: ChunkBatch, *, imitate_only: bool) -> tuple[AgentState, Metrics]:
-        def step(s: AgentState, _: None) -> tuple[AgentState, jax.Array]:
-            rng, key = jax.random.split(s.rng)
-            loss, grads = jax.value_and_grad(self.flow.loss)(s.policy, batch, key)
-            return self._apply_policy_gradient(s.replace(rng=rng), grads), loss
-
         updates = 1 if imitate_only else self.config.policy_updates
-        state, losses = jax.lax.scan(step, state, None, length=updates)
-        return state, {"actor/bc_loss": jnp.mean(losses), "actor/bc_share": jnp.mean(batch.bc)}
+        state, loss = self._policy_gradient_steps(self.flow.loss, state, batch, updates)
+        return state, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc)}
 
     def _sample_chunk(
         self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.struct
@@ -184,6 +184,23 @@ class Agent(abc.ABC):
             ),
             metrics,
         )
+
+    def _policy_gradient_steps(
+        self,
+        loss: Callable[[Params, ChunkBatch, jax.Array], jax.Array],
+        state: AgentState,
+        batch: ChunkBatch,
+        updates: int,
+    ) -> tuple[AgentState, jax.Array]:
+        """`updates` gradient steps of `loss(policy, batch, key)` on one batch with fresh keys; the mean loss."""
+
+        def step(s: AgentState, _: None) -> tuple[AgentState, jax.Array]:
+            rng, key = jax.random.split(s.rng)
+            value, grads = jax.value_and_grad(loss)(s.policy, batch, key)
+            return self._apply_policy_gradient(s.replace(rng=rng), grads), value
+
+        state, values = jax.lax.scan(step, state, None, length=updates)
+        return state, jnp.mean(values)
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params) -> AgentState:
         updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)

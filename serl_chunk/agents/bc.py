@@ -49,9 +49,8 @@ class Bc(Agent):
         raise NotImplementedError("bc has no critic")
 
     def _policy_step(self, state: AgentState, batch: ChunkBatch, *, imitate_only: bool) -> tuple[AgentState, Metrics]:
-        rng, key = jax.random.split(state.rng)
-        loss, grads = jax.value_and_grad(self.flow.loss)(state.policy, batch, key)
-        state = self._apply_policy_gradient(state.replace(rng=rng), grads)
+        updates = 1 if imitate_only else self.config.policy_updates
+        state, loss = self._policy_gradient_steps(self.flow.loss, state, batch, updates)
         return state, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc)}
 
     def _sample_chunk(

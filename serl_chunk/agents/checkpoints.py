@@ -67,6 +67,7 @@ class CheckpointStore:
         self._say = say
         self._keep = keep
         self._manager: ocp.CheckpointManager | None = None
+        self._writing = 0  # the step whose write is or was under way
         self.failed_saves = 0
 
     def _open(self) -> ocp.CheckpointManager:
@@ -94,9 +95,12 @@ class CheckpointStore:
         leaves = host_leaves(state)
         items = {"state": leaves, "policy": policy, "normaliser": normaliser}
         info = {**meta, "step": step, "checksums": {name: _checksums(flat) for name, flat in items.items()}}
+        # Orbax would wait here too, but lose this step with the one before it where that one's write failed.
+        self.wait()
         try:
             if step in self._open().all_steps():
                 return True
+            self._writing = step
             self._open().save(
                 step,
                 args=ocp.args.Composite(
@@ -116,7 +120,7 @@ class CheckpointStore:
         try:
             self._manager.wait_until_finished()
         except (OSError, ValueError, RuntimeError) as error:
-            self._failed(-1, error)
+            self._failed(self._writing, error)
             return False
         return True
 
@@ -129,13 +133,11 @@ class CheckpointStore:
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failed_saves += 1
-        which = f"checkpoint {step}" if step >= 0 else "the last checkpoint"
         self._say(
-            f"WARNING: {which} could not be written to {self._dir} ({type(error).__name__}: {error}). Training goes "
-            "on; free some space: the next checkpoint_period tries again."
+            f"WARNING: checkpoint {step} could not be written to {self._dir} ({type(error).__name__}: {error}). "
+            "Training goes on; free some space: the next checkpoint_period tries again."
         )
-        if self._manager is not None:  # orbax keeps raising an asynchronous error until it is opened anew
-            self._manager = None
+        self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
     def restore_state(self, template: Any) -> Restored | None:
         """The newest checkpoint that verifies, or None where there is none.

@@ -184,14 +184,18 @@ def _let_actors_finish(server: LearnerServer) -> None:
 
 
 def _close_run(path: Path, learner: Learner) -> int:
-    report = build_report(path)
     say(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
-    say(f"report: {report}")
+    status = 0
+    try:
+        say(f"report: {build_report(path)}")
+    except OSError as error:  # a full disk: the checkpoints' fate below is worth more than a traceback
+        say(f"WARNING: the report could not be written ({error}); later: serl-chunk report {path}")
+        status = 1
     if learner.checkpoints.failed_saves:
         say(f"WARNING: {learner.checkpoints.failed_saves} checkpoints could not be written; newest: "
             f"{learner.checkpoints.steps()[-1:] or 'none'}")  # fmt: skip
         return 1
-    return 0
+    return status
 
 
 class _Shown:

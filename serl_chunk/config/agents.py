@@ -141,6 +141,8 @@ class AcfqlConfig(AgentConfig):
         )
     )
     flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
+    policy_ema: float = 0.999
+    act_by: Literal["online", "target"] = "target"
     target: Literal["policy", "expectile"] = "expectile"  # V by expectile regression, or Q of best-of-N policy samples
     expectile: float = 0.8
     target_candidates: int = 8  # N in the target, for target="policy"
@@ -164,7 +166,10 @@ class BcConfig(AgentConfig):
     candidates: int = 1
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
     flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
+    policy_ema: float = 0.999
+    policy_updates: int = 3  # flow updates per update, same batch, fresh noise; as acfql's
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")

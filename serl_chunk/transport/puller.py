@@ -174,6 +174,8 @@ class Puller:
             return
         self.held = Held(snapshot, pull.manifest.info, time.monotonic())
         self.version = snapshot.version
+        if self._announced is not None and self._announced.version <= self.version:
+            self._announced = None  # a second subscription had the same snapshot announced while it was pulled
         self._by_digest = by_digest
         self.pulled += 1
         self._subscribed = False  # which asks for the newest since

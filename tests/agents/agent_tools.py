@@ -12,7 +12,15 @@ import numpy as np
 
 from serl_chunk.agents.base import Agent, AgentState
 from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, CriticConfig, EncoderConfig, FlowConfig
+from serl_chunk.config.agents import (
+    AcfqlConfig,
+    AcrlpdConfig,
+    AgentConfig,
+    BcConfig,
+    CriticConfig,
+    EncoderConfig,
+    FlowConfig,
+)
 from serl_chunk.types import CameraSpec, ChunkBatch
 
 CAMERA = CameraSpec("top", 32, 32)
@@ -29,7 +37,7 @@ def critic(**changes: Any) -> CriticConfig:
 def config_of(variant: str, **changes: Any) -> AgentConfig:
     """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera."""
     kind, *special = variant.split("-")
-    common: dict[str, Any] = {"lr": 1e-2, **changes}
+    common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, "act_by": "online", **changes}
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
     if kind == "bc":
@@ -37,7 +45,9 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     tail = "policy" if "tail" in special else "repeat"
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
-        return AcrlpdConfig(**{"critic": critic(tail=tail), "hidden": (16,), "backup_entropy": "entropy" in special, **common})
+        return AcrlpdConfig(
+            **{"critic": critic(tail=tail), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
+        )
     target = "policy" if "policy" in special else "expectile"
     loss = "squared" if "squared" in special else "bounded"
     return AcfqlConfig(

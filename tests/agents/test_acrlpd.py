@@ -40,17 +40,17 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
 
 def test_the_entropy_enters_the_target_only_when_asked():
     targets = {}
-    for variant in ("acrlpd", "acrlpd-entropy"):
+    for variant in ("acrlpd-tail", "acrlpd-tail-entropy"):
         agent = build(config_of(variant, init_temperature=10.0))
-        state = fresh("acrlpd-entropy")[1].replace(temperature={"log_alpha": jnp.log(jnp.float32(10.0))})
+        state = fresh("acrlpd-tail-entropy")[1].replace(temperature={"log_alpha": jnp.log(jnp.float32(10.0))})
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
         _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, jax.random.key(0))
         targets[variant] = float(metrics["critic/target_qs"])
-    assert abs(targets["acrlpd"] - targets["acrlpd-entropy"]) > 0.1
+    assert abs(targets["acrlpd-tail"] - targets["acrlpd-tail-entropy"]) > 0.1
 
 
 def test_imitation_is_the_log_probability_of_the_marked_steps():
-    agent, state = fresh("acrlpd-entropy")
+    agent, state = fresh("acrlpd-tail-entropy")
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     bc = np.zeros((8, 3), np.float32)
     bc[2, 1] = 1
@@ -62,12 +62,12 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
 
 
 def test_the_mean_policy_is_the_first_candidate():
-    agent, state = fresh("acrlpd-entropy")
+    agent, state = fresh("acrlpd-tail-entropy")
     observation = {"state": np.full(4, 0.3, np.float32)}
     params = agent.policy_params(state, pretrained=True)
     chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False)
     mode = agent.distribution(state.policy, observation).mode()
     np.testing.assert_allclose(chunk, mode.reshape(3, 2), atol=1e-6)
-    acting = build(config_of("acrlpd-entropy", act_by="target"))
+    acting = build(config_of("acrlpd-tail-entropy", act_by="target"))
     shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
     assert same(acting.policy_params(shifted)["critic"], shifted.target)

@@ -12,8 +12,8 @@ from agent_tools import build, config_of, critic, fresh, make_batches, on_device
 
 from serl_chunk.types import ConfigError
 
-VARIANTS = ["acfql", "acfql-policy-tail-image", "acrlpd-entropy", "acrlpd-tail-image", "bc"]  # compiled, run
-TRACED = [*VARIANTS, "acfql-policy-squared", "acfql-image", "acrlpd-tail", "bc-image"]  # only traced: cheap
+VARIANTS = ["acfql", "acfql-policy-tail-image", "acrlpd-tail-entropy", "bc"]  # compiled, run
+TRACED = [*VARIANTS, "acfql-policy-squared", "acfql-image", "acrlpd-image", "bc-image"]  # only traced: cheap
 STATE_ONLY = ["acfql", "acfql-policy-squared", "acrlpd-tail", "bc"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]
 every = pytest.mark.parametrize("variant", VARIANTS)
@@ -65,7 +65,9 @@ def test_a_critic_update_leaves_the_policy_alone(variant):
     if variant in WITH_CRITIC:
         assert not same(after.critic, before.critic)
         assert not same(after.target, before.target)
-        moved = jax.tree.map(lambda c, t: jnp.abs(c - t).max(), {k: after.critic[k] for k in after.target}, after.target)
+        moved = jax.tree.map(
+            lambda c, t: jnp.abs(c - t).max(), {k: after.critic[k] for k in after.target}, after.target
+        )
         assert max(jax.tree.leaves(moved)) > 0  # the target lags behind
 
 
@@ -82,7 +84,7 @@ def test_an_update_is_the_critics_updates_then_the_policys(variant):
     assert "actor/bc_loss" in metrics
 
 
-@pytest.mark.parametrize("variant", ["acfql", "acrlpd-entropy"])
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd-tail-entropy"])
 def test_a_scan_over_updates_equals_as_many_single_updates(variant):
     agent, state = fresh(variant)
     batches = on_device(agent.spec)

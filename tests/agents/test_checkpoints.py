@@ -195,7 +195,7 @@ def test_a_write_that_fails_in_the_background_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(store._manager, "wait_until_finished", fail)  # where orbax raises it
     assert not store.wait()
     assert store.failed_saves == 1
-    assert "the last checkpoint could not be written" in said[0]
+    assert "WARNING: checkpoint 1 could not be written" in said[0]
     assert save(store, 2)
     store.close()
     assert restore(tmp_path)[0].step == 2

@@ -58,12 +58,14 @@ def test_an_unknown_name_lists_the_valid_ones_and_the_nearest(folder):
     assert "unknown experiment 'fake_alhoa'; did you mean 'fake_aloha'?" in text
     assert "mine" in text
     assert "path of a .py file" in text
-    with pytest.raises(ConfigError, match=r"unknown experiment 'zzz' Valid: "):
+    with pytest.raises(ConfigError, match=r"unknown experiment 'zzz'\. Valid: "):
         load_experiment("zzz")
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ConfigError, match=r"--exp_name=nowhere/x\.py: there is no such file; valid names: .*fake_aloha"):
+    with pytest.raises(
+        ConfigError, match=r"--exp_name=nowhere/x\.py: there is no such file; valid names: .*fake_aloha"
+    ):
         load_experiment("nowhere/x.py")
 
 

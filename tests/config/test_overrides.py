@@ -38,7 +38,7 @@ def test_nested_values_of_every_type():
     assert isinstance(config.learner.max_steps, int)
     assert (config.replay.demo_fraction, config.seed) == ("uniform", 7)
     assert isinstance(config.agent, AcfqlConfig)
-    assert BASE == ExperimentConfig(name="base", robot=FakeAlohaConfig())  # the original is untouched
+    assert ExperimentConfig(name="base", robot=FakeAlohaConfig()) == BASE  # the original is untouched
 
 
 def test_nothing_to_override_gives_the_same_object():
@@ -93,7 +93,9 @@ def test_refusals_name_the_path_and_what_is_valid(overrides, message):
 
 def test_a_function_cannot_come_from_the_command_line():
     gym = ExperimentConfig(name="gym", robot=GymConfig(make=lambda fake_env: None))
-    with pytest.raises(ConfigError, match=r"--config\.robot\.make cannot be set on the command line; set it in the exp"):
+    with pytest.raises(
+        ConfigError, match=r"--config\.robot\.make cannot be set on the command line; set it in the exp"
+    ):
         apply_overrides(gym, [("robot.make", "os:system")])
 
 

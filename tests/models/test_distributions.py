@@ -29,6 +29,7 @@ def test_the_density_integrates_to_one_and_has_the_sampled_mean(mean, log_std):
 def test_the_density_is_the_slope_of_the_distribution_function():
     dist = TanhNormal(jnp.float32(0.3), jnp.float32(-0.5))
     for value in (-0.8, -0.1, 0.4, 0.9):
+
         def cdf(x: float) -> float:
             return 0.5 * (1 + erf((atanh(x) - 0.3) / (exp(-0.5) * sqrt(2))))
 

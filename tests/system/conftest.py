@@ -1,9 +1,32 @@
 """What every system test starts from: demonstrations, an environment for processes, a cluster to start them in."""
 
 import os
+import shutil
+import signal
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from processes import Process, cluster
+from processes import LISTENING, Cluster, Process, cluster
+
+
+class Listening(NamedTuple):
+    """A learner that goes on with a completed run whose newest checkpoint is damaged, and waits for its actor."""
+
+    run: Path
+    learner: Process
+    cluster: Cluster  # on its port
+
+
+class Trained(NamedTuple):
+    """A run that one learner and one actor completed."""
+
+    run: Path
+    output: str  # of both
+
+    def copy(self, to: Path) -> Path:
+        """The run folder once more, to go on with."""
+        return Path(shutil.copytree(self.run, to))
 
 
 @pytest.fixture(scope="session")
@@ -39,15 +62,32 @@ def demos(tmp_path_factory, environment):
     return out
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, demos, environment):
+    """A completed run, for reading only."""
+    folder = tmp_path_factory.mktemp("trained")
+    with cluster(folder, demos, environment) as c:
+        return Trained(folder / "run", c.both(folder / "run").ends())
+
+
+@pytest.fixture(scope="session")
+def listening(tmp_path_factory, trained, demos, environment):
+    """See Listening; tests leave it as it is. It must end cleanly at last."""
+    folder = tmp_path_factory.mktemp("listening")
+    run = trained.copy(folder / "run")
+    for file in (run / "checkpoints" / "40" / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"\x00" * file.stat().st_size)
+    with cluster(folder, demos, environment) as c:
+        learner = c.learner(run, **LISTENING)
+        learner.says("listening on")
+        yield Listening(run, learner, c)
+        learner.signal(signal.SIGTERM)
+        learner.ends()
+
+
 @pytest.fixture
 def processes(tmp_path, demos, environment):
     """A cluster for one test."""
     with cluster(tmp_path, demos, environment) as c:
-        yield c
-
-
-@pytest.fixture(scope="module")
-def module_processes(tmp_path_factory, demos, environment):
-    """A cluster for the tests of one module."""
-    with cluster(tmp_path_factory.mktemp("module"), demos, environment) as c:
         yield c

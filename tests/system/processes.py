@@ -33,6 +33,7 @@ SMALL = {
     "transport.heartbeat": 0.3,
     "transport.silence": 2.0,
 }
+LISTENING = {"learner__max_steps": 1_000}  # of the learner that several tests share: more than the run has
 
 
 def settings(**changes: object) -> list[str]:

@@ -14,9 +14,8 @@ ENDLESS = {"learner__max_steps": 1_000_000}
 TICKS = 40  # of the longest episode
 
 
-def test_a_run_leaves_its_files_and_counts_every_step(processes, tmp_path):
-    run = tmp_path / "run"
-    output = processes.both(run).ends()
+def test_a_run_leaves_its_files_and_counts_every_step(trained):
+    run, output = trained
     episodes, steps = actor_totals(output)
     assert learner_totals(output) == (40, steps)
     for name in ("config.json", "metrics.jsonl", "report.html", "report.png"):
@@ -27,10 +26,12 @@ def test_a_run_leaves_its_files_and_counts_every_step(processes, tmp_path):
     assert sum(row["episode/l"] for row in rows) == steps
 
 
-def test_two_actors_feed_one_learner_until_it_is_told_to_stop(processes, tmp_path):
+def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(processes, tmp_path):
     run = tmp_path / "run"
-    learner = processes.learner(run, **ENDLESS)
     actors = {name: processes.actor("--actor_id", name, **ENDLESS) for name in ("left", "right")}
+    for process in actors.values():
+        process.says(f"no learner answers at 127.0.0.1:{processes.port}; waiting")
+    learner = processes.learner(run, **ENDLESS)
 
     def both_recorded():
         rows = read_metrics(run)["episode"] if (run / "metrics.jsonl").exists() else []
@@ -103,10 +104,8 @@ def test_one_process_runs_twice_alike(processes, tmp_path):
     runs = []
     for name in ("one", "two"):
         run = tmp_path / name
-        processes.start(
-            *processes.flags(), "--local", "--debug", "--demo_path", str(processes.demos), "--checkpoint_path", str(run),
-            "--seed", "7",
-        ).ends()  # fmt: skip
+        where = ("--demo_path", str(processes.demos), "--checkpoint_path", str(run))
+        processes.start(*processes.flags(), "--local", "--debug", *where, "--seed", "7").ends()
         runs.append([_without_times(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
     assert runs[0] == runs[1]
     assert {row["kind"] for row in runs[0]} == {"train", "episode", "event"}

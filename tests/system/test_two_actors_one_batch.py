@@ -47,7 +47,9 @@ def record(port: int, actor: int, failures: list[BaseException]) -> None:
             for tick in range(LENGTH):
                 state = np.array([actor, episode, tick], np.float32)
                 action = np.array([100 * actor + tick], np.float32)
-                link.step(Step(tick, {"state": state}, action, 0.0, Source.POLICY, tick - tick % HORIZON, 1, 0.02 * tick))
+                link.step(
+                    Step(tick, {"state": state}, action, 0.0, Source.POLICY, tick - tick % HORIZON, 1, 0.02 * tick)
+                )
             final = {"state": np.array([actor, episode, LENGTH], np.float32)}
             link.end(End(name, LENGTH, final, False, True, Outcome.UNKNOWN))
         assert link.flush(PATIENCE)

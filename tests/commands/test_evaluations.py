@@ -1,0 +1,64 @@
+"""What `latest`, `best` and a number mean, and what is said where there is no such checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from serl_chunk.agents.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.commands.evaluations import VALIDATION, resolve_step, save
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose checkpoints exist by name."""
+    for step in (0, 500, 1000):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(step) / "_CHECKPOINT_METADATA").touch()
+    return tmp_path
+
+
+def resolve(run: Path, wanted: str) -> int:
+    return resolve_step(run, CheckpointStore(run), wanted)
+
+
+def test_a_number_and_the_latest(run):
+    assert (resolve(run, "500"), resolve(run, "0"), resolve(run, "latest")) == (500, 0, 1000)
+
+
+@pytest.mark.parametrize("wanted", ["7", "-1", "5e2", "newest"])
+def test_what_is_not_there_lists_what_is(run, wanted):
+    with pytest.raises(CheckpointError, match=f"has no checkpoint '{wanted}'; it has: 0, 500, 1000 \\(or latest, best"):
+        resolve(run, wanted)
+
+
+def test_an_empty_run_has_no_latest(tmp_path):
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        resolve(tmp_path, "latest")
+
+
+def test_the_best_is_chosen_on_validation_alone(run):
+    with pytest.raises(CheckpointError, match=r"none is known to be best: evaluate some with --eval_validation first"):
+        resolve(run, "best")
+    save(run, 1000, "evaluation", [{"success_rate": 1.0}])  # the reported figure must not choose
+    with pytest.raises(CheckpointError, match="none is known to be best"):
+        resolve(run, "best")
+    save(run, 0, VALIDATION, [{"success_rate": 0.5}])
+    save(run, 500, VALIDATION, [{"success_rate": 0.4}, {"success_rate": 0.7}])  # mean and sampled policy
+    assert resolve(run, "best") == 500
+    save(run, 1000, VALIDATION, [{"success_rate": 0.7}])
+    assert resolve(run, "best") == 1000  # of equals, the newest
+    save(run, 2000, VALIDATION, [{"success_rate": 1.0}])  # its checkpoint is gone
+    assert resolve(run, "best") == 1000
+
+
+def test_a_saved_evaluation_is_plain_json(run):
+    path = save(run, 500, "evaluation", [{"success_rate": 0.25, "n": 4}])
+    assert path == run / "evaluations" / "evaluation_500.json"
+    assert json.loads(path.read_text()) == {
+        "checkpoint": 500,
+        "purpose": "evaluation",
+        "results": [{"success_rate": 0.25, "n": 4}],
+    }

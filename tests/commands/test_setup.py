@@ -1,0 +1,126 @@
+"""Flags to configuration, the run folder and its lock, and what both sides must share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from serl_chunk.commands.setup import contract, describe, load, open_run, read_config, spec_of, split_overrides
+from serl_chunk.types import ConfigError
+
+CONFIG = load("fake_aloha", [])
+SPEC = spec_of(CONFIG)
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def test_overrides_are_split_at_the_sign_or_the_next_word():
+    given = ["--config.seed=3", "--config.robot.task", "a=b c", "--config.robot.task=x=y"]
+    assert split_overrides(given) == [("seed", "3"), ("robot.task", "a=b c"), ("robot.task", "x=y")]
+    with pytest.raises(ConfigError, match=r"unknown argument '--lerner'; see serl-chunk --help"):
+        split_overrides(["--config.seed=1", "--lerner"])
+    with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
+        split_overrides(["--config.seed"])
+
+
+def test_the_seed_flag_wins_and_the_experiment_must_be_named():
+    assert load("fake_aloha", [("seed", "1"), ("agent.lr", "0.5")], seed=9).seed == 9
+    assert load("fake_aloha", [("agent.lr", "0.5")]).agent.lr == 0.5
+    with pytest.raises(ConfigError, match="--exp_name is needed: a packaged experiment"):
+        load(None, [])
+
+
+def test_a_new_folder_records_the_configuration(tmp_path):
+    run = open_run(CONFIG, SPEC, str(tmp_path / "a" / "b"), quiet)
+    assert not run.resumed
+    saved = read_config(run.path)
+    assert saved["run_id"] == run.run_id
+    assert saved["name"] == "fake_aloha"
+    assert saved["agent"]["kind"] == CONFIG.agent.kind
+    assert saved["robot_spec"] == SPEC.to_json()
+    run.lock.close()
+
+
+def test_without_a_path_the_folder_is_named_by_the_experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = open_run(CONFIG, SPEC, None, quiet)
+    assert run.path.parent == Path("runs") / "fake_aloha"
+    run.lock.close()
+
+
+def test_a_resumed_folder_keeps_its_id_and_says_what_changed(tmp_path):
+    first = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    first.lock.close()
+    said: list[str] = []
+    changed = dataclasses.replace(CONFIG, seed=CONFIG.seed + 1)
+    again = open_run(changed, SPEC, str(tmp_path), said.append)
+    again.lock.close()
+    assert (again.resumed, again.run_id) == (True, first.run_id)
+    assert said == [
+        f"config changed since the last start (the new value wins): seed: {CONFIG.seed} -> {CONFIG.seed + 1}"
+    ]
+    assert read_config(tmp_path)["seed"] == CONFIG.seed + 1
+    said.clear()
+    open_run(changed, SPEC, str(tmp_path), said.append).lock.close()
+    assert said == []
+
+
+def test_one_learner_a_folder_and_one_experiment_a_run(tmp_path):
+    run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    with pytest.raises(ConfigError, match="is in use by another learner; stop it, or give another --checkpoint_path"):
+        open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    run.lock.close()
+    other = dataclasses.replace(CONFIG, name="other")
+    with pytest.raises(ConfigError, match="is a run of experiment 'fake_aloha', not 'other'; give another"):
+        open_run(other, SPEC, str(tmp_path), quiet)
+    open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()  # a refusal does not keep the lock
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--checkpoint_path=.*file cannot be used: "):
+        open_run(CONFIG, SPEC, str(tmp_path / "file"), quiet)
+
+
+def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"name": ')
+    with pytest.raises(ConfigError, match=r"config\.json is damaged .*; restore it, or remove it to write it anew"):
+        read_config(tmp_path)
+
+
+def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
+    base = contract(CONFIG, SPEC, "net")
+    json.dumps(base)
+    learner_side = load("fake_aloha", [("agent.lr", "0.1"), ("learner.batch_size", "2"), ("discount", "0.5")])
+    assert contract(learner_side, SPEC, "net") == base
+    for override, field in [
+        (("chunk.horizon", "6"), "horizon"),
+        (("actor.delay_ticks", "1"), "delay_ticks"),
+        (("normaliser.actions", "absolute_range"), "actions"),
+        (("name", "x"), "experiment"),
+    ]:
+        changed = contract(load("fake_aloha", [override]), SPEC, "net")
+        assert changed[field] != base[field]
+    assert contract(CONFIG, SPEC, "other net")["network"] != base["network"]
+    faster = dataclasses.replace(SPEC, control_hz=10.0)
+    differing = {k for k, v in contract(CONFIG, faster, "net").items() if v != base[k]}
+    assert differing == {"control_hz", "robot_specs"}
+
+
+def test_the_effective_values_are_said_with_a_warning_for_a_short_sight():
+    said: list[str] = []
+    describe(CONFIG, SPEC, said.append)
+    assert len(said) == 2
+    assert "chunks of 5 (0.10 s)" in said[0]
+    assert "discount 0.985 per tick, discount**120 = 0.163" in said[0]
+    assert "effective reward: 1 * reward + 0; a declared failure gives 0" in said[1]
+    describe(load("fake_aloha", [("discount", "0.9")]), SPEC, said.append)
+    assert "WARNING" in said[-1]
+    assert "--config.discount=0.9867 would make it 0.2" in said[-1]

@@ -1,0 +1,193 @@
+"""The training loop in one process: order, counters, reproducibility, resume, and a policy that learns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import pytest
+from point_robot import experiment, record_demos
+
+from serl_chunk.actor.evaluate import evaluate
+from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.agents.checkpoints import CheckpointStore, host_leaves
+from serl_chunk.agents.registry import IMPLEMENTATIONS, agent_spec
+from serl_chunk.commands import learner as learner_command
+from serl_chunk.commands.local import LocalLink, train_local
+from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.learner.learner import Phase
+from serl_chunk.learner.metrics import read_metrics
+from serl_chunk.robots.registry import make_env, robot_spec
+from serl_chunk.types import ConfigError, Snapshot
+
+TIMED = ("wall", "rates/", "timer/", "wait/")
+
+
+@functools.cache
+def _agent(config, spec):
+    from importlib import import_module
+
+    module, name = IMPLEMENTATIONS[type(config)]
+    return getattr(import_module(module), name)(config, spec)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Agents hold no state, so runs of one configuration share one, and its compilations."""
+    monkeypatch.setattr(learner_command, "make_agent", lambda c, s: _agent(c.agent, agent_spec(c, s)))
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> str:
+    return record_demos(tmp_path_factory.mktemp("demos"), 12)
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Versions in the order in which the actor got them."""
+    versions: list[int] = []
+    publish = LocalLink.publish
+
+    def record(self, snapshot, info):
+        versions.append(snapshot.version)
+        publish(self, snapshot, info)
+
+    monkeypatch.setattr(LocalLink, "publish", record)
+    return versions
+
+
+def reproducible(run) -> list[dict]:
+    """All rows of a run without what time decides."""
+    rows = sorted((r for kind in read_metrics(run).values() for r in kind), key=lambda r: (r["wall"], r["kind"]))
+    return [{k: v for k, v in r.items() if not k.startswith(TIMED)} for r in rows]
+
+
+def told(capsys) -> str:
+    """What was said since the last look, without line breaks."""
+    return " ".join("".join(capsys.readouterr()).split())
+
+
+def by_kind(run) -> dict[str, list[dict]]:
+    out: dict[str, list[dict]] = {}
+    for row in reproducible(run):
+        out.setdefault(row["kind"], []).append(row)
+    return out
+
+
+def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, published):
+    config = experiment(critic_pretrain_steps=20)
+    (first, summary), (second, _) = (train_local(config, [demos], str(tmp_path / n)) for n in "ab")
+
+    events = [r["text"] for r in by_kind(tmp_path / "a")["event"] if r["text"].startswith("phase: ")]
+    order = [p for p in Phase if p is not Phase.PRETRAIN]
+    assert events == [f"phase: {p}" for p in order]
+    assert first.phase is Phase.DONE
+    assert (
+        first.updates == config.learner.max_steps == int(first.state.critic_updates) - 20 - 20
+    )  # pretraining, warm-up
+    # the limiter: one update per step since the warm-up, and no more steps ahead than permitted
+    assert 60 <= first.env_steps <= 60 + 20 + 20 + 2 * 10
+    assert summary.reason == "training is complete"
+    assert summary.steps == first.env_steps
+    assert first.checkpoints.steps() == [0, 40, 60]
+
+    half = len(published) // 2
+    assert published[:half] == published[half:] == list(range(1, half + 1))
+    assert half == 1 + 1 + 60 // 20  # after pretraining, after the critic's warm-up, every 20 updates
+
+    rows = by_kind(tmp_path / "a")
+    assert rows == by_kind(tmp_path / "b")
+    assert {"train", "episode", "event"} <= rows.keys()
+    a, b = host_leaves(first.state), host_leaves(second.state)
+    assert a.keys() == b.keys()
+    for path in a:
+        assert a[path].tobytes() == b[path].tobytes(), path
+
+
+def test_a_resumed_run_goes_on(demos, tmp_path, published, capsys):
+    run = str(tmp_path / "run")
+    before, _ = train_local(experiment(), [demos], run)
+    versions = list(published)
+    capsys.readouterr()
+    after, summary = train_local(experiment(max_steps=100), [demos], run)
+    said = told(capsys)
+    assert "learner.max_steps: 60 -> 100" in said
+    assert f"resumed at step 60, {before.env_steps} online steps, 12 demonstrations" in said
+    assert (after.phase, after.updates) == (Phase.DONE, 100)
+    assert after.env_steps == before.env_steps + summary.steps
+    assert after.episodes == before.episodes + summary.episodes
+    assert int(after.state.critic_updates) == int(before.state.critic_updates) + 40
+    assert int(after.state.policy_updates) > int(before.state.policy_updates)
+    assert summary.steps >= 40 + experiment().learner.training_starts - 1  # the store was empty; the ratio holds again
+    assert published == sorted(set(published))
+    assert published[len(versions)] > versions[-1]
+    steps = [r["step"] for r in by_kind(run)["train"]]
+    assert steps == sorted(steps)
+    assert after.checkpoints.steps() == [0, 40, 60, 80, 100]
+
+    capsys.readouterr()
+    done, summary = train_local(experiment(max_steps=100), [demos], run)
+    assert "resumed at step 100: training is complete" in told(capsys)
+    assert (done.updates, summary.steps) == (100, 0)
+    assert done.checkpoints.steps() == [0, 40, 60, 80, 100]
+
+
+def test_a_resumed_policy_chooses_with_its_trained_critic(demos, tmp_path, monkeypatch):
+    counts: list[int] = []
+    publish = LocalLink.publish
+
+    def record(self, snapshot, info):
+        counts.append(int(snapshot.params["candidates"]))
+        publish(self, snapshot, info)
+
+    monkeypatch.setattr(LocalLink, "publish", record)
+    run = str(tmp_path / "run")
+    train_local(experiment(), [demos], run)
+    assert counts[0] == 1  # imitation alone, until the critic has seen failures
+    assert set(counts[1:]) == {16}
+    counts.clear()
+    train_local(experiment(max_steps=80), [demos], run)
+    assert set(counts) == {16}
+
+
+def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(ConfigError, match=r"pretraining needs demonstrations: give --demo_path, or set --config\.lear"):
+        train_local(experiment(), [], str(tmp_path / "run"))
+    learner, _ = train_local(
+        experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=20), [], str(tmp_path / "other")
+    )
+    assert learner.updates == 20
+
+
+def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    before, _ = train_local(experiment(), [demos], run)
+    capsys.readouterr()
+    after, _ = train_local(experiment(max_steps=80), [record_demos(tmp_path / "more", 3)], run)
+    assert "the demonstrations changed since the checkpoint: its normaliser is kept" in told(capsys)
+    assert after.normaliser.digest() == before.normaliser.digest()
+
+
+def success_rate(config, run, step: int) -> float:
+    """Of one checkpoint's mean policy on 50 held-out starts."""
+    checkpoint = CheckpointStore(run).restore_policy(step)
+    spec = robot_spec(config.robot)
+    normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+    policy = ChunkPolicy(_agent(config.agent, agent_spec(config, spec)), normaliser, spec)
+    policy.swap(Snapshot(checkpoint.step, checkpoint.params))
+    env = make_env(config.robot)
+    return evaluate(env, policy, config, n=50).success_rate
+
+
+def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tmp_path):
+    config = experiment(pretrain_steps=600, critic_warmup_steps=100, warmup_episodes=8, max_steps=1_200,
+                        steps_per_update=50, checkpoint_period=0, log_period=200)  # fmt: skip
+    learner, _ = train_local(config, [demos], str(tmp_path / "run"))
+    assert learner.checkpoints.steps() == [0, 1_200]
+    imitation, learned = (success_rate(config, tmp_path / "run", step) for step in (0, 1_200))
+    assert learned >= 0.8
+    assert imitation <= learned - 0.3

@@ -1,0 +1,106 @@
+"""Snapshots are copies, only the newest waits, versions never go back, and an error is not lost."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from serl_chunk.learner.publisher import SnapshotPublisher
+
+
+class Flattener:
+    """The one thing a publisher asks of an agent. `gate` holds it until a test lets it go on."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    def flatten_params(self, params):
+        self.entered.set()
+        self.gate.wait()
+        return {k: np.array(v) for k, v in params.items()}
+
+
+def tree(number: float):
+    return {"w": jnp.full(3, number)}
+
+
+@pytest.fixture
+def got() -> list:
+    return []
+
+
+def publisher(got, folder, *, threaded, agent=None):
+    return SnapshotPublisher(agent or Flattener(), lambda s, info: got.append((s, info)), folder, threaded=threaded)
+
+
+def test_in_one_process_the_hand_over_happens_in_the_call(tmp_path, got):
+    p = publisher(got, tmp_path, threaded=False)
+    assert [p.publish(tree(n), {"step": n}) for n in (1, 2)] == [1, 2]
+    assert [(s.version, s.params["w"][0], info) for s, info in got] == [(1, 1, {"step": 1}), (2, 2, {"step": 2})]
+    p.close()
+
+
+def test_a_snapshot_survives_the_update_that_donates_its_source(tmp_path, got):
+    agent = Flattener()
+    p = publisher(got, tmp_path, threaded=True, agent=agent)
+    agent.gate.clear()
+    params = tree(1)
+    p.publish(params, {})
+    donated = jax.jit(lambda t: jax.tree.map(lambda x: x * 0, t), donate_argnums=0)(params)
+    jax.block_until_ready(donated)
+    assert params["w"].is_deleted()
+    agent.gate.set()
+    p.close()
+    np.testing.assert_array_equal(got[0][0].params["w"], np.ones(3))
+
+
+def test_only_the_newest_waits_and_closing_delivers_it(tmp_path, got):
+    agent = Flattener()
+    p = publisher(got, tmp_path, threaded=True, agent=agent)
+    agent.gate.clear()
+    p.publish(tree(1), {})
+    agent.entered.wait()  # the thread has taken the first
+    for n in (2, 3, 4):
+        assert p.publish(tree(n), {}) == n  # nobody waits here
+    agent.gate.set()
+    p.close()
+    assert [s.version for s, _ in got] == [1, 4]
+    assert got[-1][0].params["w"][0] == 4
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_versions_never_go_back_after_a_restart(tmp_path, got, threaded):
+    for life in range(3):
+        p = publisher(got, tmp_path, threaded=threaded)
+        assert p.version == 2 * life
+        p.publish(tree(0), {})
+        p.publish(tree(0), {})
+        p.close()
+    versions = [s.version for s, _ in got]
+    assert versions == sorted(set(versions))
+    assert versions[-1] == 6
+
+
+def test_a_killed_publisher_has_already_noted_its_version(tmp_path, got):
+    p = publisher(got, tmp_path, threaded=False)
+    p.publish(tree(0), {})
+    assert publisher(got, tmp_path, threaded=False).version == 1  # the first was never closed
+    p.close()
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_publication(tmp_path):
+    def broken(snapshot, info):
+        raise OSError("the socket is gone")
+
+    p = SnapshotPublisher(Flattener(), broken, tmp_path, threaded=True)
+    p.publish(tree(1), {})
+    p._thread.join()
+    with pytest.raises(OSError, match="the socket is gone"):
+        p.publish(tree(2), {})
+    p.close()

@@ -1,0 +1,71 @@
+"""The updates that recorded steps entitle to, and that neither side ever waits for the other for good."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serl_chunk.learner.rate_limiter import RateLimiter
+
+
+def test_nothing_is_allowed_or_limited_before_the_start():
+    limiter = RateLimiter(1.0, 10)
+    assert not limiter.may_update(1_000, 1)
+    assert limiter.steps_allowed(1_000) is None
+
+
+def test_updates_follow_the_steps_since_the_start():
+    limiter = RateLimiter(0.5, 10)
+    limiter.start(100)
+    assert not limiter.may_update(101, 1)
+    assert limiter.may_update(102, 1)
+    assert not limiter.may_update(103, 2)
+    assert limiter.may_update(104, 2)
+    limiter.did_update(2)
+    assert not limiter.may_update(104, 1)
+    assert limiter.may_update(106, 1)
+
+
+def test_an_actor_runs_ahead_by_the_permitted_lag():
+    limiter = RateLimiter(0.5, 10)
+    limiter.start(100)
+    assert [limiter.steps_allowed(n) for n in (100, 107, 110, 130)] == [10, 3, 0, 0]
+    limiter.did_update(3)  # accounts for 6 steps
+    assert limiter.steps_allowed(110) == 6
+
+
+def test_a_resume_goes_on_where_the_ratio_stood():
+    limiter = RateLimiter(0.25, 100)
+    limiter.restore(1_000, 50)
+    assert not limiter.may_update(1_003, 1)
+    assert limiter.may_update(1_004, 1)
+    assert limiter.steps_allowed(1_000) == 100
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),
+    per_update=st.integers(1, 30),
+    spare=st.integers(0, 3),
+    base=st.integers(0, 10_000),
+    resumed=st.integers(0, 1_000),
+)
+def test_there_is_always_somebody_who_may_go_on_and_the_ratio_holds(ratio, per_update, spare, base, resumed):
+    lag = -int(-per_update / ratio // 1) + spare  # the least lag that the configuration accepts, and a little more
+    limiter = RateLimiter(ratio, lag)
+    limiter.start(base)
+    if resumed:
+        limiter.restore(base, resumed)
+    steps, first, done = base, limiter.updates, 0
+    for _ in range(200):
+        if limiter.may_update(steps, per_update):
+            limiter.did_update(per_update)
+            done += per_update
+            continue
+        allowed = limiter.steps_allowed(steps)
+        assert allowed is not None
+        assert allowed > 0, "both sides wait for each other"
+        steps += 1
+    assert limiter.updates == first + done
+    slack = 0.5 * ratio + 1e-3 if resumed else 1e-3  # a resume rounds to whole steps
+    assert done <= (steps - base) * ratio + slack

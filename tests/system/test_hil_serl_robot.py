@@ -1,0 +1,118 @@
+"""A robot as HIL-SERL's users have it, end to end: 7-D actions at 10 Hz, two cameras, take-overs inside the Env."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from serl_chunk.commands.local import train_local
+from serl_chunk.config.agents import AcfqlConfig, CriticConfig, EncoderConfig, FlowConfig
+from serl_chunk.config.experiment import (
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.learner.metrics import read_metrics
+from serl_chunk.types import Source
+
+LIMIT = 12  # ticks
+PERSON = (4, 7)  # on these steps of every second episode a person acts
+SIDE = 32  # pixels; the layout of HIL-SERL's observations, not their size, is what is tested
+PERSON_ACTION = np.linspace(-0.6, 0.6, 7, dtype=np.float32)
+
+
+class Insertion(gymnasium.Env):
+    """Observations with a leading time axis, as SERLObsWrapper and ChunkingWrapper(1) give them."""
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
+        frame = spaces.Box(0, 255, (1, SIDE, SIDE, 3), np.uint8)
+        state = spaces.Box(-np.inf, np.inf, (1, 19), np.float32)
+        self.observation_space = spaces.Dict({"state": state, "wrist_1": frame, "wrist_2": frame})
+        self.episode = 0
+
+    def _observation(self):
+        state = np.full((1, 19), self.t, np.float32)
+        frame = np.full((1, SIDE, SIDE, 3), 10 * self.episode % 200 + self.t, np.uint8)
+        return {"state": state, "wrist_1": frame, "wrist_2": 255 - frame}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.episode = 0, self.episode + 1
+        return self._observation(), {"succeed": False}
+
+    def step(self, action):
+        helped = self.episode % 2 == 0
+        info = {"succeed": helped and self.t == LIMIT - 3}
+        if helped and PERSON[0] <= self.t < PERSON[1]:
+            info["intervene_action"] = PERSON_ACTION
+        self.t += 1
+        return self._observation(), int(info["succeed"]), info["succeed"] or self.t >= LIMIT, False, info
+
+
+def experiment() -> ExperimentConfig:
+    return ExperimentConfig(
+        name="insertion",
+        robot=GymConfig(make=lambda fake_env: Insertion(), robot_name="franka", max_episode_steps=LIMIT),
+        agent=AcfqlConfig(
+            image_keys=("wrist_1", "wrist_2"),
+            critic=CriticConfig(
+                hidden=(16,), ensemble=2, target_subset=2, target_aggregate="mean", loss="bounded", tail="policy"
+            ),
+            flow=FlowConfig(hidden=(16,), steps=2),
+            encoder=EncoderConfig(features=(4, 8), latent=8, shift=2),
+            candidates=4,
+        ),
+        chunk=ChunkConfig(horizon=3),
+        normaliser=NormaliserConfig(actions="absolute_range"),
+        replay=ReplayConfig(capacity=2_000, demo_capacity=10, human_capacity=100, image_capacity=2_000),
+        learner=LearnerConfig(
+            batch_size=16,
+            utd_ratio=0.5,
+            max_steps=12,
+            training_starts=30,
+            warmup_episodes=4,
+            steps_per_update=4,
+            log_period=4,
+            checkpoint_period=0,
+        ),
+        discount=0.9,
+    )
+
+
+def test_a_hil_serl_robot_trains_from_images_and_take_overs(tmp_path):
+    learner, summary = train_local(experiment(), [], str(tmp_path / "run"))
+
+    assert learner.updates == 12
+    metrics = read_metrics(tmp_path / "run")
+    episodes = metrics["episode"]
+    helped = [e for e in episodes if e["intervention_steps"]]
+    assert len(helped) >= 2
+    for e in helped:
+        assert (e["intervention_steps"], e["intervention_count"], e["succeed"]) == (3, 1, 1)
+        assert e["episode/l"] == LIMIT - 2
+    for e in episodes:
+        if not e["intervention_steps"]:
+            assert (e["succeed"], e["episode/l"]) == (0, LIMIT)  # their time limit counts as truncation, not as failure
+    losses = [row["critic/critic_loss"] for row in metrics["train"] if "critic/critic_loss" in row]
+    assert losses
+    assert np.isfinite(losses).all()
+
+    held = [learner.replay.read(*key) for key in learner.replay.episodes()]
+    person = 0
+    for episode in held:
+        human = episode.steps.source == Source.HUMAN
+        person += int(human.sum())
+        np.testing.assert_array_equal(episode.steps.action[human], np.tile(PERSON_ACTION, (human.sum(), 1)))
+    assert person >= 6
+    assert summary.human_ticks >= person
+    batch = learner.replay.sample(np.random.default_rng(0), 64)
+    assert batch.observations["images/wrist_1"].shape == (64, SIDE, SIDE, 3)
+    np.testing.assert_array_equal(batch.observations["images/wrist_2"], 255 - batch.observations["images/wrist_1"])
+    np.testing.assert_array_equal(  # a window's pixels are of its own moment
+        batch.observations["images/wrist_1"][:, 0, 0, 0] % 10, batch.observations["state"][:, 0] % 10
+    )

@@ -1,0 +1,127 @@
+"""What goes wrong before or beside a run: one sentence that says what to do, the right exit status, no hang."""
+
+import shutil
+import signal
+
+import h5py
+import numpy as np
+import pytest
+from processes import LISTENING, PATIENCE, SMALL, checkpoints, resumed_at
+
+pytestmark = pytest.mark.timeout(3 * PATIENCE)
+WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def sentence(output: str) -> str:
+    """The command's last word: one line, no traceback."""
+    assert "Traceback" not in output
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("serl-chunk: "), output
+    return last
+
+
+def test_an_unknown_experiment_names_the_nearest(processes):
+    said = sentence(processes.start("--exp_name", "fake_alhoa", "--learner").ends(WRONG_USAGE))
+    assert "unknown experiment 'fake_alhoa'; did you mean 'fake_aloha'? Valid: " in said
+    assert "aloha_transfer_cube" in said
+
+
+def test_an_evaluation_needs_its_number_of_episodes(processes):
+    said = sentence(processes.actor("--eval_checkpoint_step", "20").ends(WRONG_USAGE))
+    assert "--eval_n_trajs" in said
+
+
+def test_a_host_that_does_not_exist(processes):
+    said = sentence(processes.actor("--ip", "no-such-host.invalid").ends(WRONG_USAGE))
+    assert "--ip=no-such-host.invalid: no such host" in said
+
+
+def test_a_network_bind_needs_insecure(processes, tmp_path):
+    said = sentence(processes.learner(tmp_path / "run", "--bind", "0.0.0.0").ends(WRONG_USAGE))
+    assert "--bind=0.0.0.0" in said
+    assert "--insecure" in said
+
+
+def test_both_processes_end_where_the_demonstrations_are_missing(processes, tmp_path):
+    processes.demos = tmp_path / "empty"
+    processes.demos.mkdir()
+    output = processes.both(tmp_path / "run").ends(WRONG_USAGE)
+    assert "has no *.hdf5 file" in output
+    assert "the learner ended with status 2: stopping the other process" in output
+    assert "Traceback" not in output
+
+
+def test_a_waiting_actor_can_be_interrupted(processes):
+    actor = processes.actor()
+    actor.says(f"no learner answers at 127.0.0.1:{processes.port}; waiting")
+    actor.signal(signal.SIGTERM)
+    assert sentence(actor.ends(INTERRUPTED)) == "serl-chunk: interrupted"
+
+
+def test_a_demonstration_of_another_robot_names_both_dimensions(processes, tmp_path):
+    processes.demos = tmp_path / "other" / "episode_0.hdf5"
+    processes.demos.parent.mkdir()
+    with h5py.File(processes.demos, "w") as file:  # ALOHA's layout, of a seven-joint arm
+        file.attrs["sim"] = True
+        file["action"] = np.zeros((20, 7), np.float32)
+        file["observations/qpos"] = np.zeros((20, 7), np.float32)
+        file["observations/qvel"] = np.zeros((20, 7), np.float32)
+    said = sentence(processes.learner(tmp_path / "run").ends(FAILED))
+    assert str(processes.demos) in said
+    assert "fake_aloha has 14 actions" in said
+    assert "/action has 7" in said
+
+
+@pytest.mark.slow
+def test_a_truncated_demonstration_is_named(processes, tmp_path):
+    folder = shutil.copytree(processes.demos, tmp_path / "demos")
+    damaged = folder / "episode_2.hdf5"
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    processes.demos = folder
+    said = sentence(processes.learner(tmp_path / "run").ends(FAILED))
+    assert str(damaged) in said
+
+
+def test_a_damaged_newest_checkpoint_falls_back_loudly(listening):
+    output = listening.learner.output
+    assert "WARNING: checkpoint 40" in output
+    assert "Falling back to the checkpoint before it" in output
+    assert resumed_at(output)[0] == 20
+    assert checkpoints(listening.run) == [0, 20]
+
+
+def test_actor_and_learner_of_two_experiments(listening):
+    file = listening.cluster.folder / "other_name.py"
+    file.write_text(
+        "import dataclasses\n"
+        "from serl_chunk.config.loader import load_experiment\n"
+        "def experiment():\n"
+        "    return dataclasses.replace(load_experiment('fake_aloha'), name='other_name')\n"
+    )
+    longer = listening.cluster.actor(chunk__horizon=7)
+    renamed = listening.cluster.actor(exp_name=str(file))
+    said = sentence(longer.ends(FAILED))
+    assert "horizon is '5' at the learner and '7' at the actor" in said
+    said = sentence(renamed.ends(FAILED))
+    assert "experiment is 'fake_aloha' at the learner and 'other_name' at the actor" in said
+    assert listening.learner.running
+
+
+def test_a_second_learner_takes_neither_port_nor_folder(listening):
+    port = listening.cluster.learner(listening.cluster.folder / "second", **LISTENING)
+    folder = listening.cluster.start(
+        "--exp_name", "fake_aloha", "--port", str(listening.cluster.port + 100), "--learner", "--debug",
+        "--checkpoint_path", str(listening.run),
+    )  # fmt: skip
+    said = sentence(port.ends(WRONG_USAGE))
+    assert f"port {listening.cluster.port} of 127.0.0.1 is in use" in said
+    said = sentence(folder.ends(WRONG_USAGE))
+    assert f"{listening.run} is in use by another learner" in said
+    assert listening.learner.running
+
+
+def test_the_settings_are_those_of_the_package():
+    """A renamed field would make every test above pass for the wrong reason: an unknown setting is status 2 too."""
+    from serl_chunk.commands.setup import load
+
+    load("fake_aloha", [(name, str(value)) for name, value in SMALL.items()])

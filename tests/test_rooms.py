@@ -1,0 +1,204 @@
+"""Rules of the whole tree: who imports whom, what works without JAX, and that every setting is read."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import serl_chunk
+
+PACKAGE = Path(serl_chunk.__file__).resolve().parent
+ROOT = PACKAGE.parent
+
+# room -> the rooms it may import (docs/architecture.md, section 2); each may import itself
+RULE: dict[str, set[str]] = {
+    "types": set(),
+    "config": {"types"},
+    "models": {"types", "config"},
+    "agents": {"types", "config", "models"},
+    "transport": {"types", "config"},
+    "data": {"types", "config"},
+    "robots": {"types", "config"},
+    "actor": {"types", "config", "models", "agents", "transport", "data", "robots"},
+    "learner": {"types", "config", "models", "agents", "transport", "data", "robots"},
+}
+RULE["commands"] = {*RULE, "actor", "learner"}
+RULE["main"] = {*RULE}
+RULE["__main__"] = {"main"}
+RULE["__init__"] = set()
+WITHOUT_JAX = ("types", "config", "transport", "data", "robots")
+ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    part = path.relative_to(PACKAGE).parts[0]
+    return part.removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything a module imports, wherever in it, but not what only a type checker sees."""
+
+    def visit(node: ast.AST) -> Iterator[tuple[int, str]]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            base = node.module or ""
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child)
+
+    yield from visit(ast.parse(path.read_text()))
+
+
+def test_every_room_is_in_the_rule():
+    assert {room_of(p) for p in modules()} == set(RULE)
+
+
+def test_imports_go_one_way():
+    wrong = []
+    for path in modules():
+        room = room_of(path)
+        for line, name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "serl_chunk" and len(parts) > 1 and parts[1] not in RULE[room] | {room}:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert not wrong
+
+
+def test_rooms_without_jax_never_name_it():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules()
+        if room_of(path) in WITHOUT_JAX
+        for line, name in imports(path)
+        if name.split(".")[0] in ACCELERATED
+    ]
+    assert not wrong
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names!r}:
+            raise ImportError("blocked: " + name)
+
+sys.meta_path.insert(0, Blocker())
+import importlib
+for module in {modules!r}:
+    importlib.import_module(module)
+from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.robots.registry import make_env, robot_spec
+config = load_experiment("fake_aloha")
+env = make_env(config.robot)
+env.reset(seed=0)
+env.step(env.action_space.sample())
+assert robot_spec(config.robot) == env.robot_spec
+try:
+    make_agent(config, env.robot_spec)
+except ImportError as error:
+    assert "blocked" in str(error)
+else:
+    raise AssertionError("JAX was not blocked")
+print("works")
+"""
+
+
+def test_a_robot_pc_needs_no_jax():
+    """Configurations, transport, data and robots (but for the MuJoCo ones) in a process that cannot import JAX."""
+    names = [
+        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for p in modules()
+        if room_of(p) in WITHOUT_JAX and not p.name.startswith("aloha_sim")
+    ]
+    code = BLOCKED.format(names=sorted(ACCELERATED), modules=[*names, "serl_chunk.agents.registry", "serl_chunk.main"])
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout.strip() == "works", done.stderr
+
+
+def config_classes() -> list[type]:
+    found = []
+    for path in sorted((PACKAGE / "config").glob("*.py")):
+        module = importlib.import_module(f"serl_chunk.config.{path.stem}")
+        found += [c for c in vars(module).values() if dataclasses.is_dataclass(c) and c.__module__ == module.__name__]
+    return found
+
+
+def reads(tree: ast.AST) -> set[str]:
+    """Names that are read as attributes, directly or by `getattr` with a literal name."""
+    out = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+    for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+        if isinstance(call.func, ast.Name) and call.func.id == "getattr" and isinstance(call.args[1], ast.Constant):
+            out.add(call.args[1].value)
+    return out
+
+
+def test_every_setting_is_read():
+    """Outside config, or by a property of its own class that is read there; validating a value is not using it."""
+    used = set().union(*(reads(ast.parse(p.read_text())) for p in modules() if room_of(p) != "config"))
+    for path in (PACKAGE / "config").glob("*.py"):
+        for function in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)):
+            derived = any(isinstance(d, ast.Name) and d.id == "property" for d in function.decorator_list)
+            if derived and function.name in used:
+                used |= reads(function)
+    classes = config_classes()
+    assert len(classes) > 10
+    unread = [f"{c.__name__}.{f.name}" for c in classes for f in dataclasses.fields(c) if f.name not in used]
+    assert not unread
+
+
+def test_every_module_and_public_name_of_it_is_documented():
+    missing = []
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        where = str(path.relative_to(ROOT))
+        if tree.body and ast.get_docstring(tree) is None:
+            missing.append(where)
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                missing += [] if ast.get_docstring(node) else [f"{where}: {node.name}"]
+    assert not missing
+
+
+def test_nothing_unpickles():
+    """Loading a pickle runs what its writer likes. Names may speak of it: `.pkl` demonstrations are refused."""
+    unsafe = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules()
+        for line, name in imports(path)
+        if name.split(".")[0] in unsafe or name.startswith("msgpack_numpy.")
+    ]
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            allowed = isinstance(node, ast.keyword) and node.arg == "allow_pickle"
+            if allowed and not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.value.lineno} allow_pickle")
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["input", "breakpoint", "eval", "exec"])
+def test_nothing_asks_at_a_terminal_or_runs_text(name):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    ]
+    assert not wrong
