@@ -103,6 +103,10 @@ class EpisodeRun:
         self._episode_id, self._moment, self._rng = episode_id, first, rng
         self._deadlines, self._first_stamp = deadlines, first_stamp
         self._hold = resting_action(setup.spec, first.observation[STATE])
+        # Repeating a position holds it; repeating a difference would keep the robot moving.
+        self._is_position = np.array(setup.spec.joint_of_action) >= 0
+        self._is_position[list(setup.spec.grippers)] = True
+        self._no_motion = np.clip(0.0, setup.spec.action_low, setup.spec.action_high).astype(np.float32)
         self._low = np.array(setup.spec.action_low, np.float32)
         self._high = np.array(setup.spec.action_high, np.float32)
         self._by_person = False  # whether a person had the previous tick
@@ -162,7 +166,7 @@ class EpisodeRun:
                 stamp=stamp,
             )
         )
-        self._hold = executed
+        self._hold = np.where(self._is_position, executed, self._no_motion)
         self._moment = Moment(setup.env, raw, setup.cameras)
         if success or failure or terminated or truncated:
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN

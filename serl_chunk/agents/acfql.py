@@ -1,4 +1,4 @@
-"""Q-chunking with a flow policy (Li, Zhou and Levine 2025; document 001), its best-of-N form.
+"""Q-chunking with a flow policy (Li, Zhou and Levine 2025), its best-of-N form.
 
 The policy imitates (flow matching); the critic improves on it by choosing among N of its chunks. The critic's
 target is either V, an expectile of Q over the data (IQL; no policy sample needed, hence fast), or the target

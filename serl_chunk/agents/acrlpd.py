@@ -1,4 +1,4 @@
-"""SAC with prior data on flattened chunks (RLPD, Ball 2023; ACRLPD, document 001). Horizon 1 is plain RLPD.
+"""SAC with prior data on flattened chunks (RLPD, Ball 2023; ACRLPD). Horizon 1 is plain RLPD.
 
 Against the published code: log-probabilities are averaged over the H*A dimensions, so that the temperature
 does not drown Q <= 1 as H grows; the target holds no entropy by default; the imitation term honours `bc`.

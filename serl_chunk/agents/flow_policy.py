@@ -36,7 +36,7 @@ class FlowPolicy:
         return {"encoder": encoder, "flow": self.field.init(k_flow, features, x, jnp.zeros(batch))["params"]}
 
     def loss(self, params: Params, batch: ChunkBatch, key: jax.Array) -> jax.Array:
-        """Conditional flow matching, mean over imitated steps of |v(o, x_t, t) - (a - z)|^2 (document 001)."""
+        """Conditional flow matching, mean over imitated steps of |v(o, x_t, t) - (a - z)|^2."""
         flat = batch.actions.reshape(batch.actions.shape[0], -1)
         x, t, velocity = interpolate(key, flat)
         features = self.encoder.apply({"params": params.get("encoder", {})}, batch.observations)

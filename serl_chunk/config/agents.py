@@ -98,7 +98,7 @@ class AgentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AcrlpdConfig(AgentConfig):
-    """SAC/RLPD on flattened chunks (document 001; RLPD, Ball et al. 2023). Horizon 1 is plain RLPD."""
+    """SAC/RLPD on flattened chunks (RLPD, Ball et al. 2023). Horizon 1 is plain RLPD."""
 
     kind: ClassVar[str] = "acrlpd"
 
@@ -117,7 +117,7 @@ class AcrlpdConfig(AgentConfig):
 
 @dataclasses.dataclass(frozen=True)
 class FlowConfig:
-    """A flow-matching policy: velocity v(o, x_t, t), Euler-integrated from noise (document 001; FQL, Park 2025)."""
+    """A flow-matching policy: velocity v(o, x_t, t), Euler-integrated from noise (FQL, Park 2025)."""
 
     hidden: tuple[int, ...] = (256, 256)
     steps: int = 5  # Euler steps
@@ -131,7 +131,7 @@ class FlowConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AcfqlConfig(AgentConfig):
-    """Q-chunking with a flow policy and best-of-N (Li, Zhou and Levine 2025; document 001)."""
+    """Q-chunking with a flow policy and best-of-N (Li, Zhou and Levine 2025)."""
 
     kind: ClassVar[str] = "acfql"
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 TTY_PERIOD = 0.2  # seconds between redraws on a terminal
 LOG_PERIOD = 10.0  # seconds between lines in a log
+STEADY = 3.0  # seconds into a phase before its speed is worth extrapolating: the first update compiles
 WAITING = 0.1  # share of time from which a side counts as waiting
 
 
@@ -110,7 +111,7 @@ class StatusLine:
     def _seconds_left(self, now: float) -> float | None:
         """Time to the end of the phase at its mean speed so far; None where the end or the speed is unknown."""
         done, total = self._fields.get("done"), self._fields.get("total")
-        if done is None or total is None or done <= self._phase_done or now <= self._phase_start:
+        if done is None or total is None or done <= self._phase_done or now - self._phase_start < STEADY:
             return None
         return (now - self._phase_start) / (done - self._phase_done) * max(0, total - done)
 

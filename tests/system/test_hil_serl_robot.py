@@ -90,12 +90,12 @@ def test_a_hil_serl_robot_trains_from_images_and_take_overs(tmp_path):
     assert learner.updates == 12
     metrics = read_metrics(tmp_path / "run")
     episodes = metrics["episode"]
-    helped = [e for e in episodes if e["intervention_steps"]]
+    helped = [e for e in episodes[:-1] if e["intervention_steps"]]
     assert len(helped) >= 2
     for e in helped:
         assert (e["intervention_steps"], e["intervention_count"], e["succeed"]) == (3, 1, 1)
         assert e["episode/l"] == LIMIT - 2
-    for e in episodes:
+    for e in episodes[:-1]:  # the end of training cuts the last one short
         if not e["intervention_steps"]:
             assert (e["succeed"], e["episode/l"]) == (0, LIMIT)  # their time limit counts as truncation, not as failure
     losses = [row["critic/critic_loss"] for row in metrics["train"] if "critic/critic_loss" in row]
