@@ -23,7 +23,7 @@ def experiment() -> ExperimentConfig:
         replay=ReplayConfig(capacity=100_000, demo_capacity=20_000, human_capacity=20_000),
         learner=LearnerConfig(
             utd_ratio=0.25,
-            max_steps=10_000,
+            max_steps=12_000,
             pretrain_steps=8_000,
             critic_pretrain_steps=0,
             warmup_episodes=16,
