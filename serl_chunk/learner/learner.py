@@ -1,8 +1,8 @@
 """The training loop: pretrain, warm up, train, publish, checkpoint. It never asks which algorithm it runs.
 
 `work()` does one bounded piece of work and says whether there was any, so that the same loop serves a process
-of its own (`commands/learner.py`), which sleeps when there is none, and the single-process mode, which then lets the actor
-go on.
+of its own (`commands/learner.py`), which sleeps when there is none, and the single-process mode, which then lets
+the actor go on.
 """
 
 from __future__ import annotations
