@@ -201,7 +201,7 @@ def main() -> None:
     if unknown:
         p.error(f"unknown variant {unknown[0]!r}; valid: bc, {', '.join(VARIANTS)}, all")
     config = load_experiment("fake_aloha")
-    config = _with(config, learner={"checkpoint_period": max(1, config.learner.max_steps // 6)})
+    config = _with(config, learner={"checkpoint_period": config.learner.max_steps // 6})
     config = apply_overrides(config, [tuple(s.split("=", 1)) for s in args.set])
     args.out.mkdir(parents=True, exist_ok=True)
     demos = args.out / "demos"

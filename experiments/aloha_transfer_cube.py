@@ -13,7 +13,7 @@ from serl_chunk.config.robots import AlohaSimConfig
 
 
 def experiment() -> ExperimentConfig:
-    """State observations (joints and cube pose); about an hour on two CPU cores."""
+    """State observations (joints and cube pose); about a quarter of an hour on two CPU cores."""
     return ExperimentConfig(
         name="aloha_transfer_cube",
         robot=AlohaSimConfig(),
@@ -27,12 +27,12 @@ def experiment() -> ExperimentConfig:
         learner=LearnerConfig(
             utd_ratio=0.1,
             max_lag_steps=600,
-            max_steps=20_000,
-            pretrain_steps=20_000,
+            max_steps=30_000,
+            pretrain_steps=12_000,
             warmup_episodes=20,
             critic_warmup_steps=2_000,
             steps_per_update=50,
-            checkpoint_period=2_000,
+            checkpoint_period=5_000,
         ),
         actor=ActorConfig(clock="lockstep"),
         discount=0.995,  # 0.995**300 = 0.22
