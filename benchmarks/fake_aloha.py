@@ -23,7 +23,7 @@ from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.local import train_local
 from serl_chunk.commands.record import run_record
-from serl_chunk.config.agents import AcrlpdConfig, BcConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
@@ -50,6 +50,14 @@ def _gaussian(config: ExperimentConfig) -> ExperimentConfig:
     return replace(config, agent=AcrlpdConfig())
 
 
+def _alone(config: ExperimentConfig) -> ExperimentConfig:
+    """Nobody shows the way out of a failure: full noise, imitation of all that was selected, twice the training."""
+    agent = config.agent
+    assert isinstance(agent, AcfqlConfig)
+    config = replace(config, agent=replace(agent, bc_on="all", flow=replace(agent.flow, noise_low=1.0)))
+    return _with(config, actor={"intervention": "none"}, learner={"max_steps": 2 * config.learner.max_steps})
+
+
 def _no_demos(config: ExperimentConfig) -> ExperimentConfig:
     config = _with(config, learner={"pretrain_steps": 0, "critic_pretrain_steps": 0})
     return replace(config, agent=replace(config.agent, bc_on="all"))
@@ -58,7 +66,7 @@ def _no_demos(config: ExperimentConfig) -> ExperimentConfig:
 VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
     "rl_helper": lambda c: c,
     "rl_helper_1000": lambda c: _with(c, actor={"max_human_ticks": 1000}),
-    "rl_alone": lambda c: _with(c, actor={"intervention": "none"}),
+    "rl_alone": _alone,
     "hg_dagger": lambda c: _bc(c),
     "hg_dagger_1000": lambda c: _with(_bc(c), actor={"max_human_ticks": 1000}),
     "horizon_1": lambda c: replace(c, chunk=replace(c.chunk, horizon=1)),
