@@ -83,13 +83,13 @@ def test_sync_too_late_holds_and_joins_by_count():
 
 def test_holding_repeats_positions_and_stops_differences():
     rig = Rig("sync", [5 * MS, 15 * MS, 5 * MS, 5 * MS])
-    differences = dataclasses.replace(rig.env.robot_spec, joint_of_action=(0, -1))  # the second is commanded by steps
+    differences = dataclasses.replace(rig.env.robot_spec, joint_of_action=(-1, 1))  # the first is commanded by steps
     rig.runner._setup = dataclasses.replace(rig.runner._setup, spec=differences)
     rig.runner.run_episode(0, explore=True)
     steps = rig.sink.steps
     assert ticks_of(steps, Source.HOLD) == [8]
-    assert steps[7].action[1] != 0
-    np.testing.assert_array_equal(steps[8].action, [steps[7].action[0], 0.0])
+    assert steps[7].action[0] != 0
+    np.testing.assert_array_equal(steps[8].action, [0.0, steps[7].action[1]])
 
 
 @pytest.mark.parametrize(("latency", "delay"), [(5 * MS, 1), (25 * MS, 2), (50 * MS, 3)])
