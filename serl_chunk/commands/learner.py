@@ -151,6 +151,7 @@ def run_learner(
         shown = _Shown(config, learner, server, status)
         try:
             learner.run(stop, shown.tick)
+            status.update(str(learner.phase), status_fields(config, learner))
             server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
             _let_actors_finish(server)
             status.say("writing the last checkpoint" if learner.phase is not Phase.PRETRAIN else "stopped early")
