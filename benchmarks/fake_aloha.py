@@ -67,6 +67,7 @@ VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
     "rl_helper": lambda c: c,
     "rl_helper_1000": lambda c: _with(c, actor={"max_human_ticks": 1000}),
     "rl_alone": _alone,
+    "rl_alone_default": lambda c: _with(c, actor={"intervention": "none"}),
     "hg_dagger": lambda c: _bc(c),
     "hg_dagger_1000": lambda c: _with(_bc(c), actor={"max_human_ticks": 1000}),
     "horizon_1": lambda c: replace(c, chunk=replace(c.chunk, horizon=1)),
