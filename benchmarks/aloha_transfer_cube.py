@@ -12,9 +12,8 @@ import argparse
 import json
 from pathlib import Path
 
-from fake_aloha import evaluate_checkpoint
+from fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 
-from serl_chunk.actor.evaluate import EVAL_SEED_BASE
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.local import train_local
@@ -48,7 +47,7 @@ def main() -> None:
     for step in store.steps():
         file = run / f"benchmark_{step}.json"
         if not file.exists():
-            point = evaluate_checkpoint(config, env, agent, store, step, args.episodes, EVAL_SEED_BASE)
+            point = evaluate_checkpoint(config, env, agent, store, step, args.episodes, REPORT_SEED_BASE)
             file.write_text(json.dumps(point))
         point = json.loads(file.read_text())
         point["wall"] = max((w for s, w in walls.items() if s <= step), default=0.0)

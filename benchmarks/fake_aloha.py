@@ -1,10 +1,10 @@
 """Learning curves on the fake ALOHA task: the demo's recipe beside its baselines, resumable.
 
 Every variant trains from the same ten scripted demonstrations in one process. Checkpoints are chosen on the
-validation starts and reported on the evaluation starts (100 each); nobody helps in either. A finished run is
-not run again, an interrupted one is resumed:
+validation starts and reported on starts that no other command uses (100 each); nobody helps in either. A finished
+run is not run again, an interrupted one is resumed:
 
-    python benchmarks/fake_aloha.py --variants rl_helper,bc --seeds 0 --json fake_aloha.json
+    python benchmarks/fake_aloha.py --variants rl_helper,bc --seeds 11 --json fake_aloha.json
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.actor.evaluate import EVAL_SEED_BASE, VALIDATION_SEED_BASE, evaluate
+from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
@@ -34,6 +34,8 @@ from serl_chunk.types import Snapshot
 
 replace = dataclasses.replace
 N_DEMOS = 10
+# Reported starts. Not the product's evaluation starts: the recipe was tuned while these were being looked at.
+REPORT_SEED_BASE = 500_000
 
 
 def _with(config: ExperimentConfig, **parts: dict[str, Any]) -> ExperimentConfig:
@@ -76,7 +78,7 @@ VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
 }
 # BC is not an online run: its checkpoints are of pretraining, under both normalisers (best is reported).
 BC_NORMALISERS = ("relative", "absolute_demo")
-BC_UPDATES = (8_000, 16_000, 24_000, 32_000)
+BC_UPDATES = (2_000, 4_000, 8_000, 16_000, 32_000)
 
 
 def evaluate_checkpoint(
@@ -123,8 +125,8 @@ def run_variant(name: str, seed: int, demos: Path, out: Path, n: int, config: Ex
         "variant": name,
         "seed": seed,
         "curve": curve,
-        "last": evaluate_checkpoint(config, env, agent, store, curve[-1]["step"], n, EVAL_SEED_BASE),
-        "best": evaluate_checkpoint(config, env, agent, store, best["step"], n, EVAL_SEED_BASE),
+        "last": evaluate_checkpoint(config, env, agent, store, curve[-1]["step"], n, REPORT_SEED_BASE),
+        "best": evaluate_checkpoint(config, env, agent, store, best["step"], n, REPORT_SEED_BASE),
         "wall": curve[-1]["wall"],
     }
     result_file.write_text(json.dumps(result, indent=2))
@@ -153,7 +155,7 @@ def run_bc(seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) 
             agent = make_agent(c, env.robot_spec)
             point = evaluate_checkpoint(c, env, agent, store, 0, n, VALIDATION_SEED_BASE)
             point |= {"actions": actions, "updates": updates, "wall": time.perf_counter() - started}
-            point["reported"] = evaluate_checkpoint(c, env, agent, store, 0, n, EVAL_SEED_BASE)
+            point["reported"] = evaluate_checkpoint(c, env, agent, store, 0, n, REPORT_SEED_BASE)
             points.append(point)
             print(f"bc seed {seed} {actions} {updates}: validation {point['success_rate']:.2f}", flush=True)
     best = max(points, key=lambda p: p["success_rate"])

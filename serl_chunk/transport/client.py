@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import zmq
-
 from serl_chunk.config.experiment import TransportConfig
-from serl_chunk.transport import handshake, kinds, sockets, wire
-from serl_chunk.transport.handshake import Hello, RefusedError, UnreachableError, Welcome
+from serl_chunk.transport import sockets
+from serl_chunk.transport.connection import Connection
+from serl_chunk.transport.handshake import UnreachableError, Welcome
 from serl_chunk.transport.outbox import Outbox
 from serl_chunk.transport.puller import FetchError, FetchRequest, Puller
-from serl_chunk.transport.snapshots import Manifest
-from serl_chunk.transport.sockets import CHANNELS, Waker, endpoint, try_send
 from serl_chunk.transport.spool import MemorySpool, Spool
-from serl_chunk.transport.wire import Limits, Message, WireError
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step
 
 log = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 3.0  # how often a waiting actor says so
-_GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
 
 
 class LearnerLink:
@@ -53,13 +47,8 @@ class LearnerLink:
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as e:
             raise ConfigError(f"--ip={host}: no such host ({e.strerror}); give the learner's name or IP address") from e
-        self.error: SerlChunkError | None = None
-        self.finished: str | None = None  # why training is over
-        self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
         self._config = config
-        self._limits = Limits(config.max_message_bytes + wire.MAX_HEADER_BYTES, config.max_arrays)
         self._host, self._port = host, port
-        self._actor_id, self._contract = actor_id, dict(contract)
         self._out = Outbox(
             spool or MemorySpool(config.spool_bytes),
             credit_bytes=config.credit_bytes,
@@ -67,24 +56,23 @@ class LearnerLink:
             max_message_bytes=config.max_message_bytes,
         )
         self._puller = Puller(config.piece_bytes, config.silence)
-        self._welcome: Welcome | None = None
-        self._waiting = f"no learner answers at {host}:{port}"
-        self._fetch: FetchRequest | None = None
         self._fetch_count = 0
-        self._news = threading.Condition()
-        self._closing = False
-        # The connection, as the network thread sees it.
-        self._token: bytes | None = None  # None while disconnected
-        self._hello_at: float | None = None
-        self._retry_at = 0.0
-        self._heard = self._ping_at = 0.0
-        self._connections = 0
-        self._disconnected_at: float | None = time.monotonic()
-        self._waited_s = 0.0
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._waker = Waker()
-        self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
+        self._line = Connection(config, host, port, actor_id, dict(contract), self._out, self._puller)
+
+    @property
+    def error(self) -> SerlChunkError | None:
+        """What ended the connection for good."""
+        return self._line.error
+
+    @property
+    def finished(self) -> str | None:
+        """Why training is over; None while it is not."""
+        return self._line.finished
+
+    @property
+    def allowance(self) -> int | None:
+        """Steps the session may have recorded in all; None for no limit."""
+        return self._line.allowance
 
     # Connecting.
 
@@ -95,44 +83,44 @@ class LearnerLink:
         Raises RefusedError with the learner's sentence, UnreachableError after `timeout` seconds.
         """
         start = said = time.monotonic()
-        if self._thread.ident is None:
-            self._thread.start()
-        with self._news:
-            while self._welcome is None:
-                if self.error is not None:
-                    raise self.error
+        line = self._line
+        line.start()
+        with line.news:
+            while line.welcome is None:
+                if line.error is not None:
+                    raise line.error
                 now = time.monotonic()
                 if timeout is not None and now - start >= timeout:
                     raise UnreachableError(
-                        f"{self._waiting} after {timeout:g} s: start it with --learner, or check --ip and --port"
+                        f"{line.waiting} after {timeout:g} s: start it with --learner, or check --ip and --port"
                     )
                 if now - said >= _SAY_EVERY_S:
                     said = now
-                    on_waiting(f"{self._waiting}; waiting ({now - start:.0f} s)")
-                self._news.wait(min(_SAY_EVERY_S, timeout - (now - start) if timeout is not None else _SAY_EVERY_S))
-            return self._welcome
+                    on_waiting(f"{line.waiting}; waiting ({now - start:.0f} s)")
+                line.news.wait(min(_SAY_EVERY_S, timeout - (now - start) if timeout is not None else _SAY_EVERY_S))
+            return line.welcome
 
     # Records (RecordSink). Arrays are handed over, not copied: they must not change afterwards.
 
     def begin(self, record: Begin) -> None:
         """Open an episode; raises DataError while another is open."""
         self._out.begin(record)
-        self._waker.wake()
+        self._line.wake()
 
     def step(self, record: Step) -> None:
         """Append one step; raises DataError outside an episode."""
         self._out.step(record)
-        self._waker.wake()
+        self._line.wake()
 
     def end(self, record: End) -> None:
         """Close the open episode; raises DataError where it is another."""
         self._out.end(record)
-        self._waker.wake()
+        self._line.wake()
 
     def amend(self, record: Amend) -> None:
         """Correct a closed episode."""
         self._out.amend(record)
-        self._waker.wake()
+        self._line.wake()
 
     @property
     def steps_recorded(self) -> int:
@@ -158,8 +146,8 @@ class LearnerLink:
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until `condition()`, tried whenever the learner is heard from. Raises `error`."""
-        with self._news:
-            self._news.wait_for(lambda: self.error is not None or condition(), timeout)
+        with self._line.news:
+            self._line.news.wait_for(lambda: self.error is not None or condition(), timeout)
         if condition():
             return True
         if self.error is not None:
@@ -183,17 +171,17 @@ class LearnerLink:
 
         Raises FetchError with the learner's sentence, UnreachableError after `timeout` seconds.
         """
-        if self._fetch is not None:
+        if self._line.fetch is not None:
             raise FetchError("another checkpoint is being fetched on this connection")
         self._fetch_count += 1
-        request = self._fetch = FetchRequest(self._fetch_count, step)
-        self._waker.wake()
+        request = self._line.fetch = FetchRequest(self._fetch_count, step)
+        self._line.wake()
         try:
             # An error of the connection ends the wait too.
             if not self.wait_until(request.done.is_set, timeout):
                 raise UnreachableError(f"checkpoint {step!r} did not arrive within {timeout:g} s")
         finally:
-            self._fetch = None
+            self._line.fetch = None
         if request.error is not None:
             raise request.error
         assert request.result is not None
@@ -203,235 +191,17 @@ class LearnerLink:
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, rates over the last seconds, present sizes and ages."""
-        now = time.monotonic()
-        held, gone = self._puller.held, self._disconnected_at
+        held = self._puller.held
         return {
             **self._out.stats(),
-            "connected": float(gone is None),
-            "connections": self._connections,
-            "disconnected_s": self._waited_s + (0.0 if gone is None else now - gone),
+            **self._line.stats(),
             "snapshot_version": self._puller.version,
-            "snapshot_age_s": -1.0 if held is None else now - held.at,
+            "snapshot_age_s": -1.0 if held is None else time.monotonic() - held.at,
             "snapshots": self._puller.pulled,
             "snapshot_bytes": self._puller.received_bytes,
         }
 
     def close(self) -> None:
         """Say goodbye and stop. What is not acknowledged stays in the spool: call `flush` before."""
-        self._closing = True
-        self._waker.wake()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._line.close()
         self._out.spool.close()
-        self._context.destroy(linger=_GOODBYE_MS)
-        self._waker.close()
-
-    # The network thread.
-
-    def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._turn()
-        except SerlChunkError as e:
-            self._stop(e)
-        except BaseException as e:
-            self._stop(SerlChunkError(f"the connection's thread stopped: {type(e).__name__}: {e}"))
-            raise
-        else:
-            if self._token is not None:
-                try_send(self._sockets["control"], wire.encode(kinds.BYE, {"token": self._token}))
-
-    def _stop(self, error: SerlChunkError) -> None:
-        log.error("%s", error)
-        self.error = error
-        self._lose("stopped")
-        for s in self._sockets.values():
-            s.close()
-        self._tell()
-
-    def _tell(self) -> None:
-        with self._news:
-            self._news.notify_all()
-
-    def _turn(self) -> None:
-        """One wait for events, and what follows from them."""
-        if not self._sockets:
-            self._open()
-        poller = zmq.Poller()
-        for channel, s in self._sockets.items():
-            writing = (channel == "control" and self._may_greet()) or (channel == "data" and self._out.blocked)
-            poller.register(s, zmq.POLLIN | (zmq.POLLOUT if writing else 0))
-        poller.register(self._waker.fileno(), zmq.POLLIN)
-        wait = 0.0 if self._out.can_pack else min(0.1, self._config.heartbeat / 2)
-        ready = dict(poller.poll(round(1000 * wait)))
-        if self._waker.fileno() in ready:
-            self._waker.drain()
-        changed = False
-        for channel, s in [(c, s) for c, s in self._sockets.items() if ready.get(s, 0) & zmq.POLLIN]:
-            changed |= self._receive(channel, s)
-        self._out.pack()
-        if not self._sockets:  # lost while receiving
-            self._tell()
-            return
-        if self._token is None:
-            self._greet()
-        else:
-            changed |= self._serve(self._token)
-        if changed:
-            self._tell()
-
-    def _open(self) -> None:
-        for offset, channel in enumerate(CHANNELS):
-            s = self._sockets[channel] = sockets.make_socket(self._context, zmq.DEALER, self._config)
-            s.connect(endpoint(self._host, self._port + offset))
-        self._hello_at = None
-
-    def _lose(self, why: str, retry_in: float = 0.0) -> None:
-        """Drop the connection; the next turn opens another. What was in flight is sent again."""
-        if self._token is not None:
-            log.warning("connection to the learner at %s:%d lost: %s", self._host, self._port, why)
-            self._disconnected_at = time.monotonic()
-        self._token = None
-        self._retry_at = time.monotonic() + retry_in
-        for s in self._sockets.values():
-            s.close()
-        self._sockets.clear()
-        if self._fetch is not None:
-            self._fetch.sent = False
-
-    # Introduction.
-
-    def _may_greet(self) -> bool:
-        return self._token is None and self._hello_at is None and time.monotonic() >= self._retry_at
-
-    def _greet(self) -> None:
-        now = time.monotonic()
-        if self._hello_at is not None:
-            if now - self._hello_at > self._config.silence:
-                self._waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
-                self._lose("no answer")
-            return
-        if not self._may_greet():
-            return
-        spool, last = self._out.spool, self._welcome
-        hello = Hello(
-            session=spool.session,
-            incarnation=spool.incarnation,
-            actor_id=self._actor_id,
-            contract=self._contract,
-            run="" if last is None else last.run,
-            version=self._puller.version,
-            first=spool.first,
-            next=spool.next,
-            steps_before_first=spool.steps_before_first,
-            steps_before_next=spool.steps,
-        )
-        if try_send(self._sockets["control"], hello.encode()):
-            self._hello_at = now
-
-    def _on_welcome(self, message: Message) -> None:
-        h = message.header
-        last = self._welcome
-        welcome = Welcome(
-            wire.field(h, "fields", dict), message.arrays, wire.text(h, "run"), wire.field(h, "version", int)
-        )
-        self._out.connected(
-            known=wire.field(h, "known", bool), abandoned=wire.field(h, "abandoned", bool), seq=wire.count(h, "next")
-        )
-        self._puller.connected(new_run=last is not None and last.run != welcome.run)
-        now = time.monotonic()
-        if self._disconnected_at is not None:
-            self._waited_s += now - self._disconnected_at
-        self._disconnected_at = None
-        self._connections += 1
-        self._token, self._heard, self._ping_at = wire.field(h, "token", bytes), now, now
-        self._welcome = welcome
-        self._on_status(h)
-
-    # While connected.
-
-    def _serve(self, token: bytes) -> bool:
-        """Send what is due; True where a snapshot became complete or a fetch ended."""
-        now = time.monotonic()
-        if now - self._heard > self._config.silence:
-            self._waiting = f"the learner at {self._host}:{self._port} is silent"
-            self._lose("silent")
-            return False
-        self._out.pump(self._sockets["data"], token)
-        if now - self._out.progress_at > self._config.silence:
-            self._lose("it acknowledges nothing")  # the data connection alone broke, with what was in it
-            return False
-        if now >= self._ping_at:
-            self._ping_at = now + self._config.heartbeat
-            try_send(self._sockets["control"], wire.encode(kinds.PING, {"token": token}))
-        fetch = self._fetch
-        if fetch is not None and not fetch.sent and fetch.manifest is None:
-            fields = {"token": token, "request": fetch.number, "step": fetch.step}
-            fetch.sent = try_send(self._sockets["control"], wire.encode(kinds.FETCH, fields))
-        return self._puller.pump(self._sockets["snapshots"], token)
-
-    def _receive(self, channel: str, s: zmq.Socket[bytes]) -> bool:
-        """Take in what a socket has; True where somebody may be waiting for it."""
-        changed = False
-        while not s.closed:
-            try:
-                frames = s.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            try:
-                changed |= self._on_message(channel, wire.decode(frames, self._limits))
-            except WireError as e:
-                # Whoever answers is no learner, or a broken one; a new connection is the only cure.
-                log.warning("malformed message on %s: %s", channel, e)
-                self._waiting = f"what answers at {self._host}:{self._port} is no learner ({e})"
-                self._lose("malformed message", retry_in=self._config.heartbeat)
-                break
-        return changed
-
-    def _on_message(self, channel: str, message: Message) -> bool:
-        self._heard = time.monotonic()
-        kind, h = message.kind, message.header
-        if kind == handshake.REFUSED:
-            self._on_refused(wire.text(h, "reason", 1 << 16), wire.field(h, "retry", bool))
-        elif kind == handshake.WELCOME:
-            if self._token is None:
-                self._on_welcome(message)
-        elif self._token is None:
-            return False  # of a connection that is being replaced
-        elif channel == "snapshots":
-            return self._puller.receive(message)
-        elif kind == kinds.ACK:
-            self.allowance = wire.field(h, "allowance", (int, type(None)))
-            self._out.acknowledged(wire.count(h, "next"), gap=wire.field(h, "gap", bool))
-        elif kind == kinds.STATUS:
-            self._on_status(h)
-        elif kind == kinds.REJOIN:
-            if h.get("token") == self._token:
-                self._lose("the learner was restarted")
-        elif kind in (kinds.FETCHED, kinds.FETCH_FAILED):
-            self._on_fetched(message)
-        else:
-            raise WireError(f"unknown kind {kind!r}")
-        return True
-
-    def _on_refused(self, reason: str, retry: bool) -> None:
-        if not retry:
-            raise RefusedError(reason)
-        self._waiting = reason
-        self._lose("refused", retry_in=self._config.heartbeat)
-
-    def _on_status(self, h: dict[str, Any]) -> None:
-        self.allowance = wire.field(h, "allowance", (int, type(None)))
-        self.finished = wire.field(h, "finished", (str, type(None)))
-        self._puller.learn(wire.field(h, "version", int))
-        self._out.acknowledged(wire.count(h, "next"), gap=False)
-
-    def _on_fetched(self, message: Message) -> None:
-        request = self._fetch
-        if request is None or message.header.get("request") != request.number:
-            return  # its caller gave up
-        if message.kind == kinds.FETCH_FAILED:
-            request.finish(None, FetchError(wire.text(message.header, "reason", 1 << 16)))
-        else:
-            request.manifest = Manifest.decode(message)
-            self._puller.add_fetch(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -59,6 +60,12 @@ class Session:
         self.pulling: Published | None = None
         self.fetch_request: int | None = None
         self.fetched: Published | None = None
+
+    def hear(self) -> None:
+        """Something came over its present connection."""
+        self.heard = time.monotonic()
+        if not self.live:
+            self.live, self.closed = True, False
 
     def trim(self, first: int, record: Record) -> Record | None:
         """What is new of a record numbered from `first`; None where nothing is. Raises Gap."""

@@ -1,0 +1,93 @@
+"""The learner's three ROUTER sockets, and what every handler of their messages needs."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import Any
+
+import zmq
+
+from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.transport import sockets
+from serl_chunk.transport.sockets import CHANNELS, Waker, endpoint, try_send
+from serl_chunk.transport.stats import Counters
+from serl_chunk.transport.wire import Frame
+from serl_chunk.types import ConfigError
+
+log = logging.getLogger(__name__)
+
+_LOG_LIMIT = 256  # distinct complaints logged; more are only counted
+
+
+class Routers:
+    """Sockets bound to `port` (data) and the two after it (snapshots, control). Used by one thread.
+
+    What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
+    """
+
+    def __init__(self, config: TransportConfig, bind: str, port: int, counters: Counters) -> None:
+        """Raises ConfigError for a port in use or an address that is not this machine's."""
+        self._counters = counters
+        self._complaints: set[tuple[str, str, str]] = set()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._poller = zmq.Poller()
+        for offset, channel in enumerate(CHANNELS):
+            s = self._sockets[channel] = sockets.make_socket(self._context, zmq.ROUTER, config)
+            try:
+                s.bind(endpoint("127.0.0.1" if bind == "localhost" else bind, port + offset))
+            except zmq.ZMQError as e:
+                self.close()
+                if e.errno == errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"port {port + offset} of {bind} is in use: another learner may be running there. Stop it, or "
+                        f"choose another --port (three are used: {port}, {port + 1}, {port + 2}) for learner and actors"
+                    ) from e
+                raise ConfigError(f"cannot listen on --bind={bind} port {port + offset}: {e.strerror}") from e
+            self._poller.register(s, zmq.POLLIN)
+
+    def wait(self, waker: Waker, seconds: float) -> set[str]:
+        """The channels that have something, once one has, `waker` was woken or `seconds` are over."""
+        self._poller.register(waker.fileno(), zmq.POLLIN)
+        ready = dict(self._poller.poll(round(1000 * seconds)))
+        if waker.fileno() in ready:
+            waker.drain()
+        return {channel for channel, s in self._sockets.items() if s in ready}
+
+    def receive(self, channel: str) -> list[zmq.Frame] | None:
+        """The next message, its sender's identity first; None where there is none."""
+        try:
+            return self._sockets[channel].recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+
+    def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
+        """Send to one peer; a peer that is gone or does not read is counted. Every answer is repeatable."""
+        sent = bool(identity) and try_send(self._sockets[channel], [identity, *frames])
+        self._counters["replies_dropped"] += not sent
+        return sent
+
+    def complain(self, channel: str, peer: str, what: str) -> None:
+        """Log once per channel, peer and kind of trouble (`what` up to its first colon)."""
+        key = (channel, peer, what.split(":")[0])
+        if key not in self._complaints and len(self._complaints) < _LOG_LIMIT:
+            self._complaints.add(key)
+            log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, what)
+
+    def close(self) -> None:
+        """Release the ports; what was not sent is dropped."""
+        self._context.destroy(linger=0)
+
+
+def address_of(frames: list[Any]) -> str:
+    """The network address a received message came from."""
+    try:
+        return str(frames[-1].get("Peer-Address")).removeprefix("::ffff:") if frames else "unknown"
+    except zmq.ZMQError:  # a transport without addresses
+        return "unknown"
+
+
+def plain_bytes(frame: Frame) -> bytes:
+    """A small frame's content."""
+    return frame.bytes if isinstance(frame, zmq.Frame) else bytes(frame)
