@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +34,16 @@ class ChunkQueue:
     empties the queue and begins a new epoch; chunks planned in an earlier epoch are refused.
 
     Not thread-safe: it belongs to the control thread.
+
+    Args:
+        execute_steps: ticks that a chunk serves, counted from its decision.
+        hold_after: the command that follows an action where nothing is planned (`Hold.after`).
     """
 
-    def __init__(self, execute_steps: int) -> None:
+    def __init__(self, execute_steps: int, hold_after: Callable[[np.ndarray], np.ndarray]) -> None:
         self.execute_steps = execute_steps
         self.epoch = 0
+        self._hold_after = hold_after
         self._chunks: list[tuple[int, PlannedChunk]] = []  # (first tick, chunk), increasing in both ticks
 
     def flush(self) -> None:
@@ -79,15 +85,14 @@ class ChunkQueue:
     def committed(self, tick: int, count: int, hold: np.ndarray) -> np.ndarray:
         """What ticks `tick` to `tick + count` - 1 will execute if no chunk joins: float32[count, A].
 
-        A tick without an action holds: it repeats the action before it, at first `hold` float32[A], the last
-        one that was executed.
+        A tick without an action holds: at first `hold` float32[A], what the present tick would do without an
+        action, and `hold_after` the last planned action behind one.
         """
         out = np.empty((count, len(hold)), np.float32)
-        last = hold
         for i in range(count):
             queued = self._at(tick + i)
-            last = last if queued is None else queued.action
-            out[i] = last
+            out[i] = hold if queued is None else queued.action
+            hold = self._hold_after(out[i])
         return out
 
     def _at(self, tick: int) -> QueuedAction | None:

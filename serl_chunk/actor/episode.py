@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue
+from serl_chunk.actor.hold import Hold
 from serl_chunk.actor.intervene import Interventions
 from serl_chunk.actor.planning import Planner
 from serl_chunk.actor.policy import ChunkPolicy
@@ -16,7 +17,7 @@ from serl_chunk.actor.recorder import EpisodeRecorder
 from serl_chunk.actor.summary import Tally
 from serl_chunk.actor.timing import Clock, Deadlines
 from serl_chunk.robots.base import RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, STATE, End, Observation, Outcome, RobotSpec, Source, Step
+from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, End, Observation, Outcome, RobotSpec, Source, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,22 +29,12 @@ class Setup:
     cameras: tuple[str, ...]
     policy: ChunkPolicy
     queue: ChunkQueue
+    hold: Hold
     interventions: Interventions
     clock: Clock
     failure_reward: float
     stop: Callable[[], str | None]
     observer: Callable[[int], None] | None
-
-
-def resting_action(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
-    """The command that keeps a robot where it is before anything was executed, float32[A], robot units.
-
-    The measured joint where the state has it, else 0 (no motion, for a command that is a difference), within
-    the limits.
-    """
-    joint = np.array(spec.joint_of_action)
-    rest = np.where(joint >= 0, state[np.maximum(joint, 0)], 0.0)
-    return np.clip(rest, spec.action_low, spec.action_high).astype(np.float32)
 
 
 class Moment:
@@ -102,11 +93,7 @@ class EpisodeRun:
         self._setup, self._planner, self._recorder = setup, planner, recorder
         self._episode_id, self._moment, self._rng = episode_id, first, rng
         self._deadlines, self._first_stamp = deadlines, first_stamp
-        self._hold = resting_action(setup.spec, first.observation[STATE])
-        # Repeating a position holds it; repeating a difference would keep the robot moving.
-        self._is_position = np.array(setup.spec.joint_of_action) >= 0
-        self._is_position[list(setup.spec.grippers)] = True
-        self._no_motion = np.clip(0.0, setup.spec.action_low, setup.spec.action_high).astype(np.float32)
+        self._hold = setup.hold.at_rest(first.observation[STATE])
         self._low = np.array(setup.spec.action_low, np.float32)
         self._high = np.array(setup.spec.action_high, np.float32)
         self._by_person = False  # whether a person had the previous tick
@@ -147,7 +134,9 @@ class EpisodeRun:
         gated = not np.array_equal(executed, command)
         if "intervene_action" in info:  # the environment let a person replace our action, as HIL-SERL's do
             choice = Choice(command, Source.HUMAN, version=choice.version, by_person=True)
-            executed, gated = np.array(info["intervene_action"], np.float32), False
+            # A driver that reports what it executed reports what it made of the person's command.
+            executed = np.array(info.get("executed_action", info["intervene_action"]), np.float32)
+            gated = not np.array_equal(executed, np.asarray(info["intervene_action"], np.float32))
             self._planner.flush()
         setup.interventions.count(choice.by_person)
         success, failure = bool(info.get("success")), bool(info.get("failure"))
@@ -166,7 +155,7 @@ class EpisodeRun:
                 stamp=stamp,
             )
         )
-        self._hold = np.where(self._is_position, executed, self._no_motion)
+        self._hold = setup.hold.after(executed)
         self._moment = Moment(setup.env, raw, setup.cameras)
         if success or failure or terminated or truncated:
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
@@ -181,7 +170,13 @@ class EpisodeRun:
         if human is not None:
             self._planner.flush()
             moment.with_frames()
-            return Choice(human.action, Source.HOLD if human.idle else Source.HUMAN, version=present, by_person=True)
+            asked = np.asarray(human.action, np.float32)
+            if asked.shape != self._low.shape or not np.isfinite(asked).all():
+                raise DataError(
+                    f"the intervention source (actor.intervention) commanded {human.action} on tick {tick}; a command "
+                    f"of robot {setup.spec.name!r} is {len(self._low)} finite numbers"
+                )
+            return Choice(asked, Source.HOLD if human.idle else Source.HUMAN, version=present, by_person=True)
         if tick < random_steps:
             if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
                 moment.with_frames()

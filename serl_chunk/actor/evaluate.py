@@ -75,6 +75,11 @@ class EvalResult:
         return wilson_interval(self.successes, self.n)
 
     @property
+    def human_ticks(self) -> int:
+        """Ticks of a person that the environment itself let take over; any makes the figures worthless."""
+        return sum(e.human_ticks for e in self.episodes)
+
+    @property
     def mean_time_s(self) -> float | None:
         """Seconds on the control clock that successful episodes took; None without a success."""
         lengths = [e.length for e in self.episodes if e.success]
@@ -87,8 +92,8 @@ class EvalResult:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, per episode too."""
-        keep = ("seed", "length", "total_reward", "success", "outcome", "ended_by", "hold_ticks", "starved_ticks",
-                "clipped_share", "gated_share", "jerk", "wall_seconds")  # fmt: skip
+        keep = ("seed", "length", "total_reward", "success", "outcome", "ended_by", "human_ticks", "hold_ticks",
+                "starved_ticks", "clipped_share", "gated_share", "jerk", "wall_seconds")  # fmt: skip
         return {
             "success_rate": self.success_rate,
             "n": self.n,
@@ -110,7 +115,9 @@ def _plain(value: Any) -> Any:
 
 def results_table(results: list[EvalResult]) -> rich.table.Table:
     """One row per result, for a terminal."""
-    table = rich.table.Table(title="evaluation, held-out starts, no helper")
+    human = sum(r.human_ticks for r in results)
+    helped = "no helper" if human == 0 else f"NOT the policy alone: a person acted on {human} ticks"
+    table = rich.table.Table(title=f"evaluation, held-out starts, {helped}")
     for column in ("policy", "success", "95 % interval", "n", "time of successes", "length"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for r in results:

@@ -11,6 +11,7 @@ import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.episode import EpisodeRun, Moment, Setup
+from serl_chunk.actor.hold import Hold
 from serl_chunk.actor.inference import DelayEstimate, Inference, InferenceThread, measure_inference
 from serl_chunk.actor.intervene import Interventions
 from serl_chunk.actor.planning import LockstepPlanner, Planner
@@ -77,7 +78,8 @@ class EpisodeRunner:
         self.spec = spec
         self._config, self._sink, self._actor_id = config, sink, actor_id
         self._inference = inference
-        self._queue = ChunkQueue(config.chunk.executed)
+        hold = Hold(spec)
+        self._queue = ChunkQueue(config.chunk.executed, hold.after)
         self._planner: Planner | None = None
         if actor.clock == "lockstep":
             self._planner = LockstepPlanner(self._queue, policy, actor.delay_ticks, before_decision)
@@ -87,6 +89,7 @@ class EpisodeRunner:
             cameras=recorded,
             policy=policy,
             queue=self._queue,
+            hold=hold,
             interventions=self.interventions,
             clock=clock or MonotonicClock(),
             failure_reward=config.reward.failure_reward,

@@ -32,15 +32,14 @@ def choose_inference(
     mode = wanted
     if mode == "auto":
         mode = "sync" if p99 < SYNC_SHARE * period else "async"
-    if mode == "sync":
-        return mode
     figures = f"inference takes {p50 * 1e3:.1f} ms (p99 {p99 * 1e3:.1f}), a tick {period * 1e3:.1f} ms"
-    if not supports_prefix:
+    if mode == "async" and not supports_prefix:
         raise ConfigError(
             f"{figures}, and this agent cannot plan with a delay: use actor.inference=sync with a smaller network or "
             "fewer agent.candidates, or an agent that takes a prefix"
         )
-    if max(1, math.ceil(p50 / period)) >= execute_steps:
+    within_tick = mode == "sync" and p50 <= SYNC_SHARE * period
+    if not within_tick and max(1, math.ceil(p50 / period)) >= execute_steps:
         raise ConfigError(
             f"{figures}: every chunk would come after its {execute_steps} actions should have been executed. Raise "
             "chunk.horizon and chunk.execute_steps, or use a smaller network or fewer agent.candidates"
@@ -98,7 +97,9 @@ class RealtimePlanner:
         if self.mode == "sync":
             assert self._deadlines is not None
             until = self._deadlines.moment(tick) + SYNC_SHARE * self._deadlines.period
-            self._take(self._inference.wait(until), tick)
+            # The first to come may answer a request from before a take-over or a reset.
+            while self._under_way is not None and (result := self._inference.wait(until)) is not None:
+                self._take(result, tick)
 
     def flush(self) -> None:
         """Forget everything planned or being planned."""

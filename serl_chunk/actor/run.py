@@ -137,7 +137,8 @@ def run_actor(
         on_episode: called after each episode.
         report_every: episodes between status lines.
 
-    Raises ConfigError for random steps on a real robot, and the link's error where it broke for good.
+    Raises ConfigError for random steps on a real robot, and the link's error where it broke for good. An error of the
+    environment, the policy or a hook ends the session; what was recorded is delivered before it is raised.
     """
     clock = clock or MonotonicClock()
     stop = stop or threading.Event()
@@ -211,6 +212,11 @@ def run_actor(
                 on_episode(summary)
             if board.episodes % report_every == 0:
                 say(board.line(policy.version, waiting.seconds))
+    except Exception as error:
+        if link.error is None:  # the episode was closed; whoever looks for the cause needs its last steps
+            say(f"{type(error).__name__}: {error}: delivering what is recorded")
+            link.flush(flush_timeout)
+        raise
     finally:
         runner.close()
     if link.error is not None:
@@ -223,8 +229,7 @@ def run_actor(
 
 
 def _refuse_random_on_real(config: ExperimentConfig) -> None:
-    robot = config.robot
-    if config.learner.random_steps > 0 and (robot.real or getattr(robot, "is_real", False)):
+    if config.learner.random_steps > 0 and config.robot.real:
         raise ConfigError(
             f"learner.random_steps={config.learner.random_steps} on a real robot: uniformly random commands can break "
             "it. Set learner.random_steps=0 and start from demonstrations (learner.pretrain_steps)"

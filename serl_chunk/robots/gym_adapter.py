@@ -10,13 +10,17 @@ Observations (a flat Box, or a Dict that may nest):
 Rewards and ends, from HIL-SERL's and gymnasium's habits:
 
 - success is a true `info["succeed"]`, `info["is_success"]` or `info["success"]`, and always terminates.
-- `info["failure"]` is passed on as a declared failure.
+- a true `info["failure"]` without success is a declared failure, and always terminates.
 - `info["grasp_penalty"]` is added to the reward (HIL-SERL feeds it to a separate gripper critic instead).
 - `info["intervene_action"]` is what a person commanded instead of the action given to `step`.
+- `info["executed_action"]` is what the driver made of the command, the person's too; absent: unchanged.
 - HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
   is therefore a truncation; before it, it is the environment's own termination, and bootstraps nothing.
 
 The configuration's `control_hz` is the rate; what the environment declares about its own is not read.
+
+An environment (or a wrapper around it) may have `make_expert()` and `make_helper()`, as ours have: see `RobotEnv`.
+Their commands are in the units of the action space the adapter sees, that of the outermost wrapper.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import numpy as np
 from gymnasium import spaces
 
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.robots.base import RobotEnv
+from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Observation, RobotSpec
 
 SUCCESS_KEYS = ("succeed", "is_success", "success")
@@ -80,10 +84,17 @@ class ObservationLayout(NamedTuple):
         return cls(tuple(vectors), tuple(cameras), tuple(camera_specs), state_dim)
 
     def state(self, observation: Any) -> np.ndarray:
-        """The state `float32[S]` of an observation; a copy. Raises DataError if its length is not S."""
+        """The state `float32[S]` of an observation; a copy. Raises DataError if it is not S finite numbers."""
         state = np.concatenate([np.ravel(_at(observation, path)) for path in self.vectors]).astype(np.float32)
         if state.shape != (self.state_dim,):
             raise DataError(f"the environment declared a state of {self.state_dim} numbers and gave {len(state)}")
+        if not np.isfinite(state).all():  # would pass for a policy that has diverged, and spoil whatever trains on it
+            index = int(np.argmin(np.isfinite(state)))
+            raise DataError(
+                f"the environment gave a state that is not finite: state[{index}] = {state[index]} of the vectors "
+                f"{', '.join('/'.join(path) or 'observation' for path in self.vectors)}, in this order. Repair the "
+                "sensor, or end the episode with an exception"
+            )
         return state
 
     def frames(self, observation: Any) -> Observation:
@@ -154,11 +165,11 @@ class GymAdapter(RobotEnv):
         # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
         total = float(np.asarray(reward).item()) + float(np.asarray(info.get("grasp_penalty", 0.0)).item())
 
-        terminated, truncated = bool(terminated) or success, bool(truncated)
-        if self._tick >= self.robot_spec.max_episode_steps and not success:
-            terminated = terminated and bool(info.get("failure", False))
-            truncated = not terminated
-        return self._observe(), total, terminated, truncated and not terminated, info
+        judged = success or bool(np.any(info.get("failure", False)))
+        if self._tick >= self.robot_spec.max_episode_steps and not judged:
+            terminated, truncated = False, True
+        terminated = bool(terminated) or judged
+        return self._observe(), total, terminated, bool(truncated) and not terminated, info
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         """Frames of the last observation, `{"images/<camera>": uint8[H, W, 3]}`, as copies; all cameras by default.
@@ -172,9 +183,34 @@ class GymAdapter(RobotEnv):
             return frames
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}
 
+    def make_expert(self) -> Expert:
+        """What the environment's own `make_expert()` gives; ConfigError where it has none, or gives something else."""
+        return self._made_by("make_expert", ("reset", "act"), "record demonstrations by hand")
+
+    def make_helper(self) -> InterventionSource:
+        """What the environment's own `make_helper()` gives; ConfigError where it has none, or gives something else."""
+        return self._made_by(
+            "make_helper", ("reset", "poll", "close"), "use --config.actor.intervention=none or a file"
+        )
+
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+    def _made_by(self, factory: str, methods: tuple[str, ...], otherwise: str) -> Any:
+        name, needed = self.robot_spec.name, ", ".join(f"{m}()" for m in methods)
+        if not self.env.has_wrapper_attr(factory):
+            raise ConfigError(
+                f"robot {name!r} has no scripted {factory.removeprefix('make_')}: give its environment a method "
+                f"{factory}() whose result has {needed} (docs/bring_your_own_robot.md), or {otherwise}"
+            )
+        made = self.env.get_wrapper_attr(factory)()
+        missing = [m for m in methods if not callable(getattr(made, m, None))]
+        if missing:
+            raise ConfigError(
+                f"{factory}() of robot {name!r} gave a {type(made).__name__} without {missing[0]}(); it needs {needed}"
+            )
+        return made
 
     def _observe(self) -> Observation:
         observation: Observation = {STATE: self._layout.state(self._last)}
@@ -259,7 +295,8 @@ def _without_time(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
         if shape[0] != 1:
             raise ConfigError(
                 f"observation {name!r} has shape {shape}: a history of {shape[0]} observations cannot be used; "
-                "configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1))"
+                "configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1)). A camera's frames need "
+                "three colours, (H, W, 3)"
             )
         return shape[1:]
     return shape

@@ -49,7 +49,7 @@ def make_env(config: RobotConfig, *, images: str = "on_request") -> RobotEnv:
 
 
 def make_expert(env: RobotEnv) -> Expert:
-    """The scripted demonstrator of `env`; raises ConfigError where there is none."""
+    """The scripted demonstrator of `env`, from its `make_expert()`; raises ConfigError where there is none."""
     factory = getattr(env, "make_expert", None)
     if factory is None:
         raise ConfigError(
@@ -59,7 +59,10 @@ def make_expert(env: RobotEnv) -> Expert:
 
 
 def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
-    """The intervention source `none`, `scripted` or the path of a recorded one; raises ConfigError otherwise."""
+    """The intervention source `none`, `scripted` (from `env.make_helper()`) or the path of a recorded one.
+
+    Raises ConfigError where it is none of these or `env` has no helper, DataError where the file is no such recording.
+    """
     if source == "none":
         return None
     if source == "scripted":
@@ -69,10 +72,11 @@ def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
                 f"robot {env.robot_spec.name!r} has no scripted helper; use --config.actor.intervention=none or a file"
             )
         return factory()
-    if Path(source).is_file():
+    path = Path(source).expanduser()
+    if path.is_file():
         from serl_chunk.robots.replayed import ReplayedIntervention
 
-        return ReplayedIntervention(Path(source), env.robot_spec)
+        return ReplayedIntervention(path, env.robot_spec)
     raise ConfigError(
         f"actor.intervention={source!r} is neither none, scripted, nor an existing file of recorded interventions"
     )

@@ -60,8 +60,9 @@ class LineEnv(RobotEnv):
         gate: float = 10.0,
         clock: SimClock | None = None,
         costs: Iterable[float] = (),
+        spec: RobotSpec = SPEC,
     ) -> None:
-        self._set_spaces(SPEC, "on_request")
+        self._set_spaces(spec, "on_request")
         self.length, self.success_at, self.failure_at, self.crash_at = length, success_at, failure_at, crash_at
         self.terminated_at = terminated_at
         self.person, self.gate, self.clock, self.costs = person or {}, gate, clock, iter(costs)
@@ -83,11 +84,11 @@ class LineEnv(RobotEnv):
         if self.tick == self.crash_at:
             raise RuntimeError("the motor is gone")
         info: dict[str, Any] = {}
+        if self.tick in self.person:
+            action = info["intervene_action"] = self.person[self.tick]
         executed = np.clip(action, -self.gate, self.gate)
         if not np.array_equal(executed, action):
             info["executed_action"] = executed
-        if self.tick in self.person:
-            executed = info["intervene_action"] = self.person[self.tick]
         if self.clock is not None:
             self.clock.time += next(self.costs, 0.0)
         self._buffer[:2] = executed

@@ -21,7 +21,8 @@ from actor_helpers import (
 from serl_chunk.actor.loop import EpisodeRunner
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.types import Begin, ConfigError, End, Outcome, Source
+from serl_chunk.robots.base import InterventionCommand
+from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source
 
 
 def run(env=None, *, horizon=8, execute=None, delay=0, agent=None, seed=5, config=None, **kwargs):
@@ -163,6 +164,25 @@ def test_the_environments_own_intervention():
     np.testing.assert_array_equal(steps[3].action, override)
     assert steps[5].decision_tick == 5
     assert (summary.human_ticks, summary.segments, summary.gated_share) == (2, 1, 0)
+
+
+def test_what_the_driver_made_of_a_persons_command_is_recorded():
+    summary, sink, _ = run(LineEnv(person={3: np.array([0.5, 0.25], np.float32)}, gate=0.3))
+    np.testing.assert_array_equal(sink.steps[3].action, np.array([0.3, 0.25], np.float32))
+    assert sink.steps[3].source == Source.HUMAN
+    assert summary.gated_share > 0
+
+
+@pytest.mark.parametrize("command", [[0.5], [0.5, 0.5, 0.5], [np.nan, 0.0]])
+def test_a_persons_wrong_command_does_not_reach_the_robot(command):
+    person = ScriptedPerson(frozenset({2}))
+    person.poll = lambda tick, *_: InterventionCommand(np.array(command)) if tick == 2 else None
+    env, sink = LineEnv(), ListSink()
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=make_config(), intervention=person)
+    with pytest.raises(DataError, match=r"on tick 2; a command of robot 'line' is 2 finite numbers"):
+        runner.run_episode(0, explore=True)
+    assert env.tick == 2
+    assert sink.last_end.outcome_by == "crash"
 
 
 def test_what_the_driver_executed_is_recorded():

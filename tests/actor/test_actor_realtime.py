@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from actor_helpers import (
     DT,
+    SPEC,
     LineEnv,
     ListSink,
     NoisyAgent,
@@ -25,24 +26,28 @@ from hypothesis import strategies as st
 
 from serl_chunk.actor.inference import DelayEstimate, measure_inference
 from serl_chunk.actor.loop import EpisodeRunner
+from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.realtime import choose_inference
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.types import ConfigError, End, Source
 
 MS = 1e-3
+DIFFERENCES = dataclasses.replace(SPEC, joint_of_action=(-1, 1))  # the first is commanded by differences
 
 
 class Rig:
     """A runner on a simulated clock."""
 
-    def __init__(self, mode, latencies, *, horizon=8, oversleep=(), costs=(), length=30, intervention=None, **kwargs):
+    def __init__(
+        self, mode, latencies, *, horizon=8, oversleep=(), costs=(), length=30, intervention=None, spec=SPEC, **kwargs
+    ):
         self.human = intervention.ticks if intervention else frozenset()
         self.clock = SimClock(oversleep)
         self.agent = NoisyAgent(horizon)
         self.policy = make_policy(self.agent)
         self.inference = SimInference(self.policy, self.clock, latencies)
         self.sink = ListSink()
-        self.env = LineEnv(length=length, clock=self.clock, costs=costs)
+        self.env = LineEnv(length=length, clock=self.clock, costs=costs, spec=spec)
         self.runner = EpisodeRunner(
             self.env,
             self.policy,
@@ -82,9 +87,7 @@ def test_sync_too_late_holds_and_joins_by_count():
 
 
 def test_holding_repeats_positions_and_stops_differences():
-    rig = Rig("sync", [5 * MS, 15 * MS, 5 * MS, 5 * MS])
-    differences = dataclasses.replace(rig.env.robot_spec, joint_of_action=(-1, 1))  # the first is commanded by steps
-    rig.runner._setup = dataclasses.replace(rig.runner._setup, spec=differences)
+    rig = Rig("sync", [5 * MS, 15 * MS, 5 * MS, 5 * MS], spec=DIFFERENCES)
     rig.runner.run_episode(0, explore=True)
     steps = rig.sink.steps
     assert ticks_of(steps, Source.HOLD) == [8]
@@ -104,6 +107,53 @@ def test_async_hides_a_constant_latency(latency, delay):
     for s in chunk_starts(steps):
         prefix = rig.agent.prefixes[s.decision_tick]
         np.testing.assert_array_equal(prefix, [steps[s.decision_tick + i].action for i in range(delay)])
+
+
+def test_async_tells_the_policy_that_differences_stop_where_nothing_is_planned():
+    # 70 ms are learned, then one decision takes 130: the queue runs dry while the next is still expected to take 4.
+    rig = Rig("async", [*[70 * MS] * 8, 130 * MS, 5 * MS, *[70 * MS] * 20], length=60, spec=DIFFERENCES)
+    gaps = 0
+    for seed in range(2):
+        rig.sink.records.clear()
+        rig.runner.run_episode(seed, explore=True)
+        steps = rig.sink.steps
+        for s in chunk_starts(steps):
+            told = rig.agent.prefixes[s.decision_tick]
+            for i in range(min(len(told), s.tick - s.decision_tick)):
+                done = steps[s.decision_tick + i]
+                if done.source == Source.HOLD:
+                    gaps += i > 0 and steps[done.tick - 1].source == Source.POLICY
+                    np.testing.assert_array_equal(told[i], done.action)
+                    assert told[i][0] == 0
+    assert gaps > 0  # a hold after a planned action, inside what was committed
+
+
+def test_sync_waits_past_the_answer_to_a_request_before_a_take_over():
+    # Asked on tick 8, answered 25 ms later; a person has tick 9. On tick 10, the release, the old answer comes 5 ms
+    # before the new one, and both come within half of the tick.
+    rig = Rig("sync", [5 * MS, 45 * MS, 3 * MS, 5 * MS, 5 * MS], intervention=ScriptedPerson(frozenset({9})))
+    _, steps = rig.run()
+    assert ticks_of(steps, Source.HOLD) == [8]
+    assert (steps[10].source, steps[10].decision_tick) == (Source.POLICY, 10)
+
+
+def test_an_error_of_inference_closes_the_episode():
+    rig = Rig("async", itertools.repeat(5 * MS))
+    rig.run()
+    decide = rig.policy.decide
+    calls = itertools.count()
+
+    def broken(*args, **kwargs):
+        if next(calls) == 2:
+            raise PolicyError("diverged")
+        return decide(*args, **kwargs)
+
+    rig.policy.decide = broken
+    rig.sink.records.clear()
+    with pytest.raises(PolicyError, match="diverged"):
+        rig.runner.run_episode(1, explore=True)
+    assert len(rig.sink.steps) > 8
+    assert (rig.sink.last_end.truncated, rig.sink.last_end.outcome_by) == (True, "crash")
 
 
 def test_async_asks_as_late_as_the_delay_allows():
@@ -208,9 +258,16 @@ def test_choice_of_inference(wanted, seconds, expected):
     assert choose_inference(wanted, seconds, DT, 8, supports_prefix=True) == expected
 
 
-def test_inference_slower_than_a_chunk_is_refused():
+@pytest.mark.parametrize("wanted", ["auto", "sync", "async"])
+def test_inference_slower_than_a_chunk_is_refused(wanted):
     with pytest.raises(ConfigError, match=r"100\.0 ms.*5 actions"):
-        choose_inference("auto", [100 * MS] * 50, DT, 5, supports_prefix=True)
+        choose_inference(wanted, [100 * MS] * 50, DT, 5, supports_prefix=True)
+
+
+def test_sync_single_actions_must_come_within_the_tick():
+    assert choose_inference("sync", [9 * MS] * 50, DT, 1, supports_prefix=False) == "sync"
+    with pytest.raises(ConfigError, match=r"11\.0 ms.*1 actions"):
+        choose_inference("sync", [11 * MS] * 50, DT, 1, supports_prefix=False)
 
 
 def test_async_without_prefix_is_refused():

@@ -17,26 +17,31 @@ def chunk(tick: int, epoch: int = 0, horizon: int = 6) -> PlannedChunk:
     return PlannedChunk((100 * tick + np.arange(horizon, dtype=np.float32))[:, None], tick, tick, epoch)
 
 
+def queue_of(execute_steps: int) -> ChunkQueue:
+    """A queue of a robot that holds by repeating."""
+    return ChunkQueue(execute_steps, lambda action: action)
+
+
 def value(queue: ChunkQueue, tick: int) -> float | None:
     queued = queue.pop(tick)
     return None if queued is None else float(queued.action[0])
 
 
 def test_an_empty_queue_has_nothing():
-    queue = ChunkQueue(4)
+    queue = queue_of(4)
     assert queue.pop(0) is None
     assert queue.remaining(3) == 0
     assert queue.end(3) == 3
 
 
 def test_a_chunk_ends_at_execute_steps():
-    queue = ChunkQueue(4)
+    queue = queue_of(4)
     assert queue.join(chunk(0), 0) == 0
     assert [value(queue, t) for t in range(6)] == [0, 1, 2, 3, None, None]
 
 
 def test_the_delay_is_the_first_executed_index():
-    queue = ChunkQueue(6)
+    queue = queue_of(6)
     queue.join(chunk(0), 0)
     assert value(queue, 0) == 0
     assert queue.join(chunk(1), 4) == 3
@@ -45,13 +50,13 @@ def test_the_delay_is_the_first_executed_index():
 
 @pytest.mark.parametrize("tick", [4, 9])
 def test_a_chunk_too_late_to_execute_is_refused(tick):
-    queue = ChunkQueue(4)
+    queue = queue_of(4)
     assert queue.join(chunk(0), tick) is None
     assert queue.remaining(tick) == 0
 
 
 def test_a_chunk_of_another_epoch_is_refused():
-    queue = ChunkQueue(4)
+    queue = queue_of(4)
     planned = chunk(0, epoch=queue.epoch)
     queue.flush()
     assert queue.join(planned, 1) is None
@@ -59,21 +64,21 @@ def test_a_chunk_of_another_epoch_is_refused():
 
 
 def test_an_older_chunk_does_not_replace_a_newer_one():
-    queue = ChunkQueue(6)
+    queue = queue_of(6)
     queue.join(chunk(3), 4)
     assert queue.join(chunk(2), 5) is None
     assert value(queue, 5) == 302
 
 
 def test_flush_empties():
-    queue = ChunkQueue(4)
+    queue = queue_of(4)
     queue.join(chunk(0), 0)
     queue.flush()
     assert queue.pop(0) is None
 
 
 def test_committed_follows_later_chunks_and_holds_in_gaps():
-    queue = ChunkQueue(5)
+    queue = queue_of(5)
     queue.join(chunk(0), 3)
     queue.join(chunk(2), 5)
     np.testing.assert_array_equal(queue.committed(1, 8, HOLD)[:, 0], [7, 7, 3, 4, 203, 204, 204, 204])
@@ -82,12 +87,18 @@ def test_committed_follows_later_chunks_and_holds_in_gaps():
     assert queue.end(1) == 7
 
 
+def test_committed_holds_as_the_robot_will():
+    queue = ChunkQueue(3, lambda action: 0 * action)  # commanded by differences
+    queue.join(chunk(1), 1)
+    np.testing.assert_array_equal(queue.committed(1, 5, np.zeros(1, np.float32))[:, 0], [100, 101, 102, 0, 0])
+
+
 @given(
     execute=st.integers(1, 6),
     events=st.lists(st.sampled_from(["pass", "plan", "join", "flush"]), max_size=60),
 )
 def test_random_histories(execute, events):
-    queue = ChunkQueue(execute)
+    queue = queue_of(execute)
     planned: PlannedChunk | None = None
     current: PlannedChunk | None = None
     tick = 0

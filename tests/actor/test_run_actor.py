@@ -180,6 +180,19 @@ def test_a_broken_link_is_raised():
         run(link)
 
 
+def test_what_led_to_a_crash_is_delivered():
+    link = FakeLink()
+    said = []
+    with pytest.raises(RuntimeError, match="the motor is gone"):
+        run_actor(
+            config_of(), link, LineEnv(crash_at=5), NoisyAgent(8), identity_normaliser(8), say=said.append,
+            flush_timeout=7.0,
+        )  # fmt: skip
+    assert (link.last_end.length, link.last_end.outcome_by) == (5, "crash")
+    assert link.flushed == [7.0]
+    assert "the motor is gone" in said[-1]
+
+
 def test_records_that_were_not_delivered_are_reported():
     link = FakeLink()
     link.delivers = False

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from serl_chunk.commands.record import run_record
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
+from serl_chunk.data.demos import load_demos
 from serl_chunk.robots import registry
+from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.gym_adapter import GymAdapter, ObservationLayout
-from serl_chunk.types import ConfigError, DataError, RobotSpec
+from serl_chunk.types import ConfigError, DataError, RobotSpec, Source
 
 LIMIT = 12
 
@@ -143,6 +147,18 @@ class TestHilSerl:
         env.reset()
         assert [env.step(np.zeros(7))[2:4] for _ in range(LIMIT)][-1] == end
 
+    @pytest.mark.parametrize("tick", [3, LIMIT])
+    def test_a_declared_failure_terminates(self, tick):
+        class Failing(HilSerlEnv):
+            def step(self, action):  # says so, and would go on
+                observation, reward, _, _, info = super().step(action)
+                return observation, reward, False, False, info
+
+        env = GymAdapter(GymConfig(make=lambda fake: Failing({tick: {"failure": True}}), max_episode_steps=LIMIT))
+        env.reset()
+        ends = [env.step(np.zeros(7))[2:4] for _ in range(tick)]
+        assert ends == [(False, False)] * (tick - 1) + [(True, False)]
+
     def test_an_end_before_the_limit_terminates(self):
         env = GymAdapter(hil_serl_config({2: {"esc": True}}))
         env.reset()
@@ -203,9 +219,10 @@ class TestActions:
         with pytest.raises(DataError, match=r"intervene_action.*must be 7 finite numbers"):
             env.step(np.zeros(7))
 
-    def test_the_environments_report_of_what_it_executed_wins(self):
+    @pytest.mark.parametrize("person", [{}, {"intervene_action": np.full(7, 0.5)}])
+    def test_the_environments_report_of_what_it_executed_wins(self, person):
         report = np.full(7, 0.25)
-        env = GymAdapter(hil_serl_config({1: {"executed_action": report}}))
+        env = GymAdapter(hil_serl_config({1: {"executed_action": report, **person}}))
         env.reset()
         np.testing.assert_array_equal(env.step(np.ones(7))[4]["executed_action"], report.astype(np.float32))
 
@@ -275,10 +292,114 @@ class TestObservations:
         layout = ObservationLayout.of(spaces.Dict({"state": box(3), "top": box(8, 8, 3, dtype=np.uint8)}))
         with pytest.raises(DataError, match="declared a state of 3 numbers and gave 4"):
             layout.state({"state": np.zeros(4)})
+        with pytest.raises(DataError, match=r"not finite: state\[1\] = nan of the vectors state"):
+            layout.state({"state": np.array([0, np.nan, 0])})
         with pytest.raises(DataError, match="declared observation 'state' and did not give it"):
             layout.state({})
         with pytest.raises(DataError, match="camera 'top' was declared uint8"):
             layout.frames({"top": np.zeros((8, 8, 3))})
+
+
+class Rail(gymnasium.Env):
+    """Move a carriage to a goal, 0.1 per tick at most; offers whatever `offers` names."""
+
+    def __init__(self, **offers):
+        self.observation_space = box(2)
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+        for name, make in offers.items():
+            setattr(self, name, lambda make=make: make(self))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.goal = 0.0, self.np_random.uniform(0.3, 0.9)
+        return self._observe(), {}
+
+    def step(self, action):
+        self.at += float(np.clip(action[0] - self.at, -0.1, 0.1))
+        reached = abs(self.goal - self.at) < 0.02
+        return self._observe(), float(reached), reached, False, {"succeed": reached, "executed_action": [self.at]}
+
+    def _observe(self):
+        return np.array([self.at, self.goal], np.float32)
+
+
+class RailExpert:
+    def __init__(self, env):
+        self.env, self.seeds = env, []
+
+    def reset(self, seed):
+        assert self.env.at == 0.0  # the environment's reset came first
+        self.seeds.append(seed)
+
+    def act(self):
+        return np.array([self.env.goal], np.float32)
+
+
+class RailHelper(RailExpert):
+    """Takes over on tick 5 and gives back where the policy would decide."""
+
+    def poll(self, tick, observation, decision_tick):
+        np.testing.assert_array_equal(observation["state"], self.env._observe())
+        return None if tick < 5 or (tick > 5 and decision_tick) else InterventionCommand(self.act())
+
+    def close(self):
+        pass
+
+
+def rail_config(wrap=lambda env: env, **offers):
+    return GymConfig(make=lambda fake: wrap(Rail(**offers)), robot_name="rail", max_episode_steps=LIMIT)
+
+
+class TestScripted:
+    def test_the_environments_expert_is_recorded(self, tmp_path):
+        def wrap(env):  # gymnasium's wrappers pass no attributes on
+            return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(env), LIMIT)
+
+        experts = []
+        robot = rail_config(wrap, make_expert=lambda env: experts.append(RailExpert(env)) or experts[0])
+        config = ExperimentConfig(name="rail", robot=robot)
+        out = tmp_path / "demos"
+        assert run_record(config, 3, str(out), policy="scripted", noise=None, cameras=()) == 0
+        demos = load_demos([str(out)], registry.robot_spec(robot))
+        assert len(demos.episodes) == 3
+        assert experts[0].seeds == [0, 1, 2]
+        for episode in demos.episodes:
+            assert (episode.steps.source == Source.SCRIPTED).all()
+            assert (episode.end.terminated, episode.steps.reward[-1]) == (True, 1.0)
+            at = episode.steps.observation["state"][:, 0]
+            np.testing.assert_allclose(episode.steps.action[:-1, 0], at[1:], atol=1e-6)  # as executed, not as asked
+
+    def test_the_environments_helper_takes_over(self):
+        env = registry.make_env(rail_config(make_helper=RailHelper))
+        helper = registry.make_intervention("scripted", env)
+        env.reset(seed=3)
+        helper.reset(3)
+        observation, human = env.reset(seed=3)[0], []
+        for tick in range(LIMIT):
+            command = helper.poll(tick, observation, decision_tick=tick % 4 == 0)
+            human.append(command is not None)
+            observation, *_ = env.step(np.zeros(1) if command is None else command.action)
+        assert human == [False] * 5 + [True] * 3 + [False] + [True] * 3
+        helper.close()
+
+    def test_without_one_it_is_said_what_to_add(self):
+        env = registry.make_env(rail_config())
+        with pytest.raises(
+            ConfigError, match=r"'rail' has no scripted expert: .* make_expert\(\).* reset\(\), act\(\)"
+        ):
+            registry.make_expert(env)
+        with pytest.raises(ConfigError, match=r"no scripted helper: .* make_helper\(\).*intervention=none"):
+            registry.make_intervention("scripted", env)
+        assert registry.make_intervention("none", env) is None
+
+    def test_something_else_is_refused_by_name(self):
+        env = registry.make_env(rail_config(make_expert=lambda env: 3, make_helper=RailExpert))
+        with pytest.raises(ConfigError, match=r"make_expert\(\) of robot 'rail' gave a int without reset\(\)"):
+            registry.make_expert(env)
+        with pytest.raises(
+            ConfigError, match=r"gave a RailExpert without poll\(\); it needs reset\(\), poll\(\), close"
+        ):
+            registry.make_intervention("scripted", env)
 
 
 def test_configuration_is_checked_against_the_environment():

@@ -1,10 +1,13 @@
 """replayed: what was recorded comes back on its ticks, and a file that is not a recording is refused by name."""
 
+import types
+
 import numpy as np
 import pytest
 
+from serl_chunk.robots.registry import make_intervention
 from serl_chunk.robots.replayed import ReplayedIntervention, save_interventions
-from serl_chunk.types import DataError, RobotSpec
+from serl_chunk.types import ConfigError, DataError, RobotSpec
 
 SPEC = RobotSpec("toy", 10.0, 2, (-1.0, -1.0), (1.0, 1.0), (0, 1), (), (), 20)
 
@@ -39,6 +42,16 @@ def test_commands_come_back_on_their_ticks(tmp_path):
     }
     np.testing.assert_allclose(ReplayedIntervention(path, SPEC)._commands[0, 3].action, [0.1, 0.2])
     source.close()
+
+
+def test_a_file_is_found_by_the_registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_interventions(tmp_path / "person.npz", **columns())
+    env = types.SimpleNamespace(robot_spec=SPEC)
+    for name in (str(tmp_path / "person.npz"), "~/person.npz"):
+        assert isinstance(make_intervention(name, env), ReplayedIntervention)
+    with pytest.raises(ConfigError, match=r"'other\.npz' is neither none, scripted, nor an existing file"):
+        make_intervention("other.npz", env)
 
 
 def test_nothing_before_the_first_reset(tmp_path):
