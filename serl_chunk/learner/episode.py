@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.types import Begin, End, Outcome, Source
+from serl_chunk.types import Begin, DataError, End, Outcome, Source, StepBlock
+
+_Q = "decision/q"
 
 
 class EpisodeStats(NamedTuple):
@@ -22,7 +24,7 @@ class EpisodeStats(NamedTuple):
     length: int  # steps, T
     episode_return: float  # sum of the rewards as recorded
     decisions: tuple[tuple[float, float], ...]  # (q, realised discounted return)
-    success: bool
+    success: bool | None  # None where the actor died in it: nobody knows
     human_ticks: int
     segments: int
     outcome: Outcome
@@ -42,7 +44,6 @@ class StoredEpisode:
     rows: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     length: int = 0  # steps
     end: End | None = None  # None while open
-    provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
     human: bool = False  # some step was executed by a person
     frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
     latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
@@ -99,6 +100,23 @@ def human_segments(source: np.ndarray) -> np.ndarray:
     return change.reshape(-1, 2)
 
 
+def decision_values(block: StepBlock) -> list[tuple[int, float]]:
+    """(tick, value q of the executed chunk) of the decisions in `block` that recorded one.
+
+    Raises DataError where a record of values is empty.
+    """
+    q = block.sparse.get(_Q)
+    if q is None:
+        return []
+    if not q.values.size:
+        raise DataError(
+            f"episode {block.episode_id}: {_Q} has shape {q.values.shape}, a decision needs a value or more"
+        )
+    # Where the values of several candidates are recorded, the best one was executed.
+    best = np.asarray(q.values, np.float64).reshape(len(q.index), -1).max(1)
+    return list(zip((block.first_tick + q.index).tolist(), best.tolist(), strict=True))
+
+
 def summarise(
     episode: StoredEpisode, source: np.ndarray, reward: np.ndarray, effective: np.ndarray, discount: float
 ) -> EpisodeStats:
@@ -114,7 +132,7 @@ def summarise(
         length=episode.length,
         episode_return=float(reward.sum(dtype=np.float64)),
         decisions=tuple((q, float(to_go[tick])) for tick, q in episode.decisions),
-        success=episode.outcome == Outcome.SUCCESS,
+        success=None if episode.last < episode.length else episode.outcome == Outcome.SUCCESS,
         human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
         segments=len(segments),
         outcome=episode.outcome,

@@ -23,14 +23,16 @@ from serl_chunk.agents.checkpoints import CheckpointStore, Restored
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.episode import EpisodeStats
-from serl_chunk.learner.metrics import Counters, MetricsLog
+from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.rate_limiter import RateLimiter
 from serl_chunk.learner.replay import Replay
+from serl_chunk.learner.run_metrics import Counters
 from serl_chunk.learner.sampler import BatchStream
 from serl_chunk.types import ChunkBatch, ConfigError, Episode, Record, RobotSpec
 
-PRETRAIN_SCAN = 20  # pretraining updates in one compiled call: amortises the dispatch of small networks
+PRETRAIN_SCAN = 20  # pretraining updates in one compiled call (lengths are rounded up): amortises the dispatch
+MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
 
 
 class Phase(enum.StrEnum):
@@ -106,7 +108,7 @@ class Learner:
         self._resumed_steps = 0  # online steps of earlier lives, whose transitions are gone
         self._period = _Period()
         self.rates: dict[str, float] = {}
-        self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates
+        self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates, of late
         self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, helped) of the last episodes
         if restored is not None:
             self._resume(*restored[:3])
@@ -139,7 +141,10 @@ class Learner:
                 start = time.perf_counter()
                 with self._wake:
                     self._wake.wait(0.02)
-                self._period.waited += time.perf_counter() - start
+                now = time.perf_counter()
+                self._period.waited += now - start
+                if now - self._period.start > MEASURE_AFTER:
+                    self._measure(now)
             tick()
 
     def work(self) -> bool:
@@ -205,6 +210,7 @@ class Learner:
         return True
 
     def _enter(self, phase: Phase) -> None:
+        self._close_stream()  # what it prepared ahead was drawn from the data of the phase that ends
         self.phase, self.phase_updates = phase, 0
         self.metrics.event(f"phase: {phase}", self.counters())
         if phase is not Phase.DONE:
@@ -247,8 +253,9 @@ class Learner:
         if before // self.config.learner.log_period != self._period.updates // self.config.learner.log_period:
             self._log(metrics)
 
-    def _log(self, metrics: dict[str, jax.Array]) -> None:
-        p, now = self._period, time.perf_counter()
+    def _measure(self, now: float) -> None:
+        """Rates and waits since the last metric row."""
+        p = self._period
         seconds = max(now - p.start, 1e-9)
         done = p.updates - p.logged_updates
         self.rates = {
@@ -260,6 +267,10 @@ class Learner:
             "timer/train": (seconds - p.waited - p.sampling) / max(done, 1),
         }
         self.waiting = (p.waited / seconds, p.actors_waited / seconds)
+
+    def _log(self, metrics: dict[str, jax.Array]) -> None:
+        p, now = self._period, time.perf_counter()
+        self._measure(now)
         stats = self.replay.stats()
         values = {k: float(v) for k, v in metrics.items()}
         self.metrics.train(self.counters(), {**values, **self.rates, **stats})
@@ -271,16 +282,18 @@ class Learner:
             e = self._finished_episodes.popleft()
             self.episodes += 1
             self.human_ticks += e.human_ticks
-            self.recent.append((e.success, e.human_ticks > 0))
+            if e.success is not None:
+                self.recent.append((e.success, e.human_ticks > 0))
             self.metrics.episode(
                 self.counters(),
-                actor_id=e.session.split("/")[0],
+                actor_id=e.session.rpartition("/")[0] or e.session,
                 ret=e.episode_return,
                 length=e.length,
                 succeed=e.success,
                 intervention_steps=e.human_ticks,
                 intervention_count=e.segments,
-                phase="train" if self.phase in (Phase.TRAIN, Phase.DONE) else "warmup",
+                # A resumed run gathers data before it trains on, but with a policy that has been trained.
+                phase="train" if self.phase in (Phase.TRAIN, Phase.DONE) or self.updates else "warmup",
                 q=[q for q, _ in e.decisions],
                 g=[g for _, g in e.decisions],
             )
@@ -319,13 +332,18 @@ class Learner:
         return self.checkpoints.save(self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
 
     def close(self) -> None:
-        """Write the final checkpoint, hand over the last snapshot, stop the threads. Raises nothing for a full disk."""
+        """Write the final checkpoint, hand over the last snapshot, stop the threads.
+
+        A full disk or a failed hand-over raises nothing: it is said.
+        """
         self._close_stream()
         self._drain_episodes()
         if self.phase in (Phase.TRAIN, Phase.DONE):
             self.checkpoint()
         self.checkpoints.close()
         self._publisher.close()
+        if (error := self._publisher.error) is not None:
+            self._say(f"WARNING: the newest snapshot did not reach the actors ({type(error).__name__}: {error})")
 
     def _restored_normaliser(self, fresh: Normaliser, restored: Restored | None) -> Normaliser:
         if restored is None:

@@ -23,19 +23,24 @@ def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[Came
     return rows * per_row + STORES * config.image_capacity * per_frame
 
 
-def available_bytes() -> int | None:
-    """Memory this process can still take: the system's, or less where a control group limits it; None if unknown."""
-    found = []
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    group = Path("/sys/fs/cgroup")
-    limit, current = group / "memory.max", group / "memory.current"
+def available_bytes(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory this process can still take: the system's, or less where a control group limits it; None if unknown.
+
+    Args:
+        proc, group: where the kernel tells; given by tests.
+    """
+    found = [1024 * int(line.split()[1]) for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
+    limit, current, stat = group / "memory.max", group / "memory.current", group / "memory.stat"
     if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
-        found.append(int(text) - int(current.read_text()))
-    return min(found) if found else None
+        # File pages that nobody uses count as the group's memory, and are given up on demand: reading a folder of
+        # demonstrations once must not look like having no memory left.
+        cache = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith("inactive_file "))
+        found.append(max(0, int(text) - int(current.read_text()) + cache))
+    return min(found, default=None)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def check_memory(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], available: int | None) -> int:

@@ -1,17 +1,6 @@
-"""What a run measured: `metrics.jsonl` in the run folder, mirrored to Weights & Biases.
+"""What a run measures, written to `metrics.jsonl` in the run folder and mirrored to Weights & Biases.
 
-One JSON object a line, in four kinds, each with `wall` (seconds of running time since the run began, continued
-over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
-
-- `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
-- `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where nobody knows),
-  `intervention_steps`, `intervention_count`, `phase`, and per decision `q` (the critic's value of the chunk that was
-  chosen) beside `g` (the discounted return realised from there);
-- `eval`: one evaluation of one checkpoint;
-- `event`: a sentence about the run.
-
-Nothing is rewritten. A run resumed from the checkpoint of step k says so in an event, and `read_metrics` then leaves
-out what the lost life wrote after that checkpoint.
+`run_metrics.py` says what a row is, and reads them back.
 """
 
 from __future__ import annotations
@@ -19,67 +8,36 @@ from __future__ import annotations
 import json
 import logging
 import math
-import netrc
 import os
-import re
-import secrets
-import socket
 import threading
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from serl_chunk.learner.run_metrics import METRICS_FILE, Counters, Row, RunMetrics, parse_row, read_metrics
+from serl_chunk.learner.wandb_mirror import WandbMirror
 from serl_chunk.types import DataError
 
-METRICS_FILE = "metrics.jsonl"
-WANDB_ID_FILE = "wandb_id.txt"
-KINDS = ("train", "episode", "eval", "event")
+__all__ = ["METRICS_FILE", "Counters", "MetricsLog", "RunMetrics", "read_metrics"]
 
-Row = dict[str, Any]
-
-_RESUMED = re.compile(r"resumed at step (\d+)")
 _log = logging.getLogger(__name__)
-
-
-class Counters(NamedTuple):
-    """Where a run stands."""
-
-    step: int  # critic updates
-    env_steps: int  # steps received from actors
-    human_ticks: int  # of them, steps on which a person's action was executed
-
-
-class RunMetrics(dict[str, list[Row]]):
-    """Rows by kind, in file order; the kinds in `KINDS` are always there.
-
-    `bad_lines` counts lines that are no row, `superseded` the rows left out because a resume undid them.
-    """
-
-    bad_lines: int = 0
-    superseded: int = 0
-
-    def last(self) -> Row | None:
-        """The row with the greatest running time, of any kind, or None in an empty run."""
-        return max((row for rows in self.values() for row in rows), key=lambda row: row["wall"], default=None)
 
 
 class MetricsLog:
     """Appends rows to `run_dir/metrics.jsonl` and mirrors their numbers to wandb. Safe to call from several threads.
 
-    Each row is one `write` to an unbuffered file: it outlives a kill of this process. A torn last line, as a power
-    cut leaves it, is removed on opening and reported. Rows that a full disk refuses are counted and reported by the
-    next row that succeeds: metrics never stop a training run, and never vanish silently.
+    Each row is one appending `write` to an unbuffered file: it outlives a kill of this process, and an evaluation may
+    add its row while the learner writes. A torn last line, as a power cut leaves it, costs that row and is
+    reported. Rows that a full disk refuses are counted and reported by the next row that succeeds: metrics never stop
+    a training run, and never vanish silently.
 
     Args:
         run_dir: the run folder; created if absent, continued if not.
         wandb_project: None switches the mirror off (`--debug`).
         wandb_name: display name of the run in wandb.
         config: the experiment as a plain dictionary, for wandb.
-        offline: keep wandb's files in `run_dir/wandb` for a later `wandb sync`. Chosen by itself where there is no
-            API key or no network; the environment variable WANDB_MODE wins over both.
+        offline: keep wandb's files in `run_dir/wandb` for a later `wandb sync` (see `WandbMirror`).
         clock: monotonic seconds; injected by tests.
     """
 
@@ -96,21 +54,23 @@ class MetricsLog:
         self._run_dir = Path(run_dir)
         self._run_dir.mkdir(parents=True, exist_ok=True)
         path = self._run_dir / METRICS_FILE
-        last, torn_bytes = _repair(path)
+        last, rest = _read_end(path)
         self._counters = Counters(last["step"], last["env_steps"], last["human_ticks"]) if last else Counters(0, 0, 0)
         self._wall_before = last["wall"] if last else 0.0
         self._clock, self._start = clock, clock()
         self._lock = threading.RLock()
         self._nonfinite_told: set[str] = set()
-        self._mid_line = False  # a short write left the start of a line behind
+        # A short write or a power cut left the start of a line behind. It is not cut off: a learner that is alive may
+        # be about to complete it, while an evaluation opens the file.
+        self._mid_line = bool(rest)
         self._lost_rows = 0
-        self._wandb: Any = None
+        self._mirror: WandbMirror | None = None
         self._file = path.open("ab", buffering=0)
-        if torn_bytes:
-            self.event(f"removed a torn last line of {torn_bytes} bytes from {METRICS_FILE}")
+        if rest and parse_row(rest) is None:
+            self._warn(f"the last line of {METRICS_FILE} was torn after {len(rest)} bytes: that row is lost")
         if wandb_project is not None:
-            self._guard_wandb(
-                "start", lambda: _start_wandb(self._run_dir, wandb_project, wandb_name, dict(config), offline)
+            self._mirror = WandbMirror(
+                self._run_dir, wandb_project, wandb_name, config, offline=offline, tell=self._warn
             )
 
     def wall(self) -> float:
@@ -200,10 +160,13 @@ class MetricsLog:
     def close(self) -> None:
         """End the wandb run and close the file; further rows raise ValueError."""
         with self._lock:
-            if self._wandb is not None:
-                self._guard_wandb("finish", lambda: self._wandb.finish())
-            self._wandb = None
+            if self._mirror is not None:
+                self._mirror.finish()
+            self._mirror = None
             self._file.close()
+
+    def _warn(self, text: str) -> None:
+        self.event(f"warning: {text}")
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -223,11 +186,10 @@ class MetricsLog:
             for key in nonfinite:
                 if key not in self._nonfinite_told:
                     self._nonfinite_told.add(key)
-                    self.event(f"warning: {key} is not finite at step {counters.step}; such values are written as null")
-            if self._wandb is not None and kind != "event":
+                    self._warn(f"{key} is not finite at step {counters.step}; such values are written as null")
+            if self._mirror is not None and kind != "event":
                 numbers = {mirror_as + key: row[key] for key in fields if isinstance(row[key], int | float)}
-                numbers |= {key: value for key, value in head.items() if key != "kind"}
-                self._guard_wandb("log", lambda: self._wandb.log(numbers))
+                self._mirror.log(numbers | {key: value for key, value in head.items() if key != "kind"})
 
     def _append(self, row: Row) -> None:
         line = json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -242,104 +204,19 @@ class MetricsLog:
             self._mid_line = False
             lost, self._lost_rows = self._lost_rows, 0
             if lost:
-                self.event(f"warning: {lost} metric rows before this one were lost: the file could not be written")
+                self._warn(f"{lost} metric rows before this one were lost: the file could not be written")
             return
         self._mid_line = self._mid_line or written > 0
         self._lost_rows += 1
         if self._lost_rows == 1:
             _log.warning("cannot write %s (%s): training goes on, its metrics are lost", self._file.name, reason)
 
-    def _guard_wandb(self, what: str, call: Callable[[], Any]) -> None:
-        # wandb fails in many unrelated ways (its own errors, sockets, a dead service process, no disk, not
-        # installed). The mirror is a convenience, metrics.jsonl the record: whatever happens, it is said once and
-        # the mirror stays off.
-        try:
-            result = call()
-        except Exception as error:
-            self._wandb = None
-            text = (
-                f"wandb is off from here on, {METRICS_FILE} goes on: {what} failed with {type(error).__name__}: {error}"
-            )
-            _log.warning(text)
-            self.event(f"warning: {text}")
-        else:
-            if what == "start":
-                self._wandb = result
 
-
-def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -> RunMetrics:
-    """The rows of a run by kind; works while the run is being written.
-
-    A resume from the checkpoint of step k supersedes what earlier lines say about later moments: train and eval rows
-    with `step > k`, and episodes with more `env_steps` than the resumed run counted (episodes that were acknowledged
-    after the checkpoint and brought back from the journal are part of that count, and stay). Events stay always.
-
-    Args:
-        run_dir: a run folder.
-        superseded: keep superseded rows.
-
-    Raises:
-        DataError: the folder has no `metrics.jsonl`.
-    """
-    path = Path(run_dir) / METRICS_FILE
-    if not path.is_file():
-        raise DataError(
-            f"{path} does not exist, so {run_dir} is not a run folder. A run folder is what --checkpoint_path named "
-            f"for the learner, else runs/<exp_name>/<time>; it holds config.json, checkpoints/ and {METRICS_FILE}."
-        )
-    metrics = RunMetrics({kind: [] for kind in KINDS})
-    rows: list[Row] = []
-    for line in path.read_bytes().splitlines():
-        if not line.strip():
-            continue
-        row = _parse(line)
-        if row is None:
-            metrics.bad_lines += 1
-            continue
-        if not superseded and row["kind"] == "event" and (match := _RESUMED.match(str(row.get("text")))):
-            kept = [r for r in rows if not _is_superseded(r, int(match[1]), row["env_steps"])]
-            metrics.superseded += len(rows) - len(kept)
-            rows = kept
-        rows.append(row)
-    for row in rows:
-        metrics.setdefault(row["kind"], []).append(row)
-    return metrics
-
-
-def _is_superseded(row: Row, step: int, env_steps: int) -> bool:
-    if row["kind"] == "event":
-        return False
-    return row["env_steps"] > env_steps if row["kind"] == "episode" else row["step"] > step
-
-
-def _parse(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
-        return None
-    needed = (row.get("wall"), *(row.get(name) for name in Counters._fields))
-    return row if all(isinstance(value, int | float) for value in needed) else None
-
-
-def _repair(path: Path) -> tuple[Row | None, int]:
-    """End the file with a whole line. Returns its last row, and how many bytes of a torn line were removed."""
-    if not path.exists():
-        return None, 0
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    torn = 0
-    if end < len(data):
-        if _parse(data[end:]) is None:
-            torn = len(data) - end
-            os.truncate(path, end)
-        else:  # only the newline is missing
-            with path.open("ab") as file:
-                file.write(b"\n")
-            end = len(data)
-    rows = (_parse(line) for line in reversed(data[:end].splitlines()))
-    return next((row for row in rows if row is not None), None), torn
+def _read_end(path: Path) -> tuple[Row | None, bytes]:
+    """The last row of a file, and what stands behind its last newline: nothing in a whole file."""
+    data = path.read_bytes() if path.exists() else b""
+    rows = (parse_row(line) for line in reversed(data.splitlines()))
+    return next((row for row in rows if row is not None), None), data[data.rfind(b"\n") + 1 :]
 
 
 def _plain(key: str, value: Any, nonfinite: list[str]) -> Any:
@@ -356,49 +233,3 @@ def _plain(key: str, value: Any, nonfinite: list[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(key, item, nonfinite) for item in value]
     raise DataError(f"metric {key!r} is a {type(value).__name__}; a metric is a number, a text or a list of numbers")
-
-
-def _start_wandb(run_dir: Path, project: str, name: str, config: dict[str, Any], offline: bool) -> Any:
-    """A wandb run that continues the one whose id the run folder holds, if any."""
-    try:
-        import wandb  # takes a second to import, and is not needed where the mirror is off
-    except ImportError as error:
-        raise ImportError("wandb is not installed: pip install wandb, or pass --debug to train without it") from error
-
-    id_file = run_dir / WANDB_ID_FILE
-    if not id_file.exists():
-        id_file.write_text(secrets.token_hex(4))
-    mode: Any = os.environ.get("WANDB_MODE") or ("offline" if offline or not _wandb_usable() else "online")
-    run = wandb.init(
-        project=project,
-        name=name,
-        config=config,
-        id=id_file.read_text().strip(),
-        resume="allow",
-        dir=str(run_dir),
-        mode=mode,
-        # The terminal belongs to the status line.
-        settings=wandb.Settings(console="off", silent=True, init_timeout=30),
-    )
-    # After a resume `step` may go back, which wandb's own step counter would refuse.
-    run.define_metric("*", step_metric="step")
-    return run
-
-
-def _wandb_usable() -> bool:
-    """Whether wandb's server answers and there is a key for it; otherwise wandb would wait, or ask on the terminal."""
-    url = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
-    host = url.hostname or ""
-    if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")):
-        try:
-            if netrc.netrc(os.environ.get("NETRC")).authenticators(host) is None:
-                return False
-        except (OSError, netrc.NetrcParseError):
-            return False
-    if url.scheme in urllib.request.getproxies():
-        return True  # only the proxy knows
-    try:
-        socket.create_connection((host, url.port or (443 if url.scheme == "https" else 80)), timeout=3).close()
-    except OSError:
-        return False
-    return True

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.types import Snapshot
+from serl_chunk.types import DataError, Snapshot
 
 Publish = Callable[[Snapshot, dict[str, Any]], None]
 VERSION_DIGITS = 12
@@ -34,21 +34,21 @@ class SnapshotPublisher:
     def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool) -> None:
         self._agent, self._publish, self._threaded = agent, publish, threaded
         file = Path(run_dir) / "snapshot_version"
-        self.version = int(file.read_text() or 0) if file.exists() else 0
+        self.version = _read_version(file)
         self._version_file = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
         self._keep_version()
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._waiting: queue.Queue[tuple[int, Any, dict[str, Any]] | None] = queue.Queue(maxsize=1)
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None  # what stopped the thread
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
             self._thread.start()
 
     def publish(self, params: Any, info: dict[str, Any]) -> int:
-        """Publish a parameter tree under the next version, which is returned."""
-        if self._error is not None:
-            raise self._error
+        """Publish a parameter tree under the next version, which is returned; raises what stopped the thread."""
+        if self.error is not None:
+            raise self.error
         self.version += 1
         self._keep_version()
         item = (self.version, self._copy(params), info)
@@ -76,11 +76,11 @@ class SnapshotPublisher:
             try:
                 self._hand_over(*item)
             except BaseException as error:  # raised again in the training thread by the next publish
-                self._error = error
+                self.error = error
                 return
 
     def close(self) -> None:
-        """Hand over what waits, then stop the thread."""
+        """Hand over what waits, then stop the thread; `error` says if that failed."""
         if self._thread is not None:
             while self._thread.is_alive():
                 try:
@@ -93,3 +93,14 @@ class SnapshotPublisher:
         if self._version_file >= 0:
             os.close(self._version_file)
             self._version_file = -1
+
+
+def _read_version(file: Path) -> int:
+    """The last published version, 0 before the first; raises DataError for anything but a number."""
+    text = file.read_bytes().strip() if file.exists() else b""
+    if text and not text.isdigit():
+        raise DataError(
+            f"{file} holds {text[:40]!r}, not the version of the last snapshot. Write a number above every version "
+            "that was published into it: actors ignore snapshots that are not newer than theirs"
+        )
+    return int(text or 0)

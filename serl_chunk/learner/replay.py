@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner.episode import EpisodeStats, StoredEpisode, summarise
+from serl_chunk.learner.episode import EpisodeStats, StoredEpisode, decision_values, summarise
 from serl_chunk.learner.memory import available_bytes, check_memory
 from serl_chunk.learner.stores import Key, Store, Stores
 from serl_chunk.learner.windows import BcOn, gather
@@ -32,11 +32,13 @@ from serl_chunk.types import (
 )
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
-_Q = "decision/q"
 _COUNTED = (  # reported from the start, so that a metric's absence never means zero
     "steps", "episodes", "evicted_episodes", "kept_for_interventions", "dropped_open_episodes",
     "discarded_episodes", "empty_episodes", "orphan_records", "orphan_steps",
 )  # fmt: skip
+
+
+Half = Literal["demo", "online"]
 
 
 class Ready(NamedTuple):
@@ -76,11 +78,13 @@ class Replay:
         on_episode: Callable[[EpisodeStats], None] | None = None,
     ) -> None:
         cameras = [spec.camera(key) for key in image_keys]
-        if config.replay.capacity <= spec.max_episode_steps:
-            raise ConfigError(
-                f"replay.capacity={config.replay.capacity} is too small for one episode of robot {spec.name!r}: set it "
-                f"to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
-            )
+        for name in ("capacity", "image_capacity") if cameras else ("capacity",):
+            # An episode that does not fit drives out all others before it is dropped itself.
+            if getattr(config.replay, name) <= spec.max_episode_steps:
+                raise ConfigError(
+                    f"replay.{name}={getattr(config.replay, name)} is too small for one episode of robot "
+                    f"{spec.name!r}: set it to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
+                )
         self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes())
         self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
@@ -130,27 +134,30 @@ class Replay:
                 self._count["steps"] += stored
             elif isinstance(record, End):
                 finished = self._end(session, record)
-                self._count["episodes"] += finished is not None
             else:
                 self._amend(session, record)
-        if finished is not None and self._on_episode is not None:
-            self._on_episode(finished)
+            self._count["episodes"] += finished is not None
+        self._report(finished)
         return stored
 
     def close_session(self, session: str) -> None:
-        """The actor fell silent: close its open episode as truncated, without a final observation.
+        """The actor fell silent or is gone: close its open episode as truncated, without a final observation.
 
-        Should it come back and continue the episode, the episode is opened again and nothing is lost;
-        `on_episode` is therefore left to the episode's own end.
+        That is for good: what still comes of the episode is counted and ignored, the session's next one is as any
+        other.
         """
         with self._lock:
             episode = self._held(session)
-            if episode is not None and episode.end is None and episode.length:
-                self._close(episode, _died(episode))
-                episode.provisional = episode.end is not None
+            finished = None if episode is None else self._end(session, _died(episode))
+            self._count["episodes"] += finished is not None
+        self._report(finished)
+
+    def _report(self, finished: EpisodeStats | None) -> None:
+        if finished is not None and self._on_episode is not None:
+            self._on_episode(finished)
 
     def _held(self, session: str, episode_id: str | None = None) -> StoredEpisode | None:
-        """The episode `session` is in, unless a store dropped it or it is not the one called `episode_id`."""
+        """The open episode of `session`, unless a store dropped it or it is not the one called `episode_id`."""
         episode = self._current.get(session)
         if episode is None or self._stores.find(episode.key) is not episode:
             return None
@@ -171,7 +178,6 @@ class Replay:
         episode = self._held(session, block.episode_id)
         if episode is None:
             return self._orphan(block)
-        self._reopen(episode)
         first = episode.length
         if block.first_tick != first:
             what = "came twice" if block.first_tick < first else "before them are missing"
@@ -181,16 +187,14 @@ class Replay:
             )
         pool = self._stores.pool
         pool.check(block)
+        decisions = decision_values(block)
         store, frames = self._stores.of(episode), pool.frames_in(block)
         if not self._stores.make_room(store, episode, block.n, frames):
             return self._orphan(block)
         pool.append(episode, block)
         store.grow(block.n, frames)
         episode.human |= bool((block.source == Source.HUMAN).any())
-        if (q := block.sparse.get(_Q)) is not None:
-            # Where the values of several candidates are recorded, the best one was executed.
-            best = np.asarray(q.values, np.float64).reshape(len(q.index), -1).max(1)
-            episode.decisions += zip((first + q.index).tolist(), best.tolist(), strict=True)
+        episode.decisions += decisions
         self._stores.label(episode, first)
         self._stores.index(episode)
         return block.n
@@ -210,7 +214,6 @@ class Replay:
                 f"episode {end.episode_id} of session {session!r} ended with {end.length} steps, "
                 f"{episode.length} arrived"
             )
-        self._reopen(episode)
         self._close(episode, end)
         del self._current[session]
         if episode.end is None or episode.demonstration:
@@ -246,15 +249,6 @@ class Replay:
         self._stores.label(episode)
         self._stores.index(episode)
 
-    def _reopen(self, episode: StoredEpisode) -> None:
-        """Undo a provisional close: the actor came back."""
-        if episode.provisional:
-            self._stores.unindex(episode)
-            self._stores.pool.reopen(episode)
-            self._stores.of(episode).rows -= 1
-            episode.end, episode.provisional = None, False
-            self._stores.index(episode)
-
     def _amend(self, session: str, amend: Amend) -> None:
         episode = self._stores.find((session, amend.episode_id))
         if episode is None:
@@ -278,6 +272,16 @@ class Replay:
         """Frames per camera in a final observation, int64[C]."""
         names = end.final_observation or {}
         return np.array([IMAGE_PREFIX + c.name in names for c in self._stores.pool.cameras], np.int64)
+
+    @property
+    def empty_half(self) -> Half | None:
+        """The half that has no window to give while the other fills whole batches; None where there is none such."""
+        share, ready = self._config.replay.demo_fraction, self.ready
+        if isinstance(share, str) or not ready.windows:
+            return None
+        if share > 0 and not ready.demo:
+            return "demo"
+        return "online" if share < 1 and not ready.online else None
 
     @property
     def ready(self) -> Ready:
@@ -350,10 +354,8 @@ class Replay:
             out["clipped_share"] = self._clipped / max(1, self._actions)
             share = self._config.replay.demo_fraction
             if not isinstance(share, str):
-                ready = self.ready
                 out["demo_share"] = self._sampled_demo / max(1, self._sampled)
-                # 1 while one half has nothing to give and the other fills whole batches.
-                out["empty_half"] = int((share > 0 and not ready.demo) or (share < 1 and not ready.online))
+                out["empty_half"] = int(self.empty_half is not None)
         return {f"replay/{name}": value for name, value in out.items()}
 
 

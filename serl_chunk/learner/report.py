@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.learner.metrics import Row, RunMetrics, read_metrics
 from serl_chunk.learner.report_page import Page, Table, figures, render
 from serl_chunk.learner.report_plots import save_summary
+from serl_chunk.learner.run_metrics import Row, RunMetrics, read_metrics
 from serl_chunk.types import DataError
 
 RECENT = 50  # episodes in the headline's training success
@@ -37,7 +37,7 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
         facts=headline(metrics, config),
         notes=_notes(metrics),
         figures=figures(metrics),
-        evaluations=_evaluations(metrics["eval"]),
+        evaluations=_evaluations(metrics),
         configuration=(("setting", "value"), list(_flat(config))),
         events=_events(metrics["event"]),
     )
@@ -81,7 +81,7 @@ def _evaluation_sentence(rows: Sequence[Row]) -> str:
     )
 
 
-def _evaluations(rows: Sequence[Row]) -> Table:
+def _evaluations(metrics: RunMetrics) -> Table:
     columns = ("checkpoint", "policy", "episodes", "success", "95 % interval", "mean time", "mean length", "after")
     return columns, [
         (
@@ -92,9 +92,9 @@ def _evaluations(rows: Sequence[Row]) -> Table:
             _interval(row),
             _number(row.get("mean_time_s"), "s"),
             _number(row.get("mean_length"), "steps"),
-            f"{row['env_steps']:,} steps, {_duration(row['wall'])}",
+            f"{row['env_steps']:,} steps, {_duration(metrics.trained_wall(row))}",
         )
-        for row in rows
+        for row in metrics["eval"]
     ]
 
 

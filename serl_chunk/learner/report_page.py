@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from serl_chunk.learner import report_plots as plots
-from serl_chunk.learner.metrics import RunMetrics
+from serl_chunk.learner.run_metrics import RunMetrics
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # column names, rows
 
@@ -67,7 +67,7 @@ def figures(metrics: RunMetrics) -> list[Figure]:
             key="intervention",
             title="Intervention share",
             alt=f"Three line charts of the share of steps a person acted and of episodes with a take-over, {span}.",
-            caption=f"Steps on which a person's action was executed, and episodes in which a person took over; "
+            caption=f"Steps on which a person had the robot, idle ones included, and episodes with a take-over; "
             f"{rolling}. Both should fall as the policy learns.",
             svg=plots.draw_figure(metrics, [plots.over(plots.draw_intervention, axis) for axis in plots.AXES]),
             missing=no_episode,

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from serl_chunk.learner.metrics import Row, RunMetrics
+from serl_chunk.learner.run_metrics import Row, RunMetrics
 
 WINDOW = 20  # episodes in a rolling mean
 CALIBRATION_EPISODES = 100  # newest episodes whose values are compared with their returns
@@ -94,7 +94,8 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
             rate = np.array([row["success_rate"] for row in rows], float)
             bounds = np.array([[row.get("low"), row.get("high")] for row in rows], float).T
             spread = np.nan_to_num(np.abs(bounds - rate))
-            x = _x(rows, x_key)
+            # An evaluation may have been made long after its checkpoint was written.
+            x = _x([row | {"wall": metrics.trained_wall(row)} for row in rows], x_key)
             ax.errorbar(x, rate, spread, fmt=marker, color=GREEN, capsize=3, ms=5, label=f"evaluation ({mode})")
     _shade_warmup(ax, metrics, x_key)
     _percent(ax, "success")
@@ -114,7 +115,7 @@ def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
 
 
 def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
-    """Share of steps on which a person acted, and of episodes with a take-over."""
+    """Share of steps on which a person had the robot, idle ones included, and of episodes with a take-over."""
     rows = [row for row in metrics["episode"] if row.get("episode/l")]
     if rows:
         x = _x(rows, x_key)

@@ -28,9 +28,10 @@ class StatusFields(TypedDict, total=False):
     env_steps: int
     episodes: int
     success: float | None  # share of the last 20 episodes without take-over that succeeded, 0..1
-    human: float | None  # share of environment steps on which a person acted, 0..1
+    human: float | None  # share of environment steps on which a person had the robot, 0..1
     learner_wait: float  # share of time the learner waited for steps, 0..1
     actor_wait: float  # share of time the actors waited for the learner, 0..1
+    empty_half: str | None  # "demo" or "online": the half of a batch whose share the other one fills
     version: int  # newest published snapshot
 
 
@@ -139,6 +140,8 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
         parts.append(f"human {human:.1%}")
     if "learner_wait" in fields and "actor_wait" in fields:
         parts.append(who_waits(fields["learner_wait"], fields["actor_wait"]))
+    if empty := fields.get("empty_half"):
+        parts.append(f"{'online' if empty == 'demo' else 'demo'} data only, {empty} half is empty")
     if "version" in fields:
         parts.append(f"snapshot {fields['version']}")
     return " | ".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 
 import jax
@@ -15,9 +16,11 @@ from serl_chunk.agents.checkpoints import CheckpointStore, host_leaves
 from serl_chunk.agents.registry import IMPLEMENTATIONS, agent_spec
 from serl_chunk.commands import learner as learner_command
 from serl_chunk.commands.local import LocalLink, train_local
+from serl_chunk.commands.setup import open_run
 from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner.learner import Phase
-from serl_chunk.learner.metrics import read_metrics
+from serl_chunk.learner import learner as learner_module
+from serl_chunk.learner.learner import Learner, Phase
+from serl_chunk.learner.run_metrics import read_metrics
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import ConfigError, Snapshot
 
@@ -127,6 +130,9 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, capsys):
     assert published[len(versions)] > versions[-1]
     steps = [r["step"] for r in by_kind(run)["train"]]
     assert steps == sorted(steps)
+    phases = [r["phase"] for r in by_kind(run)["episode"]]
+    assert phases == sorted(phases, reverse=True)  # the warm-up comes first, and once: not after the resume
+    assert set(phases) == {"warmup", "train"}
     assert after.checkpoints.steps() == [0, 40, 60, 80, 100]
 
     capsys.readouterr()
@@ -170,6 +176,54 @@ def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tm
     after, _ = train_local(experiment(max_steps=80), [record_demos(tmp_path / "more", 3)], run)
     assert "the demonstrations changed since the checkpoint: its normaliser is kept" in told(capsys)
     assert after.normaliser.digest() == before.normaliser.digest()
+
+
+def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: None, tell=print) -> Learner:
+    """A learner on its own: no actor, no sockets."""
+    spec = robot_spec(config.robot)
+    folder = open_run(config, spec, str(run))
+    return learner_command.build_learner(
+        config, [demos], folder, spec, publish=publish, threaded=threaded, wandb=False, tell=tell
+    )
+
+
+def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatch):
+    monkeypatch.setattr(learner_module, "MEASURE_AFTER", 0.05)
+    learner, stop = build(experiment(), demos, tmp_path / "run"), threading.Event()
+    ticks: list[Phase] = []
+
+    def tick() -> None:
+        ticks.append(learner.phase)
+        if ticks.count(Phase.WARMUP) == 20:
+            stop.set()
+
+    learner.run(stop, tick)
+    assert learner.waiting[0] > 0.5
+    assert learner.rates["rates/updates_per_s"] == 0  # not those of pretraining
+    learner.close()
+    learner.metrics.close()
+
+
+def test_a_phase_trains_on_nothing_that_was_drawn_in_the_one_before(demos, tmp_path):
+    learner = build(experiment(), demos, tmp_path / "run", threaded=True)
+    while learner.phase is not Phase.WARMUP:
+        learner.work()
+    assert not any(thread.name == "batches" for thread in threading.enumerate())
+    learner.close()
+    learner.metrics.close()
+
+
+def test_a_last_snapshot_that_was_not_handed_over_is_said(demos, tmp_path):
+    def broken(snapshot, info):
+        raise OSError("the socket is gone")
+
+    said: list[str] = []
+    learner = build(experiment(), demos, tmp_path / "run", threaded=True, publish=broken, tell=said.append)
+    while learner.phase is not Phase.WARMUP:
+        learner.work()
+    learner.close()
+    learner.metrics.close()
+    assert "WARNING: the newest snapshot did not reach the actors (OSError: the socket is gone)" in said
 
 
 def success_rate(config, run, step: int) -> float:

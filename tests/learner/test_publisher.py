@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from serl_chunk.learner.publisher import SnapshotPublisher
+from serl_chunk.types import DataError
 
 
 class Flattener:
@@ -104,3 +105,25 @@ def test_an_error_of_the_thread_is_raised_by_the_next_publication(tmp_path):
     with pytest.raises(OSError, match="the socket is gone"):
         p.publish(tree(2), {})
     p.close()
+
+
+def test_an_error_that_no_publication_follows_is_known_after_closing(tmp_path):
+    def broken(snapshot, info):
+        raise OSError("the socket is gone")
+
+    p = SnapshotPublisher(Flattener(), broken, tmp_path, threaded=True)
+    p.publish(tree(1), {})
+    p.close()
+    assert str(p.error) == "the socket is gone"
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_a_version_file_that_was_never_written_starts_at_zero(tmp_path, got, content):
+    (tmp_path / "snapshot_version").write_text(content)
+    assert publisher(got, tmp_path, threaded=False).version == 0
+
+
+def test_a_version_file_that_holds_no_version_is_named(tmp_path, got):
+    (tmp_path / "snapshot_version").write_text("12x")
+    with pytest.raises(DataError, match=r"snapshot_version holds b'12x', not the version of the last snapshot"):
+        publisher(got, tmp_path, threaded=False)

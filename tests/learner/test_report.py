@@ -7,8 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from serl_chunk.learner import report_plots
-from serl_chunk.learner.metrics import METRICS_FILE, Counters, MetricsLog, read_metrics
+from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.report import build_report
+from serl_chunk.learner.run_metrics import METRICS_FILE, Counters, read_metrics
 from serl_chunk.types import DataError
 
 FIGURES = {
@@ -176,6 +177,23 @@ def test_curves_hold_the_right_values(full):
     assert returns[values == 0.6].mean() == pytest.approx(0.5, abs=0.1)
     _, waits = line(report_plots.draw_waits, metrics, "learner waits for actors")
     assert waits == pytest.approx([0.2] * 30)
+
+
+def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_path):
+    write_run(tmp_path, evaluate=False)
+    with MetricsLog(tmp_path, wandb_project=None, wandb_name="", config={}, clock=iter([0.0, 600.0]).__next__) as log:
+        log.evaluation(Counters(100, 1_100, 20), success_rate=0.5, n=10, low=0.2, high=0.8, mode="mean",
+                       mean_time_s=1.5, mean_length=75.0, checkpoint=100)  # fmt: skip
+    metrics = read_metrics(tmp_path)
+    assert metrics["eval"][0]["wall"] == 375 + 600
+    ax = Figure().subplots()
+    report_plots.draw_success(ax, metrics, "wall")
+    (bars,) = ax.containers
+    assert bars.lines[0].get_xdata() == pytest.approx([11 * 12.5 / 60])
+    page = Page(build_report(tmp_path))
+    assert "1,100 steps, 2 min 18 s" in page.texts["evaluations"]
+    assert (page.headline["Critic updates"], page.headline["Environment steps"]) == ("290", "3,000")
+    assert page.headline["Duration"] == "6 min 15 s"
 
 
 def test_rolling_mean_looks_back_twenty_episodes():

@@ -36,6 +36,19 @@ def test_what_is_not_known_is_left_out():
 
 
 @pytest.mark.parametrize(
+    ("half", "words"),
+    [
+        ("demo", "both busy | online data only, demo half is empty | snapshot 1"),
+        ("online", "both busy | demo data only, online half is empty | snapshot 1"),
+        (None, "both busy | snapshot 1"),
+    ],
+)
+def test_a_half_that_has_nothing_to_give_is_named(half, words):
+    fields = {"learner_wait": 0.0, "actor_wait": 0.0, "empty_half": half, "version": 1}
+    assert format_status("train", fields) == f"train | {words}"
+
+
+@pytest.mark.parametrize(
     ("learner", "actor", "words"),
     [(0.5, 0.1, "learner waits for actor"), (0.1, 0.5, "actor waits for learner"), (0.09, 0.05, "both busy")],
 )

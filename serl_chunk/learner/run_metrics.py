@@ -1,0 +1,123 @@
+"""The rows of a run's `metrics.jsonl`: what they are, and how they are read back.
+
+One JSON object a line, in four kinds, each with `wall` (seconds of running time since the run began, continued
+over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
+
+- `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
+- `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where nobody knows),
+  `intervention_steps`, `intervention_count`, `phase`, and per decision `q` (the critic's value of the chunk that was
+  chosen) beside `g` (the discounted return realised from there);
+- `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
+- `event`: a sentence about the run.
+
+Nothing is rewritten. A run resumed from the checkpoint of step k says so in an event, and `read_metrics` then leaves
+out what the lost life wrote after that checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from serl_chunk.types import DataError
+
+METRICS_FILE = "metrics.jsonl"
+KINDS = ("train", "episode", "eval", "event")
+
+Row = dict[str, Any]
+
+_RESUMED = re.compile(r"resumed at step (\d+)")
+
+
+class Counters(NamedTuple):
+    """Where a run stands."""
+
+    step: int  # critic updates
+    env_steps: int  # steps received from actors
+    human_ticks: int  # of them, ticks on which a person had the robot, idle ones included
+
+
+class RunMetrics(dict[str, list[Row]]):
+    """Rows by kind, in file order; the kinds in `KINDS` are always there.
+
+    `bad_lines` counts lines that are no row, `superseded` the rows left out because a resume undid them.
+    """
+
+    bad_lines: int = 0
+    superseded: int = 0
+
+    def last(self) -> Row | None:
+        """The row that says where the run stands: the one with the greatest running time, or None in an empty run.
+
+        Evaluations do not count while there is anything else: they may be of any earlier checkpoint.
+        """
+        rows = [row for kind, of_kind in self.items() if kind != "eval" for row in of_kind] or self["eval"]
+        return max(rows, key=lambda row: row["wall"], default=None)
+
+    def trained_wall(self, evaluation: Row) -> float:
+        """Running time in seconds that training had taken when the evaluated checkpoint was written.
+
+        Of the last train row up to that step, or of the evaluation itself where there is none.
+        """
+        walls = (row["wall"] for row in self["train"] if row["step"] <= evaluation["step"])
+        return max(walls, default=evaluation["wall"])
+
+
+def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -> RunMetrics:
+    """The rows of a run by kind; works while the run is being written.
+
+    A resume from the checkpoint of step k supersedes what earlier lines say about later moments: train and eval rows
+    with `step > k`, and episodes with more `env_steps` than the resumed run counted (episodes that were acknowledged
+    after the checkpoint and brought back from the journal are part of that count, and stay). Events stay always.
+
+    Args:
+        run_dir: a run folder.
+        superseded: keep superseded rows.
+
+    Raises:
+        DataError: the folder has no `metrics.jsonl`.
+    """
+    path = Path(run_dir) / METRICS_FILE
+    if not path.is_file():
+        raise DataError(
+            f"{path} does not exist, so {run_dir} is not a run folder. A run folder is what --checkpoint_path named "
+            f"for the learner, else runs/<exp_name>/<time>; it holds config.json, checkpoints/ and {METRICS_FILE}."
+        )
+    metrics = RunMetrics({kind: [] for kind in KINDS})
+    rows: list[Row] = []
+    for line in path.read_bytes().splitlines():
+        if not line.strip():
+            continue
+        row = parse_row(line)
+        if row is None:
+            metrics.bad_lines += 1
+            continue
+        if not superseded and row["kind"] == "event" and (match := _RESUMED.match(str(row.get("text")))):
+            kept = [r for r in rows if not _is_superseded(r, int(match[1]), row["env_steps"])]
+            metrics.superseded += len(rows) - len(kept)
+            rows = kept
+        rows.append(row)
+    for row in rows:
+        metrics.setdefault(row["kind"], []).append(row)
+    return metrics
+
+
+def _is_superseded(row: Row, step: int, env_steps: int) -> bool:
+    if row["kind"] == "event":
+        return False
+    return row["env_steps"] > env_steps if row["kind"] == "episode" else row["step"] > step
+
+
+def parse_row(line: bytes) -> Row | None:
+    """One line as a row, or None if it is none: not JSON, or without its kind and counters."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        return None
+    needed = (row.get("wall"), *(row.get(name) for name in Counters._fields))
+    return row if all(isinstance(value, int | float) for value in needed) else None

@@ -1,0 +1,119 @@
+"""Weights & Biases as a mirror of what `metrics.jsonl` records."""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+import secrets
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+WANDB_ID_FILE = "wandb_id.txt"
+
+_log = logging.getLogger(__name__)
+
+
+class WandbMirror:
+    """The wandb run of one run folder; it never raises.
+
+    wandb fails in many unrelated ways (its own errors, sockets, a dead service process, no disk, not installed). The
+    mirror is a convenience, `metrics.jsonl` the record: whatever happens is said once, and the mirror stays off.
+
+    Args:
+        run_dir: the run folder; holds wandb's files and the id under which a restart continues the same wandb run.
+        project, name: of the run in wandb.
+        config: the experiment as a plain dictionary.
+        offline: keep wandb's files for a later `wandb sync`. Chosen by itself where there is no API key or no network;
+            the environment variable WANDB_MODE wins over both.
+        tell: takes the sentence that says why the mirror went off.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        project: str,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        offline: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._tell = tell
+        self._run: Any = None
+        self._try("start", lambda: self._start(run_dir, project, name, dict(config), offline))
+
+    def log(self, numbers: Mapping[str, float]) -> None:
+        """Show one row of numbers; does nothing where the mirror is off."""
+        if self._run is not None:
+            self._try("log", lambda: self._run.log(dict(numbers)))
+
+    def finish(self) -> None:
+        """End the wandb run; may be called twice."""
+        if self._run is not None:
+            self._try("finish", lambda: self._run.finish())
+        self._run = None
+
+    def _start(self, *args: Any) -> None:
+        self._run = _start_wandb(*args)
+
+    def _try(self, what: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:  # see above: there is no list of what wandb raises
+            self._run = None
+            text = (
+                f"wandb is off from here on, metrics.jsonl goes on: {what} failed with {type(error).__name__}: {error}"
+            )
+            _log.warning(text)
+            self._tell(text)
+
+
+def _start_wandb(run_dir: Path, project: str, name: str, config: dict[str, Any], offline: bool) -> Any:
+    """A wandb run that continues the one whose id the run folder holds, if any."""
+    try:
+        import wandb  # takes a second to import, and is not needed where the mirror is off
+    except ImportError as error:
+        raise ImportError("wandb is not installed: pip install wandb, or pass --debug to train without it") from error
+
+    id_file = run_dir / WANDB_ID_FILE
+    if not id_file.exists():
+        id_file.write_text(secrets.token_hex(4))
+    mode: Any = os.environ.get("WANDB_MODE") or ("offline" if offline or not _wandb_usable() else "online")
+    run = wandb.init(
+        project=project,
+        name=name,
+        config=config,
+        id=id_file.read_text().strip(),
+        resume="allow",
+        dir=str(run_dir),
+        mode=mode,
+        # The terminal belongs to the status line.
+        settings=wandb.Settings(console="off", silent=True, init_timeout=30),
+    )
+    # After a resume `step` may go back, which wandb's own step counter would refuse.
+    run.define_metric("*", step_metric="step")
+    return run
+
+
+def _wandb_usable() -> bool:
+    """Whether wandb's server answers and there is a key for it; otherwise wandb would wait, or ask on the terminal."""
+    url = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    host = url.hostname or ""
+    if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")):
+        try:
+            if netrc.netrc(os.environ.get("NETRC")).authenticators(host) is None:
+                return False
+        except (OSError, netrc.NetrcParseError):
+            return False
+    if url.scheme in urllib.request.getproxies():
+        return True  # only the proxy knows
+    try:
+        socket.create_connection((host, url.port or (443 if url.scheme == "https" else 80)), timeout=3).close()
+    except OSError:
+        return False
+    return True

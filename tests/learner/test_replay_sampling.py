@@ -1,0 +1,117 @@
+"""Halves, shares and reproducibility of what is drawn."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from coded_episodes import Checker, config, feed, make
+from coded_replay import RNG, build, coded, windows
+
+from serl_chunk.types import DataError, Source
+
+
+@pytest.mark.parametrize(
+    ("fraction", "size", "expected"), [(0.5, 256, 128), (0.25, 10, 3), (0.0, 64, 0), (1.0, 64, 64)]
+)
+def test_demo_fraction_is_exact_in_every_batch(fraction, size, expected):
+    replay = build(config(demo_fraction=fraction))
+    replay.add_demo(*(coded(1000 + k, demonstration=True).episode() for k in range(3)))
+    feed(replay, [coded(k) for k in range(30)], RNG(0))
+    batch = replay.sample(RNG(0), size, updates=5)
+    number = batch.observations["state"][..., 0] * 2 + 8
+    np.testing.assert_array_equal((number >= 1000).sum(1), expected)
+    assert replay.stats()["replay/demo_share"] == expected / size
+    assert replay.stats()["replay/empty_half"] == 0
+
+
+def test_uniform_samples_by_window_counts():
+    replay = build(config(4, 4, demo_fraction="uniform"))
+    replay.add_demo(*(coded(1000 + k, demonstration=True).episode() for k in range(10)))
+    feed(replay, [coded(k) for k in range(30)], RNG(0))
+    number = replay.sample(RNG(0), 40_000).observations["state"][..., 0] * 2 + 8
+    assert (number >= 1000).mean() == pytest.approx(0.25, abs=0.02)
+
+
+def test_an_empty_half_gives_its_share_and_says_so():
+    replay = build(config(demo_fraction=0.5))
+    with pytest.raises(DataError, match="no complete window"):
+        replay.sample(RNG(0), 8)
+    assert replay.empty_half is None  # nobody gives anything yet
+    feed(replay, [coded()], RNG(0))
+    assert replay.sample(RNG(0), 8).mask.shape == (8,)
+    assert replay.empty_half == "demo"
+    assert (replay.stats()["replay/demo_share"], replay.stats()["replay/empty_half"]) == (0, 1)
+    only_demos = build(config(demo_fraction=0.5))
+    only_demos.add_demo(coded(demonstration=True).episode())
+    np.testing.assert_array_equal(only_demos.sample(RNG(0), 8).demonstrated[:, 0], 1)
+    assert only_demos.empty_half == "online"
+    assert (only_demos.stats()["replay/demo_share"], only_demos.stats()["replay/empty_half"]) == (1, 1)
+    feed(only_demos, [coded(1)], RNG(0))
+    assert only_demos.empty_half is None
+
+
+@pytest.mark.parametrize(("fraction", "demonstration"), [(0.0, False), (1.0, True), ("uniform", True)])
+def test_a_half_that_has_no_share_is_not_missed(fraction, demonstration):
+    replay = build(config(demo_fraction=fraction))
+    if demonstration:
+        replay.add_demo(coded(demonstration=True).episode())
+    else:
+        feed(replay, [coded()], RNG(0))
+    assert replay.empty_half is None
+
+
+def test_the_demo_half_takes_online_windows_that_start_on_intervened_steps():
+    cfg = config(demo_fraction=1.0)
+    episode = coded(length=20)
+    episode.source[8:13] = Source.HUMAN
+    episode.source[11] = Source.HOLD
+    replay = build(cfg)
+    feed(replay, [episode], RNG(0))
+    assert {t for _, t in windows(replay, Checker([episode], cfg, image_keys=()))} == {8, 9, 10, 12}
+
+
+def test_batches_never_change_afterwards():
+    cfg = config(capacity=200, image_capacity=150)
+    replay = build(cfg, image_keys=("a", "b"))
+    feed(replay, [make(RNG(k), k, every_frame=True) for k in range(20)], RNG(0))
+    batch = replay.sample(RNG(0), 64, updates=2)
+    arrays = [
+        *batch.observations.values(),
+        *batch.next_observations.values(),
+        *(v for v in batch if not isinstance(v, dict)),
+    ]
+    copies = [a.copy() for a in arrays]
+    for k in range(20, 60):  # wraps the ring several times
+        feed(replay, [make(RNG(k), k, every_frame=True)], RNG(0))
+        replay.sample(RNG(k), 64, updates=2)
+    for array, copy in zip(arrays, copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_a_seed_reproduces_batches():
+    batches = []
+    for _ in range(2):
+        replay = build(config())
+        replay.add_demo(coded(1000, demonstration=True).episode())
+        feed(replay, [make(RNG(k), k) for k in range(10)], RNG(0))
+        batches.append(replay.sample(RNG(9), 32, updates=3))
+    for a, b in zip(*batches, strict=True):
+        for x, y in zip(*(v.values() if isinstance(v, dict) else [v] for v in (a, b)), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_clipped_and_excluded_shares():
+    episode = coded(length=10)
+    episode.reads[0] = {0, 1, 2, 3}
+    replay = build(config(4, 4, demo_fraction="uniform"), image_keys=("a",))
+    feed(replay, [episode], RNG(0))
+    assert replay.ready.windows == 0  # the window from 0 would bootstrap from 4, where the camera was not read
+    assert replay.stats()["replay/excluded_share"] == 1
+    episode.reads[0] = set(range(11))
+    episode = dataclasses.replace(episode, number=1)
+    feed(replay, [episode], RNG(0))
+    assert replay.stats()["replay/excluded_share"] == 0.5
+    batch = replay.sample(RNG(0), 50)
+    clipped = (np.abs(batch.actions) > 1) & (batch.valid[..., None] > 0)
+    assert 0 < clipped.mean() < 1
+    assert replay.stats()["replay/clipped_share"] == pytest.approx(clipped.sum() / (batch.valid.sum() * 2))
