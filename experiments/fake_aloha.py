@@ -13,7 +13,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 
 
 def experiment() -> ExperimentConfig:
-    """Sizes follow the sweep in benchmarks/fake_aloha.py."""
+    """Sizes follow the sweep in benchmarks/sweep_fake_aloha.py."""
     return ExperimentConfig(
         name="fake_aloha",
         robot=FakeAlohaConfig(),

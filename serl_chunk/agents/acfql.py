@@ -15,13 +15,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.base import Agent, AgentState, Metrics, Params, Prefix
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise
-from serl_chunk.agents.losses import (
-    aggregate_heads,
-    bootstrap_target,
-    critic_values,
-    expectile_weight,
-    regression_loss,
-)
+from serl_chunk.agents.losses import bootstrap_target, critic_values, expectile_weight, regression_loss
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.types import ChunkBatch
@@ -76,9 +70,8 @@ class Acfql(Agent):
         loss = regression_loss(outputs, target, kind)
         metrics = self.critic.metrics(loss, critic_values(outputs, kind), target, batch.rewards)
         if self.config.target == "expectile":
-            q = aggregate_heads(
-                self.critic.values(state.target, self.critic.features(state.target, batch.observations), chunk),
-                self.config.critic.target_aggregate,
+            q = self.critic.target_values(
+                state.target, k_target, self.critic.features(state.target, batch.observations), chunk
             )
             # The value head reads the encoder without training it: the Q loss alone shapes the features.
             output = self.critic.value_output(critic, jax.lax.stop_gradient(features))
@@ -127,10 +120,9 @@ class Acfql(Agent):
         return chunk, {"q": q, "values": values}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        count = self.config.pretrain_candidates if pretrained else self.config.candidates
         critic = state.target if self.config.act_by == "target" else state.critic
         return {
             "policy": state.policy_average,
             "critic": {k: critic[k] for k in ("encoder", "q")},
-            "candidates": jnp.asarray(count, jnp.int32),
+            "candidates": self.published_candidates(pretrained=pretrained),
         }

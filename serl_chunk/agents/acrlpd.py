@@ -141,19 +141,20 @@ class Acrlpd(Agent):
         dist = TanhNormal(*(jnp.broadcast_to(x, (n, self.chunk_dim)) for x in dist))
         flat, log_prob = dist.sample_and_log_prob(key if explore else jax.random.key(0))
         if not explore:
-            flat = flat.at[0].set(dist.mode()[0])
-        committed = prefix[1][None, :, None] > 0
-        chunks = jnp.where(committed, prefix[0][None], self._chunks(flat))
+            flat, log_prob = flat.at[0].set(dist.mode()[0]), log_prob.at[0].set(dist.mode_log_prob()[0])
+        free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
+        chunks = jnp.where(free[None], self._chunks(flat), prefix[0][None])
         features = self.critic.features(params["critic"], observation)
         features = jnp.broadcast_to(features, (n, features.shape[-1]))
         values = self.critic.mean_value(params["critic"], features, self.critic_part(chunks))
         chunk, q, best = self.best_of(values, chunks, params["candidates"])
-        return chunk, {"q": q, "values": values, "log_prob": jnp.mean(log_prob[best])}
+        # Of what the policy chose: committed actions were not drawn from it.
+        own = jnp.sum(self._chunks(log_prob)[best] * free) / jnp.maximum(jnp.sum(free), 1)
+        return chunk, {"q": q, "values": values, "log_prob": own}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        count = self.config.pretrain_candidates if pretrained else self.config.candidates
         return {
             "policy": state.policy_average,
             "critic": state.target if self.config.act_by == "target" else state.critic,
-            "candidates": jnp.asarray(count, jnp.int32),
+            "candidates": self.published_candidates(pretrained=pretrained),
         }

@@ -28,6 +28,8 @@ Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 
+_AUGMENTATION = 2  # folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use
+
 
 class AgentState(flax.struct.PyTreeNode):
     """Everything an update changes. Trees an agent does not use are empty dicts."""
@@ -139,7 +141,7 @@ class Agent(abc.ABC):
         return jax.eval_shape(lambda: self.policy_params(self.init(jax.random.key(0))))
 
     def network_shape(self) -> str:
-        """A digest of the travelling parameters' paths and shapes, for the handshake."""
+        """The travelling parameters' paths and shapes as one text, for the handshake."""
         leaves = flatten_dict(self._abstract_params, sep="/")
         return ";".join(f"{k}{tuple(v.shape)}" for k, v in sorted(leaves.items()))
 
@@ -219,7 +221,7 @@ class Agent(abc.ABC):
         pixels = self.config.encoder.shift
         if not self.config.image_keys or pixels == 0:
             return batch
-        now, nxt = jax.random.split(jax.random.fold_in(state.rng, 1))
+        now, nxt = jax.random.split(jax.random.fold_in(state.rng, _AUGMENTATION))
         return batch._replace(
             observations=random_shift(now, batch.observations, pixels),
             next_observations=random_shift(nxt, batch.next_observations, pixels),
@@ -235,10 +237,19 @@ class Agent(abc.ABC):
         part = chunk[..., : self.spec.critic_steps, :]
         return part.reshape(*part.shape[:-2], -1)
 
+    def published_candidates(self, *, pretrained: bool) -> jax.Array:
+        """N at acting as the learner has it, int32 scalar: what `best_of` takes."""
+        return jnp.asarray(self.config.pretrain_candidates if pretrained else self.config.candidates, jnp.int32)
+
     def best_of(
-        self, values: jax.Array, chunks: jax.Array, allowed: jax.Array
+        self, values: jax.Array, chunks: jax.Array, published: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The chunk of the highest value among the first `allowed` of N candidates, its value, and its index."""
-        masked = jnp.where(jnp.arange(len(values)) < allowed, values, -jnp.inf)
+        """The chunk of the highest value among N candidates, its value float32[], and its index int32[].
+
+        N is the acting side's `agent.candidates`, which an evaluation may set to another number than the run had.
+        Only the first `pretrain_candidates` are looked at where that is the number the learner published.
+        """
+        limit = jnp.where(published == self.config.pretrain_candidates, published, len(values))
+        masked = jnp.where(jnp.arange(len(values)) < limit, values, -jnp.inf)
         best = jnp.argmax(masked)
         return chunks[best], values[best], best

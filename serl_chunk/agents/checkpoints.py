@@ -1,12 +1,13 @@
 """Checkpoints of a run: the agent's state, the policy alone, and what a resume must know. Only orbax user.
 
 It lives beside the agents because the learner writes checkpoints and the actor evaluates them, and the two
-never import each other. Every leaf is saved under its path with a checksum, so that a restore names what is
-missing, misshapen or damaged.
+never import each other. Every leaf is saved under its path with a checksum, and these with what else a resume must
+know under a checksum of their own, so that a restore names what is missing, misshapen or damaged.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -58,6 +59,26 @@ def _checksums(flat: Flat) -> dict[str, int]:
     return {k: zlib.crc32(np.ascontiguousarray(v).tobytes()) for k, v in flat.items()}
 
 
+def _seal(meta: dict[str, Any]) -> dict[str, Any]:
+    return {"content": meta, "crc32": _text_checksum(meta)}
+
+
+def _unseal(record: Any) -> dict[str, Any]:
+    """The inverse of `_seal`; raises ValueError where any value or key changed."""
+    if isinstance(record, dict) and set(record) == {"content", "crc32"}:
+        if record["crc32"] != _text_checksum(record["content"]):
+            raise ValueError("its checksum differs")
+        return record["content"]
+    if isinstance(record, dict) and "checksums" in record:  # written before meta had a checksum of its own
+        return record
+    raise ValueError("it has no checksums")
+
+
+def _text_checksum(meta: Any) -> int:
+    """Of the JSON text in one canonical form, because what is read back is not the dictionary that was written."""
+    return zlib.crc32(json.dumps(json.loads(json.dumps(meta)), sort_keys=True).encode())
+
+
 class CheckpointStore:
     """`<run>/checkpoints/<step>/`, newest `keep` kept, written asynchronously and atomically."""
 
@@ -75,7 +96,10 @@ class CheckpointStore:
             self._manager = ocp.CheckpointManager(
                 self._dir,
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=self._keep, create=True, enable_async_checkpointing=True
+                    max_to_keep=self._keep,
+                    create=True,
+                    enable_async_checkpointing=True,
+                    cleanup_tmp_directories=True,  # a killed learner's half checkpoint; the run's lock says it is gone
                 ),
             )
         return self._manager
@@ -105,7 +129,7 @@ class CheckpointStore:
                 step,
                 args=ocp.args.Composite(
                     **{name: ocp.args.StandardSave(flat) for name, flat in items.items()},
-                    meta=ocp.args.JsonSave(info),
+                    meta=ocp.args.JsonSave(_seal(info)),
                 ),
             )
         except (OSError, ValueError, RuntimeError) as error:  # what orbax raises for a failed (earlier) write
@@ -135,7 +159,7 @@ class CheckpointStore:
         self.failed_saves += 1
         self._say(
             f"WARNING: checkpoint {step} could not be written to {self._dir} ({type(error).__name__}: {error}). "
-            "Training goes on; free some space: the next checkpoint_period tries again."
+            "Training goes on, and the next checkpoint_period tries again; if the disk is full, free some space."
         )
         self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
@@ -181,14 +205,18 @@ class CheckpointStore:
             # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
             checkpointer = ocp.StandardCheckpointer()
             restored = checkpointer.restore(self._dir / str(step) / item)
-            meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(self._dir / str(step) / "meta")
+            record = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(self._dir / str(step) / "meta")
         except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
             raise CheckpointError(
                 f"checkpoint {step} in {self._dir} cannot be read ({type(error).__name__})"
             ) from error
+        try:
+            meta = _unseal(record)
+            sums = meta["checksums"][item]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"checkpoint {step} in {self._dir} is damaged (meta: {error})") from error
         flat = {k: np.asarray(v) for k, v in restored.items()}
-        sums = meta.get("checksums", {}).get(item)
-        if sums is not None and sums != _checksums(flat):
+        if sums != _checksums(flat):
             bad = [k for k in sums if k not in flat or zlib.crc32(flat[k].tobytes()) != sums[k]]
             raise CheckpointError(
                 f"checkpoint {step} in {self._dir} is damaged (checksum of {bad[:1] or 'a new leaf'})"
@@ -205,12 +233,12 @@ class CheckpointStore:
         for path, leaf in paths:
             key = jax.tree_util.keystr(path)
             is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            shape = jax.eval_shape(jax.random.key_data, leaf).shape if is_key else leaf.shape
-            if key not in leaves or leaves[key].shape != tuple(shape):
-                found = leaves[key].shape if key in leaves else "absent"
+            expected = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+            if key not in leaves or leaves[key].shape != expected.shape or leaves[key].dtype != expected.dtype:
+                found = f"{leaves[key].dtype}{leaves[key].shape}" if key in leaves else "absent"
                 raise CheckpointError(
                     f"checkpoint {step} in {self._dir} does not fit this agent: {key} is {found}, expected "
-                    f"{tuple(shape)}. {advice}"
+                    f"{expected.dtype}{expected.shape}. {advice}"
                 )
             value = jax.numpy.array(leaves[key])
             out.append(jax.random.wrap_key_data(value) if is_key else value)

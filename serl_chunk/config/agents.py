@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+import typing
+from typing import Any, ClassVar, Literal
 
 from serl_chunk.types import ConfigError
 
@@ -17,6 +18,18 @@ def require(condition: bool, message: str) -> None:
     """Raise ConfigError(message) unless `condition`."""
     if not condition:
         raise ConfigError(message)
+
+
+def require_choices(config: Any, where: str) -> None:
+    """Raise ConfigError for a field annotated `Literal` that holds none of its values.
+
+    Only type checkers look at annotations, and code that asks `x == "a"` takes a misspelt "a" for the other choice.
+    `where` comes before the field's name in the message, for example `agent.critic.`.
+    """
+    for name, hint in typing.get_type_hints(type(config)).items():
+        if typing.get_origin(hint) is Literal:
+            value, valid = getattr(config, name), typing.get_args(hint)
+            require(value in valid, f"{where}{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +48,7 @@ class CriticConfig:
     tail: Literal["repeat", "policy"] = "repeat"  # what the critic sees as actions after a termination
 
     def __post_init__(self) -> None:
+        require_choices(self, "agent.critic.")
         require(self.ensemble >= 1, f"agent.critic.ensemble must be at least 1, got {self.ensemble}")
         require(
             1 <= self.target_subset <= self.ensemble,
@@ -54,6 +68,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         _check_hidden("agent.encoder.features", self.features)
+        require(self.latent >= 1, f"agent.encoder.latent must be at least 1, got {self.latent}")
         require(self.shift >= 0, f"agent.encoder.shift must be >= 0 pixels, got {self.shift}")
 
 
@@ -82,6 +97,7 @@ class AgentConfig:
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "+successes"
 
     def __post_init__(self) -> None:
+        require_choices(self, "agent.")
         require(0 <= self.policy_ema < 1, f"agent.policy_ema must be in [0, 1), got {self.policy_ema}")
         require(self.lr > 0, f"agent.lr must be positive, got {self.lr}")
         require(self.grad_clip >= 0, f"agent.grad_clip must be >= 0 (0 switches it off), got {self.grad_clip}")

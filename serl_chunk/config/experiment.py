@@ -6,9 +6,10 @@ Rates are per tick, times in seconds, sizes in steps unless a name says otherwis
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
-from serl_chunk.config.agents import AcfqlConfig, AgentConfig, require
+from serl_chunk.config.agents import AcfqlConfig, AgentConfig, require, require_choices
 from serl_chunk.config.robots import RobotConfig
 
 
@@ -56,6 +57,11 @@ class RewardConfig:
     offset: float = 0.0  # added to every step's scaled reward
     failure_reward: float = 0.0  # reward of the step on which a declared failure ends the episode
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            require(math.isfinite(value), f"reward.{field.name} must be a finite number, got {value}")
+
 
 @dataclasses.dataclass(frozen=True)
 class NormaliserConfig:
@@ -68,6 +74,7 @@ class NormaliserConfig:
     extreme: float = 0.9  # where the demonstrations' extremes land, so that a tanh policy can express them
 
     def __post_init__(self) -> None:
+        require_choices(self, "normaliser.")
         require(0 < self.extreme <= 1, f"normaliser.extreme must be in (0, 1], got {self.extreme}")
         require(self.state_std_floor > 0, f"normaliser.state_std_floor must be positive, got {self.state_std_floor}")
         require(
@@ -91,6 +98,7 @@ class ReplayConfig:
     prefetch: int = 2  # batches prepared ahead by a thread; 0 samples in the training thread
 
     def __post_init__(self) -> None:
+        require_choices(self, "replay.")
         for name in ("capacity", "demo_capacity", "human_capacity", "image_capacity"):
             require(getattr(self, name) >= 1, f"replay.{name} must be at least 1, got {getattr(self, name)}")
         if self.demo_fraction != "uniform":
@@ -99,6 +107,10 @@ class ReplayConfig:
                 f'replay.demo_fraction must be a number in 0..1 or "uniform", got {self.demo_fraction!r}',
             )
         require(self.max_image_age >= 0, f"replay.max_image_age must be >= 0 ticks, got {self.max_image_age}")
+        require(
+            self.exclude_before_takeover >= 0,
+            f"replay.exclude_before_takeover must be >= 0 ticks, got {self.exclude_before_takeover}",
+        )
         require(self.prefetch >= 0, f"replay.prefetch must be >= 0, got {self.prefetch}")
 
 
@@ -153,7 +165,9 @@ class ActorConfig:
     max_episodes: int = 0  # 0: until the learner is done
 
     def __post_init__(self) -> None:
-        require(self.delay_ticks >= 0, f"actor.delay_ticks must be >= 0, got {self.delay_ticks}")
+        require_choices(self, "actor.")
+        for name in ("delay_ticks", "max_human_ticks", "max_episodes"):
+            require(getattr(self, name) >= 0, f"actor.{name} must be >= 0, got {getattr(self, name)}")
         require(
             self.clock == "lockstep" or self.delay_ticks == 0,
             "actor.delay_ticks belongs to clock=lockstep; in real time the delay is measured, not set",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, SerlChunkError
 
 
 def _packaged_folder() -> Path:
@@ -29,9 +30,10 @@ def known_experiments() -> dict[str, Path]:
 
 
 def load_experiment(name: str) -> ExperimentConfig:
-    """The experiment `name`; raises ConfigError listing the valid names and the nearest one.
+    """The experiment `name`, from a file that must define `experiment() -> ExperimentConfig`.
 
-    The file must define `experiment() -> ExperimentConfig`.
+    Raises ConfigError: for an unknown name, listing the valid names and the nearest one; for a file that fails, with
+    its line and the exception. What a configuration itself refuses is passed on as it is.
     """
     if name.endswith(".py"):
         path = Path(name).expanduser()
@@ -48,7 +50,12 @@ def load_experiment(name: str) -> ExperimentConfig:
     factory = getattr(module, "experiment", None)
     if not callable(factory):
         raise ConfigError(f"{path} must define a function experiment() that returns an ExperimentConfig")
-    config = factory()
+    try:
+        config = factory()
+    except SerlChunkError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(path, "experiment() failed", error) from error
     if not isinstance(config, ExperimentConfig):
         raise ConfigError(f"experiment() in {path} returned {type(config).__name__}, expected ExperimentConfig")
     return config
@@ -67,6 +74,20 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError, NameError) as error:
-        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, SerlChunkError) or not isinstance(error, Exception | SystemExit):
+            raise
+        raise _failure(path, "cannot be imported", error) from error
     return module
+
+
+def _failure(path: Path, what: str, error: BaseException) -> ConfigError:
+    """One sentence: the exception, the line of the file that led to it, and where it arose if that is elsewhere."""
+    frames = [(Path(f.filename).resolve(), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:  # the code that does not parse never ran: it has no frame
+        frames.append((Path(error.filename).resolve(), error.lineno))
+    own = [line for file, line in frames if file == path.resolve()]
+    where = f"{path}, line {own[-1]}" if own else f"{path}"
+    elsewhere = f" (raised in {frames[-1][0]}, line {frames[-1][1]})" if own and frames[-1][0] != path.resolve() else ""
+    return ConfigError(f"{where}: {what}: {type(error).__name__}: {error}{elsewhere}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterable
@@ -120,7 +121,9 @@ def to_dict(config: Any) -> Any:
     if isinstance(config, tuple):
         return [to_dict(v) for v in config]
     if callable(config):
-        return f"{config.__module__}:{config.__qualname__}"
+        named = config.func if isinstance(config, functools.partial) else config
+        named = named if hasattr(named, "__qualname__") else type(named)  # an object with __call__
+        return f"{named.__module__}:{named.__qualname__}"
     return config
 
 

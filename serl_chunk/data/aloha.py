@@ -99,7 +99,7 @@ def read_foreign(
         stamp=np.arange(n, dtype=np.float64) / hz if hz else np.zeros(n),
         sparse=sparse,
     )
-    begin = Begin(episode_id, task=str(file.attrs.get("task", "")))
+    begin = Begin(episode_id, task=_text(file.attrs.get("task", "")))
     if success is None:
         return Episode(begin, steps, End(episode_id, n, None, False, True, Outcome.UNKNOWN))
     if n < 2:
@@ -138,8 +138,8 @@ def _state(path: Path, qpos: np.ndarray, action: np.ndarray, spec: RobotSpec | N
 def _frames(path: Path, file: h5py.File, camera: str, color: str | None) -> np.ndarray:
     """RGB frames uint8[T, H, W, 3] of one camera, decoded where its rows are JPEG files padded with zeros."""
     name = f"{_IMAGES}/{camera}"
-    order = file.attrs.get("color", color)
-    order = order.decode() if isinstance(order, bytes) else order
+    recorded = file.attrs.get("color")
+    order = color if recorded is None else _text(recorded)
     if order not in ("rgb", "bgr"):
         raise DataError(
             f"{path}: the file does not record the order of its frames' colours (attribute color is {order!r}); pass "
@@ -151,6 +151,11 @@ def _frames(path: Path, file: h5py.File, camera: str, color: str | None) -> np.n
         raise DataError(f"{path}: {name} must be uint8[T, H, W, 3] or padded JPEG rows, it is {values.shape}")
     frames = values if values.ndim == 4 else _decode_jpeg(path, name, values)
     return frames if order == "rgb" else np.ascontiguousarray(frames[..., ::-1])
+
+
+def _text(value: Any) -> str:
+    """An attribute's text: HDF5 gives strings of fixed length back as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _decode_jpeg(path: Path, name: str, rows: np.ndarray) -> np.ndarray:

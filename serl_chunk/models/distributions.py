@@ -20,6 +20,10 @@ class TanhNormal(NamedTuple):
         """tanh(mean): what the field calls the deterministic action."""
         return jnp.tanh(self.mean)
 
+    def mode_log_prob(self) -> jax.Array:
+        """The log-probability of `mode()` per dimension."""
+        return self._log_prob_of_pre_tanh(self.mean)
+
     def sample_and_log_prob(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A sample and its log-probability per dimension, from the pre-tanh value (no atanh)."""
         u = self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape)

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, make_batches, on_device, same
 
 from serl_chunk.config.agents import FlowConfig
@@ -63,6 +64,55 @@ def test_the_heads_of_an_expectile_target_rank_as_they_should():
             params, value = step(params, jax.tree.map(lambda x, u=u: x[u % 4], batch))
         values.append(float(value))
     assert values[1] > values[0] + 0.01
+
+
+def critic_target(agent, state, batch, key) -> float:
+    """The mean target that the critic is regressed to."""
+    return float(jax.jit(agent._critic_loss)(state.critic, state, batch, key)[1]["critic/target_qs"])
+
+
+def test_an_expectile_target_is_the_return_and_the_discounted_value_of_the_successor():
+    agent, state = fresh("acfql")
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    value = jax.nn.sigmoid(agent.critic.v.apply({"params": state.critic["v"]}, batch.next_observations["state"])[:, 0])
+    returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
+    wanted = float((returns + batch.discount_n * batch.mask * value).mean())
+    assert critic_target(agent, state, batch, jax.random.key(3)) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_policy_target_is_chosen_by_the_critic_and_valued_by_its_target():
+    """Q-chunking's best of N: whoever both chose and valued would overestimate."""
+    config = config_of("acfql-policy", critic=critic(loss="squared", target_subset=2, target_aggregate="mean"))
+    agent = build(dataclasses.replace(config, target_candidates=6))
+    state = agent.init(jax.random.key(0))
+    state = state.replace(target=agent.init(jax.random.key(1)).target)  # a target of another opinion
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    key = jax.random.key(3)
+    k_noise, _ = jax.random.split(jax.random.split(key)[1])
+    observation = batch.next_observations["state"]
+    chunks = agent.flow.sample(state.policy, batch.next_observations, jax.random.normal(k_noise, (8, 6, 6)))
+    values = np.zeros((2, 8, 6))
+    for who, params in enumerate((state.critic, state.target)):
+        for n in range(6):
+            heads = agent.critic.q.apply({"params": params["q"]}, observation, chunks[:, n].reshape(8, -1))
+            values[who, :, n] = heads.mean(0)
+    best = values[0].argmax(1)
+    assert (best != values[1].argmax(1)).any()
+    returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
+    wanted = (returns + batch.discount_n * batch.mask * values[1][np.arange(8), best]).mean()
+    assert critic_target(agent, state, batch, key) == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_the_value_head_is_regressed_to_the_configured_number_of_heads():
+    losses = []
+    for heads in (1, 2):
+        config = config_of("acfql", critic=critic(loss="bounded", target_subset=heads, target_aggregate="min"))
+        agent = build(config)
+        state = agent.init(jax.random.key(0))
+        batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+        _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, jax.random.key(3))
+        losses.append(float(metrics["critic/value_loss"]))
+    assert losses[0] != losses[1]
 
 
 def test_the_critic_that_acts_is_the_configured_one():

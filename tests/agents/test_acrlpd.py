@@ -38,15 +38,49 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
     assert temperatures[-5.0] < 0 < temperatures[5.0]
 
 
-def test_the_entropy_enters_the_target_only_when_asked():
-    targets = {}
-    for variant in ("acrlpd-tail", "acrlpd-tail-entropy"):
-        agent = build(config_of(variant, init_temperature=10.0))
-        state = fresh("acrlpd-tail-entropy")[1].replace(temperature={"log_alpha": jnp.log(jnp.float32(10.0))})
-        batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-        _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, jax.random.key(0))
-        targets[variant] = float(metrics["critic/target_qs"])
-    assert abs(targets["acrlpd-tail"] - targets["acrlpd-tail-entropy"]) > 0.1
+@pytest.mark.parametrize("variant", ["acrlpd", "acrlpd-entropy"])
+def test_the_target_is_the_least_of_its_heads_less_the_entropys_price_only_when_asked(variant):
+    agent = build(config_of(variant, critic=critic(target_subset=2)))
+    state = agent.init(jax.random.key(0))
+    state = state.replace(target=agent.init(jax.random.key(1)).target, temperature={"log_alpha": jnp.float32(1.0)})
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    key = jax.random.key(3)
+    _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, key)
+    dist = agent.distribution(state.policy, batch.next_observations)
+    action, log_prob = dist.sample_and_log_prob(jax.random.split(key, 3)[0])
+    heads = agent.critic.q.apply({"params": state.target["q"]}, batch.next_observations["state"], action)
+    value = heads.min(0) - (jnp.exp(1.0) * log_prob.mean(1) if "entropy" in variant else 0)
+    returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
+    wanted = float((returns + batch.discount_n * batch.mask * value).mean())
+    assert float(metrics["critic/target_qs"]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_policys_loss_by_hand():
+    agent = build(config_of("acrlpd", bc_alpha=0.5))
+    state = agent.init(jax.random.key(0)).replace(temperature={"log_alpha": jnp.float32(-1.0)})
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    loss, metrics = agent._policy_loss(state.policy, state, batch, jax.random.key(3), imitate_only=False)
+    dist = agent.distribution(state.policy, batch.observations)
+    action, log_prob = dist.sample_and_log_prob(jax.random.key(3))
+    q = agent.critic.q.apply({"params": state.critic["q"]}, batch.observations["state"], action).mean()
+    shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 6)).reshape(8, 3, 2))[np.asarray(batch.bc) > 0].mean()
+    assert float(loss) == pytest.approx(float(jnp.exp(-1.0) * log_prob.mean() - q - 0.5 * shown), abs=1e-4)
+    assert float(metrics["actor/entropy"]) == pytest.approx(-float(log_prob.mean()), abs=1e-5)
+
+
+def test_a_decision_records_the_log_probability_of_what_was_chosen():
+    agent, state = fresh("acrlpd-tail-entropy")
+    observation = {"state": np.full(4, 0.3, np.float32)}
+    dist = agent.distribution(state.policy, observation)
+    for explore, count in ((True, False), (False, True)):
+        params = agent.policy_params(state, pretrained=count)
+        chunk, record = agent.sample(params, observation, jax.random.key(2), explore=explore)
+        wanted = dist.log_prob(chunk.reshape(-1)).reshape(3, 2)
+        assert float(record["log_prob"]) == pytest.approx(float(wanted.mean()), abs=1e-3)
+    committed = (np.full((3, 2), 0.9, np.float32), np.array([1, 0, 0], np.float32))
+    chunk, record = agent.sample(params, observation, jax.random.key(2), explore=True, prefix=committed)
+    wanted = dist.log_prob(chunk.reshape(-1)).reshape(3, 2)
+    assert float(record["log_prob"]) == pytest.approx(float(wanted[1:].mean()), abs=1e-3)
 
 
 def test_imitation_is_the_log_probability_of_the_marked_steps():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from agent_tools import build, config_of, critic, fresh, make_batches, on_device, same
 
+from serl_chunk.agents import base
 from serl_chunk.types import ConfigError
 
 VARIANTS = ["acfql", "acfql-policy-tail-image", "acrlpd-tail-entropy", "bc"]  # compiled, run
@@ -180,6 +181,40 @@ def test_the_best_of_the_allowed_candidates_is_chosen(variant):
         chosen.add(best)
         assert np.array_equal(chunk, head) == (best == 0)
     assert len(chosen) > 1
+
+
+@pytest.mark.parametrize("variant", ["acfql", "acrlpd-tail-entropy"])
+def test_an_evaluation_may_set_another_number_of_candidates(variant):
+    """`--config.agent.candidates` of an evaluation, with parameters published by a run of 3."""
+    _, state = fresh(variant)
+    trained = build(config_of(variant))
+    more = build(config_of(variant, candidates=8))
+    observation = {k: v[0, 0] for k, v in make_batches(more.spec).observations.items()}
+    chosen = set()
+    for seed in range(24):
+        _, record = more.sample(trained.policy_params(state), observation, jax.random.key(seed), explore=True)
+        assert record["values"].shape == (8,)
+        assert float(record["q"]) == float(record["values"].max())
+        chosen.add(int(np.argmax(record["values"])))
+    assert max(chosen) >= 3
+    _, first = more.sample(trained.policy_params(state, pretrained=True), observation, jax.random.key(0), explore=True)
+    assert float(first["q"]) == float(first["values"][0])
+
+
+@pytest.mark.parametrize("variant", ["acfql-image", "acrlpd-image"])
+def test_images_are_shifted_by_keys_of_their_own(variant):
+    """Offsets drawn from a key that a loss draws from as well would go hand in hand with its noise."""
+    agent = build(config_of(variant))
+    state = agent.init(jax.random.key(0))
+    keys = lambda k: tuple(np.asarray(jax.random.key_data(k)).tolist())  # noqa: E731
+    offsets: list[tuple[int, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "random_shift", lambda key, observation, pixels: offsets.append(keys(key)) or observation)
+        agent._augment(state, jax.tree.map(lambda x: x[0], make_batches(agent.spec)))
+    used = [state.rng, *jax.random.split(state.rng)]
+    drawn = {keys(k) for u in used for n in (2, 3) for k in (u, *jax.random.split(u, n))}
+    assert len(set(offsets)) == 2
+    assert not drawn & set(offsets)
 
 
 @every

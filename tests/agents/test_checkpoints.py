@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,8 +114,38 @@ def remove(step: Path, item: str) -> None:
     shutil.rmtree(step / item)
 
 
+def edit(step: Path, old: str, new: str) -> None:
+    """Change the text of meta so that it stays valid JSON."""
+    file = step / "meta" / "metadata"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def change_a_value(step: Path, item: str) -> None:
+    edit(step, '"n": 7', '"n": 6')
+
+
+def rename_a_value(step: Path, item: str) -> None:
+    edit(step, '"n":', '"m":')
+
+
+def rename_the_checksum(step: Path, item: str) -> None:
+    edit(step, '"crc32":', '"crc33":')
+
+
+def change_the_checksum(step: Path, item: str) -> None:
+    edit(step, '"crc32": ', '"crc32": 1')
+
+
+def forget_the_leaves(step: Path, item: str) -> None:
+    edit(step, '"checksums":', '"checksum_":')
+
+
 DAMAGE = [(flip_a_byte, "state"), (truncate, "state"), (remove, "state"), (truncate, "normaliser"),
-          (flip_a_byte, "normaliser"), (remove, "meta"), (truncate, "meta")]  # fmt: skip
+          (flip_a_byte, "normaliser"), (remove, "meta"), (truncate, "meta"), (flip_a_byte, "meta"),
+          (change_a_value, "meta"), (rename_a_value, "meta"), (rename_the_checksum, "meta"),
+          (change_the_checksum, "meta"), (forget_the_leaves, "meta")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("damage", "item"), DAMAGE, ids=[f"{d.__name__}-{i}" for d, i in DAMAGE])
@@ -133,6 +165,43 @@ def test_a_damaged_newest_checkpoint_falls_back_loudly(run, damage: Callable[[Pa
     assert restore(run)[0].step == 7
 
 
+def test_no_changed_bit_of_meta_is_believed(run):
+    """Whichever byte is hit, what is read is refused or is what was written."""
+    file = run / "checkpoints" / "7" / "meta" / "metadata"
+    whole, written = file.read_bytes(), CheckpointStore(run).restore_policy(7).meta
+    for at in np.random.default_rng(0).choice(len(whole), 40, replace=False):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with contextlib.suppress(CheckpointError):
+            assert CheckpointStore(run).restore_policy(7).meta == written
+
+
+def test_a_checkpoint_from_before_meta_had_a_checksum_is_read(run):
+    file = run / "checkpoints" / "7" / "meta" / "metadata"
+    file.write_text(json.dumps(json.loads(file.read_text())["content"]))
+    restored, said = restore(run)
+    assert (restored.step, restored.meta["n"], said) == (7, 7, [])
+
+
+def test_meta_of_every_json_kind_comes_back(tmp_path):
+    meta = {"rng": {"state": 2**127 + 1}, "x": 0.1, "nan": float("inf"), "none": None, "pair": (1, 2), "text": "5 €",
+            "by_step": {10: 1, 9: 2}}  # fmt: skip
+    store = CheckpointStore(tmp_path)
+    assert store.save(1, state_of(1), NORMALISER, NORMALISER, meta)
+    store.close()
+    back = restore(tmp_path)[0].meta
+    assert {k: back[k] for k in meta} == meta | {"pair": [1, 2], "by_step": {"10": 1, "9": 2}}
+
+
+def test_a_killed_learners_half_checkpoint_does_not_stay(run):
+    half = run / "checkpoints" / "9.orbax-checkpoint-tmp"
+    shutil.copytree(run / "checkpoints" / "7", half)
+    store = CheckpointStore(run)
+    assert store.steps() == [3, 7]
+    assert save(store, 11)
+    store.close()
+    assert sorted(p.name for p in half.parent.iterdir()) == ["11", "3", "7"]
+
+
 def test_if_all_are_damaged_the_run_does_not_start_afresh(run):
     for step in (3, 7):
         truncate(run / "checkpoints" / str(step), "state")
@@ -143,11 +212,15 @@ def test_if_all_are_damaged_the_run_does_not_start_afresh(run):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (lambda s: {**s, "net": {**s["net"], "bias": jnp.zeros(9)}}, r"\['net'\]\['bias'\] is \(8,\), expected \(9,\)"),
-        (lambda s: {**s, "more": jnp.zeros(2)}, r"\['more'\] is absent, expected \(2,\)"),
+        (
+            lambda s: {**s, "net": {**s["net"], "bias": jnp.zeros(9)}},
+            r"'bias'\] is float32\(8,\), expected float32\(9,\)",
+        ),
+        (lambda s: {**s, "net": {**s["net"], "bias": jnp.zeros(8, jnp.int32)}}, r"is float32\(8,\), expected int32\(8"),
+        (lambda s: {**s, "more": jnp.zeros(2)}, r"\['more'\] is absent, expected float32\(2,\)"),
         (lambda s: {**s, "net": {"kernel": s["net"]["kernel"]}}, r"which has no \['net'\]\['bias'\]"),
     ],
-    ids=["shape", "missing", "unknown"],
+    ids=["shape", "type", "missing", "unknown"],
 )
 def test_a_checkpoint_of_another_network_is_a_mistake_not_damage(two, template, message):
     with pytest.raises(CheckpointError, match=rf"checkpoint 7 .* does not fit this agent.*{message}.*config\.json"):

@@ -75,10 +75,29 @@ def test_a_missing_file_is_named():
         ("x = 1", r"broken\.py must define a function experiment\(\) that returns an ExperimentConfig"),
         ("experiment = 3", r"broken\.py must define a function experiment\(\)"),
         ("def experiment(): return 3", r"experiment\(\) in .*broken\.py returned int, expected ExperimentConfig"),
-        ("def experiment(:", r"broken\.py cannot be imported: SyntaxError: "),
-        ("import no_such_module", r"broken\.py cannot be imported: ModuleNotFoundError: No module named 'no_such_mod"),
-        ("from serl_chunk.types import Nothing", r"broken\.py cannot be imported: ImportError: "),
-        ("undefined", r"broken\.py cannot be imported: NameError: name 'undefined'"),
+        ("x = 1\ndef experiment(:", r"broken\.py, line 2: cannot be imported: SyntaxError: "),
+        (
+            "import no_such_module",
+            r"broken\.py, line 1: cannot be imported: ModuleNotFoundError: No module named 'no_su",
+        ),
+        ("from serl_chunk.types import Nothing", r"broken\.py, line 1: cannot be imported: ImportError: "),
+        ("\nundefined", r"broken\.py, line 2: cannot be imported: NameError: name 'undefined'"),
+        ("x = {}\n\nx['hz']", r"broken\.py, line 3: cannot be imported: KeyError: 'hz'$"),
+        ("import sys\nsys.exit(3)", r"broken\.py, line 2: cannot be imported: SystemExit: 3"),
+        ("x = '\0'", r"broken\.py.*: cannot be imported: SyntaxError: "),
+        ("def experiment(x): return x", r"broken\.py: experiment\(\) failed: TypeError: .*missing 1 required"),
+        (
+            "from serl_chunk.config.experiment import ChunkConfig\ndef experiment():\n    return ChunkConfig(horizn=5)",
+            r"broken\.py, line 3: experiment\(\) failed: TypeError: .*unexpected keyword argument 'horizn'",
+        ),
+        (
+            "import json\ndef experiment():\n    return json.loads('')",
+            r"broken\.py, line 3: experiment\(\) failed: JSONDecodeError: .*\(raised in .*decoder\.py, line \d+\)",
+        ),
+        (
+            "from serl_chunk.config.experiment import ChunkConfig\nCHUNK = ChunkConfig(0)",
+            r"^chunk\.horizon must be at least 1, got 0$",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, source, message):
@@ -86,3 +105,9 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, source,
     path.write_text(source)
     with pytest.raises(ConfigError, match=message):
         load_experiment(str(path))
+
+
+def test_a_relative_path_names_its_line_too(folder):
+    (folder / "broken.py").write_text("x = 1\nx.y")
+    with pytest.raises(ConfigError, match=r"^experiments/broken\.py, line 2: cannot be imported: AttributeError: "):
+        load_experiment("experiments/broken.py")

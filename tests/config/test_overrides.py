@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Literal
 
@@ -122,6 +123,16 @@ def test_difference_lists_every_changed_leaf():
     assert difference(to_dict(BASE), to_dict(new)) == ["agent.lr: 0.0003 -> 0.5", "seed: 42 -> 1"]
     assert difference(to_dict(BASE), to_dict(BASE)) == []
     assert difference({"a": 1}, {"b": 2}) == ["a: 1 -> None", "b: None -> 2"]
+
+
+def test_a_callable_without_a_name_of_its_own_has_a_stable_text():
+    class Maker:
+        def __call__(self, fake_env: bool) -> None: ...
+
+    text = lambda made: to_dict(GymConfig(make=made))["make"]  # noqa: E731
+    assert text(functools.partial(make, fake_env=True)) == f"{__name__}:make"
+    assert text(Maker()) == text(Maker())
+    assert text(Maker()).endswith("Maker")
 
 
 def make(fake_env: bool) -> None:

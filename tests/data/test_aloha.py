@@ -56,6 +56,12 @@ def test_unknown_outcome_is_an_unfinished_episode(tmp_path, joints_spec):
     assert end == (begin.episode_id, 6, None, False, True, Outcome.UNKNOWN, "environment", None)
 
 
+@pytest.mark.parametrize("task", ["fold the towel", np.bytes_("fold the towel")])
+def test_the_task_is_text_however_it_is_stored(tmp_path, joints_spec, task):
+    _foreign(tmp_path / "a.hdf5", task=task)
+    assert read_episode(tmp_path / "a.hdf5", joints_spec).begin.task == "fold the towel"
+
+
 @pytest.mark.parametrize("success", [True, False])
 def test_a_known_outcome_terminates_at_the_last_observation(tmp_path, joints_spec, success):
     qpos, action = _foreign(tmp_path / "episode_0.hdf5", sim=True)

@@ -44,6 +44,7 @@ def test_a_sample_comes_with_its_own_log_probability():
     assert sample.shape == log_prob.shape == (1, 3)
     np.testing.assert_allclose(log_prob, dist.log_prob(sample), atol=1e-3)
     np.testing.assert_allclose(dist.mode(), np.tanh(mean), rtol=1e-6)
+    np.testing.assert_allclose(dist.mode_log_prob(), dist.log_prob(dist.mode()), atol=1e-3)
 
 
 def test_edges_and_extreme_parameters_are_finite_with_their_gradients():

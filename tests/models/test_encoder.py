@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.encoder import ObservationEncoder, random_shift
+from serl_chunk.models.encoder import ObservationEncoder, _patches, random_shift
 
 
 def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
@@ -43,6 +43,18 @@ def test_cameras_share_weights_and_a_single_observation_needs_no_batch():
     single = encoder.apply(variables, {k: v[2] for k, v in observation.items()})
     assert single.shape == (8,)
     np.testing.assert_allclose(single, features[2], atol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 12), (7, 10), (1, 5)])
+def test_a_product_over_patches_is_a_strided_convolution(height, width):
+    x = jax.random.normal(jax.random.key(0), (2, height, width, 3))
+    kernel = jax.random.normal(jax.random.key(1), (27, 4))
+    convolved = jax.lax.conv_general_dilated(
+        x, kernel.reshape(3, 3, 3, 4), (2, 2), ((1, 1 + height % 2), (1, 1 + width % 2)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )  # fmt: skip
+    rows, columns = (height + 1) // 2, (width + 1) // 2
+    np.testing.assert_allclose(_patches(x) @ kernel, convolved[:, :rows, :columns], atol=1e-4)
 
 
 def test_no_shift_changes_nothing():
