@@ -26,7 +26,7 @@ other commands (each with --help): serl-chunk record, serl-chunk report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (0 done, 1 failed, 2 wrong usage)."""
+    """Run the command line; returns the exit status (0 done, 1 failed, 2 wrong usage, 130 interrupted)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {"record": _record, "report": _report}
     try:
@@ -106,6 +106,7 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError("say what to run: --learner, --actor, both, or --local")
     if evaluating != (flags.eval_n_trajs > 0):
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
+    _refuse_what_would_be_ignored(flags, evaluating)
     if flags.local:
         from serl_chunk.commands.local import run_local
 
@@ -114,7 +115,9 @@ def _run(arguments: list[str]) -> int:
         from serl_chunk.commands.both import run_both
 
         shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
-        return run_both(shared, pin=flags.pin_cores)
+        # An actor on this machine reaches what listens everywhere, but not what listens at one other address only.
+        anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
+        return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
     if flags.learner:
         from serl_chunk.commands.learner import run_learner
 
@@ -143,6 +146,21 @@ def _run(arguments: list[str]) -> int:
             validation=flags.eval_validation,
         )
     return run_training_actor(config, ip=flags.ip or "127.0.0.1", port=port, actor_id=flags.actor_id)
+
+
+def _refuse_what_would_be_ignored(flags: argparse.Namespace, evaluating: bool) -> None:
+    """A flag that means nothing beside the others is a mistake, and silence would hide it."""
+    if flags.local and (flags.learner or flags.actor):
+        raise ConfigError("--local runs both loops in this process: leave --learner and --actor out")
+    if evaluating and (flags.learner or flags.local or not flags.actor):
+        raise ConfigError("an evaluation is run by --actor alone: leave --learner and --local out")
+    for name in ("save_video", "eval_stochastic", "eval_validation"):
+        if getattr(flags, name) and not evaluating:
+            raise ConfigError(f"--{name} belongs to an evaluation: add --eval_checkpoint_step N and --eval_n_trajs K")
+    if flags.pin_cores and not (flags.learner and flags.actor):
+        raise ConfigError("--pin_cores shares this machine's cores between --learner and --actor: it needs both flags")
+    if flags.ip is not None and flags.learner:
+        raise ConfigError("--ip names the learner of another machine's actor: leave it out beside --learner")
 
 
 def _record(arguments: list[str]) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+import contextlib
+import json
 import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, VALIDATION_SEED_BASE, EvalResult, evaluate, results_table
 from serl_chunk.actor.policy import ChunkPolicy
@@ -13,8 +15,9 @@ from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands import evaluations
-from serl_chunk.commands.setup import contract, interactive, read_config, say
+from serl_chunk.commands.setup import contract, interactive, read_config, say, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.metrics import Counters, MetricsLog
 from serl_chunk.learner.report import build_report
@@ -23,28 +26,25 @@ from serl_chunk.transport.client import LearnerLink
 from serl_chunk.transport.handshake import Welcome
 from serl_chunk.types import ConfigError, RobotSpec, Snapshot
 
+FETCH_TIMEOUT = 120.0  # seconds for a checkpoint's parameters
 CONNECT_TIMEOUT_EVAL = 30.0  # seconds; an evaluation is not left waiting for a learner that may never come
 
 
 def run_training_actor(config: ExperimentConfig, *, ip: str, port: int, actor_id: str) -> int:
     """Collect episodes with the learner's newest policy until it is done, Ctrl-C or SIGTERM."""
     stop = threading.Event()
-    connected = False
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set() or not connected:  # once more means now; and nothing is recorded before a learner answers
-            raise KeyboardInterrupt
-        say(f"{signal.Signals(number).name}: closing the episode and delivering what is recorded")
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
-    env = make_env(config.robot)
-    intervention = make_intervention(config.actor.intervention, env)
-    agent = make_agent(config, env.robot_spec)
-    link, welcome = _connect(config, env.robot_spec, agent.network_shape(), ip, port, actor_id, None)
-    connected = True
-    try:
+    connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
+    stop_on_signals(stop, say, "closing the episode and delivering what is recorded", connected.is_set)
+    with contextlib.ExitStack() as stack:
+        env = make_env(config.robot)
+        stack.callback(env.close)
+        intervention = make_intervention(config.actor.intervention, env)
+        if intervention is not None:
+            stack.callback(intervention.close)
+        agent = make_agent(config, env.robot_spec)
+        link, welcome = _connect(config, env.robot_spec, agent.network_shape(), ip, port, actor_id, None)
+        stack.callback(link.close)
+        connected.set()
         summary = run_actor(
             config,
             link,
@@ -58,11 +58,6 @@ def run_training_actor(config: ExperimentConfig, *, ip: str, port: int, actor_id
             stop=stop,
             say=say,
         )
-    finally:
-        link.close()
-        if intervention is not None:
-            intervention.close()
-        env.close()
     report_session(summary, config)
     return 0 if summary.delivered else 1
 
@@ -113,43 +108,57 @@ def run_evaluation(
     stochastic: bool,
     validation: bool,
 ) -> int:
-    """Evaluate one checkpoint without a helper on held-out start states; prints a table and a last line."""
-    env = make_env(config.robot)
-    agent = make_agent(config, env.robot_spec)
-    run: Path | None = None
-    if checkpoint_path is not None:
-        run = Path(checkpoint_path).expanduser()
-        saved = read_config(run)
-        if saved.get("name") != config.name:
-            raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
-        store = CheckpointStore(run, say=say)
-        checkpoint = store.restore_policy(evaluations.resolve_step(run, store, step))
-        normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
-        snapshot = Snapshot(checkpoint.step, checkpoint.params)
-        counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
-    else:
-        # A second id: the same robot PC may be training while it is asked for an evaluation.
-        link, welcome = _connect(
-            config, env.robot_spec, agent.network_shape(), ip or "127.0.0.1", port, f"{actor_id}-evaluation",
-            CONNECT_TIMEOUT_EVAL,
-        )  # fmt: skip
-        try:
-            snapshot, _ = link.fetch_checkpoint(step, timeout=120.0)
-            normaliser = normaliser_of(welcome)
-        finally:
-            link.close()
-        counters = Counters(snapshot.version, 0, 0)
-    results = _evaluate(config, env, agent, normaliser, snapshot, n, run, save_video, stochastic, validation)
-    env.close()
-    where = "none (a fetched checkpoint has no run folder here)"
+    """Evaluate one checkpoint without a helper on held-out start states; prints a table and a last line.
+
+    With a run folder the results are written there; 1 is returned where that failed. Raises ConfigError,
+    CheckpointError, or what the connection to the learner fails with.
+    """
+    with contextlib.closing(make_env(config.robot)) as env:
+        agent = make_agent(config, env.robot_spec)
+        run: Path | None = None
+        if checkpoint_path is not None:
+            run = Path(checkpoint_path).expanduser()
+            saved = read_config(run)
+            if saved.get("name") != config.name:
+                raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
+            store = CheckpointStore(run, say=say)
+            checkpoint = store.restore_policy(evaluations.resolve_step(run, store, step))
+            _say_differences(saved, config)
+            normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+            snapshot = Snapshot(checkpoint.step, checkpoint.params)
+            counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
+        else:
+            # A second id: the same robot PC may be training while it is asked for an evaluation.
+            link, welcome = _connect(
+                config, env.robot_spec, agent.network_shape(), ip or "127.0.0.1", port, f"{actor_id}-evaluation",
+                CONNECT_TIMEOUT_EVAL,
+            )  # fmt: skip
+            with contextlib.closing(link):
+                snapshot, _ = link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)
+                normaliser = normaliser_of(welcome)
+            counters = Counters(snapshot.version, 0, 0)
+        results = _evaluate(config, env, agent, normaliser, snapshot, n, run, save_video, stochastic, validation)
+    where, status = "none (a fetched checkpoint has no run folder here)", 0
     if run is not None:
-        purpose = evaluations.VALIDATION if validation else "evaluation"
-        evaluations.save(run, snapshot.version, purpose, [r.to_json() for r in results])
-        if not validation:
-            _log(run, counters, results)
-        where = str(build_report(run))
+        try:
+            purpose = evaluations.VALIDATION if validation else "evaluation"
+            evaluations.save(run, snapshot.version, purpose, [r.to_json() for r in results])
+            if not validation:
+                _log(run, counters, results)
+            where = str(build_report(run))
+        except OSError as error:  # a full disk: the figures are worth more than a traceback
+            say(f"WARNING: the results could not be written to {run} ({error})")
+            where, status = "none (it could not be written)", 1
     say(f"evaluation: success_rate={results[0].success_rate:.2f} n={results[0].n} report={where}")
-    return 0
+    return status
+
+
+def _say_differences(saved: dict[str, Any], config: ExperimentConfig) -> None:
+    """What decides how a policy acts is the command line's, not the run's: where they differ, a person is told."""
+    now = json.loads(json.dumps(to_dict(config)))
+    for part in ("robot", "chunk", "agent", "actor"):
+        for line in difference(saved.get(part, {}), now[part], f"{part}."):
+            say(f"evaluated with another setting than the run's (run -> here): {line}")
 
 
 def _evaluate(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.agents.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.commands.setup import write_json
 
 FOLDER = "evaluations"
 VALIDATION = "validation"
@@ -17,7 +18,7 @@ def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]]) -> P
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{purpose}_{step}.json"
-    path.write_text(json.dumps({"checkpoint": step, "purpose": purpose, "results": results}, indent=2) + "\n")
+    write_json(path, {"checkpoint": step, "purpose": purpose, "results": results})
     return path
 
 

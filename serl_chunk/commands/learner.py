@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ import numpy as np
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.evaluations import resolve_step
-from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of
+from serl_chunk.commands.relay import status_line
+from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.demos import DemoSet, load_demos
@@ -26,10 +26,12 @@ from serl_chunk.learner.report import build_report
 from serl_chunk.learner.status import StatusFields, StatusLine
 from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sessions import SessionInfo
-from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot
+from serl_chunk.transport.sockets import is_loopback
+from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot, StepBlock
 
 STATUS_PERIOD = 0.1  # seconds between looks at the server's health and at the status line
 POKE_PERIOD = 0.01  # seconds between pushed allowances
+STOPPING = "ending with a final checkpoint"
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
 
@@ -55,7 +57,10 @@ def build_learner(
     wandb: bool,
     tell: Callable[[str], None],
 ) -> Learner:
-    """The learner of a run with its demonstrations, metrics and (on resume) its checkpoint."""
+    """The learner of a run with its demonstrations, metrics and (on resume) its checkpoint; the caller closes both.
+
+    Raises ConfigError, DataError or CheckpointError.
+    """
     demos = read_demos(config, spec, demo_paths, tell)
     agent = make_agent(config, spec)
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, demos.episodes)
@@ -65,10 +70,14 @@ def build_learner(
         wandb_name=f"{config.name}-{run.path.name}",
         config=to_dict(config),
     )
-    learner = Learner(
-        config, spec, agent, normaliser, demos.episodes, run.path,
-        publish=publish, metrics=metrics, threaded=threaded, say=tell,
-    )  # fmt: skip
+    try:
+        learner = Learner(
+            config, spec, agent, normaliser, demos.episodes, run.path,
+            publish=publish, metrics=metrics, threaded=threaded, say=tell,
+        )  # fmt: skip
+    except BaseException:
+        metrics.close()  # wandb would wait for this run's end
+        raise
     tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
     return learner
 
@@ -100,37 +109,31 @@ def run_learner(
             raise ConfigError("the learner is still reading its demonstrations and checkpoint")
         return holder["learner"]
 
-    server: LearnerServer
+    delivered: dict[str, int] = {}  # session -> its steps so far; the server's thread alone reads and writes it
 
     def on_record(info: SessionInfo, record: Record) -> None:
         ready().insert(_session(info), record)
+        if isinstance(record, StepBlock):
+            delivered[info.session] = delivered.get(info.session, 0) + record.n
 
     def allowance(session: str) -> int | None:
         left = ready().steps_allowed()
-        mine = delivered.get(session, 0)
-        return None if left is None else mine + left
-
-    delivered: dict[str, int] = {}
-
-    def count(info: SessionInfo, record: Record) -> None:
-        on_record(info, record)
-        steps = getattr(record, "action", None)
-        if steps is not None:
-            delivered[info.session] = delivered.get(info.session, 0) + len(steps)
+        return None if left is None else delivered.get(session, 0) + left
 
     def fetch(step: str) -> tuple[Snapshot, dict[str, Any]]:
         store = CheckpointStore(run.path)
         checkpoint = store.restore_policy(resolve_step(run.path, store, step))
         return Snapshot(checkpoint.step, checkpoint.params), {"step": checkpoint.step}
 
-    with StatusLine() as status:
+    with status_line() as status, contextlib.ExitStack() as stack:
+        stack.enter_context(run.lock)
         server = LearnerServer(
             config.transport,
             bind=bind,
             port=port,
             contract=contract(config, spec, agent.network_shape()),
             welcome=lambda: welcome_of(ready().normaliser),
-            on_record=count,
+            on_record=on_record,
             allowance=allowance,
             on_silent=lambda info: ready().replay.close_session(_session(info)),
             fetch=fetch,
@@ -138,43 +141,31 @@ def run_learner(
             episode_timeout=config.learner.actor_timeout,
             insecure=insecure,
         )
-        if insecure and bind not in ("127.0.0.1", "localhost", "::1"):
+        stack.callback(server.close)
+        if insecure and not is_loopback(bind):
             status.say(f"WARNING: --insecure: everybody who reaches {bind}:{port} can feed and read this run")
         stop = threading.Event()
-        _stop_on_signals(stop, status.say)
+        stop_on_signals(stop, status.say, STOPPING)
         server.start()  # an actor that comes while we read demonstrations is told so
         learner = build_learner(
             config, demo_paths, run, spec, publish=server.publish, threaded=True, wandb=wandb, tell=status.say
         )
+        stack.callback(learner.metrics.close)
+        stack.callback(learner.close)
         holder["learner"] = learner
         status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
         shown = _Shown(config, learner, server, status)
-        try:
-            learner.run(stop, shown.tick)
-            status.update(str(learner.phase), status_fields(config, learner))
-            server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
-            _let_actors_finish(server)
-            status.say("writing the last checkpoint" if learner.phase is not Phase.PRETRAIN else "stopped early")
-        finally:
-            learner.close()
-            server.close()
-            learner.metrics.close()
-    return _close_run(run.path, learner)
+        learner.run(stop, shown.tick)
+        status.update(str(learner.phase), status_fields(config, learner))
+        server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
+        _let_actors_finish(server)
+        trained = learner.phase in (Phase.TRAIN, Phase.DONE)
+        status.say("writing the last checkpoint" if trained else f"stopped during {learner.phase}: nothing to write")
+    return close_run(learner)
 
 
 def _session(info: SessionInfo) -> str:
     return f"{info.actor_id}/{info.session}"
-
-
-def _stop_on_signals(stop: threading.Event, tell: Callable[[str], None]) -> None:
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt  # a second one means now
-        tell(f"{signal.Signals(number).name}: ending with a final checkpoint (once more: at once)")
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
 
 
 def _let_actors_finish(server: LearnerServer) -> None:
@@ -184,7 +175,9 @@ def _let_actors_finish(server: LearnerServer) -> None:
         time.sleep(0.05)
 
 
-def _close_run(path: Path, learner: Learner) -> int:
+def close_run(learner: Learner) -> int:
+    """Totals and report of a run whose learner is closed; returns 1 where something could not be written, else 0."""
+    path = learner.checkpoints.run_dir
     say(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
     status = 0
     try:
@@ -230,7 +223,7 @@ def status_fields(config: ExperimentConfig, learner: Learner) -> StatusFields:
         Phase.CRITIC_WARMUP: (learner.phase_updates, c.critic_warmup_steps),
     }
     done, total = totals.get(learner.phase, (learner.updates, c.max_steps))
-    alone = [success for success, helped in learner.recent if not helped]
+    alone = [success for success, helped in learner.recent if not helped and success is not None]
     fields: StatusFields = {
         "done": done,
         "total": total,
@@ -242,6 +235,7 @@ def status_fields(config: ExperimentConfig, learner: Learner) -> StatusFields:
         "human": learner.human_ticks / learner.env_steps if learner.env_steps else None,
         "learner_wait": learner.waiting[0],
         "actor_wait": learner.waiting[1],
+        "empty_half": learner.replay.empty_half,
         "version": learner.version,
     }
     return fields

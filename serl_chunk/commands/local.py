@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import signal
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.commands.actor import report_session
-from serl_chunk.commands.learner import build_learner, status_fields
-from serl_chunk.commands.setup import describe, open_run, say, spec_of
+from serl_chunk.commands.learner import STOPPING, build_learner, close_run, status_fields
+from serl_chunk.commands.setup import describe, open_run, say, spec_of, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner, Phase
-from serl_chunk.learner.report import build_report
 from serl_chunk.learner.status import StatusLine
 from serl_chunk.robots.registry import make_env, make_intervention
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
@@ -89,12 +88,10 @@ class LocalLink:
 def run_local(config: ExperimentConfig, demo_paths: Sequence[str], checkpoint_path: str | None, *, wandb: bool) -> int:
     """Train in this process until `max_steps`, Ctrl-C or SIGTERM."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on_signals(stop, say, STOPPING)
     learner, summary = train_local(config, demo_paths, checkpoint_path, stop=stop, wandb=wandb)
     report_session(summary, config)
-    say(f"report: {build_report(learner.checkpoints.run_dir)}")
-    return 1 if learner.checkpoints.failed_saves else 0
+    return close_run(learner)
 
 
 def train_local(
@@ -105,20 +102,29 @@ def train_local(
     stop: threading.Event | None = None,
     wandb: bool = False,
 ) -> tuple[Learner, ActorSummary]:
-    """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary."""
+    """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary.
+
+    Raises ConfigError for the realtime clock, and what `build_learner` and `run_actor` raise.
+    """
     if config.actor.clock != "lockstep":
         raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
     stop = stop or threading.Event()
     spec = spec_of(config)
     describe(config, spec)
-    run = open_run(config, spec, checkpoint_path)
-    link = LocalLink()
-    env = make_env(config.robot)
-    intervention = make_intervention(config.actor.intervention, env)
-    with StatusLine() as status:
+    with StatusLine() as status, contextlib.ExitStack() as stack:
+        run = open_run(config, spec, checkpoint_path)
+        stack.enter_context(run.lock)
+        link = LocalLink()
+        env = make_env(config.robot)
+        stack.callback(env.close)
+        intervention = make_intervention(config.actor.intervention, env)
+        if intervention is not None:
+            stack.callback(intervention.close)
         learner = build_learner(
             config, demo_paths, run, spec, publish=link.publish, threaded=False, wandb=wandb, tell=status.say
         )
+        stack.callback(learner.metrics.close)
+        stack.callback(learner.close)
         link.learner = learner
 
         def work() -> None:
@@ -126,26 +132,20 @@ def train_local(
             while not stop.is_set() and learner.work():
                 status.update(str(learner.phase), status_fields(config, learner))
 
-        try:
-            work()  # up to the first snapshot, which the actor needs
-            summary = run_actor(
-                config,
-                link,
-                env,
-                learner.agent,
-                learner.normaliser,
-                actor_id="local",
-                first_episode=learner.episodes,
-                cameras=config.agent.image_keys,
-                intervention=intervention,
-                stop=stop,
-                before_decision=work,
-                say=status.say,
-                report_every=50,
-            )
-        finally:
-            learner.close()
-            learner.metrics.close()
-            env.close()
-            run.lock.close()
+        work()  # up to the first snapshot, which the actor needs
+        summary = run_actor(
+            config,
+            link,
+            env,
+            learner.agent,
+            learner.normaliser,
+            actor_id="local",
+            first_episode=learner.episodes,
+            cameras=config.agent.image_keys,
+            intervention=intervention,
+            stop=stop,
+            before_decision=work,
+            say=status.say,
+            report_every=50,
+        )
     return learner, summary

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import Progress
 
 from serl_chunk.commands.setup import say
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.hdf5 import read_episode
 from serl_chunk.data.writer import EpisodeWriter
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
@@ -20,34 +24,46 @@ MAX_FAILURES_PER_DEMO = 20  # an expert worse than this is a mistake, not bad lu
 def run_record(
     config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...]
 ) -> int:
-    """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped."""
+    """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
+
+    Args:
+        out: folder for the files; created if absent.
+        policy: "scripted", the only demonstrator there is.
+        noise: standard deviation of the expert's noise, rad; None leaves the expert's own.
+        cameras: recorded at every tick.
+
+    Raises ConfigError, also for an expert that hardly ever succeeds, and DataError for a damaged file in `out`.
+    """
     if policy != "scripted":
         raise ConfigError(f"--policy={policy}: only scripted is there; recording by hand comes with device support")
     if n_demos < 1:
         raise ConfigError(f"--n_demos must be at least 1, got {n_demos}")
     folder = Path(out).expanduser()
-    there = len(list(folder.glob("episode_*.hdf5"))) if folder.is_dir() else 0
+    files = list(folder.glob("episode_*.hdf5")) if folder.is_dir() else []
+    there = len(files)
     if there >= n_demos:
         say(f"{folder} already holds {there} demonstrations")
         return 0
-    env = make_env(config.robot)
-    for name in cameras:
-        env.robot_spec.camera(name)
-    expert = make_expert(env)
-    if noise is not None:
-        if not hasattr(expert, "noise"):
-            raise ConfigError(f"the expert of {env.robot_spec.name!r} has no adjustable noise: leave --noise out")
-        expert.noise = noise
     attempts = lengths = 0
-    with (
-        EpisodeWriter(
-            folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
-        ) as writer,
-        Progress(transient=True) as progress,
-    ):
+    with contextlib.ExitStack() as stack:
+        env = make_env(config.robot)
+        stack.callback(env.close)
+        for name in cameras:
+            env.robot_spec.camera(name)
+        expert = make_expert(env)
+        if noise is not None:
+            if not hasattr(expert, "noise"):
+                raise ConfigError(f"the expert of {env.robot_spec.name!r} has no adjustable noise: leave --noise out")
+            expert.noise = noise
+        seed = next_seed(files)
+        writer = stack.enter_context(
+            EpisodeWriter(
+                folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
+            )
+        )
+        progress = stack.enter_context(Progress(transient=True))
         task = progress.add_task(f"recording to {folder}", total=n_demos, completed=there)
         kept = there
-        seed = DEMO_SEED_BASE + there
         while kept < n_demos:
             success, length = record_episode(env, expert, writer, config, seed, cameras)
             seed += 1
@@ -59,10 +75,18 @@ def run_record(
             elif attempts - (kept - there) > MAX_FAILURES_PER_DEMO * n_demos:
                 raise ConfigError(f"the expert failed {attempts - (kept - there)} of {attempts} episodes; giving up")
         writer.flush()
-    env.close()
     new = kept - there
     say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average")
     return 0
+
+
+def next_seed(files: Sequence[Path]) -> int:
+    """The start state after those of recorded `files`: failures have no file, so counting files would repeat some.
+
+    Raises DataError for a file that cannot be read.
+    """
+    starts = (re.fullmatch(r"seed-(\d+)", read_episode(file, cameras=()).begin.init_state) for file in files)
+    return max((int(match[1]) + 1 for match in starts if match), default=DEMO_SEED_BASE + len(files))
 
 
 def record_episode(

@@ -6,7 +6,9 @@ import datetime
 import fcntl
 import json
 import os
+import signal
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +29,26 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def stop_on_signals(
+    stop: threading.Event, tell: Say, how: str, listening: Callable[[], bool] = lambda: True
+) -> None:  # fmt: skip
+    """Ctrl-C and SIGTERM set `stop` and say `how` the process ends; a second one raises KeyboardInterrupt.
+
+    So does the first while not `listening`. Call it in the main thread.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set() or not listening():
+            raise KeyboardInterrupt
+        stop.set()
+        # Not from here: the handler interrupts the very thread that may be printing, and hold what printing needs.
+        text = f"{signal.Signals(number).name}: {how} (once more: at once)"
+        threading.Thread(target=tell, args=(text,), daemon=True).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+
+
 def split_overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
     """`--config.a.b=value` and `--config.a.b value` as (path, text); raises ConfigError for anything else."""
     out: list[tuple[str, str]] = []
@@ -37,7 +59,7 @@ def split_overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
             raise ConfigError(f"unknown argument {item!r}; see serl-chunk --help")
         path, equals, text = item[len("--config.") :].partition("=")
         if not equals:
-            if not items:
+            if not items or items[0].startswith("--"):
                 raise ConfigError(f"{item} needs a value: {item}=VALUE")
             text = items.pop(0)
         out.append((path, text))
@@ -66,7 +88,8 @@ class RunFolder(NamedTuple):
 def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None, tell: Say = say) -> RunFolder:
     """Create or resume the run folder; writes config.json and prints what changed since the last life.
 
-    Raises ConfigError where another learner holds the folder, or where it is another experiment's.
+    `lock` is held until it is closed. Raises ConfigError where another learner holds the folder, where it is another
+    experiment's, and where it cannot be written.
     """
     if checkpoint_path is None:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -78,6 +101,19 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
         lock = (path / "run.lock").open("w")
     except OSError as error:
         raise ConfigError(f"--checkpoint_path={path} cannot be used: {error}") from error
+    try:
+        run_id, resumed = _claim(path, lock, config, spec, tell)
+    except OSError as error:
+        lock.close()
+        raise ConfigError(f"--checkpoint_path={path} cannot be used: {error}") from error
+    except ConfigError:
+        lock.close()
+        raise
+    return RunFolder(path, run_id, resumed, lock)
+
+
+def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec, tell: Say) -> tuple[str, bool]:
+    """Lock the folder and write its config.json; returns the run's id and whether it was there before."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -95,10 +131,15 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
         new["run_id"] = old.get("run_id", new["run_id"])
         for line in difference(old, json.loads(json.dumps(new))):
             tell(f"config changed since the last start (the new value wins): {line}")
+    write_json(file, new)
+    return new["run_id"], resumed
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write `file` whole or not at all; raises OSError."""
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(new, indent=2) + "\n")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
     os.replace(temporary, file)
-    return RunFolder(path, new["run_id"], resumed, lock)
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -156,5 +197,5 @@ def spec_of(config: ExperimentConfig) -> RobotSpec:
 
 
 def interactive() -> bool:
-    """Whether a person watches standard error."""
-    return sys.stderr.isatty()
+    """Whether a person watches standard output."""
+    return sys.stdout.isatty()

@@ -13,6 +13,7 @@ import pytest
 from serl_chunk.main import main
 
 RUN = ["--exp_name", "fake_aloha"]
+EVALUATE = ["--eval_checkpoint_step", "5", "--eval_n_trajs", "2"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], status: int = 2) -> str:
@@ -60,6 +61,14 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
         ([*RUN, "--actor", "--eval_checkpoint_step", "5"], r"an evaluation needs both --eval_checkpoint_step N"),
         ([*RUN, "--actor", "--eval_n_trajs", "5"], r"an evaluation needs both .* and --eval_n_trajs K"),
         ([*RUN, "--actor", "--eval_checkpoint_step", "5", "--eval_n_trajs", "-1"], r"an evaluation needs both"),
+        ([*RUN, "--local", "--learner"], r"--local runs both loops in this process"),
+        ([*RUN, "--learner", "--actor", *EVALUATE], r"an evaluation is run by --actor alone"),
+        ([*RUN, "--learner", *EVALUATE], r"an evaluation is run by --actor alone"),
+        ([*RUN, "--local", *EVALUATE], r"an evaluation is run by --actor alone"),
+        ([*RUN, "--actor", "--save_video"], r"--save_video belongs to an evaluation: add --eval_checkpoint_step N"),
+        ([*RUN, "--actor", "--eval_stochastic"], r"--eval_stochastic belongs to an evaluation"),
+        ([*RUN, "--learner", "--pin_cores"], r"--pin_cores .* needs both flags"),
+        ([*RUN, "--learner", "--ip", "gpu"], r"--ip names the learner .* leave it out beside --learner"),
         (["record", *RUN], r"the following arguments are required: --out; see serl-chunk record --help"),
         (["record", *RUN, "--out", "x", "--n_demo", "3"], r"unknown argument '--n_demo'"),
         (["record", "--out", "x"], r"--exp_name is needed"),
@@ -143,7 +152,16 @@ def test_zero_means_no_evaluation(called):
 
 def test_both_flags_start_two_processes_with_what_was_given(called):
     assert main([*RUN, "--learner", "--actor", "--pin_cores", "--seed", "3", "--config.agent.lr", "0.5"]) == 0
-    assert called == [("run_both", ([*RUN, "--seed", "3", "--config.agent.lr", "0.5"],), {"pin": True})]
+    shared = [*RUN, "--seed", "3", "--config.agent.lr", "0.5"]
+    assert called == [("run_both", (shared,), {"pin": True, "ip": "127.0.0.1"})]
+
+
+@pytest.mark.parametrize(
+    ("bind", "ip"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("localhost", "localhost"), ("10.0.0.5", "10.0.0.5")]
+)
+def test_an_actor_beside_its_learner_connects_to_where_it_listens(called, bind, ip):
+    assert main([*RUN, "--learner", "--actor", "--bind", bind, "--insecure"]) == 0
+    assert called[0][2] == {"pin": False, "ip": ip}
 
 
 def test_flags_reach_the_recorder(called):

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import queue
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from serl_chunk.commands.setup import contract, describe, load, open_run, read_config, spec_of, split_overrides
+from serl_chunk.commands.setup import (
+    contract,
+    describe,
+    load,
+    open_run,
+    read_config,
+    spec_of,
+    split_overrides,
+    stop_on_signals,
+)
 from serl_chunk.types import ConfigError
 
 CONFIG = load("fake_aloha", [])
@@ -26,6 +39,8 @@ def test_overrides_are_split_at_the_sign_or_the_next_word():
         split_overrides(["--config.seed=1", "--lerner"])
     with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
         split_overrides(["--config.seed"])
+    with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
+        split_overrides(["--config.seed", "--config.discount=0.9"])  # another flag is no value
 
 
 def test_the_seed_flag_wins_and_the_experiment_must_be_named():
@@ -85,6 +100,52 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--checkpoint_path=.*file cannot be used: "):
         open_run(CONFIG, SPEC, str(tmp_path / "file"), quiet)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("serl_chunk.commands.setup.write_json", full)
+        with pytest.raises(ConfigError, match=r"--checkpoint_path=.* cannot be used: .*No space left on device"):
+            open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()
+
+
+@pytest.fixture
+def handlers():
+    """Puts the handlers of the tests' own Ctrl-C back."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_stops_and_a_second_one_interrupts_even_while_a_line_is_printed():
+    stop, printing, said = threading.Event(), threading.Lock(), queue.SimpleQueue()
+
+    def tell(text: str) -> None:
+        with printing:
+            said.put(text)
+
+    stop_on_signals(stop, tell, "ending")
+    with printing:  # the handler interrupts a thread that holds this lock: waiting for it would be for ever
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+    assert said.get(timeout=10) == "SIGTERM: ending (once more: at once)"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_interrupts_what_does_not_listen_yet():
+    stop = threading.Event()
+    stop_on_signals(stop, quiet, "ending", lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert not stop.is_set()
 
 
 def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):

@@ -46,6 +46,8 @@ def test_both_processes_end_where_the_demonstrations_are_missing(processes, tmp_
     processes.demos = tmp_path / "empty"
     processes.demos.mkdir()
     output = processes.both(tmp_path / "run").ends(WRONG_USAGE)
+    assert "learner | serl-chunk: " in output
+    assert str(processes.demos) in output
     assert "has no *.hdf5 file" in output
     assert "the learner ended with status 2: stopping the other process" in output
     assert "Traceback" not in output
@@ -72,14 +74,20 @@ def test_a_demonstration_of_another_robot_names_both_dimensions(processes, tmp_p
     assert "/action has 7" in said
 
 
-@pytest.mark.slow
+def test_an_empty_demonstration_path_is_refused(processes, tmp_path):
+    run = ("--checkpoint_path", str(tmp_path / "run"), "--demo_path", "")
+    said = sentence(processes.start(*processes.flags(), "--learner", "--debug", *run).ends(WRONG_USAGE))
+    assert "a demonstration path is empty; " in said
+
+
 def test_a_truncated_demonstration_is_named(processes, tmp_path):
     folder = shutil.copytree(processes.demos, tmp_path / "demos")
     damaged = folder / "episode_2.hdf5"
     damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
     processes.demos = folder
     said = sentence(processes.learner(tmp_path / "run").ends(FAILED))
-    assert str(damaged) in said
+    assert f"{damaged}: the file is truncated, damaged or not HDF5" in said
+    assert "remove it or record it again" in said
 
 
 def test_a_damaged_newest_checkpoint_falls_back_loudly(listening):

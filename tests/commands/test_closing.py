@@ -1,0 +1,83 @@
+"""What a command opened is closed again, whatever ends it: ports, locks, robots."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from serl_chunk.commands import actor, local
+from serl_chunk.commands.actor import run_training_actor
+from serl_chunk.commands.learner import run_learner
+from serl_chunk.commands.local import train_local
+from serl_chunk.commands.setup import load, open_run, spec_of
+from serl_chunk.robots.registry import make_env
+from serl_chunk.transport.handshake import RefusedError
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.types import ConfigError
+
+CONFIG = load("fake_aloha", [])
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Puts the handlers of the tests' own Ctrl-C back."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def closed(monkeypatch) -> list[str]:
+    """Names of the robots and helpers that were closed."""
+    names: list[str] = []
+
+    class Helper:
+        def close(self) -> None:
+            names.append("helper")
+
+    def open_env(config):
+        env = make_env(config)
+        monkeypatch.setattr(env, "close", lambda: names.append("robot"))
+        return env
+
+    for module in (actor, local):
+        monkeypatch.setattr(module, "make_env", open_env)
+        monkeypatch.setattr(module, "make_intervention", lambda config, env: Helper())
+    return names
+
+
+def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsys):
+    port = free_port()
+    for _ in range(2):  # the second time it would find its own port or lock in use
+        with pytest.raises(ConfigError, match="no demonstration matches"):
+            run_learner(
+                CONFIG,
+                [str(tmp_path / "none")],
+                str(tmp_path / "run"),
+                bind="127.0.0.1",
+                port=port,
+                insecure=False,
+                wandb=False,
+            )
+    open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
+    capsys.readouterr()
+
+
+def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
+    def refuse(*_: object) -> None:
+        raise RefusedError("another experiment")
+
+    monkeypatch.setattr(actor, "_connect", refuse)
+    with pytest.raises(RefusedError, match="another experiment"):
+        run_training_actor(CONFIG, ip="127.0.0.1", port=1, actor_id="a")
+    assert closed == ["helper", "robot"]
+
+
+def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, closed, capsys):
+    with pytest.raises(ConfigError, match="no demonstration matches"):
+        train_local(CONFIG, [str(tmp_path / "none")], str(tmp_path / "run"))
+    assert closed == ["helper", "robot"]
+    open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
+    capsys.readouterr()

@@ -1,0 +1,76 @@
+"""Scripted demonstrations: successes only, every start state once, also where a recording goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from serl_chunk.commands import record
+from serl_chunk.commands.record import run_record
+from serl_chunk.commands.setup import load
+from serl_chunk.data.hdf5 import read_episode
+from serl_chunk.types import ConfigError, DataError, Outcome
+
+CONFIG = load("fake_aloha", [])
+
+
+class SometimesFails:
+    """The scripted expert, except from every third start state, where it commands zeros."""
+
+    def __init__(self, expert) -> None:
+        self._expert = expert
+
+    def reset(self, seed: int) -> None:
+        self._seed = seed
+        self._expert.reset(seed)
+
+    def act(self):
+        command = self._expert.act()
+        return command * 0 if self._seed % 3 == 1 else command
+
+
+@pytest.fixture
+def unreliable(monkeypatch):
+    real = record.make_expert
+    monkeypatch.setattr(record, "make_expert", lambda env: SometimesFails(real(env)))
+
+
+def demos(folder):
+    files = sorted(folder.glob("*.hdf5"), key=lambda f: int(f.stem.removeprefix("episode_")))
+    return [read_episode(f) for f in files]
+
+
+def record_until(n: int, folder, **changes) -> int:
+    return run_record(CONFIG, n, str(folder), **{"policy": "scripted", "noise": None, "cameras": (), **changes})
+
+
+def test_a_recording_that_goes_on_repeats_no_start_state(tmp_path, unreliable, capsys):
+    assert record_until(3, tmp_path) == 0
+    assert record_until(5, tmp_path) == 0
+    episodes = demos(tmp_path)
+    assert [e.begin.init_state for e in episodes] == ["seed-0", "seed-2", "seed-3", "seed-5", "seed-6"]
+    assert len({e.steps.action.tobytes() for e in episodes}) == 5
+    assert all(e.end.outcome is Outcome.SUCCESS and e.end.terminated for e in episodes)
+    assert record_until(5, tmp_path) == 0  # complete: nothing is recorded
+    out = capsys.readouterr().out
+    assert "3 demonstrations recorded in 4 episodes" in out
+    assert "2 demonstrations recorded in 3 episodes" in out
+    assert "already holds 5 demonstrations" in out
+    assert len(demos(tmp_path)) == 5
+
+
+def test_a_damaged_file_among_them_is_named(tmp_path):
+    (tmp_path / "episode_0.hdf5").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"episode_0\.hdf5"):
+        record_until(2, tmp_path)
+
+
+def test_an_expert_that_never_succeeds_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "record_episode", lambda *_: (False, 1))
+    with pytest.raises(ConfigError, match="the expert failed 21 of 21 episodes; giving up"):
+        record_until(1, tmp_path)
+
+
+def test_noise_needs_an_expert_that_has_some(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "make_expert", lambda env: object())
+    with pytest.raises(ConfigError, match="the expert of 'fake_aloha' has no adjustable noise: leave --noise out"):
+        record_until(1, tmp_path, noise=0.1)
