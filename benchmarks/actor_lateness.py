@@ -12,29 +12,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import threading
 import time
 from multiprocessing.connection import Connection
 
 import jax
 import numpy as np
+from loopback import connected, other_process, serving
 
 from serl_chunk.actor.run import run_actor
 from serl_chunk.actor.summary import EpisodeSummary
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, CriticConfig, FlowConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, TransportConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normaliser import fit_normaliser
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client import LearnerLink
-from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Amend, Begin, End, SerlChunkError, Snapshot, Step
 
 PERIOD = 1.0  # seconds between snapshots
-CONTRACT = {"benchmark": "actor_lateness"}
 CRITIC = CriticConfig(hidden=(704, 704), ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded")
 AGENT = AcfqlConfig(critic=CRITIC, flow=FlowConfig(hidden=(512, 512)))  # 10 MB in all
 
@@ -47,21 +45,12 @@ def next_version(params: dict[str, np.ndarray], version: int) -> Snapshot:
 
 def learner(port: int, pipe: Connection) -> None:
     """The other process: publishes every PERIOD seconds until told to stop."""
-    params = pipe.recv()
-    server = LearnerServer(
-        TransportConfig(),
-        bind="127.0.0.1",
-        port=port,
-        contract=CONTRACT,
-        welcome=lambda: ({}, {}),
-        on_record=lambda info, record: None,
-    )
-    server.start()
-    version = 0
-    while not pipe.poll(PERIOD if version else 0):
-        version += 1
-        server.publish(next_version(params, version), {})
-    server.close()
+    with serving(port, pipe) as server:
+        params = pipe.recv()
+        version = 0
+        while not pipe.poll(PERIOD if version else 0):
+            version += 1
+            server.publish(next_version(params, version), {})
 
 
 class InMemory:
@@ -128,18 +117,14 @@ def measure(seconds: float, in_process: bool) -> dict[str, float]:
     agent = make_agent(config, spec)
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, [])
     params = agent.flatten_params(agent.policy_params(agent.init(jax.random.key(0))))
-    processes = multiprocessing.get_context("spawn")
-    pipe, other = processes.Pipe()
-    port = free_port()
-    process = processes.Process(target=learner, args=(port, other), daemon=True)
     link: InMemory | LearnerLink
     if in_process:
         link = InMemory(params)
     else:
-        process.start()
+        port = free_port()
+        process, pipe = other_process(learner, port)
         pipe.send(params)
-        link = LearnerLink(config.transport, host="127.0.0.1", port=port, actor_id="bench", contract=CONTRACT)
-        link.connect(timeout=60)
+        link = connected(port)
     stop = threading.Event()
     episodes: list[EpisodeSummary] = []
     started = time.monotonic()

@@ -133,6 +133,23 @@ def run_variant(name: str, seed: int, demos: Path, out: Path, n: int, config: Ex
     return result
 
 
+def try_candidates(
+    name: str, seed: int, out: Path, n: int, config: ExperimentConfig, counts: list[int]
+) -> dict[int, dict[str, Any]]:
+    """The last checkpoint of a finished run, acting by the best of other numbers of candidates than it had."""
+    file = out / f"{name}_{seed}_candidates.json"
+    done = {int(k): v for k, v in json.loads(file.read_text()).items()} if file.exists() else {}
+    config, store = VARIANTS[name](config), CheckpointStore(out / f"{name}_{seed}")
+    env = make_env(config.robot)
+    for count in counts:
+        if count not in done:
+            c = replace(config, agent=replace(config.agent, candidates=count))
+            agent = make_agent(c, env.robot_spec)
+            done[count] = evaluate_checkpoint(c, env, agent, store, store.steps()[-1], n, REPORT_SEED_BASE)
+            file.write_text(json.dumps(done, indent=2))
+    return done
+
+
 def run_bc(seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) -> dict[str, Any]:
     """Clone the demonstrations under each normaliser to each length; the best on validation is reported."""
     result_file = out / f"bc_{seed}.json"
@@ -202,6 +219,7 @@ def main() -> None:
     p.add_argument("--variants", default="bc,rl_helper", help=f"of: bc, {', '.join(VARIANTS)}; or all")
     p.add_argument("--seeds", default="0", help="comma-separated")
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
+    p.add_argument("--candidates", default="", help="also evaluate each last checkpoint with these, comma-separated")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha"))
     p.add_argument("--json", type=Path, help="write all figures here")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
@@ -225,6 +243,12 @@ def main() -> None:
                 name, seed, demos, args.out, args.episodes, config
             )  # fmt: skip
             results.append(r)
+            if args.candidates and name != "bc":
+                counts = [int(c) for c in args.candidates.split(",")]
+                r["candidates"] = try_candidates(name, seed, args.out, args.episodes, config, counts)
+                for count, point in r["candidates"].items():
+                    print(f"{name:15s} seed {seed}: best of {count}: {point['success_rate']:.2f} "
+                          f"[{point['low']:.2f}, {point['high']:.2f}]", flush=True)  # fmt: skip
             b, last = r["best"], r["last"]
             print(
                 f"{name:15s} seed {seed}: best checkpoint {b['success_rate']:.2f} [{b['low']:.2f}, {b['high']:.2f}], "

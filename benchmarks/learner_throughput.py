@@ -30,36 +30,31 @@ from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, Source, St
 STATE, ACTION, LENGTH, HORIZON, UTD, BATCH = 30, 14, 100, 5, 4, 256
 
 
-def episodes(n: int, spec: RobotSpec, rng: np.random.Generator) -> list[Episode]:
-    """Random episodes that end in success."""
+def episodes(n: int, prefix: str, spec: RobotSpec, rng: np.random.Generator) -> list[Episode]:
+    """Random episodes that end in success; their ids begin with `prefix`."""
     out = []
     for k in range(n):
+        name = f"{prefix}{k}"
         block = StepBlock(
-            f"e{k}", 0, {"state": rng.normal(size=(LENGTH, STATE)).astype(np.float32)},
+            name, 0, {"state": rng.normal(size=(LENGTH, STATE)).astype(np.float32)},
             rng.uniform(-1, 1, (LENGTH, ACTION)).astype(np.float32), np.eye(LENGTH, dtype=np.float32)[-1],
             np.full(LENGTH, Source.SCRIPTED, np.uint8), np.full(LENGTH, -1, np.int32), np.full(LENGTH, -1, np.int64),
             np.arange(LENGTH) * spec.dt,
         )  # fmt: skip
         final = {"state": rng.normal(size=STATE).astype(np.float32)}
-        out.append(Episode(Begin(f"e{k}"), block, End(f"e{k}", LENGTH, final, True, False, Outcome.SUCCESS)))
+        out.append(Episode(Begin(name), block, End(name, LENGTH, final, True, False, Outcome.SUCCESS)))
     return out
 
 
 def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float) -> dict[str, float]:
     """Medians over one-second slices, loop and bare alternating in one run."""
     rng = np.random.default_rng(0)
-    demos = episodes(50, spec, rng)
+    demos = episodes(50, "demo", spec, rng)
     agent = make_agent(config, spec)
     replay = Replay(spec, config, fit_normaliser(spec, config.normaliser, HORIZON, demos), bc_on=config.agent.bc_on)
     replay.add_demo(*demos)
-    for k, e in enumerate(episodes(50, spec, rng)):
-        for record in (e.begin._replace(episode_id=f"o{k}"), e.steps, e.end):
-            if hasattr(record, "episode_id") and not isinstance(record, Begin):
-                record = (
-                    record._replace(episode_id=f"o{k}")
-                    if isinstance(record, End)
-                    else StepBlock(**{**record.__dict__, "episode_id": f"o{k}"})
-                )
+    for online in episodes(50, "online", spec, rng):
+        for record in online:
             replay.insert("s", record)
     stream = BatchStream(replay, rng, BATCH, UTD, put=jax.device_put, prefetch=2)
     state = agent.init(jax.random.key(0))

@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import time
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import zmq
+from loopback import connected, other_process, serving
 
-from serl_chunk.config.experiment import TransportConfig
 from serl_chunk.transport.client import LearnerLink
-from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Begin, End, Outcome, Snapshot, Source, Step
 
-CONTRACT = {"benchmark": "transport_throughput"}
 CAMERAS = ("top", "left", "right")
 WINDOW, ACK_EVERY = 64, 16
 EPISODE = 300  # steps: 44 MB with three cameras
@@ -35,26 +31,15 @@ SNAPSHOT_BYTES = 10 << 20
 
 def learner(port: int, pipe: Connection) -> None:
     """The other process: a server that publishes when told to."""
-    server = LearnerServer(
-        TransportConfig(),
-        bind="127.0.0.1",
-        port=port,
-        contract=CONTRACT,
-        welcome=lambda: ({}, {}),
-        on_record=lambda info, record: None,
-    )
-    server.start()
-    pipe.send("ready")
     rng = np.random.default_rng(0)
-    version, call_s = 0, 0.0
-    while pipe.recv() == "publish":
-        params = {f"layer{i}": rng.random(SNAPSHOT_BYTES // 40, np.float32) for i in range(10)}
-        version += 1
-        start = time.monotonic()  # one clock for all processes of a machine
-        server.publish(Snapshot(version, params), {"at": start})
-        call_s = time.monotonic() - start
-        pipe.send(call_s)
-    server.close()
+    version = 0
+    with serving(port, pipe) as server:
+        while pipe.recv() == "publish":
+            params = {f"layer{i}": rng.random(SNAPSHOT_BYTES // 40, np.float32) for i in range(10)}
+            version += 1
+            start = time.monotonic()  # one clock for all processes of a machine
+            server.publish(Snapshot(version, params), {"at": start})
+            pipe.send(time.monotonic() - start)
 
 
 def bare(port: int, pipe: Connection) -> None:
@@ -86,16 +71,6 @@ def make_steps(n: int, images: bool) -> list[Step]:
             observation.update({f"images/{c}": frames[tick % 16][i] for i, c in enumerate(CAMERAS)})
         steps.append(Step(tick, observation, rng.random(14, np.float32), 0.0, Source.POLICY, tick, 1, 0.02 * tick))
     return steps
-
-
-def other_process(target: Any, port: int) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    """Start `target` in a process of its own and wait until it is ready."""
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    process = context.Process(target=target, args=(port, theirs), daemon=True)
-    process.start()
-    assert mine.recv() == "ready"
-    return process, mine
 
 
 def ours(steps: list[Step], link: LearnerLink, episode: str) -> float:
@@ -149,6 +124,7 @@ def snapshot_times(link: LearnerLink, pipe: Connection, n: int) -> tuple[list[fl
 
 
 def main() -> None:
+    """Print the figures, and write them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement; the median counts")
@@ -158,8 +134,7 @@ def main() -> None:
     result: dict[str, float] = {}
     port = free_port()
     process, pipe = other_process(learner, port)
-    link = LearnerLink(TransportConfig(), host="127.0.0.1", port=port, actor_id="bench", contract=CONTRACT)
-    link.connect(timeout=10)
+    link = connected(port)
     for name, rows, images in (("state", args.state_rows, False), ("camera", args.camera_rows, True)):
         steps = make_steps(rows, images)
         # Alternating, so that both meet the same disturbances.
