@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 
@@ -26,6 +27,30 @@ from serl_chunk.robots.registry import make_env
 N_DEMOS, NOISE = 30, 0.01  # radians, standard deviation
 
 
+def plot(curve: list[dict[str, Any]], path: Path) -> None:
+    """Success with its intervals over environment steps and wall time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    rates = [100 * p["success_rate"] for p in curve]
+    for axis, key, unit, label in (
+        (axes[0], "env_steps", 1000, "environment steps, thousands"),
+        (axes[1], "wall", 60, "wall time, minutes"),
+    ):
+        x = [p[key] / unit for p in curve]
+        axis.fill_between(x, [100 * p["low"] for p in curve], [100 * p["high"] for p in curve], alpha=0.2)
+        axis.plot(x, rates, marker=".", label="learning online, nobody helps")
+        axis.axhline(rates[0], color="black", linestyle=":", label="the clone it starts from")
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("success, % of 100 held-out starts")
+    axes[0].legend(loc="lower right")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Record, train (or resume), evaluate every checkpoint, print the curve and write it."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -33,6 +58,7 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_aloha_transfer_cube"))
     p.add_argument("--json", type=Path)
+    p.add_argument("--plot", type=Path, help="write the curve here (PNG)")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override of the experiment")
     args = p.parse_args()
     settings = [("seed", str(args.seed)), *(tuple(s.split("=", 1)) for s in args.set)]
@@ -62,6 +88,8 @@ def main() -> None:
     print(f"intervals of the clone and of the last checkpoint {'separate' if apart else 'overlap'}")
     if args.json:
         args.json.write_text(json.dumps({"curve": curve, "separate": apart}, indent=2))
+    if args.plot:
+        plot(curve, args.plot)
 
 
 if __name__ == "__main__":

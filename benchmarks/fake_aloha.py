@@ -209,7 +209,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("success, %, 100 validation starts, no helper")
-    axes[-1].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=110)
 
 
