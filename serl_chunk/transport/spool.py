@@ -1,7 +1,7 @@
 """What an actor keeps until the learner has it.
 
-`Spool` is the seam: `MemorySpool` is what there is today, and survives a learner's restart but not the actor's. A
-spool on disk adds a session id and an incarnation number that outlive the process.
+A spool holds one session's records, of one run. `MemorySpool` survives a learner's restart; `DiskSpool`, in a module
+of its own, survives the actor's too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 from serl_chunk.transport import records
 from serl_chunk.transport.wire import Frame
+
+LOST = "lost"  # stands for records that a damaged disk took: the learner steps over their numbers
 
 
 class Entry(NamedTuple):
@@ -40,15 +42,19 @@ class Spool(Protocol):
     Used by one thread, except for the two byte counts, which any thread may read.
     """
 
+    durable: bool  # what `append` recorded survives the process
     session: str  # names the stream; another incarnation of the same session continues it
     incarnation: int
     first: int
     acked: int
     next: int
-    nbytes: int  # of everything kept
     unacked_bytes: int
     steps: int  # of the session, below `next`
     steps_before_first: int  # of these, no longer kept
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything kept."""
 
     def append(self, kind: str, span: int, frames: list[Frame], nbytes: int) -> Entry:
         """Record one message at `next`; when this returns, it is recorded."""
@@ -59,14 +65,14 @@ class Spool(Protocol):
     def rewind(self) -> None:
         """The learner knows nothing of the session: everything kept counts as unacknowledged again."""
 
-    def abandon(self, seq: int) -> int:
-        """Forget everything below `seq`, acknowledged or not; returns how many unacknowledged numbers that lost."""
-
     def at(self, seq: int) -> Entry | None:
         """The kept entry that holds `seq`, or None where `seq` is `next`."""
 
+    def free_bytes(self) -> int:
+        """Room where it is kept."""
+
     def close(self) -> None:
-        """Release what is held outside memory."""
+        """Release what is held outside memory. What is not acknowledged stays there, where that can be."""
 
 
 class MemorySpool:
@@ -77,6 +83,8 @@ class MemorySpool:
     way when `capacity` bytes are reached; unacknowledged records are never dropped, so an episode that began below
     the capacity may exceed it.
     """
+
+    durable = False
 
     def __init__(self, capacity: int) -> None:
         self.session = uuid.uuid4().hex
@@ -132,25 +140,15 @@ class MemorySpool:
         self.unacked_bytes = self.nbytes
         self._open_at = None
 
-    def abandon(self, seq: int) -> int:
-        """See Spool."""
-        lost = max(0, min(seq, self.next) - self.acked)
-        self._open_at = None
-        while self._entries:
-            entry = next(iter(self._entries.values()))
-            if entry.end > seq:
-                break
-            if entry.end > self.acked:
-                self.acked = entry.end
-                self.unacked_bytes -= entry.nbytes
-            self._drop(entry)
-        return lost
-
     def at(self, seq: int) -> Entry | None:
         """See Spool."""
-        if (entry := self._entries.get(seq)) is not None:
+        if (entry := self._entries.get(seq)) is not None or seq >= self.next:
             return entry
         return next((e for e in self._entries.values() if e.first <= seq < e.end), None)
+
+    def free_bytes(self) -> int:
+        """See Spool. Memory is not counted here."""
+        return 1 << 62
 
     def close(self) -> None:
         """See Spool."""

@@ -48,11 +48,3 @@ def test_acknowledged_steps_give_way_when_it_is_full_and_others_do_not():
     spool.append("steps", 1, [b""], 10)
     spool.append("steps", 1, [b""], 10)
     assert (spool.first, spool.acked, spool.nbytes) == (4, 4, 40)
-
-
-def test_abandoning_forgets_without_acknowledgement():
-    spool = spool_with(*EPISODE, ("begin", 1), ("steps", 2))
-    spool.acknowledge(1)
-    spool.append("steps", 4, [b""], 10)
-    assert spool.abandon(10) == 9
-    assert (spool.first, spool.acked, spool.next, spool.unacked_bytes) == (10, 10, 14, 10)

@@ -1,0 +1,100 @@
+"""What a journal needs of a file system: a folder with one owner, whole writes, names that last."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from serl_chunk.types import ConfigError
+
+LOCK = "lock"
+_IOV_MAX = 1024  # buffers that one writev takes
+_TRIES = 100
+
+
+def lock_folder(folder: Path) -> int:
+    """Create a folder, unless it is there, and own it until the returned descriptor is closed.
+
+    Raises ConfigError where another process owns it, OSError where it cannot be written.
+    """
+    for _ in range(_TRIES):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        except FileNotFoundError:
+            continue  # its owner removes it at this moment
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(folder / LOCK)):
+                return fd
+        except FileNotFoundError:
+            pass  # the lock that is ours now was removed
+        except BlockingIOError as e:
+            os.close(fd)
+            raise ConfigError(f"{folder} is in use by another process: stop that one, or choose another folder") from e
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    raise OSError(errno.EBUSY, "it is removed as often as it is made")
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete the files of a folder that the caller has locked, and it. Raises OSError.
+
+    The lock goes last: who locks the folder next must not lose what it writes there.
+    """
+    for path in sorted(folder.iterdir(), key=lambda p: p.name == LOCK):
+        path.unlink()
+    folder.rmdir()
+
+
+def write_all(fd: int, buffers: Sequence[bytes | memoryview]) -> None:
+    """Every byte, in as few calls as the system allows. Raises OSError, with a part written perhaps."""
+    left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
+    while left:
+        done = os.writev(fd, left[:_IOV_MAX])
+        if not done:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while left and done >= left[0].nbytes:
+            done -= left[0].nbytes
+            del left[0]
+        if done:
+            left[0] = left[0][done:]
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a small file: whoever reads it, also after a power cut, finds the old content or the new."""
+    new = path.with_suffix(".new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder survive a power cut. Raises OSError."""
+    sync_file(folder)
+
+
+def sync_file(path: Path) -> None:
+    """Make what is in a file survive a power cut. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def free_bytes(folder: Path) -> int:
+    """Room on the disk of a folder; 0 where that cannot be told."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize

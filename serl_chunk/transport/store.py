@@ -1,0 +1,270 @@
+"""What the learner has received, on disk: every record as the message it came in, and where each session stands.
+
+An entry's first frame says whose message the others are and where that session stood before it; the first entry of
+every segment holds the table of sessions, so that a restarted learner knows the next sequence number of each although
+older segments are gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+
+from serl_chunk.transport import files, records, wire
+from serl_chunk.transport.journal import Entry, Journal, Losses
+from serl_chunk.transport.segment import Buffer
+from serl_chunk.transport.wire import Frame, Limits, WireError
+from serl_chunk.types import Amend, Begin, ConfigError, End, Record, StepBlock
+
+log = logging.getLogger(__name__)
+
+_RECORD, _TABLE = 1, 0
+_TOLD = 3  # unreadable entries that are logged one by one
+
+
+class Standing(NamedTuple):
+    """How far a session's stream has come."""
+
+    session: str
+    actor_id: str
+    incarnation: int
+    expected: int  # next sequence number
+    steps: int  # delivered
+    steps_offset: int  # steps the actor counts and the learner does not
+    open_episode: str | None
+
+
+class Stored(NamedTuple):
+    """A record read back."""
+
+    number: int  # of its entry
+    session: str
+    actor_id: str
+    first: int  # sequence number
+    record: Record
+    delivered: bool  # False: of an episode whose earlier records are not all here, or never were
+
+
+class RecordStore:
+    """The learner's journal. One thread writes; `replay` comes before the first write.
+
+    Args:
+        folder: of the journal.
+        limits: of a message that is read back.
+        min_steps: the newest that many steps are never dropped: what a restarted learner's replay can hold.
+        max_bytes: older segments are dropped beyond it; 0 drops what `min_steps` does not need.
+        max_age: seconds after which a segment is dropped where `min_steps` permits, None for never.
+        sync_interval: see Journal.
+
+    Raises ConfigError where another process has the folder, JournalError where it cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits,
+        *,
+        min_steps: int = 0,
+        max_bytes: int = 0,
+        max_age: float | None = None,
+        sync_interval: float = 1.0,
+        segment_bytes: int = 64 << 20,
+    ) -> None:
+        self._standings: dict[str, Standing] = {}
+        self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
+        self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
+        self._journal = Journal(
+            folder,
+            segment_bytes=segment_bytes,
+            sync_interval=sync_interval,
+            preamble=self._table,
+        )
+        self.dropped_bytes = 0
+        self.unreadable = 0  # entries that are whole and yet no record
+
+    @property
+    def losses(self) -> Losses:
+        """What opening it could not read."""
+        return self._journal.losses
+
+    @property
+    def next(self) -> int:
+        """Number of the next entry."""
+        return self._journal.next
+
+    @property
+    def synced(self) -> int:
+        """Entries below it survive a power cut."""
+        return self._journal.synced
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self._journal.nbytes
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._journal.folder
+
+    # Reading back.
+
+    def replay(self) -> Iterator[Stored]:
+        """Every record kept, in the order of arrival; `standings` is complete afterwards.
+
+        Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`:
+        a hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
+        """
+        episodes = _Episodes()
+        for entry in self._journal.read():
+            try:
+                stored = self._read(entry, episodes)
+            except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException) as e:
+                self.unreadable += 1
+                if self.unreadable <= _TOLD:
+                    log.error("entry %d of %s is no record: %s", entry.number, self.folder, e)
+                continue
+            if stored is not None:
+                self._steps[entry.place.segment] += stored.record.n if isinstance(stored.record, StepBlock) else 0
+                yield stored
+        if self.unreadable > _TOLD:
+            log.error("%d entries of %s are no records", self.unreadable, self.folder)
+
+    def _read(self, entry: Entry, episodes: _Episodes) -> Stored | None:
+        tag, *values = msgpack.unpackb(entry.frames[0])
+        if tag == _TABLE:
+            for standing in [_standing(row) for row in values[0]]:
+                known = self._standings.get(standing.session)
+                if known is None or known.expected < standing.expected:  # entries between were damaged or dropped
+                    episodes.hole(standing.session)
+                    self._standings[standing.session] = standing._replace(open_episode=None)
+            return None
+        before, delivered = _standing(values[0]), bool(values[1])
+        _, record = records.decode_record(wire.decode(entry.frames[1:], self._limits))
+        known, session = self._standings.get(before.session), before.session
+        if known is None or known.expected != before.expected:
+            episodes.hole(session)
+        after = _after(before, record, delivered)
+        delivered = delivered and episodes.take(session, record)
+        if after.open_episode != episodes.whole.get(session):  # it cannot go on
+            after = after._replace(open_episode=None)
+        self._standings[session] = after
+        return Stored(entry.number, session, before.actor_id, before.expected, record, delivered)
+
+    def standings(self) -> list[Standing]:
+        """Of every session, as of the last record read or written."""
+        return list(self._standings.values())
+
+    # Writing.
+
+    def append(self, standing: Standing, record: Record, frames: Iterable[Frame], *, delivered: bool) -> int:
+        """Write one record of a session that stands where `standing` says (before it); returns the entry's number.
+
+        Raises JournalError; nothing is written then.
+        """
+        tag = msgpack.packb((_RECORD, tuple(standing), delivered))
+        place = self._journal.append([tag, *(_buffer(f) for f in frames)])
+        self._steps[place.segment] += record.n if isinstance(record, StepBlock) else 0
+        self._standings[standing.session] = _after(standing, record, delivered)
+        return self._journal.next - 1
+
+    def note(self, standing: Standing) -> None:
+        """A session's place changed without a record. Goes into the next segment's table."""
+        self._standings[standing.session] = standing
+
+    def forget(self, session: str) -> None:
+        """A session will not come back."""
+        self._standings.pop(session, None)
+
+    def _table(self) -> list[Buffer]:
+        return [msgpack.packb((_TABLE, [tuple(s) for s in self._standings.values()]))]
+
+    def trim(self) -> int:
+        """Drop the oldest segments that `min_steps` does not need and bytes or age forbid; returns the bytes freed."""
+        segments = self._journal.segments()
+        total, steps, keep_from = self._journal.nbytes, self._steps.total(), 0
+        for (first, nbytes, at), (following, _, _) in itertools.pairwise(segments):
+            old = self._max_age is not None and time.time() - at > self._max_age
+            if steps - self._steps[first] < self._min_steps or (total <= self._max_bytes and not old):
+                break
+            total, steps, keep_from = total - nbytes, steps - self._steps.pop(first), following
+        freed = self._journal.drop_before(keep_from)
+        self.dropped_bytes += freed
+        return freed
+
+    def free_bytes(self) -> int:
+        """Room on the disk."""
+        return files.free_bytes(self.folder)
+
+    def close(self) -> None:
+        """Sync and release the folder."""
+        self._journal.close()
+
+
+class _Episodes:
+    """Which open episodes were read from their beginning on, without a hole."""
+
+    def __init__(self) -> None:
+        self.whole: dict[str, str] = {}  # session -> its open episode
+        self._broken: dict[str, str] = {}  # session -> the episode that lacks something, until the next begins
+
+    def hole(self, session: str) -> None:
+        """Records of the session are missing here."""
+        if (episode := self.whole.pop(session, None)) is not None:
+            self._broken[session] = episode
+
+    def take(self, session: str, record: Record) -> bool:
+        """Whether a record follows what was read of its episode."""
+        if isinstance(record, Begin):
+            self.whole[session] = record.episode_id
+            self._broken.pop(session, None)
+            return True
+        if isinstance(record, Amend):
+            return record.episode_id != self._broken.get(session)
+        follows = record.episode_id == self.whole.get(session)
+        if follows and isinstance(record, End):
+            del self.whole[session]
+        return follows
+
+
+def _after(standing: Standing, record: Record, delivered: bool) -> Standing:
+    """Where a session stands once it has sent `record`."""
+    n = records.count_of(record)
+    steps, offset, episode = standing.steps, standing.steps_offset, standing.open_episode
+    if isinstance(record, StepBlock):
+        steps, offset = (steps + n, offset) if delivered else (steps, offset + n)
+    elif isinstance(record, Begin):
+        episode = record.episode_id
+    elif isinstance(record, End) and delivered:
+        episode = None
+    return standing._replace(expected=standing.expected + n, steps=steps, steps_offset=offset, open_episode=episode)
+
+
+def _standing(row: list[Any]) -> Standing:
+    """A row of the table, checked; raises TypeError."""
+    standing = Standing(*row)
+    texts = (standing.session, standing.actor_id, standing.open_episode or "")
+    if not all(type(x) is str for x in texts) or not all(type(x) is int for x in standing[2:6]):
+        raise TypeError(f"{row} is not where a session stands")
+    return standing
+
+
+def _buffer(frame: Frame) -> Buffer:
+    return frame if isinstance(frame, bytes | memoryview) else frame.buffer
+
+
+def check_retention(max_bytes: int, needed: int) -> None:
+    """Raise ConfigError where a journal of `max_bytes` (0: no such limit) cannot refill a replay of `needed` bytes."""
+    if 0 < max_bytes < needed:
+        raise ConfigError(
+            f"transport.journal_bytes={max_bytes} is less than the online replay takes when full ({needed} bytes on "
+            "disk): after a restart it could not be refilled. Raise journal_bytes, set it to 0 to keep what the replay "
+            "needs, or lower replay.capacity"
+        )
