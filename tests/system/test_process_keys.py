@@ -1,0 +1,64 @@
+"""Two machines as a user sets them up: a learner that others reach, one pasted line, and whoever has none."""
+
+import dataclasses
+import re
+
+import pytest
+from processes import PATIENCE, actor_totals, learner_totals
+
+from serl_chunk.transport.keys import ClientKeys, Pair
+
+pytestmark = pytest.mark.timeout(3 * PATIENCE)
+HERE = "127.0.0.1"
+FAILED = 1
+
+
+def on(folder) -> tuple[str, ...]:
+    """A machine of its own, as far as keys go."""
+    return ("env", f"XDG_CONFIG_HOME={folder}")
+
+
+def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
+    gpu, robot, stranger = (on(tmp_path / name) for name in ("gpu", "robot", "stranger"))
+    learner = processes.start(
+        *processes.flags(), "--learner", "--debug", "--demo_path", str(processes.demos), "--checkpoint_path",
+        str(tmp_path / "run"), "--bind", "0.0.0.0", prefix=gpu,
+    )  # fmt: skip
+    learner.says("serl-chunk keys join '")
+    learner.says("listening on 0.0.0.0")
+    [line] = re.findall(r"serl-chunk keys join '(\S+)'", learner.output)
+
+    # Nobody without a key, or with one of their own.
+    said = processes.actor("--ip", HERE, prefix=stranger).ends(FAILED)
+    assert f"the learner at {HERE}:{processes.port} talks only to machines with a key, and this one has none" in said
+    assert "Traceback" not in said
+
+    said = processes.start("keys", "join", line, "--ip", HERE, prefix=robot).ends()
+    assert "as 'robot'; key in " in said
+    said = processes.start("keys", "join", line, "--ip", HERE, prefix=stranger).ends(FAILED)
+    assert "its line was used by another machine or is older than ten minutes" in said
+    known = ClientKeys.find(tmp_path / "robot" / "serl-chunk" / "keys", HERE)
+    assert known is not None
+    forged = dataclasses.replace(known, folder=tmp_path / "stranger" / "serl-chunk" / "keys", pair=Pair.new())
+    forged.save()
+    evaluation = ("--eval_checkpoint_step", "latest", "--eval_n_trajs", "1")
+    said = processes.actor("--ip", HERE, *evaluation, prefix=stranger).ends(FAILED)
+    assert f"the learner at {HERE}:{processes.port} does not know this machine's key 'robot'" in said
+
+    # And the one that has pasted it trains.
+    assert "robot" in processes.start("keys", "list", prefix=gpu).ends()
+    _, steps = actor_totals(processes.actor("--ip", HERE, prefix=robot).ends())
+    output = learner.ends()
+    assert learner_totals(output) == (40, steps)
+    assert "WARNING: --insecure" not in output
+    assert "unknown key" in output
+    for text in (output, said):
+        assert known.pair.secret not in text
+
+
+def test_both_processes_on_one_machine_need_no_line(processes, tmp_path):
+    both = processes.both(tmp_path / "run", "--bind", "0.0.0.0", "--keys", str(tmp_path / "keys"))
+    output = both.ends()
+    assert "learner | listening on 0.0.0.0" in output
+    assert "actor | actor ended" in output
+    assert (tmp_path / "keys" / "server.json").exists()
