@@ -10,11 +10,14 @@ from typing import Any
 
 from serl_chunk.config.experiment import TransportConfig
 from serl_chunk.transport import sockets
+from serl_chunk.transport.backlog import Backlog
 from serl_chunk.transport.connection import Connection
+from serl_chunk.transport.enrolment import PlainError, enrol
 from serl_chunk.transport.handshake import UnreachableError, Welcome
-from serl_chunk.transport.outbox import Outbox
+from serl_chunk.transport.keys import ClientKeys
+from serl_chunk.transport.outbox import Outbox, Spools
 from serl_chunk.transport.puller import FetchError, FetchRequest, Puller
-from serl_chunk.transport.spool import MemorySpool, Spool
+from serl_chunk.transport.spool import MemorySpool
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step
 
 log = logging.getLogger(__name__)
@@ -39,25 +42,54 @@ class LearnerLink:
         port: int,
         actor_id: str,
         contract: dict[str, str],
-        spool: Spool | None = None,
+        spools: Spools | None = None,
+        largest_episode_bytes: int = 0,
+        keys: ClientKeys | None = None,
     ) -> None:
-        """`contract` must equal the learner's; `spool`: a MemorySpool by default. Raises ConfigError for a bad host."""
+        """
+        Args:
+            contract: must equal the learner's.
+            spools: opens the spool of a run; a MemorySpool each by default.
+            largest_episode_bytes: an episode may begin only while the spool has room for that much.
+            keys: of this machine, for the learner there; `connect` joins with them where that is still to be done. On
+                loopback they are left out for a learner that uses none.
+
+        Raises ConfigError for a bad host, and for a spool that could never hold one episode.
+        """
         sockets.check_port(port)
+        if largest_episode_bytes > config.spool_bytes:
+            raise ConfigError(
+                f"one episode may take {largest_episode_bytes} bytes, transport.spool_bytes={config.spool_bytes} could "
+                "never hold it: raise spool_bytes, or lower robot.max_episode_steps or the cameras' size"
+            )
         try:
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as e:
             raise ConfigError(f"--ip={host}: no such host ({e.strerror}); give the learner's name or IP address") from e
         self._config = config
         self._host, self._port = host, port
+        self._keys = keys
+        self._largest_episode = largest_episode_bytes
         self._out = Outbox(
-            spool or MemorySpool(config.spool_bytes),
             credit_bytes=config.credit_bytes,
             spool_bytes=config.spool_bytes,
             max_message_bytes=config.max_message_bytes,
+            largest_episode_bytes=largest_episode_bytes,
+            jpeg_quality=config.jpeg_quality,
         )
         self._puller = Puller(config.piece_bytes, config.silence)
         self._fetch_count = 0
-        self._line = Connection(config, host, port, actor_id, dict(contract), self._out, self._puller)
+        self._line = Connection(
+            config,
+            host,
+            port,
+            actor_id,
+            dict(contract),
+            self._out,
+            self._puller,
+            spools or (lambda run: MemorySpool(config.spool_bytes)),
+            keys,
+        )
 
     @property
     def error(self) -> SerlChunkError | None:
@@ -83,6 +115,7 @@ class LearnerLink:
         Raises RefusedError with the learner's sentence, UnreachableError after `timeout` seconds.
         """
         start = said = time.monotonic()
+        self._join(timeout, on_waiting)
         line = self._line
         line.start()
         with line.news:
@@ -99,6 +132,25 @@ class LearnerLink:
                     on_waiting(f"{line.waiting}; waiting ({now - start:.0f} s)")
                 line.news.wait(min(_SAY_EVERY_S, timeout - (now - start) if timeout is not None else _SAY_EVERY_S))
             return line.welcome
+
+    def _join(self, timeout: float | None, on_waiting: Callable[[str], None]) -> None:
+        """Have the learner write down this machine's key, where that is still to be done."""
+        start = time.monotonic()
+        while self._keys is not None and self._keys.ticket is not None:
+            left = _SAY_EVERY_S if timeout is None else timeout - (time.monotonic() - start)
+            try:
+                self._keys = enrol(self._keys, self._config, self._host, self._port, max(0.1, min(_SAY_EVERY_S, left)))
+            except PlainError:
+                if sockets.is_loopback(self._host):
+                    return
+                raise
+            except UnreachableError as e:
+                waited = time.monotonic() - start
+                if timeout is not None and waited >= timeout:
+                    raise UnreachableError(
+                        f"{e} after {timeout:g} s: start it with --learner, or check --ip and --port"
+                    ) from e
+                on_waiting(f"{e}; waiting ({waited:.0f} s)")
 
     # Records (RecordSink). Arrays are handed over, not copied: they must not change afterwards.
 
@@ -133,12 +185,16 @@ class LearnerLink:
             return False, str(self.error)
         if self.finished is not None:
             return False, self.finished
-        if self._out.full:
-            return False, (
-                f"{self._out.kept_bytes >> 20} MiB of records wait for the learner at {self._host}:{self._port}, which "
-                f"is all that is kept (transport.spool_bytes={self._config.spool_bytes}): waiting for it"
-            )
+        if why := self._out.no_room():
+            stalled = self._line.stalled and f" ({self._line.stalled})"
+            return False, f"{why}: waiting for the learner at {self._host}:{self._port}{stalled}"
         return True, ""
+
+    def backlog(self, *, begun: bool) -> str:
+        """What waits for the learner, in words; empty where it keeps up. `begun`: within an episode."""
+        line, config = self._line, self._config
+        kept = Backlog(self._out.kept_bytes, config.spool_bytes, self._largest_episode, line.away, line.stalled)
+        return kept.line(begun=begun)
 
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False where it has not after `timeout` seconds. Raises `error`."""
@@ -204,4 +260,4 @@ class LearnerLink:
     def close(self) -> None:
         """Say goodbye and stop. What is not acknowledged stays in the spool: call `flush` before."""
         self._line.close()
-        self._out.spool.close()
+        self._out.close()

@@ -12,10 +12,12 @@ import zmq
 from serl_chunk.config.experiment import TransportConfig
 from serl_chunk.transport import handshake, kinds, sockets, wire
 from serl_chunk.transport.handshake import Hello, RefusedError, Welcome
-from serl_chunk.transport.outbox import Outbox
+from serl_chunk.transport.key_exchange import KeyExchange
+from serl_chunk.transport.keys import ClientKeys
+from serl_chunk.transport.outbox import Outbox, Spools
 from serl_chunk.transport.puller import FetchError, FetchRequest, Puller
 from serl_chunk.transport.snapshots import Manifest
-from serl_chunk.transport.sockets import CHANNELS, Waker, endpoint, try_send
+from serl_chunk.transport.sockets import CHANNELS, Waker, endpoint, try_receive, try_send
 from serl_chunk.transport.wire import Limits, Message, WireError
 from serl_chunk.types import SerlChunkError
 
@@ -40,9 +42,12 @@ class Connection:
         contract: dict[str, str],
         out: Outbox,
         puller: Puller,
+        spools: Spools,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.error: SerlChunkError | None = None
         self.finished: str | None = None  # why training is over
+        self.stalled = ""  # why the learner takes no records now
         self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
         self.welcome: Welcome | None = None  # of the newest connection
         self.waiting = f"no learner answers at {host}:{port}"
@@ -52,11 +57,13 @@ class Connection:
         self._limits = Limits(config.max_message_bytes + wire.MAX_HEADER_BYTES, config.max_arrays)
         self._host, self._port = host, port
         self._actor_id, self._contract = actor_id, contract
-        self._out, self._puller = out, puller
+        self._out, self._puller, self._spools = out, puller, spools
+        self._run_id = ""  # of the run the outbox's spool belongs to
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
         self._hello_at: float | None = None
-        self._retry_at = 0.0
+        self._retry_at = self._open_at = 0.0
+        self._key_exchange = KeyExchange(keys, host, port)
         self._heard = self._ping_at = 0.0
         self._connections = 0
         self._disconnected_at: float | None = time.monotonic()
@@ -77,13 +84,20 @@ class Connection:
         """There is something to send; never blocks."""
         self._waker.wake()
 
-    def stats(self) -> dict[str, float]:
-        """Connections since the start, and seconds without one."""
+    @property
+    def away(self) -> float:
+        """Seconds since the connection was lost, or since the start; 0 while there is one."""
         gone = self._disconnected_at
+        return 0.0 if gone is None else time.monotonic() - gone
+
+    def stats(self) -> dict[str, float]:
+        """Connections since the start, seconds without one, and those of them that are not over."""
+        away = self.away
         return {
-            "connected": float(gone is None),
+            "connected": float(away == 0),
             "connections": self._connections,
-            "disconnected_s": self._waited_s + (0.0 if gone is None else time.monotonic() - gone),
+            "disconnected_s": self._waited_s + away,
+            "away_s": away,
         }
 
     def close(self) -> None:
@@ -92,6 +106,7 @@ class Connection:
         self._waker.wake()
         if self._thread.ident is not None:
             self._thread.join()
+        self._key_exchange.close()
         self._context.destroy(linger=_GOODBYE_MS)
         self._waker.close()
 
@@ -114,8 +129,6 @@ class Connection:
         log.error("%s", error)
         self.error = error
         self._lose("stopped")
-        for s in self._sockets.values():
-            s.close()
         self._tell()
 
     def _tell(self) -> None:
@@ -124,9 +137,11 @@ class Connection:
 
     def _turn(self) -> None:
         """One wait for events, and what follows from them."""
-        if not self._sockets:
+        if not self._sockets and time.monotonic() >= self._open_at:
             self._open()
         poller = zmq.Poller()
+        if self._key_exchange.monitor is not None:
+            poller.register(self._key_exchange.monitor, zmq.POLLIN)
         for channel, s in self._sockets.items():
             writing = (channel == "control" and self._may_greet()) or (channel == "data" and self._out.blocked)
             poller.register(s, zmq.POLLIN | (zmq.POLLOUT if writing else 0))
@@ -139,7 +154,8 @@ class Connection:
         for channel, s in [(c, s) for c, s in self._sockets.items() if ready.get(s, 0) & zmq.POLLIN]:
             changed |= self._receive(channel, s)
         self._out.pack()
-        if not self._sockets:  # lost while receiving
+        self._check_keys()
+        if not self._sockets:  # lost while receiving, or not open yet
             self._tell()
             return
         if self._token is None:
@@ -152,6 +168,9 @@ class Connection:
     def _open(self) -> None:
         for offset, channel in enumerate(CHANNELS):
             s = self._sockets[channel] = sockets.make_socket(self._context, zmq.DEALER, self._config)
+            self._key_exchange.secure(s)
+            if channel == "control":
+                self._key_exchange.watch(s)
             s.connect(endpoint(self._host, self._port + offset))
         self._hello_at = None
 
@@ -162,11 +181,25 @@ class Connection:
             self._disconnected_at = time.monotonic()
         self._token = None
         self._retry_at = time.monotonic() + retry_in
+        self._key_exchange.close()
         for s in self._sockets.values():
             s.close()
         self._sockets.clear()
         if self.fetch is not None:
             self.fetch.sent = False
+
+    def _check_keys(self) -> None:
+        """A connection that did not come about because of its keys has a reason to tell, and may be tried again."""
+        trouble = self._key_exchange.trouble(known=self.welcome is not None)
+        if trouble is None:
+            return
+        if trouble.final:
+            raise RefusedError(trouble.sentence)
+        if trouble.sentence != self.waiting and self.welcome is not None:
+            log.warning("%s", trouble.sentence)
+        self.waiting = trouble.sentence
+        self._lose(trouble.sentence)
+        self._open_at = time.monotonic() + trouble.retry_in
 
     # Introduction.
 
@@ -182,32 +215,39 @@ class Connection:
             return
         if not self._may_greet():
             return
-        spool, last = self._out.spool, self.welcome
+        if try_send(self._sockets["control"], wire.encode(kinds.WHO, {"protocol": handshake.PROTOCOL})):
+            self._hello_at = now
+
+    def _on_identity(self, run: str) -> None:
+        """The learner said which run it is: that run's records are sent to it, and no others."""
+        if run != self._run_id:
+            self._out.attach(self._spools(run))
+            self._puller.connected(new_run=bool(self._run_id))
+            self._run_id = run
+        spool = self._out.spool
+        assert spool is not None
         hello = Hello(
             session=spool.session,
             incarnation=spool.incarnation,
             actor_id=self._actor_id,
             contract=self._contract,
-            run="" if last is None else last.run,
+            run=run,
             version=self._puller.version,
             first=spool.first,
             next=spool.next,
             steps_before_first=spool.steps_before_first,
             steps_before_next=spool.steps,
         )
-        if try_send(self._sockets["control"], hello.encode()):
-            self._hello_at = now
+        if not try_send(self._sockets["control"], hello.encode()):
+            self._lose("no answer")
 
     def _on_welcome(self, message: Message) -> None:
         h = message.header
-        last = self.welcome
         welcome = Welcome(
             wire.field(h, "fields", dict), message.arrays, wire.text(h, "run"), wire.field(h, "version", int)
         )
-        self._out.connected(
-            known=wire.field(h, "known", bool), abandoned=wire.field(h, "abandoned", bool), seq=wire.count(h, "next")
-        )
-        self._puller.connected(new_run=last is not None and last.run != welcome.run)
+        self._out.connected(known=wire.field(h, "known", bool), seq=wire.count(h, "next"))
+        self._puller.connected(new_run=False)
         now = time.monotonic()
         if self._disconnected_at is not None:
             self._waited_s += now - self._disconnected_at
@@ -243,9 +283,8 @@ class Connection:
         """Take in what a socket has; True where somebody may be waiting for it."""
         changed = False
         while not s.closed:
-            try:
-                frames = s.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            frames = try_receive(s)
+            if frames is None:
                 break
             try:
                 changed |= self._on_message(channel, wire.decode(frames, self._limits))
@@ -261,7 +300,11 @@ class Connection:
         self._heard = time.monotonic()
         kind, h = message.kind, message.header
         if kind == handshake.REFUSED:
-            self._on_refused(wire.text(h, "reason", 1 << 16), wire.field(h, "retry", bool))
+            renew = wire.field(h, "renew", bool)
+            self._on_refused(wire.text(h, "reason", 1 << 16), wire.field(h, "retry", bool), renew)
+        elif kind == kinds.IDENTITY:
+            if self._token is None:
+                self._on_identity(wire.text(h, "run", 128))
         elif kind == handshake.WELCOME:
             if self._token is None:
                 self._on_welcome(message)
@@ -283,8 +326,11 @@ class Connection:
             raise WireError(f"unknown kind {kind!r}")
         return True
 
-    def _on_refused(self, reason: str, retry: bool) -> None:
-        if not retry:
+    def _on_refused(self, reason: str, retry: bool, renew: bool) -> None:
+        if renew and self._out.spool is not None:
+            log.warning("%s", reason)
+            self._out.renew(self._spools, self._run_id)
+        elif not retry:
             raise RefusedError(reason)
         self.waiting = reason
         self._lose("refused", retry_in=self._config.heartbeat)
@@ -292,6 +338,9 @@ class Connection:
     def _on_status(self, h: dict[str, Any]) -> None:
         self.allowance = wire.field(h, "allowance", (int, type(None)))
         self.finished = wire.field(h, "finished", (str, type(None)))
+        self.stalled = wire.text(h, "stalled")
+        if self.stalled:
+            self._out.wait()
         self._puller.learn(wire.field(h, "version", int))
         self._out.acknowledged(wire.count(h, "next"), gap=False)
 

@@ -24,6 +24,11 @@ class Handout:
         """The newest announced version, -1 for none."""
         return self.newest.manifest.version if self.newest else -1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the newest announced snapshot, 0 for none."""
+        return sum(leaf.nbytes for leaf in self.newest.manifest.leaves) if self.newest else 0
+
     def receive(self, session: Session, message: Message) -> None:
         """Answer a message of the snapshots channel; raises WireError for one that is none."""
         if message.kind == snapshots.SUBSCRIBE:

@@ -16,7 +16,7 @@ from serl_chunk.transport import wire
 from serl_chunk.transport.wire import Frame, Message, WireError
 from serl_chunk.types import SerlChunkError
 
-PROTOCOL = 1
+PROTOCOL = 2
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal
@@ -37,7 +37,7 @@ class Hello(NamedTuple):
     incarnation: int  # of the session; a higher one fences the lower
     actor_id: str
     contract: dict[str, str]
-    run: str  # the run it was last connected to, "" for none
+    run: str  # the run its records belong to
     version: int  # newest snapshot it holds of that run, -1 for none
     first: int  # lowest sequence number it can still send
     next: int  # sequence number of its next record
@@ -56,9 +56,7 @@ class Hello(NamedTuple):
         protocol = wire.count(h, "protocol")
         if protocol != PROTOCOL:
             return cls("", 0, "", {}, "", -1, 0, 0, 0, 0, protocol)
-        contract = wire.field(h, "contract", dict)
-        if len(contract) > _MAX_FIELDS or not all(isinstance(x, str) for pair in contract.items() for x in pair):
-            raise WireError(f"a contract maps at most {_MAX_FIELDS} names to strings")
+        contract = contract_of(h)
         version = wire.field(h, "version", int)
         if not -1 <= version < 2**62:
             raise WireError(f"field 'version' must be -1 or more, got {version}")
@@ -90,9 +88,17 @@ class Welcome(NamedTuple):
     version: int  # newest snapshot published, -1 for none
 
 
-def refusal(reason: str, *, retry: bool = False) -> list[Frame]:
-    """Frames that refuse an actor. `retry` says that waiting may help."""
-    return wire.encode(REFUSED, {"reason": reason, "retry": retry})
+def contract_of(header: Mapping[str, Any]) -> dict[str, str]:
+    """The contract in a header; raises WireError."""
+    contract: dict[str, str] = wire.field(header, "contract", dict)
+    if len(contract) > _MAX_FIELDS or not all(isinstance(x, str) for pair in contract.items() for x in pair):
+        raise WireError(f"a contract maps at most {_MAX_FIELDS} names to strings")
+    return contract
+
+
+def refusal(reason: str, *, retry: bool = False, renew: bool = False) -> list[Frame]:
+    """Frames that refuse an actor. `retry`: waiting may help. `renew`: all is here, start anew."""
+    return wire.encode(REFUSED, {"reason": reason, "retry": retry, "renew": renew})
 
 
 def compare(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str = "learner", them: str = "actor") -> str:

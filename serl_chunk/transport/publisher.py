@@ -33,14 +33,26 @@ class Publisher:
     A snapshot that arrives while another is prepared replaces any that still waits: only the newest matters.
     """
 
-    def __init__(self, fetch: Fetch | None, wake: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """`wake` is called when a result is ready; `fail` with an error that nobody foresaw, in a worker thread."""
+    def __init__(
+        self,
+        fetch: Fetch | None,
+        wake: Callable[[], None],
+        fail: Callable[[BaseException], None],
+        *,
+        narrow: bool = False,
+    ) -> None:
+        """
+        Args:
+            wake: called when a result is ready.
+            fail: called with an error that nobody foresaw, in a worker thread.
+            narrow: snapshots travel as bfloat16; fetched checkpoints do not.
+        """
         self.newest: Published | None = None
         self.version = -1  # newest handed over
         self.prepare_s = 0.0  # seconds the last snapshot took to prepare
         self.superseded = 0  # snapshots replaced before they were announced
         self.fetched: collections.deque[Fetched] = collections.deque()
-        self._fetch = fetch
+        self._fetch, self._narrow = fetch, narrow
         self._wake = wake
         self._fail = fail
         self._lock = threading.Lock()
@@ -84,7 +96,9 @@ class Publisher:
                     return
                 (snapshot, info), self._waiting = self._waiting, None
             start = time.monotonic()
-            self.newest = Published(f"{self._instance}/{snapshot.version}", snapshot, info, self.newest)
+            self.newest = Published(
+                f"{self._instance}/{snapshot.version}", snapshot, info, self.newest, narrow=self._narrow
+            )
             self.prepare_s = time.monotonic() - start
             self._wake()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 import time
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from serl_chunk.transport.wire import Message
 from serl_chunk.types import SerlChunkError, Snapshot
 
 _WINDOW = 4  # pieces in flight: enough to hide the round trip, few enough to leave the line to others
+
+
+log = logging.getLogger(__name__)
 
 
 class FetchError(SerlChunkError):
@@ -166,9 +170,16 @@ class Puller:
     def _complete(self, socket: zmq.Socket[bytes], token: bytes) -> None:
         assert self._pull is not None
         pull, self._pull = self._pull, None
-        snapshot, by_digest = pull.result()
-        if self._fetch is not None:
-            fetch, self._fetch = self._fetch, None
+        fetch, self._fetch = self._fetch, None
+        try:
+            snapshot, by_digest = pull.result()
+        except wire.WireError as e:
+            log.error("%s: asking for it again", e)
+            self._subscribed = False
+            if fetch is not None:
+                fetch.finish(None, FetchError(f"{e}: ask again"))
+            return
+        if fetch is not None:
             try_send(socket, wire.encode(snapshots.RELEASE, {"token": token}))
             fetch.finish((snapshot, pull.manifest.info))
             return

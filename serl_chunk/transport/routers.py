@@ -10,7 +10,10 @@ import zmq
 
 from serl_chunk.config.experiment import TransportConfig
 from serl_chunk.transport import sockets
-from serl_chunk.transport.sockets import CHANNELS, Waker, endpoint, try_send
+from serl_chunk.transport.authenticator import Authenticator
+from serl_chunk.transport.key_exchange import Monitor, Outcome
+from serl_chunk.transport.keys import ServerKeys
+from serl_chunk.transport.sockets import CHANNELS, Waker, endpoint, try_receive, try_send
 from serl_chunk.transport.stats import Counters
 from serl_chunk.transport.wire import Frame
 from serl_chunk.types import ConfigError
@@ -26,15 +29,27 @@ class Routers:
     What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
     """
 
-    def __init__(self, config: TransportConfig, bind: str, port: int, counters: Counters) -> None:
+    def __init__(
+        self, config: TransportConfig, bind: str, port: int, counters: Counters, keys: ServerKeys | None = None
+    ) -> None:
         """Raises ConfigError for a port in use or an address that is not this machine's."""
         self._counters = counters
         self._complaints: set[tuple[str, str, str]] = set()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
+        self.authenticator: Authenticator | None = None
+        self._monitor: Monitor | None = None  # of the control socket, where keys are asked for
+        if keys is not None:
+            self.authenticator = Authenticator(self._context, keys, counters, self.complain)
+            self._poller.register(self.authenticator.socket, zmq.POLLIN)
         for offset, channel in enumerate(CHANNELS):
             s = self._sockets[channel] = sockets.make_socket(self._context, zmq.ROUTER, config)
+            if self.authenticator is not None:
+                self.authenticator.secure(s)
+                if channel == "control":
+                    self._monitor = Monitor(s)
+                    self._poller.register(self._monitor.socket, zmq.POLLIN)
             try:
                 s.bind(endpoint("127.0.0.1" if bind == "localhost" else bind, port + offset))
             except zmq.ZMQError as e:
@@ -53,14 +68,27 @@ class Routers:
         ready = dict(self._poller.poll(round(1000 * seconds)))
         if waker.fileno() in ready:
             waker.drain()
+        if self.authenticator is not None and self.authenticator.socket in ready:
+            self.authenticator.serve()
+        if self._monitor is not None and self._monitor.socket in ready:
+            self._note_failures(self._monitor.read())
         return {channel for channel, s in self._sockets.items() if s in ready}
+
+    def _note_failures(self, outcomes: list[Outcome]) -> None:
+        """Handshakes that ended before a key was named; libzmq does not say whose."""
+        for outcome in outcomes:
+            if outcome in (Outcome.FOREIGN, Outcome.CLOSED, Outcome.MISMATCH):
+                self._counters["handshakes_failed"] += 1
+            if outcome is Outcome.FOREIGN:
+                self.complain(
+                    "control", "somebody", "a key exchange for another learner, or none at all: it is told so"
+                )
+            elif outcome is Outcome.MISMATCH or outcome is Outcome.CLOSED:
+                self.complain("control", "somebody", "a connection without a key: an actor is told what to do")
 
     def receive(self, channel: str) -> list[zmq.Frame] | None:
         """The next message, its sender's identity first; None where there is none."""
-        try:
-            return self._sockets[channel].recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
+        return try_receive(self._sockets[channel])
 
     def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
         """Send to one peer; a peer that is gone or does not read is counted. Every answer is repeatable."""
@@ -77,6 +105,8 @@ class Routers:
 
     def close(self) -> None:
         """Release the ports; what was not sent is dropped."""
+        if self._monitor is not None:
+            self._monitor.close()
         self._context.destroy(linger=0)
 
 

@@ -12,20 +12,25 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.experiment import TransportConfig
-from serl_chunk.transport import handshake, kinds, sockets, wire
+from serl_chunk.transport import handshake, kinds, probe, sockets, wire
+from serl_chunk.transport.authenticator import Authenticator, user_of
 from serl_chunk.transport.handout import Handout
 from serl_chunk.transport.intake import Intake
+from serl_chunk.transport.keys import ServerKeys
+from serl_chunk.transport.offenders import Offenders
 from serl_chunk.transport.publisher import Fetch, Publisher
 from serl_chunk.transport.routers import Routers, address_of
 from serl_chunk.transport.sessions import RefuseError, Session, SessionInfo, Sessions
 from serl_chunk.transport.sockets import Waker
 from serl_chunk.transport.stats import Counters
+from serl_chunk.transport.store import RecordStore
 from serl_chunk.transport.wire import Frame, Limits, Message, WireError
 from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # how long a changed allowance waits at most where nobody calls `poke`
+_KEYS_S = 0.5  # between looks for revoked keys
 _BATCH = 64  # messages taken from one socket before the others get their turn
 
 
@@ -47,11 +52,13 @@ class LearnerServer:
         welcome: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]],
         on_record: Callable[[SessionInfo, Record], None],
         allowance: Callable[[str], int | None] = lambda session: None,
-        on_silent: Callable[[SessionInfo], None] = lambda info: None,
+        on_silent: Callable[[SessionInfo, bool], None] = lambda info, gone: None,
         fetch: Fetch | None = None,
         run_id: str | None = None,
         episode_timeout: float | None = None,
         insecure: bool = False,
+        store: RecordStore | None = None,
+        keys: ServerKeys | None = None,
     ) -> None:
         """
         Args:
@@ -63,42 +70,54 @@ class LearnerServer:
                 episode that never got its `End`: the actor died in it. Arrays are read-only views of the message.
             allowance: session id -> number of that session's steps (as delivered to `on_record`) it may have
                 recorded in all; None for no limit. Cheap: called many times a second.
-            on_silent: a session left, was replaced, or was silent for `episode_timeout` seconds (default
-                `config.silence`). Called once per silence. Its open episode will not be continued: what still comes
-                of it is dropped and counted.
+            on_silent: (session, gone). A session left or was silent for `episode_timeout` seconds (default
+                `config.silence`); called once per silence, and should it come back its episode goes on. With `gone`
+                it was replaced or refused: what it had open is over.
             fetch: reads a checkpoint, in a thread of its own.
             run_id: the same for every learner of one run, resumed or not; random by default. An actor's records never
                 go from one run into another, and its snapshot version never goes back within one.
-            insecure: permit an address that other machines reach; nothing is encrypted or authenticated.
+            store: where records are written before `on_record` gets them; see `resume`. A disk that takes no more is
+                waited for: nothing is acknowledged meanwhile.
+            keys: let in who has joined with them, and nobody else; all is encrypted. Revoked keys are cut.
+            insecure: without keys, permit an address that other machines reach.
 
         Raises ConfigError for a port in use, an address that is not this machine's, or a refused bind.
         """
         sockets.check_port(port)
-        if not insecure and not sockets.is_loopback(bind):
+        if keys is None and not insecure and not sockets.is_loopback(bind):
             raise ConfigError(
-                f"--bind={bind} lets other machines connect, without encryption or authentication. Use 127.0.0.1 for "
-                "actors on this machine, or add --insecure if everybody on that network may be trusted"
+                f"--bind={bind} lets other machines connect, without encryption or authentication. Make keys with "
+                "`serl-chunk keys init`, use 127.0.0.1 for actors on this machine, or add --insecure if everybody on "
+                "that network may be trusted"
             )
         self.run_id = run_id or uuid.uuid4().hex
         self._config = config
         self._limits = Limits(config.max_message_bytes, config.max_arrays)
         self._welcome = welcome
         self._episode_timeout = config.silence if episode_timeout is None else episode_timeout
-        self._sessions = Sessions(dict(contract), self.run_id, config.max_sessions)
+        self._sessions = Sessions(
+            dict(contract), self.run_id, config.max_sessions, store.forget if store else lambda s: None
+        )
+        self._store = store
         self._finished: str | None = None
         self._error: BaseException | None = None
         self._stop = False
         self._counters = Counters(
-            "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "lost", "malformed", "stale",
-            "rejected", "refused", "abandoned", "replies_dropped", "pieces", "snapshot_bytes",
+            "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "lost", "malformed", "ignored",
+            "stale", "rejected", "refused", "replies_dropped", "pieces", "snapshot_bytes",
+            "keys_refused", "handshakes_failed", "probes", "probes_dropped",
         )  # fmt: skip
-        self._routers = Routers(config, bind, port, self._counters)
+        self._routers = Routers(config, bind, port, self._counters, keys)
+        self._keys_at = 0.0  # when revoked keys are looked for next
+        self._offenders = Offenders(config.max_malformed)
+        self._probes = probe.Allowance(self._counters)
         self._waker = Waker()
-        self._publisher = Publisher(fetch, self._waker.wake, self._fail)
+        self._publisher = Publisher(fetch, self._waker.wake, self._fail, narrow=config.snapshots == "bfloat16")
         self._handout = Handout(self._routers, self._publisher, self._counters, config.max_message_bytes)
         self._intake = Intake(
             self._routers, self._sessions, self._counters, self._limits,
             on_record=on_record, on_silent=on_silent, allowance=allowance,
+            store=store, wait_for_disk=config.durability == "power",
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="serl-chunk-server", daemon=True)
 
@@ -107,6 +126,11 @@ class LearnerServer:
     def start(self) -> None:
         """Start to serve."""
         self._thread.start()
+
+    def resume(self) -> None:
+        """Let the sessions in the store go on where they were. After it was read back, before `welcome` lets one in."""
+        if self._store is not None:
+            self._sessions.restore(self._store.standings(), time.monotonic())
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
         """Offer newer parameters, with plain values about them; returns at once.
@@ -121,6 +145,11 @@ class LearnerServer:
         """Tell every actor, and any that still comes, that training is over."""
         self._finished = reason
         self._waker.wake()
+
+    @property
+    def stalled(self) -> str:
+        """Why no record is taken now; empty where they are."""
+        return self._intake.stalled
 
     def poke(self) -> None:
         """The allowances changed: tell the actors now."""
@@ -144,6 +173,8 @@ class LearnerServer:
             "sessions": len(live),
             "steps_per_s": self._intake.rate.per_second(),
             "insert_s": self._intake.insert_s,
+            "journal_s": self._intake.journal_s,
+            "stalled": float(bool(self._intake.stalled)),
             "snapshot_version": self._handout.version,
             "snapshot_prepare_s": self._publisher.prepare_s,
             "snapshots_superseded": self._publisher.superseded,
@@ -185,11 +216,17 @@ class LearnerServer:
                     frames = self._routers.receive(channel)
                     if frames is None:
                         break
+                    identity = frames[0].bytes
+                    if self._offenders.ignores(channel, identity):
+                        self._counters["ignored"] += 1
+                        continue
                     try:
-                        handler(frames[0].bytes, list(frames[1:]))
+                        handler(identity, list(frames[1:]))
                     except WireError as e:
                         self._counters["malformed"] += 1
                         self._routers.complain(channel, address_of(frames), f"malformed: {e}")
+                        if self._offenders.blame(channel, identity):
+                            self._routers.complain(channel, address_of(frames), "too many malformed: not read for now")
             self._intake.acknowledge()
             self._tick()
 
@@ -197,8 +234,26 @@ class LearnerServer:
 
     def _on_control(self, identity: bytes, frames: list[Frame]) -> None:
         message = wire.decode(frames, self._limits)
+        authenticator = self._routers.authenticator
+        if authenticator is not None:
+            answer = authenticator.answer(message, user_of(frames), address_of(frames))
+            if answer is not None:
+                self._routers.send("control", identity, answer)
+                return
+        if message.kind == kinds.WHO:
+            theirs = wire.count(message.header, "protocol")
+            sentence = handshake.compare_protocol(theirs)
+            answer = handshake.refusal(sentence) if sentence else wire.encode(kinds.IDENTITY, {"run": self.run_id})
+            self._routers.send("control", identity, answer)
+            return
         if message.kind == handshake.HELLO:
-            self._on_hello(identity, handshake.Hello.decode(message), address_of(frames))
+            self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), user_of(frames))
+            return
+        if message.kind in (kinds.INSPECT, kinds.ECHO):
+            if self._probes.take():
+                inspect = message.kind == kinds.INSPECT
+                answer = self._inspect(message, user_of(frames)) if inspect else probe.answer_echo(message)
+                self._routers.send("control", identity, answer)
             return
         session = self._session(message, "control", identity)
         if session is None:
@@ -215,7 +270,32 @@ class LearnerServer:
         else:
             raise WireError(f"unknown kind {message.kind!r}")
 
-    def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str) -> None:
+    def _inspect(self, message: Message, key: str) -> list[Frame]:
+        """What an actor would be told, and how this learner stands; nobody is admitted."""
+        asked = probe.Inspection.decode(message)
+        live = [s for s in self._sessions if s.live]
+        authenticator = self._routers.authenticator
+        try:
+            not_ready = ""
+            self._welcome()
+        except SerlChunkError as e:
+            not_ready = str(e)
+        return probe.Findings(
+            run=self.run_id,
+            differs=self._sessions.compare(asked.contract) if asked.contract else "",
+            taken_by=next((s.info.peer for s in live if s.info.actor_id == asked.actor_id), ""),
+            not_ready=not_ready,
+            stalled=self._intake.stalled,
+            finished=self._finished,
+            key=authenticator.name_of(key) if authenticator else "",
+            actors=len(live),
+            max_actors=self._config.max_sessions,
+            version=self._handout.version,
+            snapshot_bytes=self._handout.nbytes,
+            free_bytes=self._store.free_bytes() if self._store else -1,
+        ).encode()
+
+    def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
         try:
             self._sessions.check(hello)  # first: an actor of another experiment need not wait to be told
             fields, arrays = self._welcome()
@@ -224,25 +304,21 @@ class LearnerServer:
         except RefuseError as e:
             self._counters["refused"] += not e.retry
             self._routers.complain("control", peer, f"refused {hello.actor_id}: {e}")
-            self._routers.send("control", identity, handshake.refusal(str(e), retry=e.retry))
+            self._routers.send("control", identity, handshake.refusal(str(e), retry=e.retry, renew=e.renew))
             return
         except SerlChunkError as e:
             self._routers.send("control", identity, handshake.refusal(str(e), retry=True))
             return
         for old in admission.ousted:
-            self._intake.close_episode(old)
+            self._intake.close_episode(old, gone=True)
         session = admission.session
-        session.control_id = identity
+        session.control_id, session.key = identity, key
         if admission.lost:
             self._counters["lost"] += admission.lost
             log.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
-        if admission.abandoned:
-            self._counters["abandoned"] += admission.abandoned
-            log.warning("actor %s leaves %d records of another run behind", hello.actor_id, admission.abandoned)
         header = {
             "token": session.token,
             "known": admission.known,
-            "abandoned": admission.abandoned > 0,
             "fields": fields,
             **self._news(session),
         }
@@ -251,7 +327,8 @@ class LearnerServer:
         except WireError as e:  # our own fault, not the peer's
             raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
         self._routers.send("control", identity, answer)
-        log.info("actor %s connected from %s", hello.actor_id, peer)
+        named = f", key {self._routers.authenticator.name_of(key)}" if self._routers.authenticator else ""
+        log.info("actor %s connected from %s%s", hello.actor_id, peer, named)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
         """The session of a message's token; a stranger is told to introduce itself."""
@@ -266,7 +343,8 @@ class LearnerServer:
 
     def _news(self, session: Session) -> dict[str, Any]:
         return {
-            "next": session.expected,
+            "next": self._intake.safe(session),
+            "stalled": self._intake.stalled,
             "allowance": self._intake.allowed(session),
             "finished": self._finished,
             "run": self.run_id,
@@ -285,9 +363,25 @@ class LearnerServer:
 
     # What happens without a message.
 
+    def _expel(self, authenticator: Authenticator) -> None:
+        """Cut the sessions whose key was revoked. With another key they may come back and go on."""
+        for session in self._sessions:
+            if session.live and authenticator.gone(session.key):
+                sentence = authenticator.revoked(session.key)
+                log.warning("actor %s (%s) is cut: %s", session.info.actor_id, session.info.peer, sentence)
+                self._counters["refused"] += 1
+                self._routers.send("control", session.control_id, handshake.refusal(sentence))
+                self._sessions.fence(session)
+                self._sessions.leave(session)
+                self._intake.close_episode(session)
+
     def _tick(self) -> None:
         new_snapshot = self._handout.renew()
         now = time.monotonic()
+        self._intake.maintain(now)
+        if self._routers.authenticator is not None and now >= self._keys_at:
+            self._keys_at = now + _KEYS_S
+            self._expel(self._routers.authenticator)
         for session in self._sessions:
             if not session.live:
                 if now - session.heard > self._episode_timeout:

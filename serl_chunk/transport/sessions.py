@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from serl_chunk.transport import handshake
 from serl_chunk.transport.handshake import Hello
 from serl_chunk.transport.records import count_of
 from serl_chunk.transport.snapshots import Published
+from serl_chunk.transport.store import Standing
 from serl_chunk.types import Begin, End, Record, SerlChunkError, StepBlock
+
+TOKEN_BYTES = 16
+_REMEMBERED = 1000  # silent sessions with records: their actors may come back and go on
 
 
 class SessionInfo(NamedTuple):
@@ -28,31 +33,39 @@ class Gap(SerlChunkError):
 
 
 class RefuseError(SerlChunkError):
-    """An actor cannot be admitted; the message is the sentence it is told. `retry`: waiting may help."""
+    """An actor cannot be admitted; the message is the sentence it is told.
 
-    def __init__(self, reason: str, *, retry: bool = False) -> None:
+    `retry`: waiting may help. `renew`: its session cannot go on, a new one can.
+    """
+
+    def __init__(self, reason: str, *, retry: bool = False, renew: bool = False) -> None:
         super().__init__(reason)
-        self.retry = retry
+        self.retry, self.renew = retry, renew
 
 
 class Session:
     """One stream of records and the state of its connection. Used by the server's thread only."""
 
-    def __init__(self, hello: Hello, peer: str, now: float) -> None:
-        self.info = SessionInfo(hello.session, hello.actor_id, hello.incarnation, peer)
+    def __init__(self, standing: Standing, peer: str, now: float, *, new: bool = True) -> None:
+        self.info = SessionInfo(standing.session, standing.actor_id, standing.incarnation, peer)
         self.token = b""  # of the present connection; messages with another one are stale
+        self.key = ""  # public key of the present connection; empty without keys
         self.live = True
-        self.closed = False  # on_silent was called: its open episode, if any, will not be continued
+        self.closed = False  # on_silent was called for the present silence
+        self.gone = False  # and for good: another took its place
         self.refused = ""  # why it is not welcome any more
         self.heard = now
         self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
         self.finish_told = False
         # The stream.
-        self.expected = hello.first  # next sequence number
-        self.steps = 0  # delivered
-        self.steps_offset = hello.steps_before_first  # steps the actor counts and the learner does not
+        self.expected = standing.expected  # next sequence number
+        self.started_at = standing.expected if new else -1  # `expected` before its first record here
+        self.steps = standing.steps  # delivered
+        self.steps_offset = standing.steps_offset  # steps the actor counts and the learner does not
         self.duplicates = self.orphans = 0
-        self.open_episode: str | None = None
+        self.open_episode = standing.open_episode
+        self.unsynced: collections.deque[tuple[int, int]] = collections.deque()  # (journal entry, `expected` behind it)
+        self.synced = standing.expected  # sequence numbers below it survive a power cut
         self.gap_told: int | None = None  # `expected` when a gap was last reported
         self.allowance_told: int | None = None
         # Snapshots.
@@ -60,6 +73,24 @@ class Session:
         self.pulling: Published | None = None
         self.fetch_request: int | None = None
         self.fetched: Published | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """How far the stream has come."""
+        return Standing(*self.info[:3], self.expected, self.steps, self.steps_offset, self.open_episode)
+
+    def skip(self, first: int, span: int, steps: int) -> bool:
+        """Step over numbers whose records the actor's disk lost; their episode ends there. False: nothing new.
+
+        `steps` of them the actor counts as recorded. Raises Gap.
+        """
+        if first > self.expected:
+            raise Gap(f"record {first} came where {self.expected} was expected")
+        if first + span <= self.expected:
+            return False
+        self.expected, self.open_episode, self.gap_told = first + span, None, None
+        self.steps_offset += steps
+        return True
 
     def hear(self) -> None:
         """Something came over its present connection."""
@@ -116,7 +147,6 @@ class Admission(NamedTuple):
 
     session: Session
     known: bool  # the stream continues where this learner has it
-    abandoned: int  # records the actor must not send because they belong to another run
     lost: int  # records this learner misses and the actor no longer has
     ousted: list[Session]  # silent sessions that this one replaced or that made room
 
@@ -124,12 +154,16 @@ class Admission(NamedTuple):
 class Sessions:
     """The table of sessions; decides who is admitted."""
 
-    def __init__(self, contract: dict[str, str], run: str, limit: int) -> None:
+    def __init__(
+        self, contract: dict[str, str], run: str, limit: int, forget: Callable[[str], None] = lambda session: None
+    ) -> None:
+        """`forget` is called with a session that is remembered no more."""
         self.version_floor = -1  # newest snapshot version any actor of this run reported
         self._contract = contract
         self._run = run
         self._limit = limit
         self._by_session: dict[str, Session] = {}
+        self._forget = forget
         self._by_token: dict[bytes, Session] = {}
 
     def __iter__(self) -> Iterator[Session]:
@@ -143,10 +177,23 @@ class Sessions:
         """The session of this id."""
         return self._by_session.get(session)
 
+    def restore(self, standings: Iterable[Standing], now: float) -> None:
+        """Remember the sessions of a learner before this one, silent for now."""
+        for standing in standings:
+            session = self._by_session[standing.session] = Session(standing, "unknown", now, new=False)
+            session.live = False
+            session.closed = standing.open_episode is None
+
     def check(self, hello: Hello) -> None:
         """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""
-        if sentence := handshake.compare_protocol(hello.protocol) or handshake.compare(self._contract, hello.contract):
+        if hello.protocol == handshake.PROTOCOL and hello.run != self._run:
+            raise RefuseError(f"this learner runs {self._run!r} now, not {hello.run!r}", retry=True)
+        if sentence := handshake.compare_protocol(hello.protocol) or self.compare(hello.contract):
             raise RefuseError(sentence)
+
+    def compare(self, contract: dict[str, str]) -> str:
+        """The sentence that refuses an actor with this contract; empty where nothing differs."""
+        return handshake.compare(self._contract, contract)
 
     def admit(self, hello: Hello, peer: str, now: float) -> Admission:
         """Open or continue the session of a checked hello; raises RefuseError with the sentence to send."""
@@ -154,12 +201,12 @@ class Sessions:
         if old is not None:
             self._check_return(old, hello)
         ousted = self._make_room(hello)
-        abandoned = lost = 0
+        lost = 0
         if old is None:
-            session = self._by_session[hello.session] = Session(hello, peer, now)
-            if hello.run and hello.run != self._run:  # a spool belongs to one run
-                abandoned = hello.next - hello.first
-                session.expected, session.steps_offset = hello.next, hello.steps_before_next
+            start = Standing(
+                hello.session, hello.actor_id, hello.incarnation, hello.first, 0, hello.steps_before_first, None
+            )
+            session = self._by_session[hello.session] = Session(start, peer, now)
         else:
             session = old
             if old.expected < hello.first:
@@ -168,14 +215,14 @@ class Sessions:
                 old.steps_offset = hello.steps_before_first - old.steps
             self.fence(old)
         session.info = SessionInfo(hello.session, hello.actor_id, hello.incarnation, peer)
-        session.token = secrets.token_bytes(16)
+        session.token = secrets.token_bytes(TOKEN_BYTES)
         self._by_token[session.token] = session
-        session.live, session.heard, session.finish_told, session.closed = True, now, False, False
+        session.live, session.heard, session.finish_told, session.closed, session.gone = True, now, False, False, False
         session.holds = session.gap_told = session.allowance_told = None
         session.data_id = session.control_id = session.snapshots_id = b""
         if hello.run == self._run:
             self.version_floor = max(self.version_floor, hello.version)
-        return Admission(session, old is not None, abandoned, lost, ousted)
+        return Admission(session, old is not None, lost, ousted)
 
     def _check_return(self, old: Session, hello: Hello) -> None:
         if old.refused:
@@ -187,8 +234,10 @@ class Sessions:
             )
         if hello.next < old.expected:
             raise RefuseError(
-                f"the learner has {old.expected} records of session {hello.session}, the actor only {hello.next}: "
-                "its spool was rolled back; start the actor with a fresh one"
+                f"the learner has {old.expected} records of session {hello.session}, the actor only {hello.next}: its "
+                "disk lost the newest ones, in a power cut perhaps. Nothing is missing here; a new session begins",
+                retry=True,
+                renew=True,
             )
 
     def _make_room(self, hello: Hello) -> list[Session]:
@@ -206,11 +255,15 @@ class Sessions:
                 f"{live} actors are connected, which is the limit (transport.max_sessions={self._limit})", retry=True
             )
         ousted = [s for s in others if s.info.actor_id == hello.actor_id]
-        # Silent sessions are remembered, so that they can continue, but not without bound.
-        silent = sorted((s for s in others if not s.live), key=lambda s: s.heard)
-        for s in silent[: max(0, len(silent) - self._limit)]:
-            del self._by_session[s.info.session]
-            ousted.append(s)
+        # Silent sessions are remembered, so that they can continue, but not without bound. One that never sent a record
+        # (an evaluation's) has nothing to continue, and must not drive out one that has.
+        silent = [s for s in others if not s.live]
+        for kept, limit in ((False, self._limit), (True, _REMEMBERED)):
+            group = sorted((s for s in silent if (s.expected > s.started_at) is kept), key=lambda s: s.heard)
+            for s in group[: max(0, len(group) - limit)]:
+                del self._by_session[s.info.session]
+                self._forget(s.info.session)
+                ousted.append(s)
         for s in ousted:
             self.fence(s)
         return ousted

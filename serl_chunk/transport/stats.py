@@ -42,3 +42,12 @@ class Rate:
         now = self._clock()
         total = sum(n for at, n in list(self._events) if at >= now - self._window)
         return total / max(min(self._window, now - self._started), 1e-3)
+
+
+def in_words(nbytes: float) -> str:
+    """A size: `312 KiB`, `34 MiB`, `1.2 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -174,3 +176,60 @@ def test_a_false_piece_is_refused():
     for arrays in ({}, {"0": np.zeros(11, np.uint8)}, {"0": np.zeros(3, np.float32)}):
         with pytest.raises(WireError):
             pull.receive(Message("piece", header, arrays, 0))
+
+
+def test_a_snapshot_that_arrives_damaged_is_asked_for_again(monkeypatch):
+    """Below TCP's checksums, or in a learner's broken memory."""
+    piece, damaged, port = Published.piece, [], free_port()
+
+    def sometimes(self, request, max_bytes):
+        frames = piece(self, request, max_bytes)
+        if not damaged:
+            damaged.append(True)
+            frames[1] = bytes([frames[1][0] ^ 1]) + bytes(frames[1][1:])
+        return frames
+
+    monkeypatch.setattr(Published, "piece", sometimes)
+    params = parameters(1, big=1 << 16)
+    with serving(port) as server, linked(port) as link:
+        server.publish(Snapshot(1, params), {})
+        assert link.wait_until(lambda: link.latest() is not None, 10)
+        assert_same(link.latest(), 1, params)
+    assert damaged
+
+
+def test_a_manifest_that_claims_too_much_is_refused():
+    rows = [["w", "float32", [1 << 35], b"0" * 16]]
+    with pytest.raises(WireError, match="the limit is"):
+        Manifest.decode(
+            Message("manifest", {"key": "k", "version": 1, "info": {}, "leaves": rows, "narrowed": []}, {}, 0)
+        )
+
+
+def test_parameters_may_travel_as_bfloat16():
+    port = free_port()
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(300, 70)).astype(np.float32), "n": np.int32(3), "s": np.float32(0.1)}
+    config = dataclasses.replace(CONFIG, snapshots="bfloat16")
+    with serving(port, config=config, fetch=lambda step: (Snapshot(4, params), {})) as server, linked(port) as link:
+        server.publish(Snapshot(1, params), {})
+        assert link.wait_until(lambda: link.latest() is not None, 10)
+        got = link.latest().params
+        assert link.stats()["snapshot_bytes"] < 300 * 70 * 2 + 100
+        assert {k: v.dtype for k, v in got.items()} == {k: np.asarray(v).dtype for k, v in params.items()}
+        np.testing.assert_allclose(got["w"], params["w"], rtol=2**-8)
+        assert not np.array_equal(got["w"], params["w"])
+        server.publish(Snapshot(2, {**params, "n": np.int32(4)}), {})
+        before = link.stats()["snapshot_bytes"]
+        assert link.wait_until(lambda: link.latest().version == 2, 10)
+        assert link.stats()["snapshot_bytes"] - before == 4  # what did not change is not sent again
+        np.testing.assert_array_equal(link.latest().params["w"], got["w"])
+        assert_same(link.fetch_checkpoint("latest", 10)[0], 4, params)  # an evaluation is of the checkpoint itself
+
+
+def test_a_manifest_that_narrows_other_leaves_is_refused():
+    rows = [["w", "float32", [3], b"0" * 16]]
+    for narrowed in ([0], [1], [-1], ["x"]):
+        header = {"key": "k", "version": 1, "info": {}, "leaves": rows, "narrowed": narrowed}
+        with pytest.raises(WireError, match="narrows leaves"):
+            Manifest.decode(Message("manifest", header, {}, 0))

@@ -141,7 +141,7 @@ class RawActor:
     def __init__(self, port: int, **changes: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.data, self.snapshots, self.control = (self._dealer(port + i) for i in range(3))
-        hello = Hello("raw", 1, "raw", CONTRACT, "", -1, 0, 10**6, 0, 10**6)._replace(**changes)
+        hello = Hello("raw", 1, "raw", CONTRACT, "run", -1, 0, 10**6, 0, 10**6)._replace(**changes)
         self.control.send_multipart(hello.encode())
         self.welcome = self.receive(self.control)
         assert self.welcome.kind == handshake.WELCOME, self.welcome

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from serl_chunk.transport.sockets import Waker, try_receive, try_send
+
+
+@pytest.fixture
+def waker() -> Iterator[Waker]:
+    waker = Waker()
+    yield waker
+    waker.close()
+
+
+def awake(waker: Waker, seconds: float = 0.0) -> bool:
+    return bool(select.select([waker.fileno()], [], [], seconds)[0])
+
+
+def test_a_wake_is_seen_and_drained(waker: Waker):
+    assert not awake(waker)
+    for _ in range(2):
+        waker.wake()
+        assert awake(waker)
+        waker.drain()
+        assert not awake(waker)
+
+
+def test_many_wakes_are_one(waker: Waker):
+    for _ in range(100_000):  # more than any socket's buffer holds
+        waker.wake()
+    waker.drain()
+    assert not awake(waker)
+
+
+def test_draining_without_a_wake_is_harmless(waker: Waker):
+    waker.drain()
+    waker.wake()
+    assert awake(waker)
+
+
+def test_no_item_is_overlooked(waker: Waker):
+    """Items are appended, then the consumer is woken; it drains, then looks. It must never sleep beside an item."""
+    items: list[int] = []
+    n, threads = 20_000, 3
+
+    def produce() -> None:
+        for i in range(n):
+            items.append(i)
+            waker.wake()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # as many interleavings as possible
+    try:
+        producers = [threading.Thread(target=produce) for _ in range(threads)]
+        for p in producers:
+            p.start()
+        seen, deadline = 0, time.monotonic() + 60
+        while seen < n * threads and time.monotonic() < deadline:
+            assert awake(waker, 5.0), f"asleep with {len(items) - seen} items"
+            waker.drain()
+            seen = len(items)
+        for p in producers:
+            p.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == n * threads
+
+
+def test_waking_the_closed_is_harmless():
+    waker = Waker()
+    waker.close()
+    waker.wake()
+
+
+def test_a_message_is_received_whole_and_in_order():
+    context = zmq.Context()
+    try:
+        receiver, sender = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        receiver.bind("inproc://here")
+        sender.connect("inproc://here")
+        assert try_receive(receiver) is None
+        messages = [[b"one"], [b"a", memoryview(bytes(100_000)), b"", b"z"]]
+        for frames in messages:
+            assert try_send(sender, frames)
+        for frames in messages:
+            received = try_receive(receiver)
+            assert received is not None
+            assert [f.bytes for f in received] == [bytes(f) for f in frames]
+        assert try_receive(receiver) is None
+    finally:
+        context.destroy(linger=0)
