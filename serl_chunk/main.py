@@ -14,21 +14,22 @@ EPILOG = """\
 Any field of the experiment can be set: --config.agent.lr=1e-4 --config.replay.demo_fraction=uniform
 
 two machines:
-  GPU box    serl-chunk --exp_name fake_aloha --learner --bind 0.0.0.0 --insecure --demo_path demos/fake_aloha
-  robot PC   serl-chunk --exp_name fake_aloha --actor --ip GPU_BOX
+  GPU box    serl-chunk --exp_name fake_aloha --learner --bind 0.0.0.0 --demo_path demos/fake_aloha
+  robot PC   serl-chunk keys join '...' (once: the line that the learner prints), then
+             serl-chunk --exp_name fake_aloha --actor --ip GPU_BOX
 one machine:
   serl-chunk --exp_name fake_aloha --learner --actor --demo_path demos/fake_aloha --checkpoint_path runs/first
 evaluate:
   serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 --checkpoint_path runs/first
 
-other commands (each with --help): serl-chunk record, serl-chunk report
+other commands (each with --help): serl-chunk record, serl-chunk report, serl-chunk keys, serl-chunk doctor
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0 done, 1 failed, 2 wrong usage, 130 interrupted)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"record": _record, "report": _report}
+    commands = {"record": _record, "report": _report, "keys": _keys, "doctor": _doctor}
     try:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
@@ -74,11 +75,18 @@ def _parser() -> argparse.ArgumentParser:
     learner.add_argument(
         "--checkpoint_path", metavar="DIR", help="run folder: created, or resumed (default: runs/EXP_NAME/TIME)"
     )
-    learner.add_argument("--bind", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    learner.add_argument("--insecure", action="store_true", help="listen on a network without keys (you are warned)")
+    learner.add_argument(
+        "--bind",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 for all. Beyond this machine keys are used, and made where there are none "
+        "(default: this machine only)",
+    )
     actor = p.add_argument_group("actor")
     actor.add_argument("--ip", help="the learner's host name or address (default: 127.0.0.1)")
     actor.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    actor.add_argument(
+        "--spool_path", metavar="DIR", help="keeps what the learner does not have yet; runs/spool unless given"
+    )
     actor.add_argument("--actor_id", default="actor", help="name of this robot; differs between simultaneous actors")
     actor.add_argument("--eval_checkpoint_step", default="0", metavar="N", help="evaluate checkpoint N, latest or best")
     actor.add_argument("--eval_n_trajs", type=int, default=0, metavar="K", help="episodes of the evaluation")
@@ -86,6 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     actor.add_argument("--eval_stochastic", action="store_true", help="evaluate the sampled policy beside the mean one")
     actor.add_argument(
         "--eval_validation", action="store_true", help="use the start states that checkpoints are chosen on (for best)"
+    )
+    network = p.add_argument_group("keys (both sides; see serl-chunk keys --help)")
+    network.add_argument(
+        "--keys",
+        metavar="DIR",
+        help="folder of the keys (default: ~/.config/serl-chunk/keys, used beyond this machine)",
+    )
+    network.add_argument(
+        "--insecure",
+        action="store_true",
+        help="no keys: everybody who reaches a learner can feed and read it (you are warned); on both sides",
     )
     p.add_argument(
         "--pin_cores", action="store_true", help="with both flags: one core for the actor, the others to learn"
@@ -113,7 +132,9 @@ def _run(arguments: list[str]) -> int:
         return run_local(config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug)
     if flags.learner and flags.actor:
         from serl_chunk.commands.both import run_both
+        from serl_chunk.commands.keys import learner_keys
 
+        learner_keys(flags.bind, flags.keys, insecure=flags.insecure)  # before an actor looks for the one of its own
         shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
         # An actor on this machine reaches what listens everywhere, but not what listens at one other address only.
         anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
@@ -129,6 +150,7 @@ def _run(arguments: list[str]) -> int:
             port=port,
             insecure=flags.insecure,
             wandb=not flags.debug,
+            keys=flags.keys,
         )
     from serl_chunk.commands.actor import run_evaluation, run_training_actor
 
@@ -144,8 +166,18 @@ def _run(arguments: list[str]) -> int:
             save_video=flags.save_video,
             stochastic=flags.eval_stochastic,
             validation=flags.eval_validation,
+            keys=flags.keys,
+            insecure=flags.insecure,
         )
-    return run_training_actor(config, ip=flags.ip or "127.0.0.1", port=port, actor_id=flags.actor_id)
+    return run_training_actor(
+        config,
+        ip=flags.ip or "127.0.0.1",
+        port=port,
+        actor_id=flags.actor_id,
+        spool_path=flags.spool_path,
+        keys=flags.keys,
+        insecure=flags.insecure,
+    )
 
 
 def _refuse_what_would_be_ignored(flags: argparse.Namespace, evaluating: bool) -> None:
@@ -161,6 +193,12 @@ def _refuse_what_would_be_ignored(flags: argparse.Namespace, evaluating: bool) -
         raise ConfigError("--pin_cores shares this machine's cores between --learner and --actor: it needs both flags")
     if flags.ip is not None and flags.learner:
         raise ConfigError("--ip names the learner of another machine's actor: leave it out beside --learner")
+    if flags.keys is not None and flags.insecure:
+        raise ConfigError("--insecure means no keys: leave it out, or --keys")
+    if flags.local and (flags.keys is not None or flags.insecure):
+        raise ConfigError("--local has no network: leave --keys and --insecure out")
+    if flags.keys is not None and evaluating and flags.checkpoint_path is not None:
+        raise ConfigError("--keys is for a learner at --ip: leave it out beside --checkpoint_path")
 
 
 def _record(arguments: list[str]) -> int:
@@ -190,6 +228,78 @@ def _report(arguments: list[str]) -> int:
 
     print(build_report(flags.run))
     return 0
+
+
+def _keys(arguments: list[str]) -> int:
+    p = _Parser(
+        prog="serl-chunk keys",
+        description="Keys let robot PCs talk to a learner over a network, and nobody else. The first learner with "
+        "--bind makes them and prints the line for the first robot PC; these commands are for the others.",
+        allow_abbrev=False,
+    )
+    folder = _Parser(add_help=False)
+    folder.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
+    commands = p.add_subparsers(dest="command", required=True, metavar="init|add|join|list|revoke")
+    commands.add_parser("init", parents=[folder], help="learner's machine: make its keys")
+    add = commands.add_parser(
+        "add", parents=[folder], help="learner's machine: print the line with which one robot PC joins"
+    )
+    add.add_argument("name", metavar="NAME", help="what to call the robot PC")
+    add.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
+    add.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    join = commands.add_parser("join", parents=[folder], help="robot PC: take the line that the learner's side printed")
+    join.add_argument("line", metavar="LINE", help="the line's last word; valid once, for ten minutes")
+    join.add_argument("--ip", help="where the learner is, if not where the line says")
+    commands.add_parser("list", parents=[folder], help="who may connect here, and which learners were joined from here")
+    revoke = commands.add_parser("revoke", parents=[folder], help="learner's machine: let a robot PC in no more")
+    revoke.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
+    flags = p.parse_args(arguments)
+    from serl_chunk.commands import keys
+    from serl_chunk.commands.setup import DEFAULT_PORT
+    from serl_chunk.transport.sockets import check_port
+
+    if flags.command == "add":
+        port = DEFAULT_PORT if flags.port is None else flags.port
+        check_port(port)
+        return keys.run_add(flags.keys, flags.name, host=flags.host, port=port)
+    if flags.command == "join":
+        return keys.run_join(flags.keys, flags.line, ip=flags.ip)
+    if flags.command == "revoke":
+        return keys.run_revoke(flags.keys, flags.name)
+    return keys.run_init(flags.keys) if flags.command == "init" else keys.run_list(flags.keys)
+
+
+def _doctor(arguments: list[str]) -> int:
+    p = _Parser(
+        prog="serl-chunk doctor",
+        description="On the robot PC, with the actor's flags: says what stands between it and the learner, with the "
+        "remedy of everything that is not right. Ports, keys, version, experiment, round trip, throughput, clock, "
+        "disks, devices, and whether the link carries what the experiment records. Takes seconds, records nothing, and "
+        "may be run while actors work. Exit status 1 where something failed.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
+    p.add_argument("--ip", default="127.0.0.1", help="the learner's host name or address (default: 127.0.0.1)")
+    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
+    p.add_argument("--insecure", action="store_true", help="use no keys")
+    p.add_argument("--actor_id", default="actor", help="name that the robot will have; it is not taken meanwhile")
+    p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
+    p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
+    flags, rest = p.parse_known_args(arguments)
+    from serl_chunk.commands.doctor import Where, run_doctor
+    from serl_chunk.commands.setup import DEFAULT_PORT, load, split_overrides
+
+    if flags.keys is not None and flags.insecure:
+        raise ConfigError("--insecure means no keys: leave it out, or --keys")
+    overrides = split_overrides(rest)
+    if overrides and flags.exp_name is None:
+        raise ConfigError("--config changes an experiment: give its --exp_name too")
+    _quiet_libraries()
+    config = load(flags.exp_name, overrides) if flags.exp_name is not None else None
+    port = DEFAULT_PORT if flags.port is None else flags.port
+    where = Where(flags.ip, port, flags.keys, flags.insecure, flags.actor_id, flags.spool_path)
+    return run_doctor(config, where, flags.json)
 
 
 def _quiet_libraries() -> None:

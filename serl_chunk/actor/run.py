@@ -48,6 +48,9 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
     def can_begin(self) -> tuple[bool, str]:
         """Whether an episode may begin, and the reason where not."""
 
+    def backlog(self, *, begun: bool) -> str:
+        """What waits for the learner, in words; empty where it keeps up. `begun`: an episode is about to begin."""
+
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False where it has not after `timeout` seconds."""
 
@@ -169,8 +172,9 @@ def run_actor(
             before_decision()
         waiting.until(
             permitted,
-            lambda: (
-                f"waiting for the learner's updates: {link.steps_recorded} steps recorded, {link.allowance} allowed"
+            lambda: _joined(
+                f"waiting for the learner's updates: {link.steps_recorded} steps recorded, {link.allowance} allowed",
+                link.backlog(begun=True),
             ),
             say_at_once=False,
         )
@@ -189,6 +193,7 @@ def run_actor(
         stop=over,
     )
     board = _Board()
+    backlog_said = clock.now() - SAY_EVERY_SECONDS
     episode = first_episode
     limit = config.actor.max_episodes
     try:
@@ -198,6 +203,10 @@ def run_actor(
         while begun and over() is None and (limit == 0 or board.episodes < limit):
             if not waiting.until(lambda: link.can_begin()[0], lambda: link.can_begin()[1], say_at_once=True):
                 break
+            backlog = link.backlog(begun=True)
+            if backlog and clock.now() - backlog_said >= SAY_EVERY_SECONDS:
+                backlog_said = clock.now()
+                say(backlog)
             summary = runner.run_episode(
                 training_seed(config.seed, actor_id, episode),
                 explore=True,
@@ -211,7 +220,7 @@ def run_actor(
             if on_episode is not None:
                 on_episode(summary)
             if board.episodes % report_every == 0:
-                say(board.line(policy.version, waiting.seconds))
+                say(_joined(board.line(policy.version, waiting.seconds), link.backlog(begun=False)))
     except Exception as error:
         if link.error is None:  # the episode was closed; whoever looks for the cause needs its last steps
             say(f"{type(error).__name__}: {error}: delivering what is recorded")
@@ -292,6 +301,10 @@ class _Board:
             delivered=delivered,
             lateness=lateness,
         )
+
+
+def _joined(line: str, more: str) -> str:
+    return f"{line}; {more}" if more else line
 
 
 def _percent(values: list[bool]) -> str:

@@ -15,7 +15,9 @@ from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands import evaluations
+from serl_chunk.commands.keys import actor_keys
 from serl_chunk.commands.setup import contract, interactive, read_config, say, stop_on_signals
+from serl_chunk.commands.spools import SpoolFolders, largest_episode_bytes
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.normaliser import Normaliser
@@ -24,14 +26,30 @@ from serl_chunk.learner.report import build_report
 from serl_chunk.robots.registry import make_env, make_intervention
 from serl_chunk.transport.client import LearnerLink
 from serl_chunk.transport.handshake import Welcome
+from serl_chunk.transport.keys import ClientKeys
+from serl_chunk.transport.outbox import Spools
 from serl_chunk.types import ConfigError, RobotSpec, Snapshot
 
 FETCH_TIMEOUT = 120.0  # seconds for a checkpoint's parameters
 CONNECT_TIMEOUT_EVAL = 30.0  # seconds; an evaluation is not left waiting for a learner that may never come
 
 
-def run_training_actor(config: ExperimentConfig, *, ip: str, port: int, actor_id: str) -> int:
-    """Collect episodes with the learner's newest policy until it is done, Ctrl-C or SIGTERM."""
+def run_training_actor(
+    config: ExperimentConfig,
+    *,
+    ip: str,
+    port: int,
+    actor_id: str,
+    spool_path: str | None = None,
+    keys: str | None = None,
+    insecure: bool = False,
+) -> int:
+    """Collect episodes with the learner's newest policy until it is done, Ctrl-C or SIGTERM.
+
+    `spool_path`: folder for what the learner does not have yet. `keys`: the key folder, where it is not the default
+    one. `insecure`: use none.
+    """
+    own_keys = actor_keys(ip, keys, insecure=insecure)
     stop = threading.Event()
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
     stop_on_signals(stop, say, "closing the episode and delivering what is recorded", connected.is_set)
@@ -42,9 +60,17 @@ def run_training_actor(config: ExperimentConfig, *, ip: str, port: int, actor_id
         if intervention is not None:
             stack.callback(intervention.close)
         agent = make_agent(config, env.robot_spec)
-        link, welcome = _connect(config, env.robot_spec, agent.network_shape(), ip, port, actor_id, None)
+        spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
+        link, welcome = _connect(
+            config, env.robot_spec, agent.network_shape(), ip, port, actor_id, None, spools.open,
+            largest_episode_bytes(env.robot_spec, config), own_keys,
+        )  # fmt: skip
         stack.callback(link.close)
         connected.set()
+        if waiting := link.stats()["unacked_records"]:
+            say(f"spool {spools.folder}: {waiting:.0f} records of an actor before this one are sent")
+        for folder, nbytes in spools.left_behind():
+            say(f"{folder} holds {nbytes / 2**20:.1f} MiB of another run, for that run's learner")
         summary = run_actor(
             config,
             link,
@@ -83,10 +109,26 @@ def normaliser_of(welcome: Welcome) -> Normaliser:
 
 
 def _connect(
-    config: ExperimentConfig, spec: RobotSpec, network: str, ip: str, port: int, actor_id: str, timeout: float | None
+    config: ExperimentConfig,
+    spec: RobotSpec,
+    network: str,
+    ip: str,
+    port: int,
+    actor_id: str,
+    timeout: float | None,
+    spools: Spools | None = None,
+    largest_episode_bytes: int = 0,
+    keys: ClientKeys | None = None,
 ) -> tuple[LearnerLink, Welcome]:
     link = LearnerLink(
-        config.transport, host=ip, port=port, actor_id=actor_id, contract=contract(config, spec, network)
+        config.transport,
+        host=ip,
+        port=port,
+        actor_id=actor_id,
+        contract=contract(config, spec, network),
+        spools=spools,
+        largest_episode_bytes=largest_episode_bytes,
+        keys=keys,
     )
     try:
         return link, link.connect(timeout, on_waiting=say)
@@ -107,9 +149,12 @@ def run_evaluation(
     save_video: bool,
     stochastic: bool,
     validation: bool,
+    keys: str | None = None,
+    insecure: bool = False,
 ) -> int:
     """Evaluate one checkpoint without a helper on held-out start states; prints a table and a last line.
 
+    `keys`, `insecure`: for a learner at `ip`, as in training.
     With a run folder the results are written there; 1 is returned where that failed. Raises ConfigError,
     CheckpointError, or what the connection to the learner fails with.
     """
@@ -131,7 +176,7 @@ def run_evaluation(
             # A second id: the same robot PC may be training while it is asked for an evaluation.
             link, welcome = _connect(
                 config, env.robot_spec, agent.network_shape(), ip or "127.0.0.1", port, f"{actor_id}-evaluation",
-                CONNECT_TIMEOUT_EVAL,
+                CONNECT_TIMEOUT_EVAL, keys=actor_keys(ip or "127.0.0.1", keys, insecure=insecure),
             )  # fmt: skip
             with contextlib.closing(link):
                 snapshot, _ = link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.evaluations import resolve_step
+from serl_chunk.commands.keys import invite_first, learner_keys
 from serl_chunk.commands.relay import status_line
 from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
@@ -27,11 +29,15 @@ from serl_chunk.learner.status import StatusFields, StatusLine
 from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sessions import SessionInfo
 from serl_chunk.transport.sockets import is_loopback
+from serl_chunk.transport.store import RecordStore, check_retention
+from serl_chunk.transport.wire import Limits
 from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot, StepBlock
 
 STATUS_PERIOD = 0.1  # seconds between looks at the server's health and at the status line
 POKE_PERIOD = 0.01  # seconds between pushed allowances
 STOPPING = "ending with a final checkpoint"
+JOURNAL = Path("journal") / "online"  # in the run folder
+JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
 
@@ -96,8 +102,12 @@ def run_learner(
     port: int,
     insecure: bool,
     wandb: bool,
+    keys: str | None = None,
 ) -> int:
-    """Train until `max_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report."""
+    """Train until `max_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
+
+    `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
+    """
     spec = spec_of(config)
     describe(config, spec)
     run = open_run(config, spec, checkpoint_path)
@@ -112,7 +122,7 @@ def run_learner(
     delivered: dict[str, int] = {}  # session -> its steps so far; the server's thread alone reads and writes it
 
     def on_record(info: SessionInfo, record: Record) -> None:
-        ready().insert(_session(info), record)
+        ready().insert(_session(info), record, store.next if store is not None else None)
         if isinstance(record, StepBlock):
             delivered[info.session] = delivered.get(info.session, 0) + record.n
 
@@ -127,6 +137,10 @@ def run_learner(
 
     with status_line() as status, contextlib.ExitStack() as stack:
         stack.enter_context(run.lock)
+        store = open_store(config, run.path, status.say) if config.transport.journal else None
+        if store is not None:
+            stack.callback(store.close)
+        server_keys = learner_keys(bind, keys, insecure=insecure, tell=status.say)
         server = LearnerServer(
             config.transport,
             bind=bind,
@@ -135,11 +149,13 @@ def run_learner(
             welcome=lambda: welcome_of(ready().normaliser),
             on_record=on_record,
             allowance=allowance,
-            on_silent=lambda info: ready().replay.close_session(_session(info)),
+            on_silent=lambda info, gone: ready().close_session(_session(info), gone=gone),
             fetch=fetch,
             run_id=run.run_id,
             episode_timeout=config.learner.actor_timeout,
             insecure=insecure,
+            store=store,
+            keys=server_keys,
         )
         stack.callback(server.close)
         if insecure and not is_loopback(bind):
@@ -147,11 +163,17 @@ def run_learner(
         stop = threading.Event()
         stop_on_signals(stop, status.say, STOPPING)
         server.start()  # an actor that comes while we read demonstrations is told so
+        if server_keys is not None:
+            invite_first(server_keys, bind, port, status.say)
         learner = build_learner(
             config, demo_paths, run, spec, publish=server.publish, threaded=True, wandb=wandb, tell=status.say
         )
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
+        if store is not None:
+            check_retention(config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
+            _refill(learner, store, delivered, status)
+            server.resume()
         holder["learner"] = learner
         status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
         shown = _Shown(config, learner, server, status)
@@ -162,6 +184,41 @@ def run_learner(
         trained = learner.phase in (Phase.TRAIN, Phase.DONE)
         status.say("writing the last checkpoint" if trained else f"stopped during {learner.phase}: nothing to write")
     return close_run(learner)
+
+
+def open_store(config: ExperimentConfig, run: Path, tell: Callable[[str], None]) -> RecordStore:
+    """The journal of a run folder; says what of it cannot be read."""
+    t, r = config.transport, config.replay
+    store = RecordStore(
+        run / JOURNAL,
+        Limits(t.max_message_bytes, t.max_arrays),
+        min_steps=r.capacity + r.human_capacity,
+        max_bytes=t.journal_bytes,
+        max_age=86400 * t.journal_days or None,
+        sync_interval=t.sync_interval,
+    )
+    if store.losses.damaged or store.losses.torn_bytes:
+        tell(f"WARNING: journal {store.folder}: {store.losses}")
+    return store
+
+
+def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], status: StatusLine) -> None:
+    """Put the journal back into the replay, with progress: tens of gigabytes take a while."""
+    shown = time.monotonic()
+
+    def records() -> Iterator[tuple[int, str, Record]]:
+        nonlocal shown
+        for stored in store.replay():
+            if stored.delivered:
+                yield stored.number, f"{stored.actor_id}/{stored.session}", stored.record
+            if time.monotonic() - shown > JOURNAL_PERIOD:
+                shown = time.monotonic()
+                status.say(f"reading the journal: entry {stored.number:,} of {store.next:,}")
+
+    steps = learner.refill(records())
+    delivered.update({s.session: s.steps for s in store.standings()})
+    if store.next:
+        status.say(f"journal: {steps:,} online steps put back from {store.nbytes / 2**20:.0f} MiB")
 
 
 def _session(info: SessionInfo) -> str:
@@ -210,11 +267,11 @@ class _Shown:
             return
         self._next = now + STATUS_PERIOD
         self._server.check()
-        self._status.update(str(self._learner.phase), status_fields(self._config, self._learner))
+        self._status.update(str(self._learner.phase), status_fields(self._config, self._learner, self._server))
 
 
-def status_fields(config: ExperimentConfig, learner: Learner) -> StatusFields:
-    """The learner's present state for the status line."""
+def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerServer | None = None) -> StatusFields:
+    """The learner's present state for the status line, with its network's where there is one."""
     c = config.learner
     totals = {
         Phase.PRETRAIN: (learner.phase_updates, c.pretrain_steps),
@@ -223,6 +280,7 @@ def status_fields(config: ExperimentConfig, learner: Learner) -> StatusFields:
         Phase.CRITIC_WARMUP: (learner.phase_updates, c.critic_warmup_steps),
     }
     done, total = totals.get(learner.phase, (learner.updates, c.max_steps))
+    limited = config.actor.clock == "lockstep" and learner.phase is Phase.TRAIN
     alone = [success for success, helped in learner.recent if not helped and success is not None]
     fields: StatusFields = {
         "done": done,
@@ -235,7 +293,13 @@ def status_fields(config: ExperimentConfig, learner: Learner) -> StatusFields:
         "human": learner.human_ticks / learner.env_steps if learner.env_steps else None,
         "learner_wait": learner.waiting[0],
         "actor_wait": learner.waiting[1],
+        "steps_missing": learner.steps_missing(),
+        "updates_due": learner.limiter.updates_due(learner.env_steps),
+        "may_record": learner.steps_allowed() if limited else None,
         "empty_half": learner.replay.empty_half,
         "version": learner.version,
     }
+    if server is not None:
+        fields["actors"] = tuple(s["actor_id"] for s in server.sessions() if s["live"])
+        fields["stalled"] = server.stalled
     return fields

@@ -55,6 +55,10 @@ class LocalLink:
         """Always: there is no spool that could be full."""
         return True, ""
 
+    def backlog(self, *, begun: bool) -> str:
+        """Nothing ever waits."""
+        return ""
+
     def flush(self, timeout: float) -> bool:
         """Nothing is ever under way."""
         return True
@@ -126,6 +130,7 @@ def train_local(
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         link.learner = learner
+        learner.say_if_empty()  # no journal is kept here
 
         def work() -> None:
             link.hand_on()

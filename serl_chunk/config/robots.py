@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from serl_chunk.config.agents import require
@@ -73,7 +73,8 @@ class GymConfig(RobotConfig):
 
     `make(fake_env)` builds it; with `fake_env=True` (the learner) only its spaces are used, so a driver may
     skip its devices. HIL-SERL's `info["intervene_action"]`, `info["succeed"]` and `info["grasp_penalty"]`
-    are honoured.
+    are honoured. `check_devices` is for `serl-chunk doctor`: it returns a sentence for each device that is missing,
+    within seconds and without moving anything.
     """
 
     kind: ClassVar[str] = "gym"
@@ -84,6 +85,7 @@ class GymConfig(RobotConfig):
     is_real: bool = False  # a physical robot: random actions are refused
     joint_of_action: tuple[int, ...] = ()  # state index that measures each action dimension; () means none
     grippers: tuple[int, ...] = ()
+    check_devices: Callable[[], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

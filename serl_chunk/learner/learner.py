@@ -11,7 +11,7 @@ import enum
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from serl_chunk.learner.rate_limiter import RateLimiter
 from serl_chunk.learner.replay import Replay
 from serl_chunk.learner.run_metrics import Counters
 from serl_chunk.learner.sampler import BatchStream
-from serl_chunk.types import ChunkBatch, ConfigError, Episode, Record, RobotSpec
+from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 PRETRAIN_SCAN = 20  # pretraining updates in one compiled call (lengths are rounded up): amortises the dispatch
 MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
@@ -99,6 +99,8 @@ class Learner:
         self._stream_updates = 0
         self._wake = threading.Condition()
         self._finished_episodes: deque[EpisodeStats] = deque()
+        self._reported: list[EpisodeStats] = []  # by the replay, on its way to the counters
+        self._position = 0  # journal entries that the counters cover
         self.phase = Phase.PRETRAIN
         self.phase_updates = 0
         self.updates = 0  # critic updates of the online phase
@@ -115,27 +117,79 @@ class Learner:
 
     # -- records in (any thread) -----------------------------------------------------------------------------
 
-    def insert(self, session: str, record: Record) -> None:
-        """Take a record of an actor; raises DataError where it cannot be one."""
+    def insert(self, session: str, record: Record, position: int | None = None) -> None:
+        """Take a record of an actor; raises DataError where it cannot be one. One thread inserts.
+
+        `position`: how many journal entries there are, this record's included. A checkpoint says how many of them its
+        counters cover.
+        """
         steps = self.replay.insert(session, record)
-        if steps:
-            with self._wake:
-                self.env_steps += steps
-                self._wake.notify()
+        with self._wake:
+            self.env_steps += steps
+            self._finished_episodes.extend(self._reported)
+            self._reported.clear()
+            self._position = self._position if position is None else position
+            self._wake.notify()
+
+    def close_session(self, session: str, *, gone: bool) -> None:
+        """An actor fell silent, or is gone for good; see Replay.close_session. For the inserting thread."""
+        self.replay.close_session(session, gone=gone)
+        with self._wake:
+            self._finished_episodes.extend(self._reported)
+            self._reported.clear()
+
+    def refill(self, records: Iterable[tuple[int, str, Record]]) -> int:
+        """Put back what a learner before this one received: (journal entry, session, record), oldest first.
+
+        What the checkpoint's counters cover fills the replay and is not counted again. Returns the steps put back. A
+        record that does not fit (the experiment was changed) is left out, and said.
+        """
+        counted, self._position = self._position, 0
+        steps = refused = 0
+        for number, session, record in records:
+            try:
+                if number >= counted:
+                    before = self.env_steps
+                    self.insert(session, record, number + 1)
+                    steps += self.env_steps - before
+                else:
+                    self._position = number + 1
+                    covered = self.replay.insert(session, record)
+                    steps, self._resumed_steps = steps + covered, self._resumed_steps - covered
+                    self._reported.clear()
+            except DataError as error:
+                refused += 1
+                if refused == 1:
+                    self._say(f"WARNING: the journal holds a record that does not fit: {error}")
+        if refused:
+            self._say(f"WARNING: {refused} records of the journal were left out")
+        if self._position < counted:
+            self._say(
+                f"WARNING: the journal ends at entry {self._position}, the checkpoint has seen {counted}: what lies "
+                "between is missing in the replay"
+            )
+            self._position = counted
+        return steps
 
     def _on_episode(self, stats: EpisodeStats) -> None:
-        with self._wake:
-            self._finished_episodes.append(stats)
-            self._wake.notify()
+        self._reported.append(stats)
 
     def steps_allowed(self) -> int | None:
         """How many more steps lockstep actors may record now; None: no limit."""
         return self.limiter.steps_allowed(self.env_steps)
 
+    def steps_missing(self) -> int:
+        """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
+        c = self.config.learner
+        if self.phase is Phase.WARMUP and self.episodes >= c.warmup_episodes:
+            return max(0, c.training_starts - (self.env_steps - self._resumed_steps))
+        return self.limiter.steps_missing(self.env_steps, c.cta_ratio) if self.phase is Phase.TRAIN else 0
+
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, tick: Callable[[], None] = lambda: None) -> None:
         """Work until `max_steps` or `stop`; `tick` is called between pieces of work (status, signals)."""
+        self.say_if_empty()
         while self.phase is not Phase.DONE and not stop.is_set():
             if not self.work():
                 start = time.perf_counter()
@@ -146,6 +200,12 @@ class Learner:
                 if now - self._period.start > MEASURE_AFTER:
                     self._measure(now)
             tick()
+
+    def say_if_empty(self) -> None:
+        """Tell that a resumed run has no online steps to train on, as where no journal was kept."""
+        if self.updates and self.phase is not Phase.DONE and not self.replay.ready.online:
+            need = self.config.learner.training_starts
+            self._say(f"the online replay is empty: training goes on after {need} new steps")
 
     def work(self) -> bool:
         """One piece of work; False where there is none until more steps arrive."""
@@ -318,12 +378,16 @@ class Learner:
     def checkpoint(self) -> bool:
         """Write a checkpoint of the present step in the background."""
         policy = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
+        with self._wake:  # counters and position of one moment
+            env_steps, position = self.env_steps, self._position
+            self._drain_episodes()
         meta = {
             "experiment": self.config.name,
             "agent": self.config.agent.kind,
             "normaliser_mode": self.normaliser.mode,
             "normaliser_digest": self.normaliser.digest(),
-            "env_steps": self.env_steps,
+            "env_steps": env_steps,
+            "journal_position": position,
             "human_ticks": self.human_ticks,
             "episodes": self.episodes,
             "phase": str(self.phase),
@@ -359,6 +423,7 @@ class Learner:
         self.updates = step
         self.env_steps = self._resumed_steps = int(meta["env_steps"])
         self.human_ticks, self.episodes = int(meta["human_ticks"]), int(meta["episodes"])
+        self._position = int(meta.get("journal_position", 0))
         self._rng.bit_generator.state = meta["sampler_rng"]
         self.metrics.resumed(self.counters())
         if step >= self.config.learner.max_steps:
@@ -366,10 +431,7 @@ class Learner:
             self._say(f"resumed at step {step}: training is complete (raise --config.learner.max_steps to go on)")
         else:
             self.phase = Phase.WARMUP
-            self._say(
-                f"resumed at step {step}, {self.env_steps} online steps, {self._demos} demonstrations. The online "
-                f"replay is empty: training goes on after {self.config.learner.training_starts} new steps"
-            )
+            self._say(f"resumed at step {step}, {self.env_steps} online steps, {self._demos} demonstrations")
             self.publish()
 
 

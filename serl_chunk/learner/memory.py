@@ -9,6 +9,7 @@ from serl_chunk.config.experiment import ReplayConfig
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
 
 STORES = 3  # online, demonstrations, and episodes kept for their interventions
+MESSAGE_BYTES = 2048  # of a step's message beside its observation and action: header, columns, the decision
 _MIB = 1 << 20
 
 
@@ -21,6 +22,13 @@ def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[Came
     per_frame = sum(c.height * c.width * 3 + 8 for c in cameras)
     rows = config.capacity + config.demo_capacity + config.human_capacity
     return rows * per_row + STORES * config.image_capacity * per_frame
+
+
+def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
+    """Bytes of the journal that refills the online store and the one for interventions, with every step a message."""
+    per_step = MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim)
+    per_frame = sum(c.height * c.width * 3 for c in cameras)
+    return (config.capacity + config.human_capacity) * per_step + 2 * config.image_capacity * per_frame
 
 
 def available_bytes(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -218,6 +218,13 @@ class StepPool:
         self.succ[last] = final if usable else last
         self.terminal[final] = episode.terminated
 
+    def reopen(self, episode: StoredEpisode) -> None:
+        """Take the final row of a provisionally closed episode away again."""
+        self.row_slots.give_back(episode.rows[-1:])
+        episode.rows = episode.rows[:-1]
+        last = episode.rows[-1]
+        self.live[last], self.succ[last] = False, last
+
     def read(self, episode: StoredEpisode) -> tuple[StepBlock, Observation]:
         """The steps of a closed episode and the observation in its final row, with the frames held; copies."""
         steps, final = episode.rows[: episode.length], episode.rows[episode.length]

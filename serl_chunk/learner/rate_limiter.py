@@ -35,6 +35,19 @@ class RateLimiter:
         # 100 steps at 0.29 entitle to 29 updates, not to the 28 that rounding leaves.
         return self.updates + count <= (online_steps - self._base_steps) * self.utd_ratio + 1e-6
 
+    def steps_missing(self, online_steps: int, count: int) -> int:
+        """How many more steps `count` more critic updates wait for; 0 where they are covered, or before `start`."""
+        if self._base_steps is None:
+            return 0
+        need = math.ceil((self.updates + count - 1e-6) / self.utd_ratio)
+        return max(0, self._base_steps + need - online_steps)
+
+    def updates_due(self, online_steps: int) -> int:
+        """Critic updates that the steps recorded so far entitle to and that are not done; 0 before `start`."""
+        if self._base_steps is None:
+            return 0
+        return max(0, math.floor((online_steps - self._base_steps) * self.utd_ratio + 1e-6) - self.updates)
+
     def did_update(self, count: int) -> None:
         """Account for `count` critic updates."""
         self.updates += count

@@ -12,7 +12,7 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.episode import EpisodeStats, StoredEpisode, decision_values, summarise
-from serl_chunk.learner.memory import available_bytes, check_memory
+from serl_chunk.learner.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.learner.stores import Key, Store, Stores
 from serl_chunk.learner.windows import BcOn, gather
 from serl_chunk.types import (
@@ -86,6 +86,7 @@ class Replay:
                     f"{spec.name!r}: set it to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
                 )
         self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes())
+        self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._stores = Stores(spec, config, cameras, bc_on, self._count)
@@ -140,16 +141,21 @@ class Replay:
         self._report(finished)
         return stored
 
-    def close_session(self, session: str) -> None:
-        """The actor fell silent or is gone: close its open episode as truncated, without a final observation.
+    def close_session(self, session: str, *, gone: bool = False) -> None:
+        """The actor fell silent: close its open episode as truncated, without a final observation.
 
-        That is for good: what still comes of the episode is counted and ignored, the session's next one is as any
-        other.
+        Should it come back and continue the episode, the episode is opened again and nothing is lost; `on_episode` is
+        therefore left to the episode's own end. `gone` says that it cannot come back: then this is the end.
         """
+        finished = None
         with self._lock:
             episode = self._held(session)
-            finished = None if episode is None else self._end(session, _died(episode))
-            self._count["episodes"] += finished is not None
+            if episode is not None and gone:
+                finished = self._end(session, _died(episode))
+                self._count["episodes"] += finished is not None
+            elif episode is not None and episode.end is None and episode.length:
+                self._close(episode, _died(episode))
+                episode.provisional = episode.end is not None
         self._report(finished)
 
     def _report(self, finished: EpisodeStats | None) -> None:
@@ -157,7 +163,7 @@ class Replay:
             self._on_episode(finished)
 
     def _held(self, session: str, episode_id: str | None = None) -> StoredEpisode | None:
-        """The open episode of `session`, unless a store dropped it or it is not the one called `episode_id`."""
+        """The episode `session` is in, unless a store dropped it or it is not the one called `episode_id`."""
         episode = self._current.get(session)
         if episode is None or self._stores.find(episode.key) is not episode:
             return None
@@ -188,6 +194,7 @@ class Replay:
         pool = self._stores.pool
         pool.check(block)
         decisions = decision_values(block)
+        self._reopen(episode)
         store, frames = self._stores.of(episode), pool.frames_in(block)
         if not self._stores.make_room(store, episode, block.n, frames):
             return self._orphan(block)
@@ -214,6 +221,7 @@ class Replay:
                 f"episode {end.episode_id} of session {session!r} ended with {end.length} steps, "
                 f"{episode.length} arrived"
             )
+        self._reopen(episode)
         self._close(episode, end)
         del self._current[session]
         if episode.end is None or episode.demonstration:
@@ -248,6 +256,15 @@ class Replay:
         pool.close(episode)
         self._stores.label(episode)
         self._stores.index(episode)
+
+    def _reopen(self, episode: StoredEpisode) -> None:
+        """Undo a provisional close: the actor came back."""
+        if episode.provisional:
+            self._stores.unindex(episode)
+            self._stores.pool.reopen(episode)
+            self._stores.of(episode).rows -= 1
+            episode.end, episode.provisional = None, False
+            self._stores.index(episode)
 
     def _amend(self, session: str, amend: Amend) -> None:
         episode = self._stores.find((session, amend.episode_id))

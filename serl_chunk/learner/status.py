@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO, TypedDict
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -16,6 +16,7 @@ TTY_PERIOD = 0.2  # seconds between redraws on a terminal
 LOG_PERIOD = 10.0  # seconds between lines in a log
 STEADY = 3.0  # seconds into a phase before its speed is worth extrapolating: the first update compiles
 WAITING = 0.1  # share of time from which a side counts as waiting
+LEARNER_WAITS, ACTOR_WAITS = "learner waits for actor", "actor waits for learner"
 
 
 class StatusFields(TypedDict, total=False):
@@ -31,6 +32,11 @@ class StatusFields(TypedDict, total=False):
     human: float | None  # share of environment steps on which a person had the robot, 0..1
     learner_wait: float  # share of time the learner waited for steps, 0..1
     actor_wait: float  # share of time the actors waited for the learner, 0..1
+    steps_missing: int  # online steps that the learner waits for before its next update
+    updates_due: int  # updates that the recorded steps entitle to and that are not done
+    may_record: int | None  # steps that lockstep actors may record now; None: no limit
+    actors: tuple[str, ...]  # ids of those connected; absent where there is no network
+    stalled: str  # why nothing is acknowledged; empty where records are taken
     empty_half: str | None  # "demo" or "online": the half of a batch whose share the other one fills
     version: int  # newest published snapshot
 
@@ -93,7 +99,9 @@ class StatusLine:
         """Print `text` above the line, at once."""
         with self._lock:
             if self._live is not None:
-                self._live.console.print(Text(text))
+                # Whole lines, for the terminal to wrap: what is to be copied must not be cut in two.
+                whole = Group(Text(text, no_wrap=True, overflow="ignore"))  # a bare Text would be made anew
+                self._live.console.print(whole, crop=False)
             else:
                 self._print(text)
 
@@ -139,7 +147,9 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
     if human is not None:
         parts.append(f"human {human:.1%}")
     if "learner_wait" in fields and "actor_wait" in fields:
-        parts.append(who_waits(fields["learner_wait"], fields["actor_wait"]))
+        parts.append(waits(fields))
+    if stalled := fields.get("stalled"):
+        parts.append(f"{stalled}, nothing is acknowledged")
     if empty := fields.get("empty_half"):
         parts.append(f"{'online' if empty == 'demo' else 'demo'} data only, {empty} half is empty")
     if "version" in fields:
@@ -151,7 +161,22 @@ def who_waits(learner_wait: float, actor_wait: float) -> str:
     """Which side holds the other up, from the shares of time (0..1) each one waited."""
     if max(learner_wait, actor_wait) < WAITING:
         return "both busy"
-    return "learner waits for actor" if learner_wait >= actor_wait else "actor waits for learner"
+    return LEARNER_WAITS if learner_wait >= actor_wait else ACTOR_WAITS
+
+
+def waits(fields: StatusFields) -> str:
+    """Which side holds the other up, and for how much: `learner waits for 312 more steps`."""
+    side = who_waits(fields["learner_wait"], fields["actor_wait"])
+    actors = fields.get("actors")
+    if side == LEARNER_WAITS:
+        missing = fields.get("steps_missing", 0)
+        nobody = ", no actor is connected" if actors == () else ""
+        return (f"learner waits for {missing:,} more step{'s' * (missing != 1)}" if missing else side) + nobody
+    left = fields.get("may_record")
+    if side != ACTOR_WAITS or left is None:
+        return side
+    who = actors[0] if actors is not None and len(actors) == 1 else "actors"
+    return f"{side}: {who} may record {left:,} more steps, {fields.get('updates_due', 0):,} updates are due"
 
 
 def _clock_time(seconds: float) -> str:

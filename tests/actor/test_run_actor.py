@@ -11,6 +11,7 @@ from actor_helpers import LineEnv, ListSink, NoisyAgent, ScriptedPerson, identit
 
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
 from serl_chunk.actor.run import run_actor, training_seed
+from serl_chunk.actor.timing import MonotonicClock
 from serl_chunk.config.experiment import ActorConfig, LearnerConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import Begin, ConfigError, DataError, End, SerlChunkError, Snapshot, Source, Step
@@ -28,6 +29,7 @@ class FakeLink(ListSink):
         self.grant = None  # called on every look at the allowance
         self.flushed = []
         self.delivers = True
+        self.waiting = lambda begun: ""
 
     def latest(self):
         self.looks["latest"] += 1
@@ -49,9 +51,23 @@ class FakeLink(ListSink):
         self.looks["can_begin"] += 1
         return self.looks["can_begin"] > self.room_after, "the spool is full"
 
+    def backlog(self, *, begun):
+        return self.waiting(begun)
+
     def flush(self, timeout):
         self.flushed.append(timeout)
         return self.delivers
+
+
+class SteppedClock(MonotonicClock):
+    """Every look at it takes a second."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def now(self):
+        self.seconds += 1.0
+        return self.seconds
 
 
 def config_of(*, max_episodes=3, random_steps=0, **actor):
@@ -109,6 +125,42 @@ def test_no_episode_begins_without_room_for_its_records():
     summary, said, _ = run(link)
     assert said[0].startswith("the spool is full")
     assert summary.episodes == 3
+
+
+def test_what_waits_for_the_learner_is_said_before_episodes_and_in_the_lines():
+    link, asked = FakeLink(), []
+
+    def waiting(begun):
+        asked.append((len(link.steps), begun))
+        return "spool 1.2 GiB, holding after this episode" if len(link.steps) >= 12 else ""
+
+    link.waiting = waiting
+    clock = SteppedClock()
+    _, said, _ = run(link, config=config_of(max_episodes=4), report_every=4, clock=clock)
+    # Asked before each of four episodes and in the line after the last; said at most every five seconds.
+    assert asked == [(0, True), (12, True), (24, True), (36, True), (48, False)]
+    assert said[0] == "spool 1.2 GiB, holding after this episode"
+    assert said[-1].startswith("episode 4: ")
+    assert said[-1].endswith("; spool 1.2 GiB, holding after this episode")
+    assert 2 <= len(said) <= 4
+
+
+def test_a_wait_for_updates_says_that_the_learner_is_away():
+    link = FakeLink()
+    stop = threading.Event()
+    link.grant = lambda: 0
+    link.waiting = lambda begun: "learner away for 12 s, spool 34 MiB"
+    said = []
+
+    def say(text):
+        said.append(text)
+        if "0 allowed" in text:
+            stop.set()
+
+    run_actor(config_of(), link, LineEnv(length=12), NoisyAgent(8), identity_normaliser(8), say=say, stop=stop,
+              clock=SteppedClock())  # fmt: skip
+    assert said[0] == "learner away for 12 s, spool 34 MiB"
+    assert said[1].startswith("waiting for the learner's updates: 0 steps recorded, 0 allowed; learner away for 12 s")
 
 
 def test_the_allowance_is_waited_for_at_decisions_only():

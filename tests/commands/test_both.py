@@ -79,7 +79,11 @@ def test_an_actor_that_delivers_after_its_learner_is_left_alone(capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_passed_on_and_nobody_is_called_a_failure(capfd, number):
+def test_a_signal_is_passed_on_and_nobody_is_called_a_failure(capfd, number, request):
+    ignored = signal.getsignal(number)
+    if ignored == signal.SIG_IGN:  # the tests run under nohup; a launcher under it would not listen
+        request.addfinalizer(lambda: signal.signal(number, ignored))
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     timer = threading.Timer(1.5, os.kill, (os.getpid(), number))
     timer.start()

@@ -46,7 +46,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     [
         ([], r"--exp_name is needed"),
         (["--learner"], r"--exp_name is needed"),
-        (["train"], r"unknown command 'train'; valid: record, report, or flags \(--help\)"),
+        (["train"], r"unknown command 'train'; valid: record, report, keys, doctor, or flags \(--help\)"),
         (RUN, r"say what to run: --learner, --actor, both, or --local"),
         ([*RUN, "--lerner"], r"unknown argument '--lerner'; see serl-chunk --help"),
         ([*RUN, "--learn"], r"unknown argument '--learn'"),  # no abbreviations
@@ -69,6 +69,15 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
         ([*RUN, "--actor", "--eval_stochastic"], r"--eval_stochastic belongs to an evaluation"),
         ([*RUN, "--learner", "--pin_cores"], r"--pin_cores .* needs both flags"),
         ([*RUN, "--learner", "--ip", "gpu"], r"--ip names the learner .* leave it out beside --learner"),
+        ([*RUN, "--learner", "--keys", "k", "--insecure"], r"--insecure means no keys: leave it out, or --keys"),
+        ([*RUN, "--local", "--keys", "k"], r"--local has no network"),
+        ([*RUN, "--local", "--insecure"], r"--local has no network"),
+        ([*RUN, "--actor", *EVALUATE, "--checkpoint_path", "r", "--keys", "k"], r"--keys is for a learner at --ip"),
+        (["keys"], r"the following arguments are required: init\|add\|join\|list\|revoke; see serl-chunk keys --help"),
+        (["keys", "remove"], r"invalid choice: 'remove'"),
+        (["keys", "add"], r"the following arguments are required: NAME; see serl-chunk keys add --help"),
+        (["keys", "join"], r"the following arguments are required: LINE; see serl-chunk keys join --help"),
+        (["keys", "add", "left", "--port", "65535"], r"--port=65535 must be 1\.\.65533"),
         (["record", *RUN], r"the following arguments are required: --out; see serl-chunk record --help"),
         (["record", *RUN, "--out", "x", "--n_demo", "3"], r"unknown argument '--n_demo'"),
         (["record", "--out", "x"], r"--exp_name is needed"),
@@ -115,21 +124,30 @@ def test_flags_reach_the_learner(called):
     assert main([*RUN, *flags]) == 0
     [(name, (config, demos, run), keywords)] = called
     assert (name, demos, run, config.seed, config.agent.lr) == ("run_learner", ["a", "b"], "run", 3, 0.5)
-    assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "wandb": False}
+    assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "wandb": False, "keys": None}
 
 
 def test_a_learner_listens_to_this_machine_unless_told_otherwise(called):
     assert main([*RUN, "--learner"]) == 0
-    assert called[0][2] == {"bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True}
+    assert called[0][2] == {"bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None}
 
 
 def test_flags_reach_the_actor(called):
     assert main([*RUN, "--actor"]) == 0
     assert main([*RUN, "--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left"]) == 0
+    rest = {"spool_path": None, "keys": None, "insecure": False}
     assert [(n, k) for n, _, k in called] == [
-        ("run_training_actor", {"ip": "127.0.0.1", "port": 5588, "actor_id": "actor"}),
-        ("run_training_actor", {"ip": "gpu", "port": 7000, "actor_id": "left"}),
+        ("run_training_actor", {"ip": "127.0.0.1", "port": 5588, "actor_id": "actor", **rest}),
+        ("run_training_actor", {"ip": "gpu", "port": 7000, "actor_id": "left", **rest}),
     ]
+
+
+def test_keys_reach_whoever_uses_the_network(called):
+    evaluation = [*RUN, "--actor", *EVALUATE, "--ip", "gpu"]
+    for arguments in ([*RUN, "--learner"], [*RUN, "--actor"], evaluation):
+        assert main([*arguments, "--keys", "k"]) == 0
+        assert main([*arguments, "--insecure"]) == 0
+    assert [(k["keys"], k["insecure"]) for _, _, k in called] == [("k", False), (None, True)] * 3
 
 
 def test_flags_reach_the_evaluation(called):
@@ -140,7 +158,7 @@ def test_flags_reach_the_evaluation(called):
     assert plain[0] == "run_evaluation"
     assert plain[1][1:] == ("best", 7)
     assert plain[2] == {"checkpoint_path": "run", "ip": None, "port": 5588, "actor_id": "actor", "save_video": False,
-                        "stochastic": False, "validation": False}  # fmt: skip
+                        "stochastic": False, "validation": False, "keys": None, "insecure": False}  # fmt: skip
     assert full[2]["checkpoint_path"] is None
     assert (full[2]["ip"], full[2]["save_video"], full[2]["stochastic"], full[2]["validation"]) == ("gpu", *[True] * 3)
 
@@ -182,7 +200,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "serl-chunk: interrupted\n"
 
 
-@pytest.mark.parametrize("command", [[], ["record"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["record"], ["report"], ["keys"], ["keys", "join"]])
 def test_help_names_the_flags(command, capsys):
     with pytest.raises(SystemExit) as done:
         main([*command, "--help"])
@@ -192,6 +210,7 @@ def test_help_names_the_flags(command, capsys):
     if not command:
         flags = (
             "exp_name learner actor ip demo_path checkpoint_path save_video eval_checkpoint_step eval_n_trajs bind port"
+            " keys insecure"
         )
         for flag in flags.split():
             assert f"--{flag}" in text

@@ -21,6 +21,7 @@ from serl_chunk.config.experiment import (
 from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, RobotConfig
 from serl_chunk.types import ConfigError
 
+ZERO = ("journal_bytes", "journal_days", "sync_interval", "jpeg_quality")  # of TransportConfig: 0 has a meaning
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (CriticConfig, {"ensemble": 0, "target_subset": 0}, r"agent\.critic\.ensemble must be at least 1, got 0"),
     (CriticConfig, {"target_subset": 11}, r"agent\.critic\.target_subset must be 1\.\.10 \(ensemble\), got 11"),
@@ -115,9 +116,12 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (ActorConfig, {"delay_ticks": -1}, r"actor\.delay_ticks must be >= 0"),
     (ActorConfig, {"clock": "realtime", "delay_ticks": 1}, r"belongs to clock=lockstep; in real time .* measured"),
     *(
-        (TransportConfig, {field.name: 0}, rf"transport\.{field.name} must be positive")
+        (TransportConfig, {field.name: -1 if field.name in ZERO else 0}, rf"transport\.{field.name} must be ")
         for field in dataclasses.fields(TransportConfig)
+        if field.name not in ("journal", "durability")
     ),
+    (TransportConfig, {"durability": "disk"}, "transport.durability must be one of process, power, got 'disk'"),
+    (TransportConfig, {"jpeg_quality": 101}, r"transport\.jpeg_quality must be 0\.\.100"),
     (TransportConfig, {"silence": 2.0}, r"transport\.silence must exceed two heartbeats"),
     (TransportConfig, {"spool_bytes": 1 << 20}, r"transport\.credit_bytes=33554432 exceeds spool_bytes=1048576"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Iterator
@@ -200,6 +201,42 @@ def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatc
     learner.run(stop, tick)
     assert learner.waiting[0] > 0.5
     assert learner.rates["rates/updates_per_s"] == 0  # not those of pretraining
+    learner.close()
+    learner.metrics.close()
+
+
+def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
+    config = experiment(training_starts=100, utd_ratio=0.5, max_lag_steps=40)
+    learner = build(config, demos, tmp_path / "run")
+    while learner.phase is not Phase.WARMUP:
+        learner.work()
+
+    def told() -> tuple:
+        fields = learner_command.status_fields(config, learner)
+        assert "actors" not in fields  # no network
+        return fields["steps_missing"], fields["updates_due"], fields["may_record"]
+
+    learner.env_steps = 30
+    assert told() == (0, 0, None)  # it waits for episodes, of which the line shows how many
+    learner.episodes = config.learner.warmup_episodes
+    assert told() == (70, 0, None)
+    learner.limiter.start(100)
+    learner.phase = Phase.TRAIN
+    learner.env_steps = 100
+    assert told() == (2 * config.learner.cta_ratio, 0, 40)
+    learner.env_steps = 130
+    assert told() == (0, 15, 10)
+    realtime = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
+    assert learner_command.status_fields(realtime, learner)["may_record"] is None
+
+    class Server:
+        stalled = "full"
+
+        def sessions(self) -> list[dict]:
+            return [{"actor_id": "left", "live": True}, {"actor_id": "gone", "live": False}]
+
+    fields = learner_command.status_fields(config, learner, Server())
+    assert (fields["actors"], fields["stalled"]) == (("left",), "full")
     learner.close()
     learner.metrics.close()
 

@@ -42,6 +42,36 @@ def test_a_resume_goes_on_where_the_ratio_stood():
     assert limiter.steps_allowed(1_000) == 100
 
 
+def test_what_each_side_waits_for_in_numbers():
+    limiter = RateLimiter(0.25, 100)
+    assert (limiter.steps_missing(5, 1), limiter.updates_due(5)) == (0, 0)  # nothing is limited yet
+    limiter.start(1_000)
+    assert [limiter.steps_missing(n, 1) for n in (1_000, 1_003, 1_004, 1_500)] == [4, 1, 0, 0]
+    assert limiter.steps_missing(1_000, 78) == 312
+    assert [limiter.updates_due(n) for n in (1_000, 1_003, 1_004, 1_100)] == [0, 0, 1, 25]
+    limiter.did_update(20)
+    assert limiter.updates_due(1_100) == 5
+    assert limiter.updates_due(1_000) == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),
+    steps=st.integers(0, 10_000),
+    done=st.integers(0, 1_000),
+    count=st.integers(1, 30),
+)
+def test_the_numbers_agree_with_the_permission(ratio, steps, done, count):
+    limiter = RateLimiter(ratio, 10_000)
+    limiter.start(7)
+    limiter.did_update(done)
+    missing = limiter.steps_missing(7 + steps, count)
+    assert limiter.may_update(7 + steps, count) == (missing == 0)
+    assert limiter.may_update(7 + steps + missing + 1, count)  # one more than enough, whatever rounding does
+    assert missing < 2 or not limiter.may_update(7 + steps + missing - 2, count)
+    assert limiter.may_update(7 + steps, limiter.updates_due(7 + steps)) or limiter.updates_due(7 + steps) == 0
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),

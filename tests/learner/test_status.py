@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from serl_chunk.learner.status import LOG_PERIOD, TTY_PERIOD, StatusLine, format_status, who_waits
+from serl_chunk.learner.status import LOG_PERIOD, TTY_PERIOD, StatusLine, format_status, waits, who_waits
 
 FIELDS = {
     "done": 1_200, "total": 20_000, "step": 5_200, "updates_per_s": 214.4, "env_steps": 9_000, "episodes": 85,
@@ -54,6 +54,49 @@ def test_a_half_that_has_nothing_to_give_is_named(half, words):
 )
 def test_who_waits_for_whom(learner, actor, words):
     assert who_waits(learner, actor) == words
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"steps_missing": 312}, "learner waits for 312 more steps"),
+        ({"steps_missing": 1_000}, "learner waits for 1,000 more steps"),
+        ({"steps_missing": 1, "actors": ("left",)}, "learner waits for 1 more step"),
+        ({"steps_missing": 0}, "learner waits for actor"),
+        ({"steps_missing": 40, "actors": ()}, "learner waits for 40 more steps, no actor is connected"),
+        ({"actors": ()}, "learner waits for actor, no actor is connected"),
+        ({"may_record": 5}, "learner waits for actor"),
+    ],
+)
+def test_what_the_learner_waits_for(fields, words):
+    assert waits({"learner_wait": 0.5, "actor_wait": 0.1, **fields}) == words
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"may_record": 120, "updates_due": 1_030, "actors": ("left_cell",)},
+            "actor waits for learner: left_cell may record 120 more steps, 1,030 updates are due",
+        ),
+        ({"may_record": 0, "updates_due": 3, "actors": ("a", "b")},
+         "actor waits for learner: actors may record 0 more steps, 3 updates are due"),
+        ({"may_record": 9}, "actor waits for learner: actors may record 9 more steps, 0 updates are due"),
+        ({"may_record": None, "updates_due": 3, "actors": ("a",)}, "actor waits for learner"),
+        ({"steps_missing": 4}, "actor waits for learner"),
+    ],
+)  # fmt: skip
+def test_what_the_actors_wait_for(fields, words):
+    assert waits({"learner_wait": 0.1, "actor_wait": 0.5, **fields}) == words
+    assert waits({"learner_wait": 0.0, "actor_wait": 0.0, **fields}) == "both busy"
+
+
+def test_a_learner_that_takes_nothing_says_so():
+    fields = {"learner_wait": 0.0, "actor_wait": 0.0, "stalled": "the disk is full", "version": 1}
+    assert (
+        format_status("train", fields) == "train | both busy | the disk is full, nothing is acknowledged | snapshot 1"
+    )
+    assert "acknowledged" not in format_status("train", {**fields, "stalled": ""})
 
 
 def test_a_log_gets_a_line_at_most_every_ten_seconds_and_the_last_state(clock):
@@ -115,6 +158,16 @@ def test_the_stream_decides_whether_it_is_a_terminal(clock):
     with StatusLine(out, clock=clock) as status:
         status.update("train", {"step": 1})
     assert "\x1b" not in out.getvalue()
+
+
+def test_a_long_line_that_is_said_stays_one_line(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    out = io.StringIO()
+    line = f"  serl-chunk keys join '{'x' * 200}'"
+    with StatusLine(out, tty=True, clock=clock) as status:
+        status.update("train", {"step": 1})
+        status.say(f"paste it:\n\n{line}\n\nthere")
+    assert line in out.getvalue()
 
 
 def test_a_narrow_terminal_shows_the_whole_line_also_below_a_message(clock, monkeypatch):

@@ -1,0 +1,134 @@
+"""A learner puts back what the one before it received, and counts nothing twice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from point_robot import HORIZON, experiment, record_demos
+
+from serl_chunk.commands import learner as learner_command
+from serl_chunk.commands.setup import open_run
+from serl_chunk.learner.learner import Phase
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
+
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> str:
+    return record_demos(tmp_path_factory.mktemp("demos"), 2)
+
+
+def build(config, demos, run, tell=print):
+    spec = robot_spec(config.robot)
+    folder = open_run(config, spec, str(run))
+    return learner_command.build_learner(
+        config, [demos], folder, spec, publish=lambda s, i: None, threaded=False, wandb=False, tell=tell
+    )
+
+
+def journal(episodes: int) -> list[tuple[int, str, object]]:
+    """(entry, session, record) of episodes in blocks; a person acts on ticks 2..4 of every second one."""
+    rows: list[tuple[int, str, object]] = []
+    for e in range(episodes):
+        name = f"e{e}"
+        steps = [
+            Step(t, {"state": np.array([e, t], np.float32)}, np.zeros(2, np.float32), 0.0,
+                 Source.HUMAN if e % 2 and 2 <= t < 5 else Source.POLICY, t - t % HORIZON, 1, 0.1 * t)
+            for t in range(LENGTH)
+        ]  # fmt: skip
+        for i in range(len(steps)):  # a policy's step names its decision, a person's none
+            if steps[i].source is Source.HUMAN:
+                steps[i] = steps[i]._replace(decision_tick=-1)
+        final = {"state": np.array([e, LENGTH], np.float32)}
+        for record in (
+            Begin(name),
+            StepBlock.from_steps(name, steps[:5]),
+            StepBlock.from_steps(name, steps[5:]),
+            End(name, LENGTH, final, e % 2 == 0, e % 2 == 1, Outcome.SUCCESS if e % 2 == 0 else Outcome.UNKNOWN),
+        ):
+            rows.append((len(rows), "actor/s", record))
+    return rows
+
+
+def feed(learner, rows) -> None:
+    for number, session, record in rows:
+        learner.insert(session, record, number + 1)
+
+
+@pytest.mark.parametrize("at", [0, 6, 8, 17, 23, 24])  # entries received when the checkpoint was written
+def test_counters_are_those_of_a_learner_that_never_stopped(demos, tmp_path, at):
+    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(6)
+    first = build(config, demos, tmp_path / "run")
+    feed(first, rows[:at])
+    first.checkpoint()
+    first.checkpoints.close()
+    feed(first, rows[at:])  # received, journalled, acknowledged; and then it is killed
+    first._drain_episodes()
+    first.metrics.close()
+
+    second = build(config, demos, tmp_path / "run")
+    assert second.refill(rows) == 6 * LENGTH
+    second._drain_episodes()
+    assert (second.env_steps, second.human_ticks, second.episodes) == (6 * LENGTH, 9, 6)
+    assert (first.env_steps, first.human_ticks, first.episodes) == (6 * LENGTH, 9, 6)
+    assert second.replay.ready == first.replay.ready
+    second.metrics.close()
+
+
+def test_training_goes_on_at_once(demos, tmp_path):
+    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=30), journal(6)
+    first = build(config, demos, tmp_path / "run")
+    feed(first, rows[:16])
+    while first.work():
+        pass
+    feed(first, rows[16:])
+    while first.updates < 20 and first.work():
+        pass
+    assert first.updates >= 20
+    first.checkpoint()
+    first.checkpoints.close()
+    first.metrics.close()
+
+    said: list[str] = []
+    second = build(config, demos, tmp_path / "run", said.append)
+    second.refill(rows)
+    assert second.phase is Phase.WARMUP
+    second.work()
+    assert second.phase is Phase.TRAIN  # without a single new step
+    feed(second, [(24, "actor/s", Begin("new")), (25, "actor/s", dataclasses.replace(rows[1][2], episode_id="new"))])
+    assert second.work()
+    assert second.updates == 21
+    assert not any("empty" in line for line in said)
+    second.metrics.close()
+
+
+def test_what_does_not_fit_is_left_out_and_said(demos, tmp_path):
+    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
+    number, session, bad = rows[5]
+    rows[5] = (number, session, bad.slice(1, bad.n))  # the experiment is not what it was
+    said: list[str] = []
+    learner = build(config, demos, tmp_path / "run", said.append)
+    assert learner.refill(rows) == LENGTH
+    assert any("expected tick 0" in line for line in said)
+    assert any("records of the journal were left out" in line for line in said)
+    learner.metrics.close()
+
+
+def test_a_journal_that_ends_before_the_checkpoint_is_told(demos, tmp_path):
+    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
+    first = build(config, demos, tmp_path / "run")
+    feed(first, rows)
+    first.checkpoint()
+    first.checkpoints.close()
+    first.metrics.close()
+    said: list[str] = []
+    second = build(config, demos, tmp_path / "run", said.append)
+    assert second.refill(rows[:4]) == LENGTH
+    assert any("the journal ends at entry 4, the checkpoint has seen 8" in line for line in said)
+    second.insert("actor/t", Begin("later"), 5)
+    assert second.env_steps == 2 * LENGTH
+    second.metrics.close()
