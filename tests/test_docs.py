@@ -37,6 +37,12 @@ STUBBED = (
     "serl_chunk.commands.actor.run_training_actor",
     "serl_chunk.commands.record.run_record",
     "serl_chunk.learner.report.build_report",
+    "serl_chunk.commands.keys.run_init",
+    "serl_chunk.commands.keys.run_add",
+    "serl_chunk.commands.keys.run_join",
+    "serl_chunk.commands.keys.run_list",
+    "serl_chunk.commands.keys.run_revoke",
+    "serl_chunk.commands.doctor.run_doctor",
 )
 
 
@@ -130,6 +136,8 @@ def test_serl_chunk_accepts(words: list[str], calls: Calls, tutorial: Path, monk
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
+    elif name in ("run_init", "run_add", "run_join", "run_list", "run_revoke"):
+        assert words[:2] == ["keys", name.removeprefix("run_")]
     elif name != "build_report":
         assert isinstance(arguments["config"], ExperimentConfig)
 
@@ -261,14 +269,20 @@ def groups() -> dict[str, set[str]]:
 @pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_settings_exist(doc: Path):
     known = groups()
-    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.([a-z_]+)"
+    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.(?!py\b)([a-z_]+)"  # `transport.py` is a file
     for group, name in re.findall(pattern, prose(doc)):
         assert name in known[group], f"{group}.{name}"
 
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
-    for words in ([], ["record"], ["report"]):
+    for words in (
+        [],
+        ["record"],
+        ["report"],
+        ["doctor"],
+        *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
+    ):
         with pytest.raises(SystemExit):
             command_line.main([*words, "--help"])
     known = set(re.findall(r"--[a-z_]+", capsys.readouterr().out)) | FOREIGN_FLAGS | {"--config"}

@@ -193,6 +193,59 @@ def test_nothing_unpickles():
     assert not wrong
 
 
+UNPICKLERS = {"recv_pyobj", "read_pickle"}  # of pyzmq and pandas
+
+
+def unsafe_reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, what) of every way to a pickle that is not an import statement."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            if name in UNPICKLERS or name in ("pickle", "cPickle", "_pickle"):
+                yield node.lineno, name
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        first = node.args[0] if node.args else None
+        named = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+        if called.endswith(("import_module", "__import__")) and named.split(".")[0] in {
+            "pickle",
+            "msgpack_numpy",
+            "dill",
+        }:
+            yield node.lineno, f"{called}({named!r})"
+        if called in ("np.load", "numpy.load") and (len(node.args) > 2 or any(k.arg is None for k in node.keywords)):
+            yield node.lineno, f"{called} with arguments that may allow pickles"  # the third is allow_pickle
+        if called in ("multiprocessing.connection.Listener", "multiprocessing.connection.Client", "Listener"):
+            yield node.lineno, f"{called} unpickles what it receives"
+
+
+def test_nothing_unpickles_by_another_name():
+    """Also experiments and benchmarks: a learner reads what strangers send, and files that others made."""
+    paths = [*modules(), *sorted((ROOT / "experiments").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
+    assert len(paths) > len(modules())
+    wrong = []
+    for path in paths:
+        text = path.read_text()
+        wrong += [f"{path.relative_to(ROOT)}:{line} {what}" for line, what in unsafe_reads(ast.parse(text))]
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line} imports {name}"
+            for line, name in imports(path)
+            if name.split(".")[0] == "msgpack_numpy"
+        ]
+    assert not wrong
+    for text in (
+        "import numpy as np; np.load(f, None, True)",
+        "socket.recv_pyobj()",
+        "importlib.import_module('pickle')",
+        "np.load(f, **options)",
+        "pd.read_pickle(f)",
+        "sys.modules['x'].pickle.loads(b)",
+    ):
+        assert list(unsafe_reads(ast.parse(text))), text
+    assert not list(unsafe_reads(ast.parse("np.load(f, mmap_mode='r')")))
+
+
 @pytest.mark.parametrize("name", ["input", "breakpoint", "eval", "exec"])
 def test_nothing_asks_at_a_terminal_or_runs_text(name):
     wrong = [

@@ -33,9 +33,11 @@ class Trained(NamedTuple):
 def environment(tmp_path_factory):
     """Of every process: unbuffered, no wandb, what one process compiled the next one need not."""
     cache = tmp_path_factory.mktemp("compiled")
+    config = tmp_path_factory.mktemp("config")  # nobody's own keys
     return os.environ | {
         "PYTHONUNBUFFERED": "1",
         "WANDB_MODE": "disabled",
+        "XDG_CONFIG_HOME": str(config),
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -36,9 +36,11 @@ def test_a_host_that_does_not_exist(processes):
     assert "--ip=no-such-host.invalid: no such host" in said
 
 
-def test_a_network_bind_needs_insecure(processes, tmp_path):
-    said = sentence(processes.learner(tmp_path / "run", "--bind", "0.0.0.0").ends(WRONG_USAGE))
-    assert "--bind=0.0.0.0" in said
+def test_a_network_bind_needs_keys(processes, tmp_path):
+    (tmp_path / "keys").write_text("a file where a folder has to be")
+    learner = processes.learner(tmp_path / "run", "--bind", "0.0.0.0", "--keys", str(tmp_path / "keys"))
+    said = sentence(learner.ends(WRONG_USAGE))
+    assert f"--bind=0.0.0.0 needs keys: the key folder {tmp_path / 'keys'} cannot be used" in said
     assert "--insecure" in said
 
 

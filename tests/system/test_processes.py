@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from processes import PATIENCE, actor_totals, checkpoints, learner_totals, resumed_at
+from processes import PATIENCE, actor_totals, checkpoints, learner_totals
 
 from serl_chunk.learner.metrics import read_metrics
 
@@ -59,41 +59,23 @@ def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(
         assert (len(mine), sum(mine)) == (episodes, own)
 
 
-def test_training_survives_a_killed_actor_and_a_killed_learner(processes, tmp_path):
+def test_a_second_actor_with_the_same_name_is_refused_and_may_take_over(processes, tmp_path):
     run = tmp_path / "run"
     learner = processes.learner(run, **ENDLESS)
-    first = processes.actor(**ENDLESS)
+    first = processes.actor("--spool_path", str(tmp_path / "one"), **ENDLESS)
     learner.until(lambda: max(checkpoints(run), default=0) >= 20, "no checkpoint of the training appeared")
-    second = processes.actor(**ENDLESS)
-    second.says("another live session has the actor id 'actor'")
+    here = processes.actor("--spool_path", str(tmp_path / "one"), **ENDLESS)
+    assert "is in use by another process" in here.ends(2)
+    elsewhere = processes.actor("--spool_path", str(tmp_path / "two"), **ENDLESS)
+    elsewhere.says("another live session has the actor id 'actor'")
     first.kill()
     learner.says("actor actor is silent")
-    of_first = len(read_metrics(run)["episode"])
-    before = max(checkpoints(run))
-    learner.until(lambda: max(checkpoints(run)) >= before + 60, "training did not go on with the second actor")
-    learner.kill()
-    kept, version = checkpoints(run)[-1], _version(run)
-
-    last = kept + 200
-    learner = processes.learner(run, learner__max_steps=last)
-    output = learner.ends()
-    said = second.ends()
-
-    step, base = resumed_at(output)
-    updates, env_steps = learner_totals(output)
-    assert step == kept
-    assert updates == last == checkpoints(run)[-1]
-    assert "The online replay is empty" in output
-    # Everything of the second life is counted once.
-    rows, resumed = _rows_and_resume(run)
-    lengths = [row["episode/l"] for row in rows]
-    assert env_steps - base == sum(lengths[resumed:])
-    # An episode open at the kill is sent again from its beginning: the second actor's episodes of both lives add up
-    # to what it recorded. Of the first life one may be missing, acknowledged an instant before its row was written.
-    assert 0 <= actor_totals(said)[1] - sum(lengths[of_first:]) <= TICKS
-    versions = [int(v) for v in re.findall(r"policy (\d+)", said)]
+    before = len(read_metrics(run)["episode"])
+    learner.until(lambda: len(read_metrics(run)["episode"]) >= before + 3, "the second actor's episodes did not come")
+    learner.signal(signal.SIGTERM)
+    learner.ends()
+    versions = [int(v) for v in re.findall(r"policy (\d+)", elsewhere.ends())]
     assert versions == sorted(versions)
-    assert version < versions[-1] <= _version(run)
 
 
 @pytest.mark.slow
@@ -118,19 +100,6 @@ def test_one_process_runs_twice_alike(processes, tmp_path):
         runs.append([_without_times(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
     assert runs[0] == runs[1]
     assert {row["kind"] for row in runs[0]} == {"train", "episode", "event"}
-
-
-def _version(run):
-    return int((run / "snapshot_version").read_text())
-
-
-def _rows_and_resume(run):
-    """All episode rows in file order, and how many of them an earlier life wrote."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    marks = [i for i, row in enumerate(rows) if row["kind"] == "event" and row["text"].startswith("resumed at step")]
-    assert len(marks) == 1
-    earlier = sum(row["kind"] == "episode" for row in rows[: marks[0]])
-    return [row for row in rows if row["kind"] == "episode"], earlier
 
 
 def _without_times(line):

@@ -116,7 +116,7 @@ def test_a_learner_that_is_not_ready_keeps_its_actors_waiting_and_lives():
             welcome=lambda: not_before(({}, {})),
             on_record=lambda info, record: None,
             allowance=lambda session: not_before(17),
-            on_silent=not_before,
+            on_silent=lambda info, gone: not_before(None),
         ) as server,
         contextlib.closing(
             LearnerLink(TRANSPORT, host="127.0.0.1", port=port, actor_id="actor", contract=CONTRACT)

@@ -1,0 +1,74 @@
+"""The transport's benchmark runs and adds up; its figures are not judged on a busy machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, float]]:
+    """The table that a quick run prints, and its figures."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    file = folder / "figures.json"
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "transport.py"),
+        "--quick",
+        "--json",
+        str(file),
+        "--folder",
+        str(folder),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in folder.iterdir()] == [file.name], "the journals it wrote are removed"
+    return done.stdout, json.loads(file.read_text())
+
+
+def test_every_row_arrives_and_costs_something(run: tuple[str, dict[str, float]]):
+    figures = run[1]
+    for load, raw in (("cameras", 3 * 128 * 128 * 3), ("state", 2 * 14 * 4)):
+        for batch in ("live", "catchup"):
+            for actors in (1, 4):
+                ours, bare = (f"{load}_{batch}_{actors}_{team}" for team in ("ours", "bare"))
+                assert figures[f"{ours}_steps_per_s"] > 0
+                assert figures[f"{bare}_steps_per_s"] > 0
+                assert raw < figures[f"{bare}_bytes_per_step"] <= figures[f"{ours}_bytes_per_step"] < raw + 2048
+                assert figures[f"{ours}_actor_cpu_us_per_step"] > 0
+                assert figures[f"{ours}_learner_cpu_us_per_step"] > 0
+    assert figures["cameras_live_1_keys_steps_per_s"] > 0
+
+
+def test_live_rows_travel_alone_and_others_together(run: tuple[str, dict[str, float]]):
+    for load in ("cameras", "state"):
+        assert run[1][f"{load}_live_1_ours_steps_per_message"] == 1
+        assert 2 < run[1][f"{load}_catchup_1_ours_steps_per_message"] <= 100
+
+
+def test_a_restarted_learner_gets_everything_once(run: tuple[str, dict[str, float]]):
+    for spool in ("memory", "disk"):
+        assert run[1][f"recovery_{spool}_ours_missing"] == 0
+        assert run[1][f"recovery_{spool}_ours_delivered_again"] == 0
+        assert run[1][f"recovery_{spool}_ours_s"] > 0
+
+
+def test_the_table_shows_it(run: tuple[str, dict[str, float]]):
+    table, figures = run
+    assert f"{figures['state_live_1_ours_steps_per_s']:,.0f}" in table
+    for section in ("steps per second", "bytes per step", "journal", "published until applied", "50 Hz", "backlog"):
+        assert f"\n{section}" in table
+    assert "the whole actor, 50 MB/s, late" in table
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path):
+    command = [sys.executable, str(BENCHMARKS / "transport.py"), "--quick", "--folder", str(tmp_path)]
+    done = subprocess.run([*command, "--agentlace", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"--agentlace={tmp_path}: no checkout of agentlace" in done.stderr
