@@ -1,6 +1,6 @@
-"""How late a 50 Hz actor's ticks are while 10 MB of policy parameters arrive every second.
+"""How late a 50 Hz actor's ticks are while 10 MB of policy parameters arrive every second, or more often.
 
-    python benchmarks/actor_lateness.py [--seconds 30] [--in-process] [--json FILE]
+    python benchmarks/actor_lateness.py [--seconds 30] [--mb_per_s 50] [--in-process] [--json FILE]
 
 The actor runs the fake bimanual robot under the realtime clock with an untrained policy, and records every step.
 A learner process publishes parameters over loopback; `--in-process` hands them over in memory instead, which shows
@@ -32,7 +32,6 @@ from serl_chunk.transport.client import LearnerLink
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Amend, Begin, End, SerlChunkError, Snapshot, Step
 
-PERIOD = 1.0  # seconds between snapshots
 CRITIC = CriticConfig(hidden=(704, 704), ensemble=4, target_subset=4, target_aggregate="mean", loss="bounded")
 AGENT = AcfqlConfig(critic=CRITIC, flow=FlowConfig(hidden=(512, 512)))  # 10 MB in all
 
@@ -44,24 +43,25 @@ def next_version(params: dict[str, np.ndarray], version: int) -> Snapshot:
 
 
 def learner(port: int, pipe: Connection) -> None:
-    """The other process: publishes every PERIOD seconds until told to stop."""
+    """The other process: publishes as often as it is told, until told to stop."""
     with serving(port, pipe) as server:
-        params = pipe.recv()
+        params, period = pipe.recv()
         version = 0
-        while not pipe.poll(PERIOD if version else 0):
+        while not pipe.poll(period if version else 0):
             version += 1
             server.publish(next_version(params, version), {})
 
 
 class InMemory:
-    """An ActorLink whose learner is a thread of this process that makes a new snapshot every PERIOD seconds."""
+    """An ActorLink whose learner is a thread of this process that makes a new snapshot every `period` seconds."""
 
     allowance: int | None = None
     finished: str | None = None
     error: SerlChunkError | None = None
 
-    def __init__(self, params: dict[str, np.ndarray]) -> None:
+    def __init__(self, params: dict[str, np.ndarray], period: float) -> None:
         self.steps_recorded = 0
+        self._period = period
         self._params = params
         self._snapshot = next_version(params, 1)
         self._stop = threading.Event()
@@ -89,6 +89,10 @@ class InMemory:
         """Always."""
         return True, ""
 
+    def backlog(self, *, begun: bool) -> str:
+        """Nothing waits."""
+        return ""
+
     def flush(self, timeout: float) -> bool:
         """Nothing is under way."""
         return True
@@ -103,12 +107,15 @@ class InMemory:
         self._thread.join()
 
     def _publish(self) -> None:
-        while not self._stop.wait(PERIOD):
+        while not self._stop.wait(self._period):
             self._snapshot = next_version(self._params, self._snapshot.version + 1)
 
 
-def measure(seconds: float, in_process: bool) -> dict[str, float]:
-    """Run the actor for about `seconds` of control time; the figures under plain names."""
+def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[str, float]:
+    """Run the actor for about `seconds` of control time; the figures under plain names.
+
+    `mb_per_s`: how much of parameters arrives, one snapshot a second by default.
+    """
     config = ExperimentConfig(
         name="actor_lateness", robot=FakeAlohaConfig(), agent=AGENT, actor=ActorConfig(clock="realtime")
     )
@@ -117,13 +124,15 @@ def measure(seconds: float, in_process: bool) -> dict[str, float]:
     agent = make_agent(config, spec)
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, [])
     params = agent.flatten_params(agent.policy_params(agent.init(jax.random.key(0))))
+    snapshot_mb = sum(v.nbytes for v in params.values()) / 1e6
+    period = 1.0 if mb_per_s is None else snapshot_mb / mb_per_s
     link: InMemory | LearnerLink
     if in_process:
-        link = InMemory(params)
+        link = InMemory(params, period)
     else:
         port = free_port()
         process, pipe = other_process(learner, port)
-        pipe.send(params)
+        pipe.send((params, period))
         link = connected(port)
     stop = threading.Event()
     episodes: list[EpisodeSummary] = []
@@ -152,7 +161,7 @@ def measure(seconds: float, in_process: bool) -> dict[str, float]:
         "episodes": summary.episodes,
         "starved_ticks": summary.starved_ticks,
         "mean_delay_ticks": float(np.mean([e.mean_delay for e in episodes])),
-        "snapshot_mb": sum(v.nbytes for v in params.values()) / 1e6,
+        "snapshot_mb": snapshot_mb,
         "snapshots": snapshots,
         "wall_seconds": time.monotonic() - started,
     }
@@ -162,10 +171,11 @@ def main() -> None:
     """Print the figures, and write them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0, help="of control time")
+    parser.add_argument("--mb_per_s", type=float, help="of parameters; by default one snapshot a second")
     parser.add_argument("--in-process", action="store_true", help="hand snapshots over in memory")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     args = parser.parse_args()
-    figures = measure(args.seconds, args.in_process)
+    figures = measure(args.seconds, args.mb_per_s, args.in_process)
     print(
         f"lateness p50 {figures['lateness_p50_ms']:.2f} ms, p99 {figures['lateness_p99_ms']:.2f} ms, "
         f"max {figures['lateness_max_ms']:.2f} ms over {figures['ticks']} ticks of 20 ms; "
