@@ -76,10 +76,11 @@ def test_a_link_that_is_away_for_a_while_delays_nobody(tmp_path):
 def test_a_slow_link_delivers_an_episode_that_is_larger_than_it_carries_in_the_time(tmp_path):
     """Six megabytes through two a second: heartbeats and acknowledgements go on, nothing is sent twice."""
     near, far, inbox = free_port(), free_port(), []
+    config = dataclasses.replace(CONFIG, silence=5.0)  # a message of a megabyte takes half a second
     with (
-        serving(far, on_record=lambda info, record: inbox.append(record)) as server,
+        serving(far, config=config, on_record=lambda info, record: inbox.append(record)) as server,
         flaky(near, far) as proxy,
-        linked(near, spools=spools(tmp_path / "spool")) as link,
+        linked(near, config=config, spools=spools(tmp_path / "spool")) as link,
     ):
         proxy.rate = 2e6
         link.begin(Begin("e"))
@@ -196,12 +197,14 @@ def test_a_full_disk_at_the_actor_keeps_records_in_memory(tmp_path, monkeypatch)
 def test_acknowledged_after_the_fsync_where_power_may_fail(tmp_path, monkeypatch):
     port = free_port()
     config = dataclasses.replace(CONFIG, durability="power")
-    store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6, sync_interval=3600.0)
+    store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)
+    synced = {"below": 0}  # journal entries that are on the disk
+    monkeypatch.setattr(RecordStore, "synced", property(lambda self: synced["below"]))
     with serving(port, config=config, store=store) as server, linked(port, config=config) as link:
         send_episode(link, "e", 5)
         eventually(lambda: server.stats()["steps"] == 5)
         assert not link.flush(3 * CONFIG.heartbeat)  # inserted, written, and not safe yet
-        store._journal.sync()
+        synced["below"] = store.next
         assert link.flush(10)
     store.close()
 
