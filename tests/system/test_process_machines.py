@@ -76,7 +76,7 @@ def fill(file) -> None:
 
 def test_a_disk_that_stays_full_ends_the_learner_with_its_reasons(processes, small_disk):
     run = small_disk / "run"
-    learner = processes.learner(run, learner__max_steps=1_000_000)
+    learner = processes.learner(run, learner__max_steps=1_000_000, transport__journal=False)
     actor = processes.actor(learner__max_steps=1_000_000)
     learner.until(lambda: max(checkpoints(run), default=0) >= 20, "no checkpoint of the training appeared")
     fill(small_disk / "filler")
@@ -92,7 +92,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(processes, small_disk):
     run = small_disk / "run"
     # Rarely published and few kept: the disk is filled by this test alone.
     settings = {"learner__max_steps": 1_000_000, "learner__keep_checkpoints": 3, "learner__checkpoint_period": 100}
-    learner = processes.learner(run, **settings)
+    learner = processes.learner(run, transport__journal=False, **settings)
     actor = processes.actor(**settings)
     learner.until(lambda: max(checkpoints(run), default=0) >= 100, "no checkpoint of the training appeared")
     fill(small_disk / "filler")
