@@ -98,3 +98,9 @@ def free_bytes(folder: Path) -> int:
     except OSError:
         return 0
     return stat.f_bavail * stat.f_frsize
+
+
+def total_bytes(folder: Path) -> int:
+    """Size of the disk of a folder. Raises OSError."""
+    stat = os.statvfs(folder)
+    return stat.f_blocks * stat.f_frsize

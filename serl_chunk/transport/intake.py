@@ -19,7 +19,6 @@ from serl_chunk.types import DataError, Record, StepBlock
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
-_RESUME_BYTES = 64 << 20  # free bytes with which a full disk counts as usable again
 
 
 class Intake:
@@ -155,7 +154,7 @@ class Intake:
             return
         if self.stalled and now >= self._retry_at:
             self._retry_at = now + _RETRY_S
-            if self._store.free_bytes() >= _RESUME_BYTES:
+            if self._store.has_room:
                 log.warning("the learner's disk has room again")
                 self.stalled = ""
                 for session in self._sessions:

@@ -26,6 +26,7 @@ from serl_chunk.types import Amend, Begin, ConfigError, End, Record, StepBlock
 log = logging.getLogger(__name__)
 
 _RECORD, _TABLE = 1, 0
+_ROOM_BYTES = 64 << 20
 _TOLD = 3  # unreadable entries that are logged one by one
 
 
@@ -198,6 +199,11 @@ class RecordStore:
         freed = self._journal.drop_before(keep_from)
         self.dropped_bytes += freed
         return freed
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a disk that was full is usable again: 64 MiB are free, or a twentieth of a small one."""
+        return self.free_bytes() >= min(_ROOM_BYTES, files.total_bytes(self.folder) // 20)
 
     def free_bytes(self) -> int:
         """Room on the disk."""

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_tools import LIMITS, end, step
 
-from serl_chunk.transport import records
+from serl_chunk.transport import files, records
 from serl_chunk.transport.journal import Journal
 from serl_chunk.transport.sessions import Session
 from serl_chunk.transport.store import RecordStore, Standing, Stored, check_retention
@@ -405,3 +405,15 @@ def test_a_journal_too_small_for_the_replay_is_refused(tmp_path):
         assert store.free_bytes() == pytest.approx(
             os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize, rel=0.1
         )
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "room"),
+    [(1 << 40, 63 << 20, False), (1 << 40, 64 << 20, True), (40 << 20, 1 << 20, False), (40 << 20, 2 << 20, True)],
+)
+def test_a_small_disk_has_room_again_too(tmp_path, monkeypatch, total, free, room):
+    store = RecordStore(tmp_path, LIMITS)
+    monkeypatch.setattr(files, "total_bytes", lambda folder: total)
+    monkeypatch.setattr(files, "free_bytes", lambda folder: free)
+    assert store.has_room is room
+    store.close()
