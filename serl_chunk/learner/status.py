@@ -28,7 +28,7 @@ class StatusFields(TypedDict, total=False):
     updates_per_s: float
     env_steps: int
     episodes: int
-    success: float | None  # share of the last 20 episodes without take-over that succeeded, 0..1
+    success: float | None  # of the last 20 episodes, those without take-over: share that succeeded, 0..1
     human: float | None  # share of environment steps on which a person had the robot, 0..1
     learner_wait: float  # share of time the learner waited for steps, 0..1
     actor_wait: float  # share of time the actors waited for the learner, 0..1
@@ -142,7 +142,7 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
         parts.append(f"{fields['episodes']:,} episodes")
     success = fields.get("success")
     if success is not None:
-        parts.append(f"success {success:.0%} (last 20 without take-over)")
+        parts.append(f"success {success:.0%} (of the last 20, without take-over)")
     human = fields.get("human")
     if human is not None:
         parts.append(f"human {human:.1%}")
