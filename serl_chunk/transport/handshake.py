@@ -16,7 +16,7 @@ from serl_chunk.transport import wire
 from serl_chunk.transport.wire import Frame, Message, WireError
 from serl_chunk.types import SerlChunkError
 
-PROTOCOL = 2
+PROTOCOL = 3
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal

@@ -1,10 +1,11 @@
-"""The wire format: a msgpack header and one raw frame per array. Nothing is ever unpickled.
+"""The wire format: a msgpack header and raw frames of arrays. Nothing is ever unpickled.
 
 A message is a list of frames. The first is msgpack of `[kind, header, table]`, where `header` is a map of plain
-values and `table` lists `[path, dtype name, shape]` for each array; the frames that follow are the arrays' bytes, in
-C order, little-endian. The table is checked against an allow-list and against the exact size of every frame before
-a buffer is interpreted, so that no byte that comes from a network can choose a type or a length. (msgpack_numpy's
-decoder unpickles, and crashes the process on a forged dtype: it must never see bytes from a socket.)
+values and `table` has `[path, dtype name, shape]` for each array whose bytes are a frame of their own, in this order,
+and `[path, dtype name, shape, bytes]` for a small one: a frame costs more than copying that little. Bytes are in C
+order, little-endian. The table is checked against an allow-list and against the exact size of every array's bytes
+before a buffer is interpreted, so that no byte that comes from a network can choose a type or a length.
+(msgpack_numpy's decoder unpickles, and crashes the process on a forged dtype: it must never see bytes from a socket.)
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 MAX_HEADER_BYTES = 1 << 20  # a manifest of 5,000 leaves fits; images never travel in a header
+INLINE_BYTES = 4096  # arrays of at most this size travel in the table
+_MAX_INLINE_TOTAL = MAX_HEADER_BYTES // 2  # of them together in one message; the next ones are frames
 MAX_DIMS = 8
 MAX_PATH = 512  # characters
 
@@ -59,17 +62,24 @@ class Message(NamedTuple):
 
 
 def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> list[Frame]:
-    """Frames of one message. Contiguous arrays are not copied and must not change until they were sent.
+    """Frames of one message. Large contiguous arrays are not copied and must not change until they were sent.
 
     Raises WireError for a dtype outside `DTYPES` or a header value that msgpack cannot express.
     """
-    table: list[tuple[str, str, tuple[int, ...]]] = []
+    table: list[tuple[Any, ...]] = []
     frames: list[Frame] = [b""]
+    inlined = 0
     for path, array in (arrays or {}).items():
-        table.append((path, dtype_name(array.dtype, path), array.shape))
-        # A view by the buffer protocol costs half of numpy's, but that refuses empty arrays and knows no bfloat16.
-        plain = array.flags.c_contiguous and array.size and array.dtype.isnative and array.dtype.kind != "V"
-        frames.append(array.data.cast("B") if plain else _raw(array).data)
+        name = dtype_name(array.dtype, path)
+        if array.nbytes <= INLINE_BYTES and inlined < _MAX_INLINE_TOTAL:
+            native = array if array.dtype.isnative else _raw(array)
+            table.append((path, name, array.shape, native.tobytes()))
+            inlined += array.nbytes
+            continue
+        table.append((path, name, array.shape))
+        # A view by the buffer protocol costs half of numpy's, but that knows no bfloat16.
+        plain = array.flags.c_contiguous and array.dtype.isnative and array.dtype.kind != "V"
+        frames.append(array.data.cast("B") if plain and array.size else _raw(array).data)
     try:
         frames[0] = msgpack.packb((kind, header, table))
     except (TypeError, ValueError, OverflowError) as e:
@@ -114,14 +124,26 @@ def decode(frames: Sequence[Frame], limits: Limits) -> Message:
     if buffers[0].nbytes > MAX_HEADER_BYTES:
         raise WireError(f"a header of {buffers[0].nbytes} bytes; the limit is {MAX_HEADER_BYTES}")
     kind, header, table = _header(buffers[0])
-    if len(table) != len(frames) - 1:
-        raise WireError(f"the header lists {len(table)} arrays, {len(frames) - 1} frames follow")
+    if len(table) > limits.max_arrays:
+        raise WireError(f"a message of {len(table)} arrays; the limit is {limits.max_arrays}")
     arrays: dict[str, np.ndarray] = {}
-    for row, buffer in zip(table, buffers[1:], strict=True):
-        path, dtype, shape = table_row(row)
+    at = 1  # the next frame
+    for row in table:
+        inline = isinstance(row, list) and len(row) == 4
+        path, dtype, shape = table_row(row[:3] if inline else row)
         if path in arrays:
             raise WireError(f"array {path!r} is listed twice")
+        if inline:
+            if type(row[3]) is not bytes:
+                raise WireError(f"{path}: an array in the table is bytes, got {type(row[3]).__name__}")
+            buffer = memoryview(row[3])
+        else:
+            if at == len(buffers):
+                raise WireError(f"{path} is a frame of its own, but only {at - 1} frames follow the header")
+            buffer, at = buffers[at], at + 1
         arrays[path] = view(buffer, path, dtype, shape)
+    if at != len(buffers):
+        raise WireError(f"{len(buffers) - 1} frames follow the header, which lists {at - 1}")
     return Message(kind, header, arrays, total)
 
 
@@ -168,7 +190,7 @@ def view(buffer: memoryview, path: str, dtype: np.dtype[Any], shape: tuple[int, 
     """`buffer` as an array, read-only and without a copy; raises WireError unless the size is exact."""
     need = math.prod(shape) * dtype.itemsize
     if buffer.nbytes != need:
-        raise WireError(f"{path}: {dtype} {shape} takes {need} bytes, the frame has {buffer.nbytes}")
+        raise WireError(f"{path}: {dtype} {shape} takes {need} bytes, there are {buffer.nbytes}")
     if need == 0:
         array = np.empty(shape, dtype)  # np.frombuffer refuses an empty buffer
     else:

@@ -64,6 +64,6 @@ def test_another_protocol_is_refused_whatever_else_it_says(monkeypatch):
     with (
         serving(port),
         linked(port, connect=False) as link,
-        pytest.raises(RefusedError, match="speaks transport protocol 2 and the actor 99"),
+        pytest.raises(RefusedError, match=f"speaks transport protocol {handshake.PROTOCOL} and the actor 99"),
     ):
         link.connect(timeout=10)

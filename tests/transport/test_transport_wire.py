@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import ml_dtypes
 import msgpack
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from transport_mutations import declared_sizes
 
 from serl_chunk.transport import wire
 from serl_chunk.transport.wire import DTYPES, Limits, WireError
@@ -18,8 +20,9 @@ from serl_chunk.transport.wire import DTYPES, Limits, WireError
 LIMITS = Limits(1 << 20, 8)
 
 
-def frames_of(kind, header, arrays):
-    return [bytes(f) for f in wire.encode(kind, header, arrays)]
+def frames_of(kind, header, arrays, inline=wire.INLINE_BYTES):
+    with mock.patch.object(wire, "INLINE_BYTES", inline):
+        return [bytes(f) for f in wire.encode(kind, header, arrays)]
 
 
 def text(min_size=0):
@@ -39,10 +42,13 @@ def arrays(draw):
 @given(
     st.dictionaries(text(), st.none() | st.integers(-(2**63), 2**64 - 1) | text() | st.binary()),
     st.dictionaries(text(1), arrays(), max_size=4),
+    st.sampled_from([-1, 16, wire.INLINE_BYTES]),
 )
-@settings(max_examples=100, deadline=None)
-def test_round_trip(header, values):
-    message = wire.decode(frames_of("k", header, values), LIMITS)
+@settings(max_examples=150, deadline=None)
+def test_round_trip(header, values, inline):
+    frames = frames_of("k", header, values, inline)
+    assert len(frames) == 1 + sum(v.nbytes > inline for v in values.values())
+    message = wire.decode(frames, LIMITS)
     assert (message.kind, message.header) == ("k", header)
     assert list(message.arrays) == list(values)
     for path, value in values.items():
@@ -68,13 +74,23 @@ def test_layouts_that_are_not_plain_memory(array):
     assert got.shape == np.shape(array)
 
 
-def test_contiguous_arrays_are_not_copied():
-    array = np.zeros(10, np.float32)
+def test_large_contiguous_arrays_are_not_copied():
+    array = np.zeros(wire.INLINE_BYTES, np.float32)
     frames = wire.encode("k", {}, {"a": array})
     array[3] = 7
     got = wire.decode(frames, LIMITS).arrays["a"]
     assert got[3] == 7
     assert np.shares_memory(got, array)
+
+
+def test_a_header_does_not_grow_without_bound():
+    """Many small arrays: those beyond half a header's limit are frames."""
+    values = {str(i): np.full(wire.INLINE_BYTES, i % 256, np.uint8) for i in range(300)}
+    frames = frames_of("k", {}, values)
+    assert len(frames[0]) < wire.MAX_HEADER_BYTES
+    assert len(frames) > 100
+    got = wire.decode(frames, Limits(1 << 22, 400)).arrays
+    assert all(np.array_equal(got[path], value) for path, value in values.items())
 
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.zeros(2, "f4,O"), np.array(["x"]), np.zeros(2, "c8")])
@@ -113,10 +129,18 @@ def forged(table, *data, header=None):
         (forged([["a", "float32", [2**63]]], b"1234"), "non-negative"),
         (forged([["a", "uint8", [2**39, 2**39]]], b""), "out of any bound"),
         (forged([["a", "uint8", [0, 2**39, 2**39]]], b""), "out of any bound"),
-        (forged([["a", "float32", [1]]], b"12345"), "takes 4 bytes, the frame has 5"),
-        (forged([["a", "float32", [1]]], b"123"), "takes 4 bytes, the frame has 3"),
-        (forged([["a", "float32", [1]]]), "lists 1 arrays, 0 frames"),
-        (forged([], b"1"), "lists 0 arrays, 1 frames"),
+        (forged([["a", "float32", [1]]], b"12345"), "takes 4 bytes, there are 5"),
+        (forged([["a", "float32", [1]]], b"123"), "takes 4 bytes, there are 3"),
+        (forged([["a", "float32", [1]]]), "a is a frame of its own, but only 0 frames follow"),
+        (forged([], b"1"), "1 frames follow the header, which lists 0"),
+        (forged([["a", "uint8", [1], b"1"]], b"1"), "1 frames follow the header, which lists 0"),
+        (forged([["a", "float32", [1], b"12345"]]), "takes 4 bytes, there are 5"),
+        (forged([["a", "uint8", [1], "1"]]), "an array in the table is bytes, got str"),
+        (forged([["a", "uint8", [1], [1]]]), "an array in the table is bytes, got list"),
+        (forged([["a", "uint8", [1], b"1", 0]]), "not described"),
+        (forged([["a", "|O", [1], b"12345678"]]), "dtype"),
+        (forged([["a", "bool", [1], b"\x02"]]), "0 or 1"),
+        (forged([["a", "uint8", [1], b"1"]] * 9), "9 arrays; the limit is 8"),
         (forged([["a", "uint8", [1]]] * 2, b"1", b"1"), "listed twice"),
         (forged([["", "uint8", [1]]], b"1"), "path"),
         (forged([[1, "uint8", [1]]], b"1"), "path"),
@@ -141,7 +165,8 @@ def test_message_size_limit():
 def test_mutations_are_refused_or_decode_to_safe_arrays(seed, mutations):
     """Whatever happens to the bytes: a WireError, or arrays of an allowed dtype whose size is their frame's."""
     rng = random.Random(seed)
-    frames = frames_of("k", {"first": 3}, {"a": np.arange(6, dtype=np.float32), "b": np.zeros((2, 2), np.uint8)})
+    arrays = {"a": np.arange(6, dtype=np.float32), "b": np.zeros((2, 2), np.uint8)}
+    frames = frames_of("k", {"first": 3}, arrays, rng.choice([-1, 4, 100]))
     for _ in range(mutations):
         at = rng.randrange(len(frames))
         frame = bytearray(frames[at])
@@ -162,9 +187,9 @@ def test_mutations_are_refused_or_decode_to_safe_arrays(seed, mutations):
         message = wire.decode(frames, LIMITS)
     except WireError:
         return
-    for array, frame in zip(message.arrays.values(), frames[1:], strict=True):
+    for array, nbytes in zip(message.arrays.values(), declared_sizes(frames), strict=True):
         assert array.dtype in DTYPES.values()
-        assert array.nbytes == len(frame)
+        assert array.nbytes == nbytes
 
 
 def test_fields_are_checked_by_type():

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import msgpack
 import numpy as np
@@ -31,7 +32,15 @@ _VALUES: list[Any] = [
 
 
 def valid_messages() -> list[Frames]:
-    """One of every kind an actor or a learner sends."""
+    """One of every kind an actor or a learner sends, with its arrays in the table, as frames, and some of each."""
+    out: list[Frames] = []
+    for inline in (wire.INLINE_BYTES, -1, 20):
+        with mock.patch.object(wire, "INLINE_BYTES", inline):
+            out += [frames for frames in _one_of_each() if frames not in out]
+    return out
+
+
+def _one_of_each() -> list[Frames]:
     blocks = [StepBlock.from_steps("e", [step(t) for t in range(first, first + n)]) for first, n in ((0, 1), (3, 7))]
     sent = [Begin("e", "task"), *blocks, end("e", 10), Amend("e", Outcome.FAILURE, reward=0.5)]
     hello = Hello("s", 1, "evil", CONTRACT, "run", -1, 0, 5, 0, 3)
@@ -119,6 +128,14 @@ class Mutator:
                 frames.insert(at, rng.randbytes(rng.choice([0, 4, 200])))
             case 6:
                 rng.shuffle(frames)
+
+
+def declared_sizes(frames: Frames) -> list[int]:
+    """Bytes there are for each array of a message that was accepted, in the order of its table."""
+    rest = iter(frames[1:])
+    sizes = [len(row[3] if len(row) == 4 else next(rest)) for row in msgpack.unpackb(frames[0])[2]]
+    assert not list(rest)
+    return sizes
 
 
 def _nodes(tree: Any) -> list[tuple[Any, Any]]:
