@@ -39,7 +39,7 @@ def episodes(n: int, prefix: str, spec: RobotSpec, rng: np.random.Generator) -> 
             name, 0, {"state": rng.normal(size=(LENGTH, STATE)).astype(np.float32)},
             rng.uniform(-1, 1, (LENGTH, ACTION)).astype(np.float32), np.eye(LENGTH, dtype=np.float32)[-1],
             np.full(LENGTH, Source.SCRIPTED, np.uint8), np.full(LENGTH, -1, np.int32), np.full(LENGTH, -1, np.int64),
-            np.arange(LENGTH) * spec.dt,
+            np.full(LENGTH, -1, np.float32), np.arange(LENGTH) * spec.dt,
         )  # fmt: skip
         final = {"state": rng.normal(size=STATE).astype(np.float32)}
         out.append(Episode(Begin(name), block, End(name, LENGTH, final, True, False, Outcome.SUCCESS)))

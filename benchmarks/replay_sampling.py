@@ -51,6 +51,7 @@ def episode(name: str, rng: np.random.Generator, side: int, image_every: int) ->
         source=np.zeros(LENGTH, np.uint8),
         decision_tick=np.arange(LENGTH, dtype=np.int32) // 5 * 5,
         policy_version=np.zeros(LENGTH, np.int64),
+        policy_age=np.zeros(LENGTH, np.float32),
         stamp=np.arange(LENGTH) / 50,
         sparse={k: SparseRows(ticks[inside].astype(np.int32), v[inside]) for k, v in frames.items()}
         if len(ticks)

@@ -159,8 +159,9 @@ class Step(NamedTuple):
 
     `observation` is before the action; `action float32[A]` is the command the driver accepted, in the
     robot's units; `decision_tick` is the tick of the observation from which the executed action's chunk
-    was computed, -1 unless `source` is POLICY; `stamp` is monotonic seconds on the robot. `decision` is
-    present only on the tick whose observation a chunk was computed from.
+    was computed, -1 unless `source` is POLICY; `stamp` is monotonic seconds on the robot; `policy_age` is the
+    seconds since the parameters of `policy_version` were complete on the robot, -1 where there are none.
+    `decision` is present only on the tick whose observation a chunk was computed from.
     """
 
     tick: int
@@ -172,6 +173,7 @@ class Step(NamedTuple):
     policy_version: int
     stamp: float
     decision: dict[str, np.ndarray] | None = None
+    policy_age: float = -1.0
 
 
 class End(NamedTuple):
@@ -209,6 +211,17 @@ class SparseRows(NamedTuple):
     values: np.ndarray  # [M, ...]
 
 
+STEP_COLUMNS: dict[str, np.dtype[Any]] = {
+    "reward": np.dtype(np.float32),
+    "source": np.dtype(np.uint8),
+    "decision_tick": np.dtype(np.int32),
+    "policy_version": np.dtype(np.int64),
+    "policy_age": np.dtype(np.float32),
+    "stamp": np.dtype(np.float64),
+}
+"""Fields of a StepBlock that have one value per step, and their dtypes."""
+
+
 @dataclasses.dataclass(frozen=True)
 class StepBlock:
     """N >= 1 consecutive steps of one episode, in columns: the wire message, journal entry and replay row.
@@ -225,6 +238,7 @@ class StepBlock:
     source: np.ndarray  # uint8[N]
     decision_tick: np.ndarray  # int32[N]
     policy_version: np.ndarray  # int64[N]
+    policy_age: np.ndarray  # float32[N]
     stamp: np.ndarray  # float64[N]
     sparse: dict[str, SparseRows] = dataclasses.field(default_factory=dict)
 
@@ -253,11 +267,7 @@ class StepBlock:
             first_tick=first,
             observation={k: np.stack([np.asarray(s.observation[k], np.float32) for s in steps]) for k in dense},
             action=np.stack([np.asarray(s.action, np.float32) for s in steps]),
-            reward=np.array([s.reward for s in steps], np.float32),
-            source=np.array([int(s.source) for s in steps], np.uint8),
-            decision_tick=np.array([s.decision_tick for s in steps], np.int32),
-            policy_version=np.array([s.policy_version for s in steps], np.int64),
-            stamp=np.array([s.stamp for s in steps], np.float64),
+            **{name: np.array([getattr(s, name) for s in steps], dtype) for name, dtype in STEP_COLUMNS.items()},
             sparse={k: SparseRows(np.array(i, np.int32), np.stack(v)) for k, (i, v) in sparse.items()},
         )
 
@@ -284,11 +294,7 @@ class StepBlock:
             first_tick=self.first_tick + start,
             observation={k: v[part] for k, v in self.observation.items()},
             action=self.action[part],
-            reward=self.reward[part],
-            source=self.source[part],
-            decision_tick=self.decision_tick[part],
-            policy_version=self.policy_version[part],
-            stamp=self.stamp[part],
+            **{name: getattr(self, name)[part] for name in STEP_COLUMNS},
             sparse=sparse,
         )
 
@@ -329,6 +335,7 @@ class Snapshot(NamedTuple):
 
     version: int
     params: dict[str, np.ndarray]
+    arrived: float | None = None  # monotonic seconds at which an actor had all of it
 
 
 class RecordSink(Protocol):

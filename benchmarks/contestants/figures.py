@@ -24,10 +24,6 @@ class Figures:
         for name, value in values.items():
             self.add(f"{prefix}_{name}", value)
 
-    def last(self, name: str) -> float:
-        """The value of the present repetition."""
-        return self._values[name][-1]
-
     def medians(self) -> dict[str, float]:
         """The median of each; the largest of what is a maximum."""
         return {

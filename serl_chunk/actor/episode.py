@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -152,6 +153,7 @@ class EpisodeRun:
                 source=choice.source,
                 decision_tick=choice.decision_tick,
                 policy_version=choice.version,
+                policy_age=setup.policy.age(choice.version, time.monotonic()),
                 stamp=stamp,
             )
         )

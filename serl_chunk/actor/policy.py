@@ -11,6 +11,8 @@ import numpy as np
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.types import IMAGE_PREFIX, STATE, Observation, RobotSpec, SerlChunkError, Snapshot, SnapshotSource
 
+_REMEMBERED = 16  # versions whose arrival is known
+
 
 class PolicyError(SerlChunkError):
     """The policy cannot act, or gave something no robot may execute."""
@@ -81,6 +83,7 @@ class ChunkPolicy:
         self.clipped = 0
         self._source = source
         self._params: Any = None
+        self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
         self._key = jax.random.key(seed)
         self._decisions = 0
         self._low = np.array(spec.action_low, np.float32)
@@ -92,6 +95,15 @@ class ChunkPolicy:
         """Use the parameters of `snapshot` from the next decision on. Raises ConfigError for another network."""
         self._params = self.agent.load_params(snapshot.params)
         self.version = snapshot.version
+        if snapshot.arrived is not None:
+            self._arrived[snapshot.version] = snapshot.arrived
+            while len(self._arrived) > _REMEMBERED:
+                del self._arrived[next(iter(self._arrived))]
+
+    def age(self, version: int, now: float) -> float:
+        """Seconds since the parameters of `version` were complete here; -1 where that is not known."""
+        arrived = self._arrived.get(version)
+        return -1.0 if arrived is None else max(0.0, now - arrived)
 
     def refresh(self) -> None:
         """Swap in the source's newest snapshot where it is newer than the present one."""

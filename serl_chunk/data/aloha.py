@@ -96,6 +96,7 @@ def read_foreign(
         source=np.full(n, source, np.uint8),
         decision_tick=np.full(n, -1, np.int32),
         policy_version=np.full(n, -1, np.int64),
+        policy_age=np.full(n, -1, np.float32),
         stamp=np.arange(n, dtype=np.float64) / hz if hz else np.zeros(n),
         sparse=sparse,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, RobotSpec, SparseRows
+from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, RobotSpec, SparseRows
 
 _OTHER_ROBOT = "is this a demonstration of another robot?"
 
@@ -34,7 +34,7 @@ def check_episode(where: str, episode: Episode, spec: RobotSpec | None) -> None:
     state = steps.observation[STATE]
     _check_column(where, "state", state, steps.n, 2)
     _check_column(where, "action", steps.action, steps.n, 2)
-    for name in ("reward", "source", "decision_tick", "policy_version", "stamp"):
+    for name in STEP_COLUMNS:
         _check_column(where, name, getattr(steps, name), steps.n, 1)
     if spec is not None:
         if steps.action.shape[1] != spec.action_dim:

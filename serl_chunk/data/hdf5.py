@@ -6,7 +6,7 @@ One file is one episode of T steps; J joints, A actions, S state values, M_c fra
     /observations/images/<camera>   uint8[M_c, H, W, 3]    M_c = T unless the camera was read on some ticks only
     /action                         float32[T, A]          the command accepted for the same row's observation
     /rl/state                       float32[T, S]          only where the state is more than `qpos`
-    /rl/reward, source, decision_tick, policy_version, stamp   one value a step, as in `types.StepBlock`
+    /rl/reward, source, decision_tick, policy_version, policy_age, stamp   one value a step, see `types.STEP_COLUMNS`
     /rl/image_index/<camera>        int32[M_c]             ticks of the frames
     /rl/decision/<name>, /rl/decision_index/<name>         [M, ...] and int32[M]: what a decision recorded
     /rl/final_observation/state, .../images/<camera>       absent where the actor died
@@ -35,6 +35,7 @@ from serl_chunk.data.checks import check_episode
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
+    STEP_COLUMNS,
     Begin,
     DataError,
     End,
@@ -50,13 +51,6 @@ SCHEMA = 1
 DECISION_PREFIX = "decision/"
 # Since 1.10 (2016) HDF5 checksums most of its structures, so that damage is noticed rather than believed.
 _LIBVER = "v110"
-_COLUMNS = {
-    "reward": np.float32,
-    "source": np.uint8,
-    "decision_tick": np.int32,
-    "policy_version": np.int64,
-    "stamp": np.float64,
-}
 
 
 def write_episode(
@@ -159,7 +153,7 @@ def _write(file: h5py.File, episode: Episode, spec: RobotSpec, compress: bool, s
     rl = file.create_group("rl")
     if joints != list(range(spec.state_dim)):
         rl["state"] = state
-    for name in _COLUMNS:
+    for name in STEP_COLUMNS:
         rl[name] = getattr(steps, name)
     cameras = []
     for key, rows in steps.sparse.items():
@@ -210,7 +204,9 @@ def _read(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Episode
     begin = Begin(**{name: _text(path, attributes, name) for name in Begin._fields})
     state = array(path, file, "/rl/state" if "state" in rl else "/observations/qpos", np.float32)
     action = array(path, file, "/action", np.float32)
-    columns = {name: array(path, file, f"/rl/{name}", dtype) for name, dtype in _COLUMNS.items()}
+    there = {name: dtype for name, dtype in STEP_COLUMNS.items() if name != "policy_age" or name in rl}
+    columns = {name: array(path, file, f"/rl/{name}", dtype) for name, dtype in there.items()}
+    columns.setdefault("policy_age", np.full(len(action), -1, np.float32))  # files of version 0.1 lack it
     sparse = {}
     for camera in choose_cameras(path, file, cameras):
         index = array(path, file, f"/rl/image_index/{camera}", np.int32)

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from serl_chunk.learner.episode import StoredEpisode
-from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, DataError, Observation, RobotSpec, SparseRows, StepBlock
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    STEP_COLUMNS,
+    CameraSpec,
+    DataError,
+    Observation,
+    RobotSpec,
+    SparseRows,
+    StepBlock,
+)
 
 NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
 
@@ -77,6 +87,7 @@ class StepPool:
         self.tick = np.empty(n, np.int32)
         self.decision_tick = np.empty(n, np.int32)
         self.policy_version = np.empty(n, np.int64)
+        self.policy_age = np.empty(n, np.float32)
         self.stamp = np.empty(n, np.float64)
         self.succ = np.empty(n, np.int64)
         self.live = np.zeros(n, np.bool_)
@@ -149,6 +160,7 @@ class StepPool:
         self.tick[rows] = np.arange(episode.length, episode.length + n)
         self.decision_tick[rows] = block.decision_tick
         self.policy_version[rows] = block.policy_version
+        self.policy_age[rows] = block.policy_age
         self.stamp[rows] = block.stamp
         for c, camera in enumerate(self.cameras):
             sparse = block.sparse.get(IMAGE_PREFIX + camera.name)
@@ -163,7 +175,7 @@ class StepPool:
         """Write the row that follows the last step: the checked final observation, or a copy of the last one."""
         rows = self.row_slots.take(1)
         last = episode.rows[-1]
-        for column in (self.action, self.source, self.decision_tick, self.policy_version, self.stamp):
+        for column in (self.action, *(getattr(self, name) for name in STEP_COLUMNS)):
             column[rows] = column[last]  # never read as a step; defined all the same
         self.reward[rows] = 0
         self.tick[rows] = episode.length
@@ -241,11 +253,7 @@ class StepPool:
             first_tick=0,
             observation={STATE: self.state[steps]},
             action=self.action[steps],
-            reward=self.reward[steps],
-            source=self.source[steps],
-            decision_tick=self.decision_tick[steps],
-            policy_version=self.policy_version[steps],
-            stamp=self.stamp[steps],
+            **{name: getattr(self, name)[steps] for name in STEP_COLUMNS},
             sparse=sparse,
         )
         return block, last

@@ -247,12 +247,13 @@ class LearnerLink:
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, rates over the last seconds, present sizes and ages."""
-        held = self._puller.held
+        snapshot = self.latest()
+        arrived = None if snapshot is None else snapshot.arrived
         return {
             **self._out.stats(),
             **self._line.stats(),
             "snapshot_version": self._puller.version,
-            "snapshot_age_s": -1.0 if held is None else time.monotonic() - held.at,
+            "snapshot_age_s": -1.0 if arrived is None else time.monotonic() - arrived,
             "snapshots": self._puller.pulled,
             "snapshot_bytes": self._puller.received_bytes,
         }

@@ -16,7 +16,18 @@ from serl_chunk.transport.journal import JournalError
 from serl_chunk.transport.sockets import try_send
 from serl_chunk.transport.spool import Spool
 from serl_chunk.transport.stats import Counters, Rate
-from serl_chunk.types import IMAGE_PREFIX, Amend, Begin, DataError, End, Record, SparseRows, Step, StepBlock
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STEP_COLUMNS,
+    Amend,
+    Begin,
+    DataError,
+    End,
+    Record,
+    SparseRows,
+    Step,
+    StepBlock,
+)
 
 log = logging.getLogger(__name__)
 
@@ -397,11 +408,7 @@ def _to_block(episode: str, steps: list[Step]) -> StepBlock:
         first_tick=step.tick,
         observation=dense,
         action=np.asarray(step.action, np.float32)[None],
-        reward=np.array([step.reward], np.float32),
-        source=np.array([step.source], np.uint8),
-        decision_tick=np.array([step.decision_tick], np.int32),
-        policy_version=np.array([step.policy_version], np.int64),
-        stamp=np.array([step.stamp], np.float64),
+        **{name: np.array([getattr(step, name)], dtype) for name, dtype in STEP_COLUMNS.items()},
         sparse=sparse,
     )
 

@@ -50,7 +50,6 @@ class Held(NamedTuple):
 
     snapshot: Snapshot
     info: dict[str, Any]
-    at: float  # monotonic seconds of its arrival
 
 
 class Puller:
@@ -183,7 +182,7 @@ class Puller:
             try_send(socket, wire.encode(snapshots.RELEASE, {"token": token}))
             fetch.finish((snapshot, pull.manifest.info))
             return
-        self.held = Held(snapshot, pull.manifest.info, time.monotonic())
+        self.held = Held(snapshot._replace(arrived=time.monotonic()), pull.manifest.info)
         self.version = snapshot.version
         if self._announced is not None and self._announced.version <= self.version:
             self._announced = None  # a second subscription had the same snapshot announced while it was pulled

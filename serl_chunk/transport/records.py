@@ -14,19 +14,23 @@ import numpy as np
 
 from serl_chunk.transport import jpeg, wire
 from serl_chunk.transport.wire import Frame, Message, WireError
-from serl_chunk.types import IMAGE_PREFIX, Amend, Begin, End, Outcome, Record, Source, SparseRows, StepBlock
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STEP_COLUMNS,
+    Amend,
+    Begin,
+    End,
+    Outcome,
+    Record,
+    Source,
+    SparseRows,
+    StepBlock,
+)
 
 BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
 KINDS = (BEGIN, STEPS, END, AMEND)
 DECISION_PREFIX = "decision/"
 
-_COLUMNS: dict[str, np.dtype[Any]] = {  # name -> dtype, of the columns with one value per step
-    "reward": np.dtype(np.float32),
-    "source": np.dtype(np.uint8),
-    "decision_tick": np.dtype(np.int32),
-    "policy_version": np.dtype(np.int64),
-    "stamp": np.dtype(np.float64),
-}
 _NONE = type(None)
 _LAST_SOURCE = max(Source)
 
@@ -63,7 +67,7 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
         case StepBlock():
             header.update(episode_id=record.episode_id, first_tick=record.first_tick)
             arrays["action"] = record.action
-            arrays.update({name: getattr(record, name) for name in _COLUMNS})
+            arrays.update({name: getattr(record, name) for name in STEP_COLUMNS})
             arrays.update({f"observation/{k}": v for k, v in record.observation.items()})
             for key, rows in record.sparse.items():
                 arrays[f"index/{key}"] = rows.index
@@ -170,7 +174,8 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     left = dict(arrays)
     try:
         action = left.pop("action")
-        columns = {name: left.pop(name) for name in _COLUMNS}
+        left.setdefault("policy_age", np.full(action.shape[:1], -1, np.float32))  # journals of version 0.1 lack it
+        columns = {name: left.pop(name) for name in STEP_COLUMNS}
     except KeyError as e:
         raise WireError(f"a block of steps without {e}") from e
     _check_array("action", action, np.dtype(np.float32), 2)
@@ -178,7 +183,7 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     if n < 1:
         raise WireError("a block of no steps")
     for name, column in columns.items():
-        _check_array(name, column, _COLUMNS[name], 1)
+        _check_array(name, column, STEP_COLUMNS[name], 1)
         _check_rows(name, column, n)
     observation: dict[str, np.ndarray] = {}
     indices: dict[str, np.ndarray] = {}

@@ -57,6 +57,17 @@ def test_model_space_in_and_robot_units_out():
     assert decision.version == 1
 
 
+def test_the_age_of_the_parameters_that_decided():
+    policy = policy_of(EchoAgent([[1, 0]]))
+    assert policy.age(1, 50.0) == -1.0  # nobody said when it arrived: it is of a checkpoint
+    for version in range(2, 30):
+        policy.swap(Snapshot(version, {"bias": np.float32(0)}, arrived=float(version)))
+    assert policy.age(29, 50.0) == 21.0
+    assert policy.age(28, 50.0) == 22.0  # a queue may still hold its actions
+    assert policy.age(2, 50.0) == -1.0
+    assert policy.age(29, 3.0) == 0.0
+
+
 def test_cameras_the_agent_does_not_look_at_stay_out():
     agent = EchoAgent([[0, 0]])
     policy_of(agent).decide(OBSERVATION, explore=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ class FakeLink(ListSink):
         if self.looks["latest"] <= self.snapshot_after:
             return None
         version = len([r for r in self.records if isinstance(r, End)]) + 1
-        return Snapshot(version, {"bias": np.float32(version)})
+        return Snapshot(version, {"bias": np.float32(version)}, arrived=time.monotonic() - 100 * version)
 
     @property
     def allowance(self):
@@ -98,6 +99,7 @@ def test_episodes_are_recorded_and_delivered():
     assert said[0].startswith("episode 2: success 0 % of the last 2")
     # Snapshots are swapped at decisions: every episode begins with the newest.
     assert [s.policy_version for s in link.steps if s.tick == 0] == [1, 2, 3]
+    assert all(100 * s.policy_version <= s.policy_age < 100 * s.policy_version + 60 for s in link.steps)
 
 
 def test_training_seeds_differ_and_are_never_held_out():

@@ -75,6 +75,7 @@ def make_episode() -> MakeEpisode:
                 source=Source(int(rng.integers(5))),
                 decision_tick=int(rng.integers(-1, t + 1)),
                 policy_version=int(rng.integers(-1, 2**40)),
+                policy_age=float(rng.uniform(0, 1e3)),
                 stamp=float(rng.uniform(0, 1e6)),
                 decision={"chunk": rng.normal(size=(4, spec.action_dim)).astype(np.float32), "value": np.float32(t)}
                 if t in decision_ticks
@@ -112,7 +113,7 @@ def assert_same() -> Callable[[Episode, Episode], None]:
             assert a[key].tobytes() == b[key].tobytes(), key
 
     def flat(steps: StepBlock) -> dict[str, np.ndarray]:
-        names = ("action", "reward", "source", "decision_tick", "policy_version", "stamp")
+        names = ("action", "reward", "source", "decision_tick", "policy_version", "policy_age", "stamp")
         out = {name: getattr(steps, name) for name in names} | steps.observation
         for key, rows in steps.sparse.items():
             out[f"{key}#index"], out[key] = rows.index, rows.values

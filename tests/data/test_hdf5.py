@@ -91,6 +91,18 @@ def test_only_the_chosen_cameras_are_read(tmp_path, spec, make_episode):
         read_episode(path, spec, cameras=["front"])
 
 
+def test_files_from_before_the_policys_age_are_read_and_lack_nothing_else(tmp_path, spec, make_episode):
+    path = tmp_path / "a.hdf5"
+    write_episode(path, make_episode(spec, 4), spec)
+    with h5py.File(path, "r+") as file:
+        del file["/rl/policy_age"]
+    assert read_episode(path, spec).steps.policy_age.tolist() == [-1.0] * 4
+    with h5py.File(path, "r+") as file:
+        del file["/rl/policy_version"]
+    with pytest.raises(DataError, match="policy_version"):
+        read_episode(path, spec)
+
+
 def test_content_is_on_disk_before_the_name(tmp_path, spec, make_episode, monkeypatch):
     calls = []
     for name in ("fsync", "link", "replace"):

@@ -33,6 +33,7 @@ def _feed(writer: EpisodeWriter, episode: Episode) -> None:
                 int(steps.policy_version[t]),
                 float(steps.stamp[t]),
                 decision or None,
+                float(steps.policy_age[t]),
             )
         )
     writer.end(episode.end)

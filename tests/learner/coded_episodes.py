@@ -119,6 +119,7 @@ class Coded:
             source=Source(int(self.source[tick])),
             decision_tick=self.decision_tick(tick),
             policy_version=self.number,
+            policy_age=tick / 8,
             stamp=tick / 50,
         )
 

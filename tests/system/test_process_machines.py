@@ -1,55 +1,34 @@
 """Machines as they are: an actor on another network, a disk that is full. Need root; slow."""
 
-import contextlib
-import os
-import shutil
 import signal
-import subprocess
 
+import machines
 import pytest
+from lab import LENGTH, Lab
+from machines import HERE, fill, needs_root
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals
 
-from serl_chunk.learner.metrics import read_metrics
+from serl_chunk.learner.run_metrics import read_metrics
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(4 * PATIENCE),
-    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root"),
-]
-HERE, THERE = "198.18.77.1", "198.18.77.2"  # of the range that is set aside for tests of networks (RFC 2544)
-
-
-def command(*words: str) -> None:
-    """Run a system command; skips the test with what it says where this machine does not permit it."""
-    if shutil.which(words[0]) is None:
-        pytest.skip(f"needs the command {words[0]}")
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"{' '.join(words)}: {done.stderr.strip()}")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * PATIENCE), needs_root]
 
 
 @pytest.fixture
-def namespace():
-    """The name of a network namespace whose only way out is a cable from THERE to HERE."""
-    name = f"serl-chunk-{os.getpid()}"
-    near, far = f"sc{os.getpid()}a"[:15], f"sc{os.getpid()}b"[:15]
-    with contextlib.ExitStack() as stack:
-        command("ip", "netns", "add", name)
-        stack.callback(subprocess.run, ["ip", "netns", "delete", name], check=True)
-        command("ip", "link", "add", near, "type", "veth", "peer", "name", far)
-        stack.callback(subprocess.run, ["ip", "link", "delete", near], check=True)
-        command("ip", "link", "set", far, "netns", name)
-        command("ip", "address", "add", f"{HERE}/30", "dev", near)
-        command("ip", "link", "set", near, "up")
-        command("ip", "-n", name, "address", "add", f"{THERE}/30", "dev", far)
-        command("ip", "-n", name, "link", "set", far, "up")
-        yield name
+def cable():
+    with machines.cable() as made:
+        yield made
 
 
-def test_an_actor_in_another_network(processes, tmp_path, namespace):
+@pytest.fixture
+def small_disk(tmp_path):
+    with machines.small_disk(tmp_path / "disk") as folder:
+        yield folder
+
+
+def test_an_actor_in_another_network(processes, tmp_path, cable):
     run = tmp_path / "run"
     learner = processes.learner(run, "--bind", HERE, "--insecure")
-    actor = processes.actor("--ip", HERE, prefix=("ip", "netns", "exec", namespace))
+    actor = processes.actor("--ip", HERE, prefix=cable.prefix)
     episodes, steps = actor_totals(actor.ends())
     output = learner.ends()
     assert f"WARNING: --insecure: everybody who reaches {HERE}:{processes.port}" in output
@@ -57,21 +36,67 @@ def test_an_actor_in_another_network(processes, tmp_path, namespace):
     assert len(read_metrics(run)["episode"]) == episodes > 2
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of a few megabytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder))
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def test_a_bad_link_loses_and_doubles_nothing(tmp_path, environment, cable):
+    """Cut without a word, lossy, slow and narrow in turn, while the robot goes on at its rate."""
+    lab = Lab(tmp_path, environment, listen=("--bind", HERE, "--insecure"))
+    try:
+        learner, actor = lab.learner(), lab.actor("--ip", HERE, prefix=cable.prefix)
+        lab.trains(learner)
+        for netem in ((), ("loss", "20%"), ("delay", "150ms", "50ms"), ("rate", "200kbit"), ("loss", "5%")):
+            cable.shape(*netem)
+            lab.goes_on(3 * LENGTH, actor)
+            cable.cut()
+            lab.goes_on(5 * LENGTH, actor)  # four seconds: beyond `silence`
+            cable.mend()
+            lab.goes_on(3 * LENGTH, actor)
+        cable.shape()
+        lab.trains(learner)
+        _, said, account = lab.stop(learner, actor)
+    finally:
+        lab.close()
+    assert account.cut == {}
+    assert account.executed > 50 * LENGTH
+    assert "lost" in said  # it did notice
+    print(account, said[-1500:])
 
 
-def fill(file) -> None:
-    """Take all the room there is."""
-    with contextlib.suppress(OSError), file.open("wb", buffering=0) as f:
-        while f.write(b"\x00" * 4096):
-            pass
+def test_records_wait_at_the_robot_while_the_learners_disk_is_full(tmp_path, environment, small_disk):
+    lab = Lab(tmp_path, environment, run=small_disk / "run")
+    try:
+        learner, actor = lab.learner(), lab.actor()
+        lab.trains(learner)
+        fill(small_disk / "filler")
+        learner.says("disk takes no more")
+        lab.goes_on(2 * LENGTH, actor)
+        (small_disk / "filler").unlink()
+        learner.says("has room again")
+        lab.trains(learner)
+        actor.signal(signal.SIGTERM)
+        actor.ends()
+        learner.signal(signal.SIGTERM)
+        learner.until(lambda: not learner.running, "it goes on")
+        account = lab.settled()
+    finally:
+        lab.close()
+    assert account.steps == account.executed
+
+
+def test_records_wait_in_memory_while_the_robots_disk_is_full(tmp_path, environment, small_disk):
+    lab = Lab(tmp_path, environment, spool=small_disk / "spool")
+    try:
+        learner, actor = lab.learner(), lab.actor()
+        lab.trains(learner)
+        learner.signal(signal.SIGSTOP)  # what is recorded now stays in the spool
+        lab.goes_on(LENGTH // 2, actor)
+        fill(small_disk / "filler")
+        actor.says("records are kept in memory until it can be written again")
+        (small_disk / "filler").unlink()
+        learner.signal(signal.SIGCONT)
+        lab.goes_on(4 * LENGTH, actor)
+        _, _, account = lab.stop(learner, actor)
+    finally:
+        lab.close()
+    assert account.cut == {}
 
 
 def test_a_disk_that_stays_full_ends_the_learner_with_its_reasons(processes, small_disk):

@@ -86,10 +86,18 @@ def test_the_block_that_the_next_test_breaks_is_sound():
     assert decode_block()[1].n == 8
 
 
+def test_blocks_of_journals_from_before_the_policys_age_are_read():
+    block = decode_block(policy_age=None)[1]
+    np.testing.assert_array_equal(block.policy_age, np.full(8, -1, np.float32))
+    assert block.policy_age.dtype == np.float32
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"action": None}, "without 'action'"),
+        ({"policy_age": np.zeros(7, np.float32)}, "'policy_age' must have a row"),
+        ({"policy_age": np.zeros(8)}, "'policy_age' must be float32"),
         ({"stamp": None}, "without 'stamp'"),
         ({"action": np.zeros((8, 2))}, "'action' must be float32"),
         ({"action": np.zeros(8, np.float32)}, "'action' must be float32 with 2 dimensions"),

@@ -68,7 +68,7 @@ def step(tick: int, value: float = 0.0) -> Step:
         observation["images/top"] = np.full(SHAPE, tick % 251, np.uint8)
     decision = {"chunk": np.full((5, 2), tick, np.float32)} if tick % 5 == 0 else None
     action = np.array([tick, -tick], np.float32)
-    return Step(tick, observation, action, 0.0, Source.POLICY, tick - tick % 5, 3, 0.02 * tick, decision)
+    return Step(tick, observation, action, 0.0, Source.POLICY, tick - tick % 5, 3, 0.02 * tick, decision, tick / 4)
 
 
 def end(episode: str, length: int) -> End:
