@@ -31,7 +31,6 @@ class Cable:
     def __init__(self, namespace: str, near: str, far: str) -> None:
         self.prefix = ("ip", "netns", "exec", namespace)  # of a command that runs there
         self._ends = (("ip", "-n", namespace, "link"), far), (("ip", "link"), near)
-        self._shapes = ((("tc", "-n", namespace), far), (("tc",), near))
 
     def cut(self) -> None:
         """Nothing passes, and nobody is told."""
@@ -42,13 +41,6 @@ class Cable:
         """Join it again."""
         for words, device in self._ends:
             command(*words, "set", device, "up")
-
-    def shape(self, *netem: str) -> None:
-        """Delay, loss and rate in each direction as `tc netem` names them; none for a clean cable."""
-        for words, device in self._shapes:
-            subprocess.run([*words, "qdisc", "del", "dev", device, "root"], capture_output=True)
-            if netem:
-                command(*words, "qdisc", "add", "dev", device, "root", "netem", *netem)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,11 @@ import sys
 import time
 
 import pytest
+from flaky_proxy import flaky
 from lab import LENGTH, TAIL, Lab
 from processes import actor_totals, learner_totals
+
+from serl_chunk.transport.sockets import free_port
 
 
 def cores() -> list[int]:
@@ -98,6 +101,31 @@ def test_a_learner_on_another_port_is_found_by_a_restarted_actor(lab):
     lab.goes_on(LENGTH, actor)
     _, _, account = lab.stop(learner, actor)
     assert sum(account.cut.values()) <= TAIL
+
+
+@pytest.mark.slow
+def test_a_bad_link_loses_and_doubles_nothing(lab):
+    """Slow, halved and halved again, broken again and again, and away, in turn, while the robot goes on at its rate."""
+    port = free_port()
+    with flaky(port, lab.port) as link:
+        learner, actor = lab.learner(), lab.actor("--port", str(port))
+        lab.trains(learner)
+        for delay, rate in ((0.0, 0.0), (0.1, 0.0), (0.0, 40e3), (0.0, 20e3), (0.0, 0.0)):
+            link.delay, link.rate = delay, rate
+            lab.goes_on(2 * LENGTH, actor)
+            for _ in range(5):
+                link.break_connections()
+                lab.goes_on(LENGTH // 4, actor)
+            link.cut = True
+            link.break_connections()
+            lab.goes_on(4 * LENGTH, actor)
+            link.cut = False
+        lab.trains(learner)
+        _, said, account = lab.stop(learner, actor)
+    assert link.broken > 20
+    assert account.cut == {}
+    assert account.died == 0
+    assert "connection to the learner at" in said
 
 
 @pytest.mark.slow
