@@ -126,6 +126,9 @@ def run_learner(
         if isinstance(record, StepBlock):
             delivered[info.session] = delivered.get(info.session, 0) + record.n
 
+    def on_silent(info: SessionInfo, gone: bool) -> None:
+        ready().close_session(_session(info), gone=gone, position=store.next if store is not None else None)
+
     def allowance(session: str) -> int | None:
         left = ready().steps_allowed()
         return None if left is None else delivered.get(session, 0) + left
@@ -149,7 +152,7 @@ def run_learner(
             welcome=lambda: welcome_of(ready().normaliser),
             on_record=on_record,
             allowance=allowance,
-            on_silent=lambda info, gone: ready().close_session(_session(info), gone=gone),
+            on_silent=on_silent,
             fetch=fetch,
             run_id=run.run_id,
             episode_timeout=config.learner.actor_timeout,
@@ -206,7 +209,7 @@ def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], sta
     """Put the journal back into the replay, with progress: tens of gigabytes take a while."""
     shown = time.monotonic()
 
-    def records() -> Iterator[tuple[int, str, Record]]:
+    def records() -> Iterator[tuple[int, str, Record | None]]:
         nonlocal shown
         for stored in store.replay():
             if stored.delivered:

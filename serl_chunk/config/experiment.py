@@ -206,6 +206,11 @@ class TransportConfig:
         require(self.jpeg_quality <= 100, f"transport.jpeg_quality must be 0..100, got {self.jpeg_quality}")
         require_choices(self, "transport.")
         require(self.silence > 2 * self.heartbeat, "transport.silence must exceed two heartbeats")
+        require(
+            self.durability == "process" or 2 * self.sync_interval < self.silence,
+            f"transport.durability=power acknowledges every sync_interval={self.sync_interval:g} s, and an actor that "
+            f"hears of none for silence={self.silence:g} s connects anew: set sync_interval below half of silence",
+        )
         require(self.max_arrays <= 65000, "transport.max_arrays must be at most 65000: a journal entry holds no more")
         require(self.max_message_bytes < 2**32, "transport.max_message_bytes must be below 4 GiB")
         require(

@@ -107,6 +107,7 @@ class Learner:
         self.env_steps = 0
         self.human_ticks = 0
         self.episodes = 0
+        self._human_held = 0  # steps of earlier lives' interventions that outlived the online store
         self._resumed_steps = 0  # online steps of earlier lives, whose transitions are gone
         self._period = _Period()
         self.rates: dict[str, float] = {}
@@ -131,17 +132,18 @@ class Learner:
             self._position = self._position if position is None else position
             self._wake.notify()
 
-    def close_session(self, session: str, *, gone: bool) -> None:
-        """An actor fell silent, or is gone for good; see Replay.close_session. For the inserting thread."""
+    def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
+        """An actor fell silent, or is gone for good; see Replay.close_session and `insert`. For the inserting thread."""
         self.replay.close_session(session, gone=gone)
         with self._wake:
             self._finished_episodes.extend(self._reported)
             self._reported.clear()
+            self._position = self._position if position is None else position
 
-    def refill(self, records: Iterable[tuple[int, str, Record]]) -> int:
+    def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
         """Put back what a learner before this one received: (journal entry, session, record), oldest first.
 
-        What the checkpoint's counters cover fills the replay and is not counted again. Returns the steps put back. A
+        No record: the session was given up there, in the middle of an episode perhaps. What the checkpoint's counters cover fills the replay and is not counted again. Returns the steps put back. A
         record that does not fit (the experiment was changed) is left out, and said.
         """
         counted, self._position = self._position, 0
@@ -150,11 +152,18 @@ class Learner:
             try:
                 if number >= counted:
                     before = self.env_steps
-                    self.insert(session, record, number + 1)
+                    if record is None:
+                        self.close_session(session, gone=True, position=number + 1)
+                    else:
+                        self.insert(session, record, number + 1)
                     steps += self.env_steps - before
                 else:
                     self._position = number + 1
-                    covered = self.replay.insert(session, record)
+                    covered = 0
+                    if record is None:
+                        self.replay.close_session(session, gone=True)
+                    else:
+                        covered = self.replay.insert(session, record)
                     steps, self._resumed_steps = steps + covered, self._resumed_steps - covered
                     self._reported.clear()
             except DataError as error:
@@ -169,6 +178,12 @@ class Learner:
                 "between is missing in the replay"
             )
             self._position = counted
+        held = int(self.replay.stats()["replay/human_rows"])
+        if held < self._human_held:
+            self._say(
+                f"WARNING: {self._human_held - held} of {self._human_held} steps of old interventions could not be put "
+                "back: the journal keeps the newest steps (transport.journal_bytes keeps more of them)"
+            )
         return steps
 
     def _on_episode(self, stats: EpisodeStats) -> None:
@@ -354,6 +369,7 @@ class Learner:
                 intervention_count=e.segments,
                 # A resumed run gathers data before it trains on, but with a policy that has been trained.
                 phase="train" if self.phase in (Phase.TRAIN, Phase.DONE) or self.updates else "warmup",
+                number=self.episodes,
                 q=[q for q, _ in e.decisions],
                 g=[g for _, g in e.decisions],
             )
@@ -390,6 +406,7 @@ class Learner:
             "journal_position": position,
             "human_ticks": self.human_ticks,
             "episodes": self.episodes,
+            "human_steps_held": int(self.replay.stats()["replay/human_rows"]),
             "phase": str(self.phase),
             "sampler_rng": self._rng.bit_generator.state,
         }
@@ -425,7 +442,8 @@ class Learner:
         self.human_ticks, self.episodes = int(meta["human_ticks"]), int(meta["episodes"])
         self._position = int(meta.get("journal_position", 0))
         self._rng.bit_generator.state = meta["sampler_rng"]
-        self.metrics.resumed(self.counters())
+        self._human_held = int(meta.get("human_steps_held", 0))
+        self.metrics.resumed(self.counters(), self.episodes)
         if step >= self.config.learner.max_steps:
             self.phase = Phase.DONE
             self._say(f"resumed at step {step}: training is complete (raise --config.learner.max_steps to go on)")

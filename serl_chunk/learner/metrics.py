@@ -98,10 +98,13 @@ class MetricsLog:
         intervention_steps: int,
         intervention_count: int,
         phase: Literal["warmup", "train"],
+        number: int | None = None,
         q: Sequence[float] = (),
         g: Sequence[float] = (),
     ) -> None:
         """A finished episode: its return, its length in steps, and per decision Q beside the realised return.
+
+        `number`: how many episodes the run then has, this one included.
 
         Raises DataError where `q` and `g` differ in length.
         """
@@ -115,6 +118,7 @@ class MetricsLog:
             "intervention_steps": intervention_steps,
             "intervention_count": intervention_count,
             "phase": phase,
+            "number": number,
             "q": list(q),
             "g": list(g),
         }
@@ -150,12 +154,12 @@ class MetricsLog:
         """A sentence about the run; `counters` default to those of the previous row."""
         self._write("event", counters or self._counters, {"text": text})
 
-    def resumed(self, counters: Counters) -> None:
-        """Training continues from the checkpoint of `counters.step`, with `counters` as they now stand.
+    def resumed(self, counters: Counters, episodes: int | None = None) -> None:
+        """Training continues from the checkpoint of `counters.step`, with `counters` and `episodes` as they now stand.
 
         What the previous life wrote after that point stays in the file; `read_metrics` leaves it out.
         """
-        self.event(f"resumed at step {counters.step}", counters)
+        self._write("event", counters, {"text": f"resumed at step {counters.step}", "episodes": episodes})
 
     def close(self) -> None:
         """End the wandb run and close the file; further rows raise ValueError."""

@@ -5,7 +5,7 @@ over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
 - `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where nobody knows),
-  `intervention_steps`, `intervention_count`, `phase`, and per decision `q` (the critic's value of the chunk that was
+  `intervention_steps`, `intervention_count`, `phase`, `number` (of the run's episodes), and per decision `q` (the critic's value of the chunk that was
   chosen) beside `g` (the discounted return realised from there);
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
 - `event`: a sentence about the run.
@@ -70,8 +70,8 @@ def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -
     """The rows of a run by kind; works while the run is being written.
 
     A resume from the checkpoint of step k supersedes what earlier lines say about later moments: train and eval rows
-    with `step > k`, and episodes with more `env_steps` than the resumed run counted (episodes that were acknowledged
-    after the checkpoint and brought back from the journal are part of that count, and stay). Events stay always.
+    with `step > k`, and episodes whose `number` is beyond what the checkpoint had counted (those that come back from
+    the journal are counted, and written, again). Events stay always.
 
     Args:
         run_dir: a run folder.
@@ -96,7 +96,7 @@ def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -
             metrics.bad_lines += 1
             continue
         if not superseded and row["kind"] == "event" and (match := _RESUMED.match(str(row.get("text")))):
-            kept = [r for r in rows if not _is_superseded(r, int(match[1]), row["env_steps"])]
+            kept = [r for r in rows if not _is_superseded(r, int(match[1]), row)]
             metrics.superseded += len(rows) - len(kept)
             rows = kept
         rows.append(row)
@@ -105,10 +105,15 @@ def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -
     return metrics
 
 
-def _is_superseded(row: Row, step: int, env_steps: int) -> bool:
+def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
     if row["kind"] == "event":
         return False
-    return row["env_steps"] > env_steps if row["kind"] == "episode" else row["step"] > step
+    if row["kind"] != "episode":
+        return bool(row["step"] > step)
+    number, episodes = row.get("number"), resumed.get("episodes")
+    if number is None or episodes is None:  # runs of version 0.1
+        return bool(row["env_steps"] > resumed["env_steps"])
+    return bool(number > episodes)
 
 
 def parse_row(line: bytes) -> Row | None:

@@ -147,7 +147,8 @@ class GymAdapter(RobotEnv):
         """One tick with `action float32[A]`, clipped to the action space.
 
         `info["executed_action"] float32[A]` is the environment's own report of it, else the person's action, else
-        the clipped one. Raises DataError for an action, or a person's action, that is not A finite numbers.
+        the clipped one. Raises DataError for an action, or a person's action, that is not A finite numbers, and for
+        a reward that is not finite.
         """
         given = np.clip(self._checked(action, "action"), self._low, self._high)
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
@@ -164,6 +165,8 @@ class GymAdapter(RobotEnv):
         info["success"] = success
         # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
         total = float(np.asarray(reward).item()) + float(np.asarray(info.get("grasp_penalty", 0.0)).item())
+        if not np.isfinite(total):
+            raise DataError(f"the environment of robot {self.robot_spec.name!r} gave the reward {total}: it must be finite")
 
         judged = success or bool(np.any(info.get("failure", False)))
         if self._tick >= self.robot_spec.max_episode_steps and not judged:

@@ -221,7 +221,7 @@ class Connection:
     def _on_identity(self, run: str) -> None:
         """The learner said which run it is: that run's records are sent to it, and no others."""
         if run != self._run_id:
-            self._out.attach(self._spools(run))
+            self._out.attach(self._spools, run)
             self._puller.connected(new_run=bool(self._run_id))
             self._run_id = run
         spool = self._out.spool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from serl_chunk.types import DataError, Record, StepBlock
 
 log = logging.getLogger(__name__)
 
+_BOUND = 2**62  # of what is counted: sums of a few stay within 64 bits
 _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
 
 
@@ -44,8 +46,12 @@ class Intake:
         self._routers, self._sessions, self._counters, self._limits = routers, sessions, counters, limits
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
         self._store, self._wait_for_disk = store, wait_for_disk and store is not None
-        self._retry_at = self._trim_at = 0.0
+        self._retry_at, self._trim_at = 0.0, math.inf
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
+
+    def retain(self) -> None:
+        """From now on old segments are dropped: the store has been read back."""
+        self._trim_at = 0.0
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
         """Take in a message; raises WireError for one that is none."""
@@ -84,7 +90,8 @@ class Intake:
             self._acknowledge(session, gap=True)
 
     def _skip(self, session: Session, first: int, span: int, steps: int) -> None:
-        unfinished = session.open_episode is not None
+        if first + span >= _BOUND or session.steps_offset + steps >= _BOUND:
+            raise WireError("a loss out of any bound")
         try:
             if not session.skip(first, span, steps):
                 return
@@ -93,10 +100,7 @@ class Intake:
             return
         self._counters["lost"] += span
         log.error("actor %s: %d records were lost on its disk", session.info.actor_id, span)
-        if unfinished:  # the rest of it are orphans
-            self._on_silent(session.info, True)
-        if self._store is not None:
-            self._store.note(session.standing)
+        self.settle(session)  # the rest of its episode are orphans
 
     def _take(self, session: Session, first: int, record: Record, frames: list[Frame]) -> None:
         before = session.duplicates
@@ -117,6 +121,7 @@ class Intake:
                 self._on_record(session.info, new)
             except DataError as e:
                 self._counters["rejected"] += 1
+                session.advance(new, delivered=False)  # a successor goes on behind it
                 self.refuse(session, str(e))
                 return
             self.insert_s += time.monotonic() - start
@@ -160,6 +165,14 @@ class Intake:
                 for session in self._sessions:
                     if session.live:
                         self._acknowledge(session, gap=True)  # send again what came meanwhile
+        if self._wait_for_disk and self._store.sync_error and not self.stalled:
+            # The system reports a failed write once and forgets it: a later fsync that succeeds proves nothing.
+            self.stalled, self._retry_at = (
+                f"an fsync of {self._store.folder} failed ({self._store.sync_error}): what was written may not be on the "
+                "disk. Check that disk, then start the learner again",
+                math.inf,
+            )
+            log.error("%s", self.stalled)
         if now >= self._trim_at:
             self._trim_at = now + _RETRY_S
             self._store.trim()
@@ -208,4 +221,17 @@ class Intake:
         """The session fell silent, which is told once; or it is `gone` and cannot come back."""
         if not session.closed or (gone and not session.gone):
             session.closed, session.gone = True, gone  # should it come back, its episode goes on
-            self._on_silent(session.info, gone)
+            if gone and session.open_episode is not None:
+                session.open_episode = None
+                self.settle(session)
+            else:
+                self._on_silent(session.info, gone)
+
+    def settle(self, session: Session) -> None:
+        """The session's place changed without a record: write that down. An episode that was open ends there."""
+        if self._store is not None:
+            try:
+                self._store.settle(session.standing)
+            except JournalError as e:  # then a restarted learner learns it from the actor once more
+                log.error("%s", e)
+        self._on_silent(session.info, True)

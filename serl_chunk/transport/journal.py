@@ -91,7 +91,7 @@ class Journal:
         self.first = self.next = 0  # entries first <= number < next are kept (damaged ones excepted)
         self.synced = 0  # entries below it survive a power cut
         self.nbytes = 0
-        self.sync_error = ""  # why the last fsync failed
+        self.sync_error = ""  # why an fsync failed: from then on `synced` stays, for nobody knows what it lost
         self._segment_bytes, self._interval, self._preamble = segment_bytes, sync_interval, preamble
         self._segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
         self._fd: int | None = None  # of the newest segment, where this process began it
@@ -156,8 +156,9 @@ class Journal:
 
         A whole segment is in memory at a time. Raises DataError where one cannot be read.
         """
-        for i, (first, _, _) in enumerate(self._segments):
-            following = self._segments[i + 1][0] if i + 1 < len(self._segments) else self.next
+        segments = list(self._segments)
+        for i, (first, _, _) in enumerate(segments):
+            following = segments[i + 1][0] if i + 1 < len(segments) else self.next
             if following <= start:
                 continue
             for found in segment.scan(self._path(first)):
@@ -299,7 +300,8 @@ class Journal:
             except OSError as e:
                 self._note_sync_error(e)
                 raise JournalError(f"fsync of {self.folder} failed: {e.strerror}") from e
-            self.synced, self.sync_error = number, ""
+            if not self.sync_error:
+                self.synced = number
             self._close(full)
 
     def _sync_name(self) -> None:
@@ -316,7 +318,8 @@ class Journal:
         with self._swap:
             for fd in full:
                 self._full.remove(fd)
-                os.close(fd)
+                with contextlib.suppress(OSError):  # a network disk tells here what an fsync has told already
+                    os.close(fd)
 
     def _note_sync_error(self, e: OSError) -> None:
         if not self.sync_error:

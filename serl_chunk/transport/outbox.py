@@ -14,7 +14,7 @@ import zmq
 from serl_chunk.transport import records, wire
 from serl_chunk.transport.journal import JournalError
 from serl_chunk.transport.sockets import try_send
-from serl_chunk.transport.spool import Spool
+from serl_chunk.transport.spool import Entry, Spool
 from serl_chunk.transport.stats import Counters, Rate
 from serl_chunk.types import (
     IMAGE_PREFIX,
@@ -63,6 +63,7 @@ class Outbox:
         self.spool: Spool | None = None  # of the run the learner belongs to; None before it is known
         self.blocked = False  # the socket took no more; poll it for writing
         self.stuck = ""  # why the spool takes nothing
+        self.unreadable = ""  # why it gives nothing back
         self.counters = Counters("retransmitted", "abandoned", "set_aside")
         self.rate = Rate()
         self.progress_at = time.monotonic()  # when the learner last acknowledged, or nothing was in flight
@@ -77,6 +78,7 @@ class Outbox:
         # The spool of the run before, for the rest of the episode that was open when another run appeared; or a
         # word that this rest goes nowhere, because memory was all that held the beginning.
         self._former: Spool | None = None
+        self._run = self._former_run = ""  # ids of the runs that the spools are of
         self._skipping = False
         self._spooled_episode = ""  # open where packing has come to
         # Each of these pairs is written by one thread each, and so needs no lock.
@@ -186,19 +188,27 @@ class Outbox:
 
     # The network thread.
 
-    def attach(self, spool: Spool) -> None:
-        """What is handed over goes into `spool` from the next episode on, and what it holds is sent.
+    def attach(self, spools: Spools, run: str) -> None:
+        """What is handed over goes into the spool of `run` from the next episode on, and what it holds is sent.
 
         The rest of an episode that is open now belongs to the run before: it follows its beginning.
         """
-        old = self.spool
-        self.spool = spool
-        self._send_next = self._sent_once = spool.acked
-        self._restart()
+        if self._former is not None and run == self._former_run:  # back at the run that the open episode is of
+            assert self.spool is not None
+            other, self.spool, self._former = self.spool, self._former, None
+            other.close()
+            self._sending(run)
+            return
+        old, old_run = self.spool, self._run
+        self.spool = spools(run)
+        self._sending(run)
         if old is None:
             return
+        if self._former is not None:  # a third run within one episode: the second got nothing of it
+            old.close()
+            return
         if old.durable:
-            self._former = old
+            self._former, self._former_run = old, old_run
             while self._queue and not self.stuck:
                 self.pack()
         else:
@@ -208,6 +218,12 @@ class Outbox:
         self._skipping = bool(self._spooled_episode) and not old.durable
         if not self._spooled_episode and self._former is not None:
             self._set_aside()
+
+    def _sending(self, run: str) -> None:
+        assert self.spool is not None
+        self._run = run
+        self._send_next = self._sent_once = self.spool.acked
+        self._restart()
 
     def renew(self, spools: Spools, run: str) -> None:
         """The learner has all that the spool holds, and more: go on with an empty one."""
@@ -324,7 +340,7 @@ class Outbox:
         self.blocked = False
         if not self._in_flight:
             self.progress_at = time.monotonic()
-        while self.spool is not None and (entry := self.spool.at(self._send_next)) is not None:
+        while self.spool is not None and (entry := self._next_entry(self.spool)) is not None:
             if self._in_flight and self._in_flight_bytes + entry.nbytes > self._credit:
                 return
             if not try_send(socket, [token, *entry.frames]):
@@ -336,6 +352,18 @@ class Outbox:
             self._sent_once = max(self._sent_once, entry.end)
             self._in_flight.append((entry.end, entry.nbytes))
             self._in_flight_bytes += entry.nbytes
+
+    def _next_entry(self, spool: Spool) -> Entry | None:
+        """What is to be sent next; None where there is nothing, or the disk does not give it back now."""
+        try:
+            entry = spool.at(self._send_next)
+        except JournalError as e:
+            if not self.unreadable:
+                log.error("%s: it is tried again", e)
+            self.unreadable = str(e)
+            return None
+        self.unreadable = ""
+        return entry
 
     def acknowledged(self, seq: int, *, gap: bool) -> None:
         """The learner has everything below `seq`; with `gap`, it asks for what follows `seq` again."""
@@ -356,6 +384,9 @@ class Outbox:
         """A connection began: continue at `seq`, or from the beginning of what is kept where nothing is known."""
         assert self.spool is not None
         if known:
+            if seq < self.spool.acked:  # its disk lost the newest of what it had acknowledged
+                log.warning("the learner lost records that it had acknowledged: what is kept of them is sent again")
+                self.spool.rewind()
             self.spool.acknowledge(seq)
         else:
             if self.spool.acked > self.spool.first:

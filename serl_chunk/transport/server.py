@@ -96,7 +96,7 @@ class LearnerServer:
         self._welcome = welcome
         self._episode_timeout = config.silence if episode_timeout is None else episode_timeout
         self._sessions = Sessions(
-            dict(contract), self.run_id, config.max_sessions, store.forget if store else lambda s: None
+            dict(contract), self.run_id, config.max_sessions, store.standing_of if store else lambda s: None
         )
         self._store = store
         self._finished: str | None = None
@@ -131,6 +131,7 @@ class LearnerServer:
         """Let the sessions in the store go on where they were. After it was read back, before `welcome` lets one in."""
         if self._store is not None:
             self._sessions.restore(self._store.standings(), time.monotonic())
+            self._intake.retain()
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
         """Offer newer parameters, with plain values about them; returns at once.
@@ -316,6 +317,7 @@ class LearnerServer:
         if admission.lost:
             self._counters["lost"] += admission.lost
             log.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
+            self._intake.settle(session)
         header = {
             "token": session.token,
             "known": admission.known,

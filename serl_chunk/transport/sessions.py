@@ -155,15 +155,19 @@ class Sessions:
     """The table of sessions; decides who is admitted."""
 
     def __init__(
-        self, contract: dict[str, str], run: str, limit: int, forget: Callable[[str], None] = lambda session: None
+        self,
+        contract: dict[str, str],
+        run: str,
+        limit: int,
+        recall: Callable[[str], Standing | None] = lambda session: None,
     ) -> None:
-        """`forget` is called with a session that is remembered no more."""
+        """`recall` gives the place of a session that is not in the table any more."""
         self.version_floor = -1  # newest snapshot version any actor of this run reported
         self._contract = contract
         self._run = run
         self._limit = limit
         self._by_session: dict[str, Session] = {}
-        self._forget = forget
+        self._recall = recall
         self._by_token: dict[bytes, Session] = {}
 
     def __iter__(self) -> Iterator[Session]:
@@ -182,7 +186,8 @@ class Sessions:
         for standing in standings:
             session = self._by_session[standing.session] = Session(standing, "unknown", now, new=False)
             session.live = False
-            session.closed = standing.open_episode is None
+            # Where its last records are damaged it may be in an episode that this standing does not name.
+            session.closed = False
 
     def check(self, hello: Hello) -> None:
         """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""
@@ -198,6 +203,9 @@ class Sessions:
     def admit(self, hello: Hello, peer: str, now: float) -> Admission:
         """Open or continue the session of a checked hello; raises RefuseError with the sentence to send."""
         old = self._by_session.get(hello.session)
+        if old is None and (standing := self._recall(hello.session)) is not None:
+            old = self._by_session[hello.session] = Session(standing, peer, now, new=False)
+            old.live = False
         if old is not None:
             self._check_return(old, hello)
         ousted = self._make_room(hello)
@@ -213,6 +221,7 @@ class Sessions:
                 lost = hello.first - old.expected
                 old.expected, old.open_episode = hello.first, None
                 old.steps_offset = hello.steps_before_first - old.steps
+            old.refused = ""
             self.fence(old)
         session.info = SessionInfo(hello.session, hello.actor_id, hello.incarnation, peer)
         session.token = secrets.token_bytes(TOKEN_BYTES)
@@ -225,7 +234,7 @@ class Sessions:
         return Admission(session, old is not None, lost, ousted)
 
     def _check_return(self, old: Session, hello: Hello) -> None:
-        if old.refused:
+        if old.refused and hello.incarnation <= old.info.incarnation:
             raise RefuseError(old.refused)
         if hello.incarnation < old.info.incarnation:
             raise RefuseError(
@@ -262,7 +271,6 @@ class Sessions:
             group = sorted((s for s in silent if (s.expected > s.started_at) is kept), key=lambda s: s.heard)
             for s in group[: max(0, len(group) - limit)]:
                 del self._by_session[s.info.session]
-                self._forget(s.info.session)
                 ousted.append(s)
         for s in ousted:
             self.fence(s)

@@ -25,7 +25,7 @@ from serl_chunk.types import Amend, Begin, ConfigError, End, Record, StepBlock
 
 log = logging.getLogger(__name__)
 
-_RECORD, _TABLE = 1, 0
+_TABLE, _RECORD, _PLACE = 0, 1, 2  # an entry's kind
 _ROOM_BYTES = 64 << 20
 _TOLD = 3  # unreadable entries that are logged one by one
 
@@ -49,7 +49,7 @@ class Stored(NamedTuple):
     session: str
     actor_id: str
     first: int  # sequence number
-    record: Record
+    record: Record | None  # None: the session's open episode, if it has one, ends here without its end
     delivered: bool  # False: of an episode whose earlier records are not all here, or never were
 
 
@@ -59,8 +59,8 @@ class RecordStore:
     Args:
         folder: of the journal.
         limits: of a message that is read back.
-        min_steps: the newest that many steps are never dropped: what a restarted learner's replay can hold.
-        max_bytes: older segments are dropped beyond it; 0 drops what `min_steps` does not need.
+        min_steps: the newest that many steps are kept: what a restarted learner's replay can hold.
+        max_bytes: older segments are dropped beyond it, whatever `min_steps`; 0 drops what `min_steps` does not need.
         max_age: seconds after which a segment is dropped where `min_steps` permits, None for never.
         sync_interval: see Journal.
 
@@ -106,6 +106,11 @@ class RecordStore:
         return self._journal.synced
 
     @property
+    def sync_error(self) -> str:
+        """Why an fsync has failed since it was opened; then `synced` stays where it was."""
+        return self._journal.sync_error
+
+    @property
     def nbytes(self) -> int:
         """Bytes on disk."""
         return self._journal.nbytes
@@ -147,7 +152,14 @@ class RecordStore:
                     episodes.hole(standing.session)
                     self._standings[standing.session] = standing._replace(open_episode=None)
             return None
-        before, delivered = _standing(values[0]), bool(values[1])
+        before = _standing(values[0])
+        if tag == _PLACE:
+            self._standings[before.session] = before
+            episodes.hole(before.session)
+            return Stored(entry.number, before.session, before.actor_id, before.expected, None, True)
+        if tag != _RECORD:
+            raise ValueError(f"an entry of kind {tag}: a newer version wrote it")
+        delivered = bool(values[1])
         _, record = records.decode_record(wire.decode(entry.frames[1:], self._limits))
         known, session = self._standings.get(before.session), before.session
         if known is None or known.expected != before.expected:
@@ -176,13 +188,17 @@ class RecordStore:
         self._standings[standing.session] = _after(standing, record, delivered)
         return self._journal.next - 1
 
-    def note(self, standing: Standing) -> None:
-        """A session's place changed without a record. Goes into the next segment's table."""
-        self._standings[standing.session] = standing
+    def settle(self, standing: Standing) -> None:
+        """A session stands at `standing` without a record that led there, and has no episode open.
 
-    def forget(self, session: str) -> None:
-        """A session will not come back."""
-        self._standings.pop(session, None)
+        Raises JournalError; the next segment's table has it all the same.
+        """
+        self._standings[standing.session] = standing
+        self._journal.append([msgpack.packb((_PLACE, tuple(standing)))])
+
+    def standing_of(self, session: str) -> Standing | None:
+        """Where a session stands; None for one that never sent a record."""
+        return self._standings.get(session)
 
     def _table(self) -> list[Buffer]:
         return [msgpack.packb((_TABLE, [tuple(s) for s in self._standings.values()]))]
@@ -193,7 +209,9 @@ class RecordStore:
         total, steps, keep_from = self._journal.nbytes, self._steps.total(), 0
         for (first, nbytes, at), (following, _, _) in itertools.pairwise(segments):
             old = self._max_age is not None and time.time() - at > self._max_age
-            if steps - self._steps[first] < self._min_steps or (total <= self._max_bytes and not old):
+            # More bytes than the whole replay takes (`check_retention`) are images that it would not hold.
+            over = 0 < self._max_bytes < total
+            if not over and (steps - self._steps[first] < self._min_steps or (total <= self._max_bytes and not old)):
                 break
             total, steps, keep_from = total - nbytes, steps - self._steps.pop(first), following
         freed = self._journal.drop_before(keep_from)
@@ -203,7 +221,10 @@ class RecordStore:
     @property
     def has_room(self) -> bool:
         """Whether a disk that was full is usable again: 64 MiB are free, or a twentieth of a small one."""
-        return self.free_bytes() >= min(_ROOM_BYTES, files.total_bytes(self.folder) // 20)
+        try:
+            return self.free_bytes() >= min(_ROOM_BYTES, files.total_bytes(self.folder) // 20)
+        except OSError:  # the folder is gone, or its mount is
+            return False
 
     def free_bytes(self) -> int:
         """Room on the disk."""

@@ -476,7 +476,7 @@ def test_the_expected_bandwidth_is_what_an_actor_sends(images):
         config.transport, host=HERE, port=free_port(), actor_id="a", contract={}, spools=lambda run: spool
     )
     out = link._out
-    out.attach(spool)
+    out.attach(lambda run: spool, "run")
     try:
         link.begin(Begin("actor-01234567-000000"))
         for tick in range(ticks):

@@ -11,6 +11,7 @@ from point_robot import HORIZON, experiment, record_demos
 from serl_chunk.commands import learner as learner_command
 from serl_chunk.commands.setup import open_run
 from serl_chunk.learner.learner import Phase
+from serl_chunk.learner.run_metrics import read_metrics
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 
@@ -77,6 +78,57 @@ def test_counters_are_those_of_a_learner_that_never_stopped(demos, tmp_path, at)
     assert (first.env_steps, first.human_ticks, first.episodes) == (6 * LENGTH, 9, 6)
     assert second.replay.ready == first.replay.ready
     second.metrics.close()
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])  # before the steps, before the giving up, behind it
+def test_an_episode_that_was_given_up_is_counted_once(demos, tmp_path, at):
+    config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
+    rows = [*rows[:3], (3, "actor/s", None), *((n + 1, "actor/t", r) for n, _, r in rows[4:])]
+    first = build(config, demos, tmp_path / "run")
+
+    def take(part):
+        for number, session, record in part:
+            if record is None:
+                first.close_session(session, gone=True, position=number + 1)
+            else:
+                first.insert(session, record, number + 1)
+
+    take(rows[:at])
+    first.checkpoint()
+    first.checkpoints.close()
+    take(rows[at:])
+    first._drain_episodes()
+    first.metrics.close()
+    second = build(config, demos, tmp_path / "run")
+    second.refill(rows)
+    second._drain_episodes()
+    assert (first.env_steps, first.episodes, first.human_ticks) == (2 * LENGTH, 2, 3)
+    assert (second.env_steps, second.episodes, second.human_ticks) == (2 * LENGTH, 2, 3)
+    assert second.replay.ready == first.replay.ready
+    second.metrics.close()
+    assert len(read_metrics(tmp_path / "run")["episode"]) == 2
+
+
+def test_interventions_that_the_journal_no_longer_has_are_told(demos, tmp_path):
+    config = experiment(pretrain_steps=0, critic_warmup_steps=0)
+    config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=60))
+    first, rows = build(config, demos, tmp_path / "run"), journal(12)
+    feed(first, rows)
+    held = int(first.replay.stats()["replay/human_rows"])
+    assert held > 0
+    first.checkpoint()
+    first.checkpoints.close()
+    first.metrics.close()
+    said: list[str] = []
+    second = build(config, demos, tmp_path / "run", said.append)
+    second.refill(rows[-8:])
+    assert any(f"{held} of {held} steps of old interventions could not be put back" in line for line in said)
+    second.metrics.close()
+    said.clear()
+    third = build(config, demos, tmp_path / "run", said.append)
+    third.refill(rows)
+    assert not any("old interventions" in line for line in said)
+    third.metrics.close()
 
 
 def test_training_goes_on_at_once(demos, tmp_path):

@@ -28,6 +28,17 @@ def test_resume_supersedes_what_the_lost_life_wrote_after_the_checkpoint(tmp_pat
     assert (len(everything["train"]), len(everything["episode"]), everything.superseded) == (4, 4, 0)
 
 
+def test_an_episode_without_steps_after_the_checkpoint_is_superseded_too(tmp_path):
+    """The end that a killed actor's successor writes takes no step."""
+    with open_log(tmp_path) as log:
+        for number in (1, 2, 3):
+            add_episode(log, Counters(20, 40, 0), actor_id=f"first{number}", number=number)
+    with open_log(tmp_path) as log:
+        log.resumed(Counters(20, 40, 0), episodes=2)
+        add_episode(log, Counters(20, 40, 0), actor_id="again3", number=3)
+    assert [row["actor_id"] for row in read_metrics(tmp_path)["episode"]] == ["first1", "first2", "again3"]
+
+
 def test_a_second_resume_further_back_supersedes_both_lives(tmp_path):
     with open_log(tmp_path) as log:
         for resume, steps in ((None, (10, 20, 30)), (20, (25, 35)), (10, (12,))):

@@ -50,6 +50,8 @@ def settle(run: Path, log: Path) -> Account:
             assert row.delivered, f"record {row.first} of {row.session} belongs to no open episode"
             assert row.first == expected.get(row.session, 0), "a sequence number is missing or came twice"
             record = row.record
+            if record is None:  # the session's place alone
+                continue
             expected[row.session] = row.first + (record.n if isinstance(record, StepBlock) else 1)
             if isinstance(record, Begin):
                 assert record.episode_id not in lengths

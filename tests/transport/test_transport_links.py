@@ -196,7 +196,7 @@ def test_a_full_disk_at_the_actor_keeps_records_in_memory(tmp_path, monkeypatch)
 
 def test_acknowledged_after_the_fsync_where_power_may_fail(tmp_path, monkeypatch):
     port = free_port()
-    config = dataclasses.replace(CONFIG, durability="power")
+    config = dataclasses.replace(CONFIG, durability="power", sync_interval=0.1)
     store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)
     synced = {"below": 0}  # journal entries that are on the disk
     monkeypatch.setattr(RecordStore, "synced", property(lambda self: synced["below"]))
