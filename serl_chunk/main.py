@@ -115,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: list[str]) -> int:
     parser = _parser()
     flags, rest = parser.parse_known_args(arguments)
-    from serl_chunk.commands.setup import DEFAULT_PORT, load, split_overrides
+    from serl_chunk.commands.setup import load, split_overrides
+    from serl_chunk.transport.sockets import DEFAULT_PORT
 
     _quiet_libraries()
     config = load(flags.exp_name, split_overrides(rest), flags.seed)
@@ -255,8 +256,7 @@ def _keys(arguments: list[str]) -> int:
     revoke.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
     flags = p.parse_args(arguments)
     from serl_chunk.commands import keys
-    from serl_chunk.commands.setup import DEFAULT_PORT
-    from serl_chunk.transport.sockets import check_port
+    from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
 
     if flags.command == "add":
         port = DEFAULT_PORT if flags.port is None else flags.port
@@ -288,7 +288,8 @@ def _doctor(arguments: list[str]) -> int:
     p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
     flags, rest = p.parse_known_args(arguments)
     from serl_chunk.commands.doctor import Where, run_doctor
-    from serl_chunk.commands.setup import DEFAULT_PORT, load, split_overrides
+    from serl_chunk.commands.setup import load, split_overrides
+    from serl_chunk.transport.sockets import DEFAULT_PORT
 
     if flags.keys is not None and flags.insecure:
         raise ConfigError("--insecure means no keys: leave it out, or --keys")

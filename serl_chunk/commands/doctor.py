@@ -81,8 +81,10 @@ def examine(config: ExperimentConfig | None, where: Where) -> Iterator[Check]:
     if config is not None:
         try:
             spec = spec_of(config)
+            for name in config.agent.image_keys:
+                spec.camera(name)
         except Exception as e:  # an experiment's own code may raise anything
-            trouble = _cannot_build(config, e)
+            spec, trouble = None, _cannot_build(config, e)
     found = reach(where.ip, where.port, REACH_S)
     yield from check_ports(found, where.ip, where.port)
     if trouble is not None:
@@ -150,9 +152,11 @@ class _Visit:
 
     def _silent(self, sentence: str) -> Check:
         remedy = (
-            "check --port: another program may have it. A learner that answers nothing hangs: see its own output, and "
-            "start it again; what actors keep is not lost"
+            "check --port: another program may have it. A learner that answers nothing hangs, or has many doctors to "
+            "answer: try again, see its own output, and start it again; what actors keep is not lost"
         )
+        if "its own output" in sentence:
+            remedy = "see that output"
         return Check("learner", "FAIL", sentence, remedy)
 
     def _join(self) -> bool:

@@ -37,15 +37,20 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     if wanted == "best":
         rates = {}
         for file in (run / FOLDER).glob(f"{VALIDATION}_*.json"):
-            data = json.loads(file.read_text())
-            if data["checkpoint"] in steps:
-                rates[data["checkpoint"]] = max(r["success_rate"] for r in data["results"])
+            try:
+                data = json.loads(file.read_text())
+                if data["checkpoint"] in steps:
+                    rates[data["checkpoint"]] = max(r["success_rate"] for r in data["results"])
+            except (OSError, ValueError, LookupError, TypeError) as e:
+                raise CheckpointError(
+                    f"{file} is damaged ({type(e).__name__}: {e}): remove it and evaluate that checkpoint again"
+                ) from e
         if not rates:
             raise CheckpointError(
                 f"no checkpoint of {run} has been validated, so none is known to be best: evaluate some with "
                 f"--eval_validation first. Checkpoints: {listing}"
             )
         return max(rates, key=lambda s: (rates[s], s))
-    if not wanted.isdigit() or int(wanted) not in steps:
+    if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:
         raise CheckpointError(f"{run} has no checkpoint {wanted!r}; it has: {listing} (or latest, best)")
     return int(wanted)

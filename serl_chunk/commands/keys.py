@@ -13,8 +13,8 @@ from serl_chunk.config.experiment import TransportConfig
 from serl_chunk.transport.enrolment import PlainError, enrol
 from serl_chunk.transport.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.invitation import Invitation
-from serl_chunk.transport.keys import THIS_MACHINE, ClientKeys, ServerKeys, default_folder, fingerprint
-from serl_chunk.transport.sockets import is_loopback
+from serl_chunk.transport.keys import THIS_MACHINE, ClientKeys, ServerKeys, add_line, default_folder, fingerprint
+from serl_chunk.transport.sockets import DEFAULT_PORT, is_loopback
 from serl_chunk.types import ConfigError
 
 FIRST_ROBOT = "robot"  # what the first robot PC is called, unless somebody chooses
@@ -40,6 +40,10 @@ def learner_keys(bind: str, folder: str | None, *, insecure: bool, tell: Say = s
             f"--bind={bind} needs keys: {error}. Or give another folder with --keys DIR, listen on 127.0.0.1, or add "
             "--insecure if everybody on that network may be trusted"
         ) from error
+    if not is_loopback(bind):  # an actor of this machine may name any of its addresses
+        for own in ClientKeys.all(keys.folder):
+            if own.server == keys.pair.public:
+                own.at(addresses(bind))
     if new:
         tell(f"keys of this learner ({fingerprint(keys.pair.public)}) made in {keys.folder}")
     return keys
@@ -51,7 +55,7 @@ def invite_first(keys: ServerKeys, bind: str, port: int, tell: Say = say) -> Non
     joined = [c.name for c in keys.clients() if c.state(now) == "joined" and c.name != THIS_MACHINE]
     if joined or is_loopback(bind):
         return
-    tell("no robot PC has joined yet. " + how_to_join(keys.invite(FIRST_ROBOT, addresses(bind), port)))
+    tell("no robot PC has joined yet. " + how_to_join(keys, keys.invite(FIRST_ROBOT, addresses(bind), port)))
 
 
 def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | None:
@@ -70,11 +74,11 @@ def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | N
     return keys
 
 
-def how_to_join(invitation: Invitation) -> str:
+def how_to_join(keys: ServerKeys, invitation: Invitation) -> str:
     """The line to paste, and what to know about it."""
     return (
         f"On the robot PC, within ten minutes (it works once):\n\n  serl-chunk keys join '{invitation.encode()}'\n\n"
-        "another robot PC, or later: serl-chunk keys add NAME prints another line"
+        f"another robot PC, or later: {add_line(keys.folder, invitation.port)} prints another line"
     )
 
 
@@ -108,7 +112,7 @@ def run_init(folder: str | None) -> int:
 def run_add(folder: str | None, name: str, *, host: str | None, port: int) -> int:
     """Print the line with which one robot PC joins."""
     keys = ServerKeys.open(key_folder(folder))
-    say(how_to_join(keys.invite(name, addresses("0.0.0.0") if host is None else [host], port)))
+    say(how_to_join(keys, keys.invite(name, addresses("0.0.0.0") if host is None else [host], port)))
     return 0
 
 
@@ -150,7 +154,9 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
             f"key for {learner} in {keys.file}. It cannot be reached at {_or(where, keys.port)} now: the actor joins "
             f"as {keys.name!r} when it first connects, if that is within ten minutes of the line"
         )
-    say(f"start: serl-chunk --exp_name EXPERIMENT --actor --ip {reached or (where[0] if where else 'HOST')}")
+    more = "" if keys.port in (0, DEFAULT_PORT) else f" --port {keys.port}"
+    more += "" if folder is None else f" --keys {folder}"
+    say(f"start: serl-chunk --exp_name EXPERIMENT --actor --ip {reached or (where[0] if where else 'HOST')}{more}")
     return 0
 
 

@@ -20,7 +20,6 @@ from serl_chunk.config.overrides import apply_overrides, difference, to_dict
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError, RobotSpec
 
-DEFAULT_PORT = 5588
 Say = Callable[[str], None]
 
 

@@ -66,7 +66,7 @@ def check_spool(config: ExperimentConfig, spec: RobotSpec, actor_id: str, root: 
     except ConfigError as e:
         return Check("spool", "FAIL", str(e), "choose another --actor_id")
     folder, size, episode = spools.folder, config.transport.spool_bytes, largest_episode_bytes(spec, config)
-    disk = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    disk = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
     free = files.free_bytes(disk)
     figures = {"spool_free_bytes": free, "largest_episode_bytes": episode, "spool_bytes": size}
     said = (

@@ -133,7 +133,7 @@ class Learner:
             self._wake.notify()
 
     def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
-        """An actor fell silent, or is gone for good; see Replay.close_session and `insert`. For the inserting thread."""
+        """An actor fell silent, or is gone for good: see Replay.close_session. For the inserting thread."""
         self.replay.close_session(session, gone=gone)
         with self._wake:
             self._finished_episodes.extend(self._reported)
@@ -143,8 +143,9 @@ class Learner:
     def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
         """Put back what a learner before this one received: (journal entry, session, record), oldest first.
 
-        No record: the session was given up there, in the middle of an episode perhaps. What the checkpoint's counters cover fills the replay and is not counted again. Returns the steps put back. A
-        record that does not fit (the experiment was changed) is left out, and said.
+        No record: the session was given up there, in the middle of an episode perhaps. What the checkpoint's counters
+        cover fills the replay and is not counted again. Returns the steps put back. A record that does not fit (the
+        experiment was changed) is left out, and said.
         """
         counted, self._position = self._position, 0
         steps = refused = 0

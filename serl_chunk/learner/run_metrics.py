@@ -5,8 +5,8 @@ over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
 - `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where nobody knows),
-  `intervention_steps`, `intervention_count`, `phase`, `number` (of the run's episodes), and per decision `q` (the critic's value of the chunk that was
-  chosen) beside `g` (the discounted return realised from there);
+  `intervention_steps`, `intervention_count`, `phase`, `number` (of the run's episodes), and per decision `q` (the
+  critic's value of the chunk that was chosen) beside `g` (the discounted return realised from there);
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
 - `event`: a sentence about the run.
 

@@ -166,7 +166,7 @@ class GymAdapter(RobotEnv):
         # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
         total = float(np.asarray(reward).item()) + float(np.asarray(info.get("grasp_penalty", 0.0)).item())
         if not np.isfinite(total):
-            raise DataError(f"the environment of robot {self.robot_spec.name!r} gave the reward {total}: it must be finite")
+            raise DataError(f"the environment of robot {self.robot_spec.name!r} gave a reward of {total}: not finite")
 
         judged = success or bool(np.any(info.get("failure", False)))
         if self._tick >= self.robot_spec.max_episode_steps and not judged:

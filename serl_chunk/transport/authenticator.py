@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from serl_chunk.transport import handshake, kinds, wire
-from serl_chunk.transport.keys import ServerKeys, fingerprint, to_text
+from serl_chunk.transport.keys import ServerKeys, add_line, fingerprint, to_text
 from serl_chunk.transport.stats import Counters
 from serl_chunk.transport.wire import Frame, Message, WireError
 from serl_chunk.types import ConfigError
@@ -35,8 +35,9 @@ class Authenticator:
         keys: ServerKeys,
         counters: Counters,
         complain: Callable[[str, str, str], None],
+        port: int,
     ) -> None:
-        self._keys, self._counters, self._complain = keys, counters, complain
+        self._keys, self._counters, self._complain, self._port = keys, counters, complain, port
         self._failed = ""  # why the key folder could not be read last
         self.socket = context.socket(zmq.ROUTER)  # to poll for reading
         self.socket.linger = 0
@@ -66,6 +67,7 @@ class Authenticator:
         """The status of a key: 200 welcome, 400 not, 500 nobody knows now."""
         try:
             client = self._keys.known(public)
+            self._failed = ""
             if self._keys.may_connect(public) or self._keys.may_join(public):
                 return b"200"
         except ConfigError as e:
@@ -74,14 +76,14 @@ class Authenticator:
         self._counters["keys_refused"] += 1
         address = address.removeprefix("::ffff:")
         if client is None:
-            what = (
-                f"unknown key {fingerprint(public)}: if this is a robot of yours, run `serl-chunk keys add NAME` here"
-            )
+            line = add_line(self._keys.folder, self._port)
+            what = f"unknown key: {fingerprint(public)}. If this is a robot of yours, run `{line}` here"
             self._complain("control", address, what)
         elif client.revoked:
             self._complain("control", address, f"revoked key of {client.name}: it is let in no more")
         else:
-            self._complain("control", address, f"expired line of {client.name}: `serl-chunk keys add {client.name}`")
+            line = add_line(self._keys.folder, self._port, client.name)
+            self._complain("control", address, f"expired line of {client.name}: `{line}` prints another")
         return b"400"
 
     def _cannot(self, error: ConfigError) -> None:

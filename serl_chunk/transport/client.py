@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -64,8 +65,9 @@ class LearnerLink:
             )
         try:
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as e:
-            raise ConfigError(f"--ip={host}: no such host ({e.strerror}); give the learner's name or IP address") from e
+        except (OSError, UnicodeError) as e:
+            why = e.strerror if isinstance(e, OSError) else "no name is like that"
+            raise ConfigError(f"--ip={host}: no such host ({why}); give the learner's name or IP address") from e
         self._config = config
         self._host, self._port = host, port
         self._keys = keys
@@ -135,7 +137,7 @@ class LearnerLink:
 
     def _join(self, timeout: float | None, on_waiting: Callable[[str], None]) -> None:
         """Have the learner write down this machine's key, where that is still to be done."""
-        start = time.monotonic()
+        start, said = time.monotonic(), -math.inf
         while self._keys is not None and self._keys.ticket is not None:
             left = _SAY_EVERY_S if timeout is None else timeout - (time.monotonic() - start)
             try:
@@ -150,7 +152,10 @@ class LearnerLink:
                     raise UnreachableError(
                         f"{e} after {timeout:g} s: start it with --learner, or check --ip and --port"
                     ) from e
-                on_waiting(f"{e}; waiting ({waited:.0f} s)")
+                if time.monotonic() - said >= _SAY_EVERY_S:
+                    said = time.monotonic()
+                    on_waiting(f"{e}; waiting ({waited:.0f} s)")
+                time.sleep(min(1.0, math.inf if timeout is None else max(0.0, timeout - waited)))
 
     # Records (RecordSink). Arrays are handed over, not copied: they must not change afterwards.
 

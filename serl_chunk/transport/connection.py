@@ -17,7 +17,7 @@ from serl_chunk.transport.keys import ClientKeys
 from serl_chunk.transport.outbox import Outbox, Spools
 from serl_chunk.transport.puller import FetchError, FetchRequest, Puller
 from serl_chunk.transport.snapshots import Manifest
-from serl_chunk.transport.sockets import CHANNELS, Waker, endpoint, try_receive, try_send
+from serl_chunk.transport.sockets import CHANNELS, Waker, try_receive, try_send
 from serl_chunk.transport.wire import Limits, Message, WireError
 from serl_chunk.types import SerlChunkError
 
@@ -171,7 +171,7 @@ class Connection:
             self._key_exchange.secure(s)
             if channel == "control":
                 self._key_exchange.watch(s)
-            s.connect(endpoint(self._host, self._port + offset))
+            sockets.connect(s, self._host, self._port + offset)
         self._hello_at = None
 
     def _lose(self, why: str, retry_in: float = 0.0) -> None:

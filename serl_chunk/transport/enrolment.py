@@ -13,6 +13,7 @@ from serl_chunk.transport.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.key_exchange import (
     Monitor,
     Outcome,
+    busy,
     denied,
     explain,
     no_keys_there,
@@ -20,7 +21,7 @@ from serl_chunk.transport.key_exchange import (
     use_keys,
 )
 from serl_chunk.transport.keys import ClientKeys, Pair, to_bytes
-from serl_chunk.transport.sockets import CHANNELS, endpoint, try_send
+from serl_chunk.transport.sockets import CHANNELS, try_send
 from serl_chunk.transport.wire import Frame, Limits, WireError
 
 _CONTROL = CHANNELS.index("control")
@@ -40,16 +41,20 @@ def enrol(keys: ClientKeys, config: TransportConfig, host: str, port: int, timeo
     where = f"{host}:{port}"
     if keys.ticket is None:
         return keys
-    outcome = _ask(keys.server, keys.ticket, config, host, port, timeout, wire.encode(kinds.ENROL, {
-        "public": to_bytes(keys.pair.public),
-    }))  # fmt: skip
-    if outcome is Outcome.DENIED:  # used up: by us, perhaps, and the answer was lost
+    question, refused = wire.encode(kinds.ENROL, {"public": to_bytes(keys.pair.public)}), None
+    try:
+        outcome = _ask(keys.server, keys.ticket, config, host, port, timeout, question)
+    except RefusedError as e:
+        outcome, refused = Outcome.DENIED, e
+    if outcome is Outcome.DENIED:  # used up: by us, perhaps, and the answer was lost, or by another program here
         outcome = _ask(keys.server, keys.pair, config, host, port, timeout, None)
     outcome = explain(outcome, True, host, port + _CONTROL)
     if outcome is Outcome.DONE:
         return keys.enrolled(host)
     if outcome is Outcome.DENIED:
-        raise RefusedError(denied(keys, where))
+        raise refused or RefusedError(denied(keys, where))
+    if outcome is Outcome.BUSY:
+        raise UnreachableError(busy(where))
     if outcome is Outcome.MISMATCH:
         raise PlainError(no_keys_there(keys, where))
     if outcome is Outcome.OTHER:
@@ -62,7 +67,8 @@ def _ask(
 ) -> Outcome | None:
     """Connect with a key and, once that is accepted, ask; DONE where all went well, None where nobody answered in time.
 
-    A connection that was closed is tried again: CLOSED is what it comes to where that never helps.
+    BUSY where the learner could not check the key in that time. A connection that was closed is tried again: CLOSED is
+    what it comes to where that never helps.
     """
     deadline = time.monotonic() + timeout
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -72,16 +78,17 @@ def _ask(
         stack.callback(context.destroy, linger=0)
         monitor = Monitor(s)
         stack.callback(monitor.close)
-        s.connect(endpoint(host, port + _CONTROL))
+        sockets.connect(s, host, port + _CONTROL)
         poller = zmq.Poller()
         poller.register(s, zmq.POLLIN)
         poller.register(monitor.socket, zmq.POLLIN)
-        closed = 0
+        closed, cannot_say = 0, False
         while (left := deadline - time.monotonic()) > 0:
             poller.poll(round(1000 * left))
             outcomes = monitor.read()
             outcome = outcomes[-1] if outcomes else None
             closed += outcomes.count(Outcome.CLOSED)
+            cannot_say = cannot_say or Outcome.BUSY in outcomes
             if outcome in (Outcome.DENIED, Outcome.MISMATCH) or closed > 1:
                 return outcome
             if outcome is Outcome.DONE and question is None:
@@ -91,7 +98,7 @@ def _ask(
                 try_send(s, question)
             if s.poll(0, zmq.POLLIN):
                 return _answer(s)
-    return None
+    return Outcome.BUSY if cannot_say else None
 
 
 def _answer(s: zmq.Socket[bytes]) -> Outcome | None:

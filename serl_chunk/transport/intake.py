@@ -168,8 +168,8 @@ class Intake:
         if self._wait_for_disk and self._store.sync_error and not self.stalled:
             # The system reports a failed write once and forgets it: a later fsync that succeeds proves nothing.
             self.stalled, self._retry_at = (
-                f"an fsync of {self._store.folder} failed ({self._store.sync_error}): what was written may not be on the "
-                "disk. Check that disk, then start the learner again",
+                f"an fsync of {self._store.folder} failed ({self._store.sync_error}): what was written may not be "
+                "there. Check that disk, then start the learner again",
                 math.inf,
             )
             log.error("%s", self.stalled)

@@ -157,7 +157,7 @@ class KeyExchange:
         elif outcome is Outcome.DENIED and self._keys is not None:
             return Trouble(denied(self._keys, where), True)
         elif outcome is Outcome.BUSY:
-            return Trouble(f"the learner at {where} cannot check keys now: its own output says why", False)
+            return Trouble(busy(where), False)
         elif outcome is Outcome.MISMATCH and self._keys is None:
             return Trouble(no_key(where), not known)
         elif outcome is Outcome.MISMATCH and self._keys is not None:
@@ -189,12 +189,17 @@ def denied(keys: ClientKeys, where: str) -> str:
     )
 
 
+def busy(where: str) -> str:
+    """The learner could not look into its key folder."""
+    return f"the learner at {where} cannot check keys now: its own output says why"
+
+
 def no_key(where: str) -> str:
     """The learner asks for a key and this machine has none."""
     return (
-        f"the learner at {where} talks only to machines with a key, and this one has none "
-        f"(in {default_folder()}, or where --keys says). On the learner's machine run `serl-chunk keys add NAME`, and "
-        "paste the line it prints here"
+        f"the learner at {where} talks only to machines with a key, and this one has none (in "
+        f"{default_folder()}, or where --keys says), or was started with --insecure. On the learner's machine run "
+        "`serl-chunk keys add NAME`, and paste the line it prints here; where that was done, leave --insecure out"
     )
 
 
@@ -211,5 +216,6 @@ def other_learner(keys: ClientKeys, where: str) -> str:
     return (
         f"what answers at {where} is not the learner that this machine joined (key {fingerprint(keys.server)}, "
         f"{keys.file}): it is another one, or its keys were made anew. If it is the one you mean, run "
-        "`serl-chunk keys add NAME` on its machine, and paste the line it prints here"
+        "`serl-chunk keys add NAME` on its machine, and paste the line it prints here (where several learners were "
+        "joined from here, --ip HOST with the line ties it to that address)"
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from zmq.utils import z85
 
+from serl_chunk.transport.files import sync_folder
 from serl_chunk.types import ConfigError
 
 
@@ -65,6 +66,7 @@ def write(path: Path, value: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+        sync_folder(path.parent)  # else a power cut could bring a used line back, or forget who joined
     except OSError as e:
         raise ConfigError(f"{path} cannot be written: {e.strerror}") from e
 
@@ -87,9 +89,15 @@ def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time change the folder."""
     try:
         _make_folder(folder)
-        lock = open(os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600), "w")  # noqa: SIM115
+        lock = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(lock)
+            raise
     except OSError as e:
         raise ConfigError(f"the key folder {folder} cannot be used: {e.strerror}") from e
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
         yield
+    finally:
+        os.close(lock)

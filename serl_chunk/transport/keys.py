@@ -48,6 +48,7 @@ from zmq.utils import z85
 
 from serl_chunk.transport.invitation import Invitation
 from serl_chunk.transport.key_files import check_folder, damaged, key_of, locked, read, write
+from serl_chunk.transport.sockets import DEFAULT_PORT
 from serl_chunk.types import ConfigError
 
 VALID_SECONDS = 600.0  # of a one-time key
@@ -61,6 +62,12 @@ def default_folder() -> Path:
     base = os.environ.get("XDG_CONFIG_HOME", "")
     root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".config"
     return root / "serl-chunk" / "keys"
+
+
+def add_line(folder: Path, port: int, name: str = "NAME") -> str:
+    """The command that invites a robot PC to a learner with the keys in `folder` at `port`."""
+    where = "" if folder == default_folder() else f" --keys {folder}"
+    return f"serl-chunk keys add {name}{where}" + ("" if port == DEFAULT_PORT else f" --port {port}")
 
 
 def fingerprint(public: str) -> str:
@@ -150,10 +157,10 @@ class ServerKeys:
         try:
             for f in (self.folder, folder):
                 check_folder(f)
-            entries = sorted(
-                (e.name, e.inode(), e.stat().st_mtime_ns) for e in os.scandir(folder) if _is_client(e.name)
-            )
-        except FileNotFoundError:
+            entries = sorted(filter(None, map(_stamp, os.scandir(folder))))
+        except FileNotFoundError as e:
+            if not (self.folder / "server.json").exists():  # unmounted, or moved: that revokes nobody
+                raise ConfigError(f"{self.folder} is gone") from e
             entries = []
         except OSError as e:
             raise ConfigError(f"{folder} cannot be read: {e.strerror}") from e
@@ -293,7 +300,7 @@ class ClientKeys:
         if not known:
             return None
         names = {host}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeError):
             names |= {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
         return ([k for k in known if names.intersection(k.hosts)] or known)[-1]
 
@@ -315,6 +322,13 @@ class ClientKeys:
         }  # fmt: skip
         write(self.file, value)
 
+    def at(self, hosts: Sequence[str]) -> ClientKeys:
+        """These keys, known to be for a learner at `hosts` too; saved where that is new. Raises ConfigError."""
+        keys = dataclasses.replace(self, hosts=tuple(dict.fromkeys((*self.hosts, *hosts))))
+        if keys.hosts != self.hosts:
+            keys.save()
+        return keys
+
     def enrolled(self, host: str) -> ClientKeys:
         """These keys after the learner at `host` has written them down; saved. Raises ConfigError."""
         hosts = self.hosts if host in self.hosts else (*self.hosts, host)
@@ -331,6 +345,13 @@ def to_text(key: bytes) -> str:
 def to_bytes(key: str) -> bytes:
     """Z85 as 32 bytes."""
     return z85.decode(key.encode())
+
+
+def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
+    """What changes with a file's content; None for what is no client's, or was removed at this moment."""
+    with contextlib.suppress(FileNotFoundError):
+        return (entry.name, entry.inode(), entry.stat().st_mtime_ns) if _is_client(entry.name) else None
+    return None
 
 
 def _is_client(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from serl_chunk.transport.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.key_exchange import KeyExchange
 from serl_chunk.transport.keys import ClientKeys
 from serl_chunk.transport.probe import MAX_ECHO_BYTES, PAYLOAD, Echo, Findings, Inspection
-from serl_chunk.transport.sockets import CHANNELS, endpoint, try_receive, try_send
+from serl_chunk.transport.sockets import CHANNELS, try_receive, try_send
 from serl_chunk.transport.wire import Frame, Limits, Message, WireError
 
 MAX_ECHOES = 128  # of one measurement: at most 128 MiB
@@ -23,6 +24,7 @@ _CONTROL = CHANNELS.index("control")
 _LIMITS = Limits(1 << 20, 1)
 _FIRST_BYTES = 1 << 14  # of an echo; they grow while they are quick, so that a slow link is measured too
 _QUICK_S = 0.1
+_AGAIN_S = 0.5
 _WINDOW = 4  # echoes under way
 _RAMP = 0.3  # of the measured time that does not count, while the echoes grow
 
@@ -96,7 +98,7 @@ class Prober:
 
     def inspect(self, inspection: Inspection, timeout: float) -> Findings:
         """What the learner says to an actor. Raises UnreachableError where it says nothing, RefusedError."""
-        message = self._ask(inspection.encode(), kinds.FINDINGS, timeout)
+        message = self._ask(inspection.encode(), kinds.FINDINGS, timeout, again=_AGAIN_S)
         try:
             return Findings.decode(message)
         except WireError as e:
@@ -152,7 +154,7 @@ class Prober:
         s = self._socket = sockets.make_socket(self._context, zmq.DEALER, self._config)
         self._exchange.secure(s)
         self._exchange.watch(s)
-        s.connect(endpoint(self._host, self._port + _CONTROL))
+        sockets.connect(s, self._host, self._port + _CONTROL)
 
     def _drop(self) -> None:
         self._exchange.close()
@@ -178,14 +180,19 @@ class Prober:
         except WireError:
             return 0.0, 0
 
-    def _ask(self, question: list[Frame], kind: str, timeout: float) -> Message:
-        """The answer to a question. One that comes too late is not taken for the next one's: echoes have numbers."""
+    def _ask(self, question: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
+        """The answer to a question. One that comes too late is not taken for the next one's: echoes have numbers.
+
+        `again`: seconds after which it is asked once more; a learner drops what is above its allowance.
+        """
         s, deadline = self._connected(), time.monotonic() + timeout
         number = self._number
-        asked = False
+        asked, ask_at = False, time.monotonic()
         while (left := deadline - time.monotonic()) > 0:
-            asked = asked or try_send(s, question)
-            s.poll(max(1, round(1000 * left)), zmq.POLLIN if asked else zmq.POLLIN | zmq.POLLOUT)
+            if time.monotonic() >= ask_at and (asked := try_send(s, question)):
+                ask_at = time.monotonic() + again
+            wait = min(left, ask_at - time.monotonic()) if asked else left
+            s.poll(max(1, round(1000 * wait)), zmq.POLLIN if asked else zmq.POLLIN | zmq.POLLOUT)
             while (message := self._receive()) is not None:
                 if message.kind == kind and (kind != kinds.ECHOED or message.header.get("number") == number):
                     return message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 import time
 import uuid
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 from serl_chunk.transport import wire
 from serl_chunk.transport.snapshots import Published
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+
+log = logging.getLogger(__name__)
 
 Fetch = Callable[[str], tuple[Snapshot, dict[str, Any]]]
 """Reads the checkpoint named "latest", "best" or by its step; raises SerlChunkError whose sentence is sent."""
@@ -115,6 +118,9 @@ class Publisher:
                 reason = ""
             except SerlChunkError as e:
                 reason = str(e)
+            except Exception as e:  # nothing that an actor asks for ends the learner
+                log.exception("checkpoint %r", step)
+                reason = f"the learner cannot read checkpoint {step!r} ({type(e).__name__}): its own output says why"
         self.fetched.append(Fetched(session, request, published, reason))
         self._wake()
 

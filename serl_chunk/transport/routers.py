@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import logging
+import time
 from typing import Any
 
 import zmq
@@ -20,7 +22,8 @@ from serl_chunk.types import ConfigError
 
 log = logging.getLogger(__name__)
 
-_LOG_LIMIT = 256  # distinct complaints logged; more are only counted
+_REMEMBERED = 256  # complaints that are not logged again
+_LINES = 30  # complaints logged in a minute; more are only counted
 
 
 class Routers:
@@ -34,14 +37,15 @@ class Routers:
     ) -> None:
         """Raises ConfigError for a port in use or an address that is not this machine's."""
         self._counters = counters
-        self._complaints: set[tuple[str, str, str]] = set()
+        self._complaints: collections.OrderedDict[tuple[str, str, str], None] = collections.OrderedDict()
+        self._lines: collections.deque[float] = collections.deque(maxlen=_LINES)  # when the last ones were logged
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
         self.authenticator: Authenticator | None = None
         self._monitor: Monitor | None = None  # of the control socket, where keys are asked for
         if keys is not None:
-            self.authenticator = Authenticator(self._context, keys, counters, self.complain)
+            self.authenticator = Authenticator(self._context, keys, counters, self.complain, port)
             self._poller.register(self.authenticator.socket, zmq.POLLIN)
         for offset, channel in enumerate(CHANNELS):
             s = self._sockets[channel] = sockets.make_socket(self._context, zmq.ROUTER, config)
@@ -83,8 +87,11 @@ class Routers:
                 self.complain(
                     "control", "somebody", "a key exchange for another learner, or none at all: it is told so"
                 )
-            elif outcome is Outcome.MISMATCH or outcome is Outcome.CLOSED:
+            elif outcome is Outcome.MISMATCH:
                 self.complain("control", "somebody", "a connection without a key: an actor is told what to do")
+            elif outcome is Outcome.CLOSED:
+                what = "a connection that ended before it named a key: a look at the port, or an actor without one"
+                self.complain("control", "somebody", what)
 
     def receive(self, channel: str) -> list[zmq.Frame] | None:
         """The next message, its sender's identity first; None where there is none."""
@@ -98,9 +105,15 @@ class Routers:
 
     def complain(self, channel: str, peer: str, what: str) -> None:
         """Log once per channel, peer and kind of trouble (`what` up to its first colon)."""
-        key = (channel, peer, what.split(":")[0])
-        if key not in self._complaints and len(self._complaints) < _LOG_LIMIT:
-            self._complaints.add(key)
+        key, now = (channel, peer, what.split(":")[0]), time.monotonic()
+        if key in self._complaints:
+            self._complaints.move_to_end(key)
+            return
+        self._complaints[key] = None
+        if len(self._complaints) > _REMEMBERED:
+            self._complaints.popitem(last=False)
+        if len(self._lines) < _LINES or now - self._lines[0] > 60.0:
+            self._lines.append(now)
             log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, what)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from serl_chunk.config.experiment import TransportConfig
 from serl_chunk.transport.wire import MAX_HEADER_BYTES, Frame
 from serl_chunk.types import ConfigError
 
+DEFAULT_PORT = 5588
 CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
 COPY_BELOW = 65536  # bytes; libzmq's zero-copy bookkeeping costs more than copying less than this
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # combining them takes a microsecond each time
@@ -80,6 +81,26 @@ def try_receive(s: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
 def endpoint(host: str, port: int) -> str:
     """`tcp://host:port`, with the brackets that an IPv6 address needs."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
+    """Connect to a learner. Raises ConfigError for what cannot be a host.
+
+    libzmq tries one address of a name, and where IPv6 is allowed the first: a learner that listens on IPv4, as nearly
+    all do, is then not found under a name that has both.
+    """
+    s.setsockopt(zmq.IPV6, not _has_ipv4(host))
+    try:
+        s.connect(endpoint(host, port))
+    except zmq.ZMQError as e:
+        raise ConfigError(f"{host!r} is no host ({e.strerror}); give the learner's name or IP address alone") from e
+
+
+def _has_ipv4(host: str) -> bool:
+    try:
+        return any(info[0] == socket.AF_INET for info in socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):  # nobody knows it now; libzmq goes on asking
+        return True
 
 
 def is_loopback(bind: str) -> bool:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
-import os
 import socket
-import stat
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import zmq
+from key_tools import HERE, invited, joined, tell
 from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport import handshake, key_exchange, kinds, wire
@@ -28,72 +25,11 @@ from serl_chunk.transport.keys import (
     ClientKeys,
     Pair,
     ServerKeys,
-    default_folder,
     to_bytes,
 )
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import Limits
 from serl_chunk.types import ConfigError
-
-HERE = "127.0.0.1"
-
-
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def learner(tmp_path, clock):
-    """The keys of a learner."""
-    keys, new = ServerKeys.ensure(tmp_path / "learner", clock)
-    assert new
-    return keys
-
-
-@pytest.fixture
-def port():
-    return free_port()
-
-
-def invited(learner: ServerKeys, folder: Path, name: str = "left", port: int = 1) -> ClientKeys:
-    """A robot PC that has taken its line and not used it."""
-    line = learner.invite(name, [HERE], port).encode()
-    keys = ClientKeys.accept(folder, Invitation.decode(line))
-    keys.save()
-    return keys
-
-
-def joined(learner: ServerKeys, folder: Path, name: str = "left") -> ClientKeys:
-    """A robot PC that has joined, without sockets."""
-    keys = invited(learner, folder, name)
-    assert keys.ticket is not None
-    assert learner.enrol(keys.ticket.public, keys.pair.public) == name
-    return keys.enrolled(HERE)
-
-
-def tell(port: int, keys: ClientKeys, pair: Pair, frames: list) -> wire.Message | None:
-    """What the learner's control socket answers to a message that comes with `pair`; None where it answers nothing."""
-    context = zmq.Context()
-    s = context.socket(zmq.DEALER)
-    try:
-        use_keys(s, keys.server, pair)
-        s.connect(f"tcp://{HERE}:{port + 2}")
-        s.send_multipart(frames)
-        return wire.decode(s.recv_multipart(), Limits(1 << 20, 8)) if s.poll(5000) else None
-    finally:
-        context.destroy(linger=0)
-
 
 # Who gets in.
 
@@ -221,8 +157,8 @@ def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port, caplog):
     assert stats["handshakes_failed"] >= 2
     assert stats["sessions"] == stats["records"] == 0
     log = caplog.text
-    assert f"control message from {HERE}: unknown key {key_exchange.fingerprint(unknown.pair.public)}" in log
-    assert "run `serl-chunk keys add NAME` here" in log
+    assert f"control message from {HERE}: unknown key: {key_exchange.fingerprint(unknown.pair.public)}" in log
+    assert "run `serl-chunk keys add NAME --keys" in log
     assert "a connection without a key" in log
     assert "a key exchange for another learner" in log
 
@@ -483,167 +419,6 @@ def test_a_robot_that_was_revoked_may_join_anew_and_go_on(learner, tmp_path, por
     assert list(inbox.episodes()) == ["a", "b"]
 
 
-# Files.
-
-
-def test_secrets_are_for_their_owner_alone(learner, tmp_path):
-    old = os.umask(0)  # the most careless there is
-    try:
-        keys = invited(ServerKeys.ensure(tmp_path / "careless")[0], tmp_path / "robot")
-    finally:
-        os.umask(old)
-    folders = [tmp_path / "careless", tmp_path / "robot"]
-    files = [p for f in folders for p in f.rglob("*") if p.is_file()]
-    assert {p.name for p in files} >= {"server.json", "left.json", f"{THIS_MACHINE}.json", keys.file.name}
-    assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
-    below = [p for f in folders for p in [f, *f.rglob("*")] if p.is_dir()]
-    assert {stat.S_IMODE(p.stat().st_mode) for p in below} == {0o700}
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
-def test_what_others_can_read_is_refused_with_the_remedy(learner, tmp_path, mode):
-    keys = joined(learner, tmp_path / "robot")
-    for file, read in [
-        (learner.folder / "server.json", lambda: ServerKeys.open(learner.folder)),
-        (learner.folder / "allowed" / "left.json", lambda: ServerKeys.open(learner.folder)),
-        (keys.file, lambda: ClientKeys.find(tmp_path / "robot", HERE)),
-    ]:
-        file.chmod(mode)
-        with pytest.raises(ConfigError) as refused:
-            read()
-        assert str(refused.value).endswith(f"(mode {mode:04o}) and is not used: chmod 600 {file}")
-        file.chmod(0o600)
-        read()
-
-
-def test_a_folder_that_others_can_write_to_is_refused(learner):
-    for folder in (learner.folder, learner.folder / "allowed"):
-        folder.chmod(0o770)
-        with pytest.raises(ConfigError, match=f"other users can write to {folder} .mode 0770.: chmod 700 {folder}"):
-            learner.clients()
-        folder.chmod(0o700)
-
-
-def test_a_key_folder_that_spoils_while_the_learner_runs_lets_nobody_new_in(learner, tmp_path, port, caplog):
-    keys = joined(learner, tmp_path / "robot")
-    with serving(port, keys=learner) as server, linked(port, keys=keys) as link:
-        (learner.folder / "allowed" / "stranger.json").write_text("{}")
-        (learner.folder / "allowed" / "stranger.json").chmod(0o600)
-        eventually(lambda: "keys cannot be checked" in caplog.text)
-        with (
-            linked(port, connect=False, keys=keys, actor_id="b") as late,
-            pytest.raises(UnreachableError, match="cannot check keys now"),
-        ):
-            late.connect(timeout=1.0)
-        send_episode(link, "a", 3)
-        assert link.flush(10)  # who was in stays in
-        (learner.folder / "allowed" / "stranger.json").unlink()
-        with linked(port, keys=keys, actor_id="c") as later:
-            assert later.stats()["connected"]
-        server.check()
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"public": 3}', '{"secret": "short"}', '{"secret": "' + "#" * 40 + '"}']
-)
-def test_damaged_files_are_named(learner, content):
-    file = learner.folder / "server.json"
-    file.write_text(content)
-    with pytest.raises(ConfigError, match=f"{file} is damaged"):
-        ServerKeys.open(learner.folder)
-
-
-@pytest.mark.parametrize("revoked", ["true", "null", "0", '"no"'])
-def test_only_a_plain_no_means_not_revoked(learner, tmp_path, revoked):
-    keys = joined(learner, tmp_path / "robot")
-    assert learner.may_connect(keys.pair.public)
-    file = learner.folder / "allowed" / "left.json"
-    file.write_text(file.read_text().replace('"revoked": false', f'"revoked": {revoked}'))
-    assert not learner.may_connect(keys.pair.public)
-
-
-def test_secrets_are_in_no_text_of_the_keys(learner, tmp_path, caplog, capsys, port):
-    keys = invited(learner, tmp_path / "robot", port=port)
-    invitation = learner.invite("right", [HERE], port)
-    assert invitation.ticket not in repr(invitation)
-    caplog.set_level(logging.DEBUG)
-    with serving(port, keys=learner), linked(port, keys=keys):
-        pass
-    texts = " ".join([repr(keys), repr(learner), repr(learner.pair), caplog.text, *capsys.readouterr()])
-    for secret in (learner.pair.secret, keys.pair.secret, keys.ticket.secret, invitation.ticket):
-        assert secret not in texts
-
-
-def test_keys_for_a_learner_are_found_by_where_it_was(tmp_path):
-    robot = tmp_path / "robot"
-    assert ClientKeys.find(robot, HERE) is None
-    for i, host in enumerate(["10.9.8.7", "gpu-b", "10.9.8.6"]):
-        keys, _ = ServerKeys.ensure(tmp_path / f"learner{i}")
-        invitation = keys.invite(f"n{i}", [host], 5588)
-        dataclasses.replace(ClientKeys.accept(robot, invitation), joined=float(i)).save()
-    assert [ClientKeys.find(robot, h).name for h in ("10.9.8.7", "gpu-b", "10.9.8.6")] == ["n0", "n1", "n2"]
-    assert ClientKeys.find(robot, "10.1.1.1").name == "n2"  # nothing is known of it: the newest
-
-
-def test_the_default_folder_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "serl-chunk" / "keys"
-    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # which is to be ignored, its specification says
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert default_folder() == tmp_path / "home" / ".config" / "serl-chunk" / "keys"
-
-
-# The line.
-
-
-def test_a_line_says_what_was_put_in(learner):
-    invitation = learner.invite("left-cell.2", ["10.0.0.5", "gpu", "fe80::1"], 7000)
-    word = invitation.encode()
-    assert Invitation.decode(word) == invitation
-    assert Invitation.decode(f"  {word[:40]}\n{word[40:]} ") == invitation  # wrapped by a chat
-    assert set(word) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")  # no shell minds
-
-
-def test_a_line_that_is_not_whole_is_refused(learner):
-    word = learner.invite("left", ["10.0.0.5"], 5588).encode()
-    for i in range(4, len(word)):
-        with pytest.raises(ConfigError, match="not complete"):
-            Invitation.decode(word[:i])
-        changed = "A" if word[i] != "A" else "B"
-        if i < len(word) - 1:  # the last character's low bits may stand for nothing
-            with pytest.raises(ConfigError, match="not complete"):
-                Invitation.decode(word[:i] + changed + word[i + 1 :])
-    for other in ("", "sc1", "xc1-abc", "ssh-ed25519 AAAA", "sc1-" + "A" * 5000):
-        with pytest.raises(ConfigError, match="that is no line of"):
-            Invitation.decode(other)
-
-
-def test_two_processes_that_change_the_folder_lose_nothing(learner, tmp_path):
-    """`keys add` while the learner enrols others: every name is there, each once."""
-    ready = [invited(learner, tmp_path / f"robot{i}", f"n{i}") for i in range(8)]
-    failures: list[BaseException] = []
-
-    def work(i: int) -> None:
-        try:
-            keys = ServerKeys.open(learner.folder, learner._clock)
-            assert keys.enrol(ready[i].ticket.public, ready[i].pair.public) == f"n{i}"
-            keys.invite(f"m{i}", [], 1)
-        except BaseException as e:
-            failures.append(e)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures
-    states = {c.name: c.state(learner._clock()) for c in learner.clients()}
-    assert states == {
-        THIS_MACHINE: "joined", **{f"n{i}": "joined" for i in range(8)}, **{f"m{i}": "invited" for i in range(8)}
-    }  # fmt: skip
-    assert json.loads((learner.folder / "allowed" / "n0.json").read_text())["ticket"] is None
-
-
 def test_a_silent_peer_in_the_middle_of_a_handshake_holds_nobody_up(learner, tmp_path, port):
     keys = joined(learner, tmp_path / "robot")
     with serving(port, keys=learner):
@@ -655,3 +430,41 @@ def test_a_silent_peer_in_the_middle_of_a_handshake_holds_nobody_up(learner, tmp
             assert time.monotonic() - start < 5
         for s in held:
             s.close()
+
+
+def test_a_second_program_that_joins_at_the_same_time_is_let_in_too(learner, tmp_path, port, monkeypatch):
+    """Both had connected with the line before either had used it; the second finds that its machine has joined."""
+    keys = invited(learner, tmp_path / "robot", port=port)
+    real = ServerKeys.enrol
+
+    def after_another(self, ticket, public):
+        assert real(self, ticket, public) == "left"
+        return None  # what the one that came later is told
+
+    monkeypatch.setattr(ServerKeys, "enrol", after_another)
+    with serving(port, keys=learner), linked(port, keys=keys) as link:
+        send_episode(link, "e", 3)
+        assert link.flush(10)
+    assert ClientKeys.all(tmp_path / "robot")[0].ticket is None
+
+
+def test_a_learner_that_cannot_look_into_its_keys_is_not_called_absent(learner, tmp_path, port):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    with serving(port, keys=learner):
+        learner.folder.chmod(0o770)
+        with pytest.raises(UnreachableError, match="cannot check keys now: its own output says why"):
+            enrol(keys, CONFIG, HERE, port, 1.0)
+        learner.folder.chmod(0o700)
+        assert enrol(keys, CONFIG, HERE, port, 5.0).ticket is None
+
+
+def test_strangers_do_not_silence_the_learners_complaints(learner, port, caplog):
+    with caplog.at_level(logging.WARNING), serving(port, keys=learner) as server:
+        for i in range(600):
+            server._routers.complain("control", f"10.0.{i // 250}.{i % 250}", "unknown key: of a stranger")
+        assert sum("of a stranger" in r.message for r in caplog.records) <= 30
+        assert len(server._routers._complaints) <= 256
+        server._routers._lines.clear()  # a minute later
+        server._routers.complain("control", "10.1.1.1", "unknown key: of a robot")
+        server._routers.complain("control", "10.1.1.1", "unknown key: of a robot")
+    assert sum("of a robot" in r.message for r in caplog.records) == 1

@@ -15,6 +15,7 @@ from serl_chunk.transport.handshake import Hello, UnreachableError
 from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sessions import RefuseError, Sessions
 from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.store import Standing
 from serl_chunk.types import Begin, ConfigError, StepBlock
 
 HELLO = Hello("s", 1, "a", CONTRACT, "", -1, 0, 5, 0, 3)
@@ -218,22 +219,27 @@ def test_too_many_sessions():
     assert e.value.retry
 
 
+HELLO_STANDING = Standing("0", "0", 1, 17, 12, 0, None)
+
+
 def test_silent_sessions_are_remembered_but_not_without_bound(monkeypatch):
     """Those that sent nothing, as evaluations, go first; a spool may come back with what the learner has already."""
     monkeypatch.setattr(sessions, "_REMEMBERED", 3)
-    forgotten: list[str] = []
-    t = Sessions(CONTRACT, "run", 2, forgotten.append)
+    places = {}
+    t = Sessions(CONTRACT, "run", 2, places.get)
     for i in range(8):
         session = t.admit(HELLO._replace(session=str(i), actor_id=str(i)), "peer", float(i)).session
         if i < 3:
             session.advance(Begin("e"), delivered=True)
         t.leave(session)
     assert [s.info.session for s in t] == ["0", "1", "2", "5", "6", "7"]
-    assert forgotten == ["3", "4"]
     t.restore([s.standing._replace(session="old") for s in list(t)[:1]], 0.5)
     t.admit(HELLO._replace(session="8", actor_id="8"), "peer", 8.0)
     assert {"1", "2", "old"} <= {s.info.session for s in t}
-    assert forgotten == ["3", "4", "5", "0"]
+    assert not {"3", "4", "5", "0"} & {s.info.session for s in t}
+    places["0"] = HELLO_STANDING
+    again = t.admit(HELLO._replace(session="0", actor_id="0", next=20), "peer", 9.0)
+    assert (again.known, again.session.expected) == (True, 17)
 
 
 def test_a_rolled_back_spool_is_refused_and_a_lost_stretch_counted():

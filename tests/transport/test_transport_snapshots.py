@@ -233,3 +233,15 @@ def test_a_manifest_that_narrows_other_leaves_is_refused():
         header = {"key": "k", "version": 1, "info": {}, "leaves": rows, "narrowed": narrowed}
         with pytest.raises(WireError, match="narrows leaves"):
             Manifest.decode(Message("manifest", header, {}, 0))
+
+
+def test_a_fetch_that_fails_in_an_unforeseen_way_ends_nothing(caplog):
+    def fetch(step):
+        raise ValueError("invalid literal")
+
+    port = free_port()
+    with serving(port, fetch=fetch) as server, linked(port) as link:
+        with pytest.raises(FetchError, match=r"cannot read checkpoint '²' \(ValueError\): its own output says why"):
+            link.fetch_checkpoint("²", 10)
+        server.check()
+    assert "invalid literal" in caplog.text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import sys
 import threading
 import time
@@ -9,7 +10,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.transport import sockets
 from serl_chunk.transport.sockets import Waker, try_receive, try_send
+from serl_chunk.types import ConfigError
 
 
 @pytest.fixture
@@ -96,3 +100,30 @@ def test_a_message_is_received_whole_and_in_order():
         assert try_receive(receiver) is None
     finally:
         context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("families", "ipv6"),
+    [([socket.AF_INET6, socket.AF_INET], 0), ([socket.AF_INET], 0), ([socket.AF_INET6], 1), (None, 0)],
+)
+def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, families, ipv6):
+    """libzmq would try the first address alone, and learners nearly always listen on IPv4."""
+
+    def resolve(host, port):
+        if families is None:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(f, socket.SOCK_STREAM, 6, "", ("::1" if f == socket.AF_INET6 else "127.0.0.1", 0)) for f in families]
+
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
+    with zmq.Context() as context, sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
+        sockets.connect(s, "gpu.lab", 5588)
+        assert s.getsockopt(zmq.IPV6) == ipv6
+
+
+@pytest.mark.parametrize("host", ["http://gpu:5588", "gpu box"])
+def test_what_is_no_host_is_said(host):
+    context = zmq.Context()
+    s = sockets.make_socket(context, zmq.DEALER, TransportConfig())
+    with pytest.raises(ConfigError, match="give the learner's name or IP address"):
+        sockets.connect(s, host, 5588)
+    context.destroy(linger=0)

@@ -264,15 +264,26 @@ def test_retention_drops_whole_oldest_segments_only(tmp_path):
 
 def test_retention_keeps_the_steps_a_replay_needs(tmp_path):
     a = new_session("a")
-    with opened(tmp_path, max_bytes=1, max_age=1e-9, min_steps=100) as store:
+    with opened(tmp_path, max_bytes=0, max_age=1e-9, min_steps=100) as store:
         for i in range(60):
             put_episode(store, a, f"e{i}")
         store.trim()
     for _ in range(2):
-        with opened(tmp_path, max_bytes=1, min_steps=100) as store:
+        with opened(tmp_path, max_bytes=0, min_steps=100) as store:
             kept = sum(s.record.n for s in store.replay() if isinstance(s.record, StepBlock))
             assert 100 <= kept < 200
             assert store.trim() == 0
+
+
+def test_a_limit_in_bytes_goes_before_the_steps(tmp_path):
+    """Images: a replay holds fewer frames than steps, and the disk is not to be filled with what it would not take."""
+    a = new_session("a")
+    with opened(tmp_path, max_bytes=20_000, min_steps=10**6) as store:
+        for i in range(60):
+            put_episode(store, a, f"e{i}")
+        assert store.nbytes > 30_000
+        assert store.trim() > 0
+        assert 14_000 < store.nbytes <= 20_000
 
 
 def test_retention_by_age(tmp_path, monkeypatch):
