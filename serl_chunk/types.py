@@ -208,7 +208,7 @@ class SparseRows(NamedTuple):
     """Values that exist on some steps of a block only: `values[k]` belongs to step `index[k]`."""
 
     index: np.ndarray  # type: ignore[assignment]  # int32[M], increasing, 0 <= index < N
-    values: np.ndarray  # [M, ...]
+    values: Any  # [M, ...]: an array, or images that are decoded when looked at (data.frames.Frames)
 
 
 STEP_COLUMNS: dict[str, np.dtype[Any]] = {

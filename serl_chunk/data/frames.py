@@ -1,0 +1,115 @@
+"""Frames that are read when somebody looks at them: a long episode's images never lie decoded in memory all at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Codec = Literal["jpeg", "png"]
+
+
+class Encoded(NamedTuple):
+    """An image file as it is stored."""
+
+    codec: Codec
+    data: bytes
+
+
+class Frames(ABC):
+    """Images uint8[N, H, W, 3], RGB, of one camera, each decoded anew when it is asked for.
+
+    It looks like such an array where only single frames and selections of frames are asked for: `len`, `shape`,
+    `dtype`, `ndim`, `nbytes`; an integer gives the image uint8[H, W, 3], a slice, a mask or an array of integers gives
+    the Frames of these; `np.asarray` decodes them all. Subclasses hold paths and never open files, so that a process
+    may send them to another one.
+
+    Args:
+        shape: [H, W, 3] of every frame.
+        at: where each frame lies, in the subclass's own numbering.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, shape: tuple[int, int, int], at: np.ndarray) -> None:
+        self.shape = (len(at), *shape)
+        self._at = at
+
+    @abstractmethod
+    def decode(self, at: int) -> np.ndarray:
+        """The image uint8[H, W, 3] that lies at `at`. Raises DataError naming the file and the place."""
+
+    def encoded_at(self, at: int) -> Encoded | None:
+        """The stored file of that image, where it is stored as JPEG or PNG of RGB; raises DataError."""
+        return None
+
+    def encoded(self, i: int) -> Encoded | None:
+        """The stored file of frame `i`, None where it is stored otherwise. Converters copy it instead of encoding."""
+        return self.encoded_at(int(self._at[i]))
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the decoded images."""
+        return int(np.prod(self.shape))
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, int | np.integer):
+            return self.decode(int(self._at[i]))
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._at = self._at[i]
+        other.shape = (len(other._at), *self.shape[1:])
+        return other
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("frames are decoded: there is no array to share")
+        out = np.empty(self.shape, np.uint8)
+        for i in range(len(self)):
+            out[i] = self[i]
+        return out if dtype is None else out.astype(dtype)
+
+
+class HeldFrames(Frames):
+    """Frames that are in memory as image files."""
+
+    def __init__(self, shape: tuple[int, int, int], files: list[Encoded], where: str) -> None:
+        super().__init__(shape, np.arange(len(files)))
+        self._files, self._where = files, where
+
+    def decode(self, at: int) -> np.ndarray:
+        """See Frames."""
+        return decode_image(self._files[at].data, f"{self._where}, frame {at}", self.shape[1:])
+
+    def encoded_at(self, at: int) -> Encoded | None:
+        """See Frames."""
+        return self._files[at]
+
+
+def decode_image(data: bytes, where: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A JPEG or PNG file as uint8[H, W, 3] in the order of its channels; raises DataError beginning with `where`.
+
+    `shape`: what it must have; the file's header is checked before anything is decoded.
+    """
+    import io
+
+    from PIL import Image  # slow to import, and few episodes need it
+
+    from serl_chunk.types import DataError
+
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+            if shape is not None and (image.height, image.width) != tuple(shape[:2]):
+                raise DataError(
+                    f"{where}: an image of {image.height}x{image.width} pixels among those of {shape[0]}x{shape[1]}"
+                )
+            return np.asarray(image.convert("RGB"))
+    except DataError:
+        raise
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: not a whole JPEG or PNG image ({error})") from error

@@ -1,0 +1,106 @@
+"""Where episodes come from: one class per format, chosen by what lies at a path.
+
+A source lists the episodes at a path and reads them one by one. It is a plain value: worker processes get copies, so it
+keeps no file open between calls. Images come as `Frames`, which decode what is looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from serl_chunk.types import DataError, Episode, Observation, RobotSpec, SparseRows
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """What files do not say about themselves, and what of them is wanted. Each format reads the fields it needs.
+
+    Fields:
+        spec: the robot they must belong to; None takes the files' own dimensions.
+        cameras: whose frames are read; None for all, () for none.
+        color: "rgb" or "bgr", the order of stored channels where the files do not record it.
+        hz: rate of the steps where the files do not record it.
+        task: text of the task where the files do not record it.
+        success: outcome of episodes whose files record none; None leaves it unknown.
+        scores: folder name -> reward of the episodes in it (document 000: score_5 -> 1, score_1 -> 0).
+        reward_every_step: give that reward on every step instead of the last one (as document 000 has it; the value
+            of a state then is the time left, not the chance of success).
+        env: task of an environment whose rewards are computed from stored states (OGBench).
+        proportion: of the episodes, from the first on.
+    """
+
+    spec: RobotSpec | None = None
+    cameras: tuple[str, ...] | None = None
+    color: str | None = None
+    hz: float | None = None
+    task: str = ""
+    success: bool | None = None
+    scores: tuple[tuple[str, float], ...] = ()
+    reward_every_step: bool = False
+    env: str = ""
+    proportion: float = 1.0
+
+
+class Source(Protocol):
+    """Episodes of one format at one path."""
+
+    format: str  # a key of FORMATS
+    path: Path
+    hz: float | None  # rate of the steps, None where nobody knows it
+
+    def keys(self) -> list[str]:
+        """The episodes in their order: names that are unique in this source and the same in every run.
+
+        Raises DataError where the episodes cannot even be listed.
+        """
+
+    def read(self, key: str) -> Episode:
+        """One episode, checked (`checks.check_episode`); its images are `Frames`.
+
+        Raises DataError beginning with the file, naming the episode and step, and saying what to do.
+        """
+
+    def notes(self) -> list[str]:
+        """What a reader should know of this data that its episodes do not say: guesses made, parts not recovered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format that can be read."""
+
+    name: str
+    says: str  # one line for --help
+    matches: Callable[[Path], bool]  # whether a path looks like it; cheap, never raises
+    open: Callable[[Path, ReadOptions], Source]  # raises DataError
+
+
+def open_source(path: Path | str, options: ReadOptions, format: str | None = None) -> Source:
+    """The source at `path`, of the format that it looks like, or of the one named.
+
+    Raises ConfigError where there is nothing, for an unknown format, and where no format fits (naming what is there).
+    """
+    from serl_chunk.data.formats import choose
+
+    return choose(Path(path).expanduser(), format).open(Path(path).expanduser(), options)
+
+
+def materialised(episode: Episode) -> Episode:
+    """`episode` with every image decoded, uint8 arrays in the place of Frames."""
+    begin, steps, end = episode
+    sparse = {k: SparseRows(rows.index, np.asarray(rows.values)) for k, rows in steps.sparse.items()}
+    final: Observation | None = end.final_observation
+    if final is not None:
+        final = {k: np.asarray(v) for k, v in final.items()}
+    return Episode(begin, dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final))
+
+
+def first_of(keys: list[str], proportion: float) -> list[str]:
+    """The first `proportion` of the episodes, whole ones, at least one. Raises DataError outside (0, 1]."""
+    if not 0 < proportion <= 1:
+        raise DataError(f"a proportion of the episodes must lie in (0, 1], got {proportion}")
+    return keys[: max(1, round(proportion * len(keys)))]
