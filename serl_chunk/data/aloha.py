@@ -1,9 +1,22 @@
-"""Plain ALOHA and ACT demonstrations: HDF5 files that know nothing of rewards, sources or colour order."""
+"""Plain ALOHA and ACT episodes: HDF5 files that know nothing of rewards, sources or colour order.
+
+What different recorders leave in such a file (T steps, M frames, J joints, A actions), all of it read or named:
+
+    /observations/qpos              [T, J]                 float32, float64
+    /observations/qvel, effort      [T, J]                 optional, not read: a state here is made of joints
+    /observations/images/<camera>   uint8[T, H, W, 3]      raw, or uint8[T, L]: JPEG files filled up with zeros
+    /action                         [T, A]
+    /base_action                    [T, 2]                 mobile ALOHA; read where the robot has A + 2 actions
+    /compress_len                   [cameras, T]           lengths of JPEG rows; not read: the order of its cameras is
+                                                           not recorded, and the zeros tell the lengths too
+    /image_indices                  int[M]                 the images have M rows, of these ticks
+    /chunk_starts                   int[K] or bool[T]      ticks at which the policy that acted was asked for a chunk
+    root attributes                 sim, compress, hz, color, task: each may be missing
+"""
 
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +24,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from serl_chunk.data.hdf5_frames import FileVersion, frames_of
+from serl_chunk.data.single_frame import observation_at
+from serl_chunk.data.source import ReadOptions, materialised
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
@@ -25,7 +41,8 @@ from serl_chunk.types import (
     StepBlock,
 )
 
-_IMAGES = "/observations/images"
+IMAGES = "/observations/images"
+BASE_ACTIONS = 2  # forward and turning speed of mobile ALOHA's base
 
 
 def joint_columns(spec: RobotSpec) -> list[int]:
@@ -42,16 +59,32 @@ def array(path: Path, file: h5py.File, name: str, dtype: Any = None) -> np.ndarr
     if dataset.dtype.kind not in "biuf":
         raise DataError(f"{path}: {name} holds {dataset.dtype}, not numbers")
     values = np.asarray(dataset[()])
-    return values if dtype is None else values.astype(dtype, copy=False)
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+
+def attribute_text(value: Any) -> str:
+    """An attribute's text: HDF5 gives strings of fixed length back as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def recorded_hz(path: Path, file: h5py.File) -> float | None:
+    """Steps a second as the file records them, None where it does not; raises DataError."""
+    value = file.attrs.get("hz")
+    if value is None:
+        return None
+    if np.ndim(value) or not np.isfinite(value) or value <= 0:
+        raise DataError(f"{path}: attribute hz is {value!r}, not a rate in steps a second; correct it or remove it")
+    return float(value)
 
 
 def choose_cameras(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> list[str]:
-    """The cameras to read: `cameras`, which must be in the file, or all of them; raises DataError."""
-    present = sorted(file.get(_IMAGES, ()))
+    """The file's cameras, or those of them that are wanted; a wanted one that is missing is an error."""
+    present = sorted(file.get(IMAGES, ()))
     missing = sorted(set(cameras or ()) - set(present))
     if missing:
         raise DataError(
-            f"{path}: no camera {', '.join(missing)} under {_IMAGES}; it has: {', '.join(present) or 'none'}"
+            f"{path}: no camera {', '.join(missing)} under {IMAGES}; it has: {', '.join(present) or 'none'}"
         )
     return present if cameras is None else [c for c in present if c in cameras]
 
@@ -64,29 +97,47 @@ def read_foreign(
     success: bool | None,
     color: str | None,
 ) -> Episode:
-    """A demonstration without an `/rl` group.
+    """As `open_foreign`, with the frames decoded."""
+    options = ReadOptions(spec=spec, cameras=None if cameras is None else tuple(cameras), color=color, success=success)
+    return materialised(open_foreign(path, FileVersion.of(path), file, options))
 
-    Such a file drops the observation after its last action. Where the outcome is not known (`success` None) the
-    episode is truncated without a final observation, like one whose actor died. Where it is, the last observation
-    becomes the final one and the last action, whose effect nobody saw, is left out: the T - 1 steps that remain end
-    in a termination with reward 1 (success) or 0 (failure). The source is SCRIPTED in simulation (the file's
-    attribute `sim`), else HUMAN. Stamps count from 0 at the file's rate, else the robot's, and are all 0 where neither
-    is known.
+
+def open_foreign(
+    path: Path, version: FileVersion, file: h5py.File, options: ReadOptions, reward: float | None = None
+) -> Episode:
+    """An episode without an `/rl` group, its frames still in the file.
+
+    Such a file drops the observation after its last action. Where the outcome is not known (no `reward`,
+    `options.success` None) the episode is truncated without a final observation, like one whose actor died. Where it
+    is, the last observation becomes the final one and the last action, whose effect nobody saw, is left out: the T - 1
+    steps that remain end in a termination with the reward (1 for success, 0 for failure), which all others have too
+    with `options.reward_every_step`. The source is POLICY where the file has chunk starts, SCRIPTED in simulation (the
+    file's attribute `sim`), else HUMAN. Stamps count from 0 at the file's rate, else the options', else the robot's,
+    and are all 0 where none is known. Raises DataError.
     """
-    qpos, action = array(path, file, "/observations/qpos", np.float32), array(path, file, "/action", np.float32)
+    spec = options.spec
+    if reward is None and options.success is not None:
+        reward = float(options.success)
+    qpos, action = array(path, file, "/observations/qpos", np.float32), _action(path, file, spec)
     if qpos.ndim != 2 or action.ndim != 2 or len(qpos) != len(action):
         raise DataError(f"{path}: /observations/qpos {qpos.shape} and /action {action.shape} must be [T, J] and [T, A]")
     n = len(action)
+    if n == 0:
+        raise DataError(f"{path}: an episode without steps; remove the file")
     content = hashlib.sha256(qpos.tobytes() + action.tobytes()).hexdigest()[:12]
     episode_id = f"{path.stem}-{content}"  # every folder has an episode_0: the name alone would not tell them apart
-    hz = file.attrs.get("hz", spec.control_hz if spec else None)
-    source = Source.SCRIPTED if file.attrs.get("sim", False) else Source.HUMAN
+    hz = recorded_hz(path, file) or options.hz or (spec.control_hz if spec else None)
+    source, decision_tick = _who_acted(path, file, n)
+    image_ticks = _image_ticks(path, file, n)
     sparse = {}
-    for camera in choose_cameras(path, file, cameras):
-        frames = _frames(path, file, camera, color)
-        if len(frames) != n:
-            raise DataError(f"{path}: {_IMAGES}/{camera} has {len(frames)} frames, /action has {n} rows")
-        sparse[IMAGE_PREFIX + camera] = SparseRows(np.arange(n, dtype=np.int32), frames)
+    for camera in choose_cameras(path, file, options.cameras):
+        name = f"{IMAGES}/{camera}"
+        rows = file[name].shape[:1] if isinstance(file[name], h5py.Dataset) else ()
+        if rows and rows[0] != len(image_ticks):
+            of = f"/action has {n} rows" if len(image_ticks) == n else f"/image_indices names {len(image_ticks)} ticks"
+            raise DataError(f"{path}: {name} has {rows[0]} frames, {of}")
+        frames = frames_of(path, version, file, name, image_ticks, _is_bgr(path, file, options.color))
+        sparse[IMAGE_PREFIX + camera] = SparseRows(image_ticks, frames)
     steps = StepBlock(
         episode_id=episode_id,
         first_tick=0,
@@ -94,21 +145,77 @@ def read_foreign(
         action=action,
         reward=np.zeros(n, np.float32),
         source=np.full(n, source, np.uint8),
-        decision_tick=np.full(n, -1, np.int32),
+        decision_tick=decision_tick,
         policy_version=np.full(n, -1, np.int64),
         policy_age=np.full(n, -1, np.float32),
         stamp=np.arange(n, dtype=np.float64) / hz if hz else np.zeros(n),
         sparse=sparse,
     )
-    begin = Begin(episode_id, task=_text(file.attrs.get("task", "")))
-    if success is None:
+    begin = Begin(episode_id, task=attribute_text(file.attrs.get("task", "")) or options.task)
+    if reward is None:
+        if options.reward_every_step:
+            raise DataError(
+                f"{path}: no reward to give on every step: the file records no outcome; pass --success, --failure or "
+                "--scores"
+            )
         return Episode(begin, steps, End(episode_id, n, None, False, True, Outcome.UNKNOWN))
     if n < 2:
         raise DataError(f"{path}: a demonstration with an outcome needs at least 2 steps, it has {n}")
-    final, steps = steps.observation_at(n - 1), steps.slice(0, n - 1)
-    steps.reward[-1] = float(success)
-    outcome = Outcome.SUCCESS if success else Outcome.FAILURE
+    final, steps = observation_at(steps, n - 1), steps.slice(0, n - 1)
+    steps.reward[slice(None) if options.reward_every_step else -1] = reward
+    outcome = Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE if reward <= 0 else Outcome.UNKNOWN
     return Episode(begin, steps, End(episode_id, n - 1, final, True, False, outcome, outcome_by="import"))
+
+
+def _action(path: Path, file: h5py.File, spec: RobotSpec | None) -> np.ndarray:
+    """The commands, with those of the mobile base behind them where the robot has them too."""
+    action = array(path, file, "/action", np.float32)
+    if spec is None or "base_action" not in file or action.ndim != 2:
+        return action
+    if spec.action_dim != action.shape[1] + BASE_ACTIONS:
+        return action
+    base = array(path, file, "/base_action", np.float32)
+    if base.shape != (len(action), BASE_ACTIONS):
+        raise DataError(f"{path}: /base_action must be [{len(action)}, {BASE_ACTIONS}], it is {list(base.shape)}")
+    return np.concatenate([action, base], axis=1)
+
+
+def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]:
+    """The source of all steps and int32[T] decision ticks, those of the chunks that `chunk_starts` marks."""
+    decision_tick = np.full(n, -1, np.int32)
+    if "chunk_starts" not in file:
+        return Source.SCRIPTED if file.attrs.get("sim", False) else Source.HUMAN, decision_tick
+    starts = array(path, file, "/chunk_starts")
+    if not _are_ticks(starts, n) and starts.shape == (n,) and np.isin(starts, (0, 1)).all():
+        starts = np.flatnonzero(starts)
+    if not _are_ticks(starts, n):
+        raise DataError(
+            f"{path}: /chunk_starts must be ticks that increase within 0..{n - 1}, or {n} flags; it is "
+            f"{starts.dtype}{list(starts.shape)} {starts.ravel()[:8].tolist()}"
+        )
+    started = np.searchsorted(starts, np.arange(n), side="right") - 1
+    decision_tick[started >= 0] = starts[started[started >= 0]]
+    return Source.POLICY, decision_tick
+
+
+def _image_ticks(path: Path, file: h5py.File, n: int) -> np.ndarray:
+    """int32[M], the ticks of the images' rows."""
+    if "image_indices" not in file:
+        return np.arange(n, dtype=np.int32)
+    ticks = array(path, file, "/image_indices")
+    if not _are_ticks(ticks, n):
+        raise DataError(
+            f"{path}: /image_indices must be ticks that increase within 0..{n - 1}, it is {ticks.dtype}"
+            f"{list(ticks.shape)} {ticks.ravel()[:8].tolist()}"
+        )
+    return ticks.astype(np.int32)
+
+
+def _are_ticks(values: np.ndarray, n: int) -> bool:
+    if values.dtype.kind not in "iu" or values.ndim != 1 or not len(values):
+        return False
+    wide = values.astype(np.int64)
+    return bool(wide[0] >= 0 and wide[-1] < n and (np.diff(wide) > 0).all())
 
 
 def _state(path: Path, qpos: np.ndarray, action: np.ndarray, spec: RobotSpec | None) -> np.ndarray:
@@ -136,39 +243,14 @@ def _state(path: Path, qpos: np.ndarray, action: np.ndarray, spec: RobotSpec | N
     return state
 
 
-def _frames(path: Path, file: h5py.File, camera: str, color: str | None) -> np.ndarray:
-    """RGB frames uint8[T, H, W, 3] of one camera, decoded where its rows are JPEG files padded with zeros."""
-    name = f"{_IMAGES}/{camera}"
+def _is_bgr(path: Path, file: h5py.File, color: str | None) -> bool:
+    """Whether the channels are stored as blue, green, red; raises DataError where nobody says."""
     recorded = file.attrs.get("color")
-    order = color if recorded is None else _text(recorded)
+    order = color if recorded is None else attribute_text(recorded)
     if order not in ("rgb", "bgr"):
         raise DataError(
             f"{path}: the file does not record the order of its frames' colours (attribute color is {order!r}); pass "
-            'color="rgb" or color="bgr", meaning what a plain viewer of the stored frames would take for red, green, '
-            "blue or for blue, green, red, or cameras=() to read no frames"
+            'color="rgb" or color="bgr" (--color), meaning what a plain viewer of the stored frames would take for '
+            "red, green, blue or for blue, green, red, or cameras=() (--cameras=none) to read no frames"
         )
-    values = array(path, file, name)
-    if values.dtype != np.uint8 or values.ndim not in (2, 4):
-        raise DataError(f"{path}: {name} must be uint8[T, H, W, 3] or padded JPEG rows, it is {values.shape}")
-    frames = values if values.ndim == 4 else _decode_jpeg(path, name, values)
-    return frames if order == "rgb" else np.ascontiguousarray(frames[..., ::-1])
-
-
-def _text(value: Any) -> str:
-    """An attribute's text: HDF5 gives strings of fixed length back as bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _decode_jpeg(path: Path, name: str, rows: np.ndarray) -> np.ndarray:
-    from PIL import Image  # slow to import, and few files need it
-
-    frames = []
-    for tick, row in enumerate(rows):
-        try:
-            with Image.open(io.BytesIO(row.tobytes()), formats=("JPEG",)) as image:
-                frames.append(np.asarray(image.convert("RGB")))
-        except (OSError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path}: the frame at tick {tick} of {name} is not a whole JPEG image: {error}") from error
-        if frames[-1].shape != frames[0].shape:
-            raise DataError(f"{path}: the frame at tick {tick} of {name} has another size than the first")
-    return np.stack(frames) if frames else np.zeros((0, 0, 0, 3), np.uint8)
+    return order == "bgr"

@@ -148,7 +148,7 @@ def test_padded_jpeg_rows_are_decoded(tmp_path, joints_spec):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (lambda rows: np.zeros_like(rows), r"frame at tick 0 of /observations/images/top is not a whole JPEG"),
+        (lambda rows: np.zeros_like(rows), r"frame at tick 0 of /observations/images/top: not a whole JPEG"),
         (lambda rows: rows[:, : rows.shape[1] // 3], r"frame at tick 0 .* not a whole JPEG"),
         (lambda rows: rows[:1], r"top has 1 frames, /action has 2 rows"),
         (lambda rows: rows[:, 0], r"must be uint8\[T, H, W, 3\] or padded JPEG rows"),
@@ -167,7 +167,7 @@ def test_frames_of_two_sizes_are_named(tmp_path, joints_spec):
     path = tmp_path / "a.hdf5"
     _foreign(path, n=2)
     _add(path, "/observations/images/top", _jpeg_rows([RED, RED[:8]], padding=0))
-    with pytest.raises(DataError, match="frame at tick 1 of /observations/images/top has another size"):
+    with pytest.raises(DataError, match=r"frame at tick 1 of /observations/images/top: .*8x16 pixels among"):
         read_episode(path, joints_spec, color="rgb")
 
 

@@ -281,7 +281,7 @@ def _attribute(name: str, value):
         (_replace("/rl/image_index/top", lambda v: v + 1), r"ticks of images/top must increase within 0\.\.4"),
         (_replace("/rl/image_index/top", lambda v: v[1:]), "images/top has 5 rows and ticks of shape"),
         (_replace("/observations/images/top", lambda v: v[:, :2]), "frames of 4x6 pixels .* the file's are 2x6"),
-        (_replace("/observations/images/top", lambda v: v.astype(float)), r"images/top must be uint8\[…, H, W, 3\]"),
+        (_replace("/observations/images/top", lambda v: v.astype(float)), r"images/top must be uint8\[T, H, W, 3\]"),
         (_attribute("schema", 2), "/rl has schema 2, this version reads 1; update"),
         (_attribute("schema", None), "/rl has no attribute 'schema'"),
         (_attribute("task", None), "/rl has no attribute 'task'"),
