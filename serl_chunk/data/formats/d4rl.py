@@ -1,0 +1,193 @@
+"""D4RL's HDF5 data sets: flat arrays of transitions in one file.
+
+    /observations [N, S], /actions [N, A], /rewards [N], /terminals [N], mostly /timeouts [N], rarely /next_observations
+
+An episode ends where `terminals` or `timeouts` says so. Where the file has no timeouts, it also ends where the next
+observation is not the next row's (`next_observations`), or after the robot's longest episode (`ReadOptions.spec`).
+
+Without `next_observations` the observation after an episode's last action is not stored: a terminated episode's last
+observation stands in for it, because no target looks past a termination; a truncated one has none, and its last step
+starts and extends no window. Rewards stay as they are; where all are 0 or 1, a termination with 1 is a success.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from serl_chunk.data.hdf5_reading import numbers, opened, rows
+from serl_chunk.data.imported import Ending, imported_episode, position, rate, said
+from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.types import STATE, ConfigError, DataError, Episode, Observation, Outcome, Source
+
+_BLOCK = 100_000  # rows that are compared at a time
+
+
+class _Span(NamedTuple):
+    """Rows `start <= row < stop`, and what closed them: "terminal", "timeout", "break", "limit" or "last"."""
+
+    start: int
+    stop: int
+    closed: str
+
+
+class D4rlSource:
+    """See the module. Nothing is kept in memory but where the episodes lie."""
+
+    format = "d4rl"
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        if options.success is not None:
+            raise ConfigError(
+                f"{path}: D4RL's data records rewards and terminations; leave --success and --failure out"
+            )
+        self.path, self._options = path, options
+        self.hz = rate(options)
+        self._after_goal = 0
+        with opened(path) as file:
+            n = self._checked_length(file)
+            terminal = file["terminals"][()].astype(bool)
+            reward = rows(file["rewards"])
+            if not np.isfinite(reward).all():
+                raise DataError(f"{path}: rewards are not finite in row {int(np.argmin(np.isfinite(reward)))}")
+            self._by, closed = self._ends(file, terminal, n)
+            self._successors = "next_observations" in file
+        self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
+        spans = self._spans_of(closed, terminal)
+        self._keys = first_of([str(s.start) for s in spans], options.proportion)
+        self._spans = spans[: len(self._keys)]
+
+    def keys(self) -> list[str]:
+        """See `source.Source`: the row of the first step."""
+        return list(self._keys)
+
+    def read(self, key: str) -> Episode:
+        """See `source.Source`."""
+        start, stop, closed = self._spans[position(self._keys, key, self.path)]
+        with opened(self.path) as file:
+            state = rows(file["observations"], start, stop)
+            action, reward = rows(file["actions"], start, stop), rows(file["rewards"], start, stop)
+            final: Observation | None = None
+            if self._successors:
+                final = {STATE: rows(file["next_observations"], stop - 1, stop)[0]}
+            elif closed == "terminal":
+                final = {STATE: state[-1].copy()}
+        outcome = Outcome.UNKNOWN
+        if self._sparse and closed == "terminal" and reward[-1] == 1:
+            outcome = Outcome.SUCCESS
+        return imported_episode(
+            f"{self.path}, row {start}",
+            f"{self.path.stem}-{start}",
+            state,
+            action,
+            reward,
+            Ending(final, closed == "terminal", outcome),
+            self._options,
+            source=self._who(),
+            hz=self.hz,
+        )
+
+    def notes(self) -> list[str]:
+        """See `source.Source`."""
+        closed = Counter(span.closed for span in self._spans)
+        out = [f"episodes end by {self._by}"]
+        if closed["last"]:
+            out.append("the last episode has no end (the file stops in it); read as truncated")
+        if not self._successors:
+            cut = sum(closed.values()) - closed["terminal"]
+            out.append(
+                "the observations after the last actions are not stored: terminated episodes end in their last "
+                f"observation, {said(cut, 'truncated episode')} in none"
+            )
+        if self._after_goal:
+            out.append(
+                f"{said(self._after_goal, 'step')} that are terminal like the step before them (the goal was reached, "
+                "and the recording went on) are left out"
+            )
+        if not self._sparse:
+            out.append(
+                "rewards are not 0 and 1: no outcome is known, and whatever ends episodes at a reward of 1 or more "
+                "does not apply"
+            )
+        out.append(f"every action is taken for a {self._who().name.lower()} one, by the file's name")
+        if self.hz is None:
+            out.append("the file records no time: all stamps are 0 (--hz)")
+        return out
+
+    def _checked_length(self, file: h5py.File) -> int:
+        """N; raises DataError where the arrays are not N rows each."""
+        where = str(self.path)
+        n = len(numbers(where, file, "actions", 2))
+        if n == 0:
+            raise DataError(f"{where}: no steps")
+        shape = numbers(where, file, "observations", 2).shape
+        optional = [k for k in ("timeouts", "next_observations") if k in file]
+        for name in ("observations", "rewards", "terminals", *optional):
+            dataset = numbers(where, file, name, 2 if name.endswith("observations") else 1)
+            if len(dataset) != n:
+                raise DataError(f"{where}: {name} has {len(dataset)} rows, actions {n}; download the file again")
+            if name == "next_observations" and dataset.shape != shape:
+                raise DataError(f"{where}: next_observations {[*dataset.shape]}, observations {[*shape]}")
+        return n
+
+    def _ends(self, file: h5py.File, terminal: np.ndarray, n: int) -> tuple[str, dict[int, str]]:
+        """How it is known where episodes end, and last row -> what closed it, without terminals."""
+        if "timeouts" in file:
+            return "`terminals` and `timeouts`", {int(i): "timeout" for i in np.flatnonzero(file["timeouts"][()])}
+        if "next_observations" in file:
+            breaks: dict[int, str] = {}
+            for start in range(0, n - 1, _BLOCK):
+                stop = min(start + _BLOCK, n - 1)
+                after, following = file["next_observations"][start:stop], file["observations"][start + 1 : stop + 1]
+                breaks |= {start + int(i): "break" for i in np.flatnonzero((after != following).any(axis=1))}
+            return "`terminals`, and where the next row does not go on (there are no timeouts)", breaks
+        spec = self._options.spec
+        if spec is not None:
+            limits, length = {}, 0
+            for i in range(n):
+                length = 0 if terminal[i] else length + 1
+                if length == spec.max_episode_steps:
+                    limits[i], length = "limit", 0
+            return f"`terminals`, and after {spec.max_episode_steps} steps (there are no timeouts)", limits
+        if not terminal[-1]:
+            raise DataError(
+                f"{self.path}: it has neither timeouts nor next_observations, so that where time limits ended episodes "
+                "is not known; name a robot with --exp_name, whose max_episode_steps is taken, or add timeouts"
+            )
+        return "`terminals` alone (there are no timeouts: an episode that a time limit ended is not noticed)", {}
+
+    def _spans_of(self, closed: dict[int, str], terminal: np.ndarray) -> list[_Span]:
+        closed = closed | {int(i): "terminal" for i in np.flatnonzero(terminal)}
+        closed.setdefault(len(terminal) - 1, "last")
+        spans: list[_Span] = []
+        start = 0
+        before = ""
+        for end in sorted(closed):
+            if start == end and before == closed[end] == "terminal":
+                self._after_goal += 1
+            else:
+                spans.append(_Span(start, end + 1, closed[end]))
+            start, before = end + 1, closed[end]
+        return spans
+
+    def _who(self) -> Source:
+        name = self.path.stem.lower()
+        return Source.HUMAN if "human" in name else Source.RANDOM if "random" in name else Source.POLICY
+
+
+def _matches(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with h5py.File(path, "r") as file:
+            needed = ("observations", "actions", "rewards", "terminals")
+            return all(isinstance(file.get(name), h5py.Dataset) for name in needed)
+    except (OSError, RuntimeError, KeyError, ValueError):
+        return False
+
+
+FORMAT = Format("d4rl", "D4RL's HDF5 data set", _matches, D4rlSource)

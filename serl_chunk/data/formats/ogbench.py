@@ -1,0 +1,229 @@
+"""OGBench's data sets: .npz files of `observations`, `actions` and `terminals`, and folders of such shards.
+
+A trajectory of T steps has T + 1 rows: the last one, where `terminals` is 1, holds the state after step T - 1, and an
+action that leads nowhere. So T steps and a final observation come out of it.
+
+Data sets have no rewards. `ReadOptions.env` names a task, and OGBench says which states solve it; files that were
+relabelled before have `rewards` and mostly `masks`. Either way an episode ends with reward 1 at the step that reaches a
+success, and the trajectory goes on as the next episode (`relabel.cut_at_successes`). Without a task a trajectory is one
+episode with rewards of 0 and an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.data import npz
+from serl_chunk.data.imported import Ending, imported_episode, natural, position, rate, said
+from serl_chunk.data.relabel import Stretch, cut_at_successes, state_successes
+from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
+
+_NEEDED = ("observations", "actions", "terminals")
+_LABELS = ("rewards", "masks")
+_JUDGED = ("qpos", "button_states")
+
+
+class _Span(NamedTuple):
+    """Rows `start <= row <= stop` of file number `file`; the state of `stop` is the final observation."""
+
+    file: int
+    start: int
+    stop: int
+    success: bool
+
+
+class OgbenchSource:
+    """See the module. One file's arrays are kept in memory, those of the file that was read last."""
+
+    format = "ogbench"
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.path, self._options = path, options
+        self.hz = rate(options)
+        self._files = shard_files(path) if path.is_dir() else [path]
+        self._spans: list[_Span] | None = None
+        self._keys: list[str] = []
+        self._rows = self._empty = self._open = self._solved = 0
+        self._labelled: bool | None = None
+        self._held: tuple[int, dict[str, np.ndarray]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": None}  # other processes read for themselves
+
+    def keys(self) -> list[str]:
+        """See `source.Source`: file and row of the first step."""
+        self._index()
+        return list(self._keys)
+
+    def read(self, key: str) -> Episode:
+        """See `source.Source`. States and actions are read-only views of the file's arrays."""
+        file, start, stop, success = self._index()[position(self.keys(), key, self.path)]
+        arrays = self._load(file)
+        reward = np.zeros(stop - start, np.float32)
+        final = {STATE: np.array(arrays["observations"][stop], np.float32)}
+        ending = Ending(final, False, Outcome.UNKNOWN)
+        if success or (not self._labelled and self._options.success):
+            reward[-1] = 1
+            ending = Ending(final, True, Outcome.SUCCESS)
+        elif not self._labelled and self._options.success is False:
+            ending = Ending(final, True, Outcome.FAILURE)
+        path = self._files[file]
+        return imported_episode(
+            f"{path}, row {start}",
+            f"{path.stem}-{start}",
+            arrays["observations"][start:stop],
+            arrays["actions"][start:stop],
+            reward,
+            ending,
+            self._options,
+            source=Source.SCRIPTED,
+            hz=self.hz,
+            task=self._options.env,
+        )
+
+    def notes(self) -> list[str]:
+        """See `source.Source`."""
+        spans = self._index()
+        out = ["every action is taken for a script's (OGBench's data was collected without people)"]
+        if self._labelled:
+            by = f"OGBench's task {self._options.env}" if self._options.env else "the file's own labels"
+            out.append(
+                f"successes by {by}: {said(sum(s.success for s in spans), 'episode')} of {len(spans)} ends in one; "
+                f"{said(self._solved, 'step')} that begin in a solved state are left out; the reward is 1 at a success "
+                "and 0 elsewhere (OGBench's own is one less, and one step later)"
+            )
+        elif self._options.success is None:
+            out.append("no rewards in the data: all are 0 and no outcome is known (--env names a task)")
+        if self._open:
+            out.append(f"{said(self._open, 'file')} whose last trajectory no terminal closes: it ends in the last row")
+        if self._empty:
+            out.append(f"trajectories of one row, which hold no step, left out: {self._empty}")
+        if self.hz is None:
+            out.append("the files record no time: all stamps are 0 (--hz)")
+        return out
+
+    def _index(self) -> list[_Span]:
+        if self._spans is not None:
+            return self._spans
+        spans = [_Span(i, *stretch) for i, path in enumerate(self._files) for stretch in self._stretches(path)]
+        if not spans:
+            raise DataError(f"{self.path}: no trajectory has a step")
+        keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
+        self._keys = first_of(keys, self._options.proportion)
+        self._spans = spans[: len(self._keys)]
+        return self._spans
+
+    def _stretches(self, path: Path) -> list[Stretch]:
+        """The episodes of one file, in rows."""
+        there = _checked_headers(path)
+        labels = tuple(k for k in (_JUDGED if self._options.env else _LABELS) if k in there)
+        arrays = npz.load(path, ("terminals", *labels))
+        _check_finite(path, {k: v for k, v in arrays.items() if k != "button_states"})
+        ends = np.flatnonzero(arrays["terminals"])
+        n = len(arrays["terminals"])
+        if not len(ends) or ends[-1] != n - 1:
+            self._open += 1
+            ends = np.append(ends, n - 1)
+        success = self._successes(path, arrays, there["observations"].shape[1])
+        out = []
+        start = 0
+        for end in map(int, ends):
+            self._empty += end == start
+            if success is None:
+                out += [Stretch(start, end, False)] if end > start else []
+            else:
+                cuts = cut_at_successes(success[start : end + 1])
+                self._solved += int(success[start:end].sum())
+                out += [Stretch(start + a, start + b, reached) for a, b, reached in cuts]
+            start = end + 1
+        if self._labelled not in (None, success is not None):
+            raise DataError(f"{path}: it has rewards and files before it none, or they do and it has not; use --env")
+        self._labelled = success is not None
+        return out
+
+    def _successes(self, path: Path, arrays: dict[str, np.ndarray], width: int) -> np.ndarray | None:
+        if self._options.env:
+            from serl_chunk.data.ogbench_task import task_successes
+
+            judged = {k: arrays[k] for k in _JUDGED if k in arrays}
+            return task_successes(str(path), self._options.env, judged, width)
+        if "rewards" in arrays:
+            return state_successes(str(path), arrays["rewards"], arrays.get("masks"))
+        return None
+
+    def _load(self, file: int) -> dict[str, np.ndarray]:
+        if self._held is None or self._held[0] != file:
+            self._held = None  # first, so that there never are two
+            path = self._files[file]
+            _checked_headers(path)
+            arrays = npz.load(path, ("observations", "actions"))
+            _check_finite(path, arrays)
+            self._held = (file, arrays)
+        return self._held[1]
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The .npz files in a folder, in their order, without validation sets (`*-val.npz`); raises DataError for none."""
+    found = (p for p in folder.glob("*.npz") if p.is_file() and not p.name.endswith("-val.npz"))
+    files = sorted(found, key=lambda p: natural(p.name))
+    if not files:
+        raise DataError(f"{folder}: no .npz file in it (*-val.npz are not read); give a folder of shards")
+    return files
+
+
+def _checked_headers(path: Path) -> dict[str, npz.Header]:
+    """The file's arrays, if they are those of an OGBench data set of states; raises DataError before any is read."""
+    there = npz.headers(path)
+    missing = [k for k in _NEEDED if k not in there]
+    if missing:
+        raise DataError(f"{path}: no array {' and no '.join(missing)}; it has: {', '.join(there) or 'none'}")
+    for extra in ("next_observations", "valids"):
+        if extra in there:
+            raise DataError(
+                f"{path}: it has {extra}, so its rows are no longer as OGBench's files store them; give the file that "
+                "was downloaded or generated"
+            )
+    n = there["terminals"].shape[0] if there["terminals"].shape else 0
+    known = {k: v for k, v in there.items() if k in (*_NEEDED, *_LABELS, *_JUDGED)}
+    for name, (shape, dtype) in known.items():
+        ndim = 1 if name in ("terminals", *_LABELS) else 2
+        if name == "observations" and len(shape) == 4:
+            raise DataError(f"{path}: observations are images {[*shape]}; visual data sets are not read")
+        if len(shape) != ndim:
+            raise DataError(f"{path}: {name} must have {ndim} dimensions, its shape is {[*shape]}")
+        if shape[0] != n:
+            raise DataError(f"{path}: {name} has {shape[0]} rows, terminals {n}")
+        if dtype.kind not in ("biuf" if name in ("terminals", "button_states", *_LABELS) else "f"):
+            raise DataError(f"{path}: {name} holds {dtype}, not real numbers")
+    if n < 2:
+        raise DataError(f"{path}: {said(n, 'row')}; a trajectory has two or more")
+    return there
+
+
+def _check_finite(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        finite = np.isfinite(array)
+        if not finite.all():
+            row = int(np.argwhere(~finite)[0][0])
+            raise DataError(f"{path}: {name} is not finite in row {row}; download the file again or leave it out")
+
+
+def _matches(path: Path) -> bool:
+    try:
+        if path.is_dir():
+            first = min((p for p in path.glob("*.npz") if p.is_file()), default=None)
+            return first is not None and _matches(first)
+        if path.suffix != ".npz":
+            return False
+        with zipfile.ZipFile(path) as file:
+            return {f"{k}.npy" for k in _NEEDED} <= set(file.namelist())
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return False
+
+
+FORMAT = Format("ogbench", "OGBench's .npz data set, or a folder of its shards", _matches, OgbenchSource)

@@ -1,0 +1,236 @@
+"""robomimic's HDF5 data sets: one file of many demonstrations, with states and often with images.
+
+    /data/demo_<i>/actions [T, A], rewards [T], obs/<name> [T, ...], next_obs/<name> [T, ...]
+    /data: attribute env_args, JSON: env_name, env_kwargs.control_freq
+    /mask/<filter key>: lists of demonstrations; all are read, whatever these say
+
+The state is the concatenation of what robomimic's own low-dimensional agents see. A success is a step with a reward of
+1 (robomimic's rewards are 0 and 1; those of `dense` files reach 1 at success only). An episode is terminated where its
+last step is a success; steps after a success inside it are kept, `demos.end_at_first_success` drops them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from serl_chunk.data.demos import SUCCESS_REWARD
+from serl_chunk.data.hdf5_frames import FileVersion, frames_of
+from serl_chunk.data.hdf5_reading import numbers, opened, rows
+from serl_chunk.data.imported import Ending, imported_episode, natural, position, rate, said
+from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
+
+STATE_KEYS = (
+    "robot0_eef_pos",
+    "robot0_eef_quat",
+    "robot0_gripper_qpos",
+    "robot1_eef_pos",
+    "robot1_eef_quat",
+    "robot1_gripper_qpos",
+    "object",
+)
+"""What a state is made of, in this order; data sets of one arm have no robot1, those of images mostly no object."""
+_SUFFIX = "_image"
+
+
+class RobomimicSource:
+    """See the module."""
+
+    format = "robomimic"
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.path, self._options = path, options
+        with opened(path) as file:
+            data = file.get("data")
+            names = list(data) if isinstance(data, h5py.Group) else []
+            demos = sorted((n for n in names if n.startswith("demo")), key=natural)
+            if not demos:
+                raise DataError(f"{path}: no group data/demo_0; this is no robomimic data set, or an empty one")
+            self._keys = first_of(demos, options.proportion)
+            environment = _environment(path, data.attrs.get("env_args"))
+            obs = _group(f"{path}, {demos[0]}", data[demos[0]], "obs")
+            self._state_keys = [k for k in STATE_KEYS if k in obs]
+            if not self._state_keys:
+                raise DataError(
+                    f"{path}: obs has none of {', '.join(STATE_KEYS)}, of which a state is made; it has: "
+                    f"{', '.join(sorted(obs)) or 'nothing'}"
+                )
+            self._cameras = _cameras(path, obs, options.cameras)
+            read = {*self._state_keys, *(f"{camera}{_SUFFIX}" for camera in self._cameras)}
+            self._ignored = sorted(set(obs) - read)
+            self._masks = sorted(file["mask"]) if isinstance(file.get("mask"), h5py.Group) else []
+        self._task = str(environment.get("env_name", ""))
+        arguments = environment.get("env_kwargs")
+        recorded = arguments.get("control_freq") if isinstance(arguments, dict) else None
+        self.hz = rate(options, float(recorded) if isinstance(recorded, int | float) and recorded > 0 else None)
+
+    def keys(self) -> list[str]:
+        """See `source.Source`: the names of the demonstrations."""
+        return list(self._keys)
+
+    def read(self, key: str) -> Episode:
+        """See `source.Source`."""
+        position(self._keys, key, self.path)
+        where = f"{self.path}, {key}"
+        with opened(self.path) as file:
+            version = FileVersion.of(self.path)
+            demo = _group(where, file["data"], key)
+            obs = _group(where, demo, "obs")
+            action = rows(numbers(where, demo, "actions", 2))
+            n = len(action)
+            if n == 0:
+                raise DataError(f"{where}: no steps; leave it out with --episodes")
+            stated = demo.attrs.get("num_samples", n)
+            if stated != n:
+                raise DataError(f"{where}: actions have {n} rows, num_samples says {stated}; the file is incomplete")
+            reward = rows(numbers(where, demo, "rewards", 1)) if "rewards" in demo else np.zeros(n, np.float32)
+            sparse = {}
+            for camera in self._cameras:
+                name = f"{obs.name}/{camera}{_SUFFIX}"
+                frames = frames_of(self.path, version, file, name, np.arange(n), self._options.color == "bgr")
+                sparse[IMAGE_PREFIX + camera] = SparseRows(np.arange(n, dtype=np.int32), frames)
+            state = self._states(where, obs, n)
+            after = final = self._final(where, demo, n)
+            if final is None:
+                # No target looks past a termination: what nobody stored, the last observation stands in for.
+                final = {STATE: state[-1].copy(), **{k: np.asarray(v.values[n - 1]) for k, v in sparse.items()}}
+            return imported_episode(
+                where,
+                f"{self.path.stem}-{key}",
+                state,
+                action,
+                reward,
+                self._ending(reward, after, final),
+                self._options,
+                source=self._who(),
+                hz=self.hz,
+                task=self._task,
+                sparse=sparse,
+            )
+
+    def notes(self) -> list[str]:
+        """See `source.Source`."""
+        out = [f"the state is {' + '.join(self._state_keys)}"]
+        if self._ignored:
+            out.append(f"of the observations these are not read: {', '.join(self._ignored)}")
+        if self._cameras:
+            out.append(f"cameras are {', '.join(c + _SUFFIX for c in self._cameras)}, in RGB as robomimic stores them")
+        if self._masks:
+            out.append(f"all demonstrations are read; the filter keys {', '.join(self._masks)} are not applied")
+        after, unfinished, shaped, missing = self._survey()
+        if after:
+            out.append(
+                f"{said(after, 'episode')} with a success that is not in its last step: an episode that ends at its "
+                "first success is shorter"
+            )
+        if shaped:
+            out.append(f"{said(shaped, 'episode')} with rewards between 0 and 1: only a reward of 1 is a success")
+        if missing:
+            out.append(f"{said(missing, 'episode')} without rewards: all are 0 (--success: they succeeded)")
+        if unfinished:
+            out.append(
+                f"{said(unfinished, 'episode')} without next_obs: the observation after the last action is not stored"
+            )
+        out.append(
+            f"every action is taken for a {'policy' if self._who() is Source.POLICY else 'person'}'s"
+            " (a folder named mg would hold a policy's)"
+        )
+        return out
+
+    def _who(self) -> Source:
+        """robomimic's folders are ph and mh for people, mg for machine-generated."""
+        return Source.POLICY if "mg" in self.path.parts else Source.HUMAN
+
+    def _survey(self) -> tuple[int, int, int, int]:
+        """Episodes with steps after a success, without next_obs, with shaped rewards, without rewards."""
+        after = unfinished = shaped = missing = 0
+        with opened(self.path) as file:
+            for key in self._keys:
+                demo = _group(f"{self.path}, {key}", file["data"], key)
+                unfinished += "next_obs" not in demo
+                missing += "rewards" not in demo
+                if "rewards" in demo:
+                    reward = rows(numbers(f"{self.path}, {key}", demo, "rewards", 1))
+                    after += bool((reward[:-1] >= SUCCESS_REWARD).any())
+                    shaped += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
+        return after, unfinished, shaped, missing
+
+    def _states(self, where: str, obs: h5py.Group, n: int) -> np.ndarray:
+        parts = []
+        for name in self._state_keys:
+            dataset = obs.get(name)
+            if not isinstance(dataset, h5py.Dataset):
+                raise DataError(f"{where}: {obs.name} has no {name}, which the first demonstration has")
+            values = rows(numbers(where, obs, name, max(dataset.ndim, 1)))
+            if len(values) != n:
+                raise DataError(f"{where}: {obs.name}/{name} has {len(values)} rows, actions {n}")
+            parts.append(values.reshape(n, -1))
+        return np.concatenate(parts, axis=1)
+
+    def _final(self, where: str, demo: h5py.Group, n: int) -> Observation | None:
+        """The observation after the last step, where it is stored."""
+        if "next_obs" not in demo:
+            return None
+        after = _group(where, demo, "next_obs")
+        final = {STATE: self._states(where, after, n)[-1]}
+        for camera in self._cameras:
+            images = numbers(where, after, f"{camera}{_SUFFIX}", 4)
+            if len(images) != n:
+                raise DataError(f"{where}: {images.name} has {len(images)} rows, actions {n}")
+            image = images[n - 1]
+            final[IMAGE_PREFIX + camera] = image[..., ::-1].copy() if self._options.color == "bgr" else image
+        return final
+
+    def _ending(self, reward: np.ndarray, after: Observation | None, final: Observation) -> Ending:
+        """`after`: the observation after the last step, where it is stored; `final`: the one a termination has."""
+        if reward[-1] >= SUCCESS_REWARD:
+            return Ending(final, True, Outcome.SUCCESS)
+        if self._options.success is None or (reward >= SUCCESS_REWARD).any():
+            return Ending(after, False, Outcome.UNKNOWN)
+        if self._options.success:
+            return Ending(final, True, Outcome.SUCCESS, reward=1.0)
+        return Ending(final, True, Outcome.FAILURE)
+
+
+def _group(where: str, parent: h5py.Group, name: str) -> h5py.Group:
+    group = parent.get(name)
+    if not isinstance(group, h5py.Group):
+        raise DataError(f"{where}: no group {name}; it has: {', '.join(sorted(parent)) or 'nothing'}")
+    return group
+
+
+def _environment(path: Path, text: Any) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: attribute env_args of /data is not JSON ({error}); download it again") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _cameras(path: Path, obs: h5py.Group, chosen: tuple[str, ...] | None) -> list[str]:
+    present = sorted(k.removesuffix(_SUFFIX) for k in obs if k.endswith(_SUFFIX))
+    missing = sorted(set(chosen or ()) - set(present))
+    if missing:
+        raise DataError(f"{path}: no camera {', '.join(missing)}; it has: {', '.join(present) or 'none'}")
+    return present if chosen is None else [c for c in present if c in chosen]
+
+
+def _matches(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with h5py.File(path, "r") as file:
+            data = file.get("data")
+            return isinstance(data, h5py.Group) and any(name.startswith("demo") for name in data)
+    except (OSError, RuntimeError, KeyError, ValueError):
+        return False
+
+
+FORMAT = Format("robomimic", "robomimic's HDF5 data set of many demonstrations", _matches, RobomimicSource)

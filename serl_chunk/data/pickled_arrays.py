@@ -1,0 +1,154 @@
+"""What the calls in a pickle of numpy arrays mean, and the arrays they stand for; nothing is called.
+
+For `restricted_pickle`, which interprets the program around them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+_BUILTINS = ("bytes", "bytearray", "complex", "set", "frozenset")
+KNOWN_GLOBALS: dict[tuple[str, str], str] = {
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): "dtype",
+    ("_codecs", "encode"): "encode",  # how bytes are written below protocol 3
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): "_reconstruct" for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): "scalar" for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): "_frombuffer" for core in ("core", "_core")},
+    **{(module, name): name for module in ("builtins", "__builtin__") for name in _BUILTINS},
+}
+_DTYPES = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"))
+
+
+class Malformed(Exception):
+    """The bytes are no pickle."""
+
+
+class Refused(Exception):
+    """The pickle asks for what is not on the list."""
+
+
+class Global:
+    """A class or function on the list, as a name: there is nothing to call."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class DTypeToBe:
+    """A numpy dtype under construction: its code, and the byte order that follows in a BUILD."""
+
+    __slots__ = ("code", "order")
+
+    def __init__(self, code: str) -> None:
+        self.code, self.order = code, "="
+
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.code).newbyteorder("=" if self.order == "|" else self.order)  # type: ignore[arg-type]
+
+
+class ArrayToBe:
+    """A numpy array under construction: nothing is known of it before its BUILD."""
+
+    __slots__ = ("memo",)
+
+    def __init__(self) -> None:
+        self.memo: list[int] = []  # where the memo holds it, to be replaced by the array
+
+
+def shown(text: str) -> str:
+    """A name from the file as it may be printed."""
+    return "".join(c if c.isprintable() else "?" for c in text[:80])
+
+
+def checked_key(value: Any) -> Any:
+    """Keys whose hash nobody can choose, and whose hash is cheap."""
+    if type(value) is not str and type(value) is not bytes:
+        raise Refused(f"has a {type(value).__name__.strip('_')} for a key; keys are texts")
+    return value
+
+
+def call(name: str, arguments: tuple[Any, ...]) -> Any:
+    """What a call of a name on the list with these arguments gives; raises Refused for other arguments."""
+    types = tuple(type(a) for a in arguments)
+    if name == "_reconstruct":
+        first = arguments[0] if arguments else None
+        if type(first) is Global and first.name == "ndarray" and arguments[1:] == ((0,), b"b"):
+            return ArrayToBe()
+    elif name == "dtype" and types[:1] == (str,) and set(types[1:]) <= {bool, int}:
+        return DTypeToBe(_known_code(arguments[0]))
+    elif name == "scalar" and types == (DTypeToBe, bytes):
+        return _array((), arguments[0], arguments[1])[()]
+    elif name == "_frombuffer" and types[:4] in ((bytes, DTypeToBe, tuple, str), (bytearray, DTypeToBe, tuple, str)):
+        return _from_buffer(*arguments)
+    elif name in ("encode", "bytearray") and types == (str, str) and arguments[1] in ("latin1", "latin-1"):
+        data = arguments[0].encode("latin1")
+        return data if name == "encode" else bytearray(data)
+    elif name == "bytes" and not arguments:
+        return b""
+    elif name == "bytearray" and types in ((), (bytes,)):
+        return bytearray(*arguments)
+    elif name == "complex" and types == (float, float):
+        return complex(*arguments)
+    elif name in ("set", "frozenset") and types in ((), (list,)):
+        items = map(checked_key, *arguments) if arguments else ()
+        return set(items) if name == "set" else frozenset(items)
+    raise Refused(f"calls {name} in a way that numpy and Python do not")
+
+
+def _known_code(code: str) -> str:
+    if code not in _DTYPES:
+        what = "an array of objects" if code.startswith("O") else f"an array of type {shown(code)}"
+        raise Refused(f"holds {what}")
+    return code
+
+
+def set_order(dtype: DTypeToBe, state: Any) -> None:
+    """`state`: (3, byte order, None, None, None, -1, -1, 0); the Nones are fields and sub-arrays."""
+    if type(state) is not tuple or len(state) < 5 or state[2:5] != (None, None, None):
+        raise Refused("holds an array of records")
+    if state[1] not in ("<", ">", "|"):
+        raise Refused("holds an array of unknown byte order")
+    dtype.order = state[1]
+
+
+def array_of(state: Any) -> np.ndarray:
+    """`state`: (1, shape, dtype, whether in Fortran's order, bytes); numpy's oldest pickles lack the 1."""
+    if type(state) is not tuple or len(state) not in (4, 5):
+        raise Refused("sets an array's state in a way that numpy does not")
+    shape, dtype, fortran, data = state[-4:]
+    if type(dtype) is not DTypeToBe or type(data) is not bytes:
+        raise Refused("sets an array's state in a way that numpy does not")
+    return _array(shape, dtype, data, "F" if fortran else "C")
+
+
+def _from_buffer(data: Any, dtype: DTypeToBe, shape: Any, order: str, axes: Any = None) -> np.ndarray:
+    if order == "K":
+        array = _array(shape, dtype, data)
+        if type(axes) is not tuple or any(type(a) is not int for a in axes):
+            raise Refused("orders the axes of an array in a way that numpy does not")
+        return array.transpose(axes)
+    if order not in ("C", "F"):
+        raise Refused("orders the axes of an array in a way that numpy does not")
+    return _array(shape, dtype, data, order)
+
+
+def _array(shape: Any, kind: DTypeToBe, data: Any, order: str = "C") -> np.ndarray:
+    """The array whose values `data` holds, all of them and no more; a view of `data`."""
+    if type(shape) is not tuple or len(shape) > 32 or any(type(n) is not int or not 0 <= n < 2**48 for n in shape):
+        raise Malformed("an array's shape is no tuple of lengths")
+    dtype = kind.dtype()
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise Malformed(f"an array of shape {[*shape]} and type {dtype} cannot have {len(data)} bytes")
+    if not data:
+        return np.zeros(shape, dtype)
+    flat = np.frombuffer(data, dtype)
+    if dtype.kind == "b":
+        flat = flat.view(np.uint8) != 0  # numpy takes a bool's byte for 0 or 1 without looking
+    flat.flags.writeable = False
+    return flat.reshape(shape, order=order)  # type: ignore[call-overload]
