@@ -1,0 +1,105 @@
+"""How LeRobot names things: columns, features, files. Sources: LeRobotDataset v3.0 and v2.1 as lerobot writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+V30, V21 = "v3.0", "v2.1"
+VERSIONS = (V30, V21)
+STATE, ACTION = "observation.state", "action"
+CAMERA = "observation.images."
+REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
+EXTRA = "complementary_info."
+INTERVENTION = EXTRA + "is_intervention"
+TIMESTAMP, FRAME_INDEX = "timestamp", "frame_index"
+EPISODE_INDEX, INDEX, TASK_INDEX = "episode_index", "index", "task_index"
+CHUNK = 1000  # files of a folder
+SIDE = Path("meta/serl_chunk.parquet")
+INFO = Path("meta/info.json")
+TASKS = Path("meta/tasks.parquet")
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+
+# StepBlock's columns that LeRobot has no name for: dtype in the data set. Wide integers, since torch knows no others.
+EXTRA_COLUMNS: dict[str, np.dtype[Any]] = {
+    "source": np.dtype(np.int64),
+    "decision_tick": np.dtype(np.int64),
+    "policy_version": np.dtype(np.int64),
+    "policy_age": np.dtype(np.float32),
+    "stamp": np.dtype(np.float64),
+}
+SCALARS: dict[str, np.dtype[Any]] = {
+    REWARD: np.dtype(np.float32),
+    DONE: np.dtype(np.bool_),
+    SUCCESS: np.dtype(np.bool_),
+    INTERVENTION: np.dtype(np.bool_),
+    **{EXTRA + name: dtype for name, dtype in EXTRA_COLUMNS.items()},
+    TIMESTAMP: np.dtype(np.float32),
+    FRAME_INDEX: np.dtype(np.int64),
+    EPISODE_INDEX: np.dtype(np.int64),
+    INDEX: np.dtype(np.int64),
+    TASK_INDEX: np.dtype(np.int64),
+}
+"""Columns of one value a row, in their order: those of LeRobot last."""
+
+
+class Patterns(NamedTuple):
+    """Where a version keeps what; `info.json` says the same."""
+
+    data: str
+    video: str
+
+
+PATTERNS = {
+    V30: Patterns(
+        "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    ),
+    V21: Patterns(
+        "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    ),
+}
+
+
+def file_of(pattern: str, number: int, video_key: str = "") -> str:
+    """The path, below the data set, of the `number`-th file (v3.0) or that of the `number`-th episode (v2.1)."""
+    chunk, index = divmod(number, CHUNK)
+    return pattern.format(
+        chunk_index=chunk, file_index=index, episode_chunk=chunk, episode_index=number, video_key=video_key
+    )
+
+
+def features(layout: dict[str, Any]) -> dict[str, Any]:
+    """`info.json`'s features of a data set with this layout (see `sink.LeRobotSink.layout`)."""
+    out: dict[str, Any] = {
+        STATE: {"dtype": "float32", "shape": [layout["state_dim"]], "names": None},
+        ACTION: {"dtype": "float32", "shape": [layout["action_dim"]], "names": None},
+    }
+    for camera, (height, width) in layout["cameras"].items():
+        feature: dict[str, Any] = {"shape": [height, width, 3], "names": ["height", "width", "channels"]}
+        video = layout["videos"].get(camera)
+        if video is None:
+            out[CAMERA + camera] = {"dtype": "image", **feature}
+        else:
+            about = {
+                "video.height": height,
+                "video.width": width,
+                "video.codec": video["codec"],
+                "video.pix_fmt": video["pix_fmt"],
+                "video.is_depth_map": False,
+                "video.fps": fps(layout["hz"]),
+                "video.channels": 3,
+                "has_audio": False,
+            }
+            out[CAMERA + camera] = {"dtype": "video", **feature, "info": about}
+    for name, dtype in SCALARS.items():
+        out[name] = {"dtype": dtype.name, "shape": [1], "names": None}
+    return out
+
+
+def fps(hz: float) -> int | float:
+    """A rate as LeRobot writes it: whole where it is whole."""
+    return int(hz) if float(hz).is_integer() else hz

@@ -1,0 +1,188 @@
+"""Videos: encoded, joined without encoding them again, and looked at frame by frame. PyAV is imported when it is used.
+
+Every second frame at least is a key frame and none refers to a later one, so that a training program finds any frame
+in two steps, and files can be joined packet by packet.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.data.hdf5_frames import FileVersion
+from serl_chunk.types import ConfigError, DataError
+
+_QUALITY = 20  # x264's quantiser: 18 is visually lossless
+_MAX_OPEN = 8  # videos a process keeps open: two robots' cameras
+_AHEAD = 32  # frames that are decoded rather than sought past
+
+
+def _av() -> Any:
+    try:
+        return importlib.import_module("av")
+    except ImportError as error:
+        raise ConfigError(
+            f"videos need PyAV, which is not installed ({error}): pip install 'serl-chunk[lerobot]'; --mode image "
+            "writes a data set without them"
+        ) from error
+
+
+def codec_for(height: int, width: int) -> dict[str, str]:
+    """{"encoder", "codec", "pix_fmt"}: H.264, or MPEG-4 where PyAV was built without it."""
+    av = _av()
+    if "libx264" in av.codecs_available:
+        # Colour at half resolution, which every player shows, needs even sides.
+        even = height % 2 == 0 and width % 2 == 0
+        return {"encoder": "libx264", "codec": "h264", "pix_fmt": "yuv420p" if even else "yuv444p"}
+    return {"encoder": "mpeg4", "codec": "mpeg4", "pix_fmt": "yuv420p"}
+
+
+def rate_of(hz: float) -> Fraction:
+    """`hz` as a fraction that a video file can hold."""
+    return Fraction(hz).limit_denominator(10_000)
+
+
+def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz: float, codec: dict[str, str]) -> None:
+    """Write `frames` uint8[H, W, 3] to the new mp4 file `path`, `hz` a second. Raises OSError."""
+    av = _av()
+    rate = rate_of(hz)
+    with av.open(str(path), "w", format="mp4") as container:
+        # One thread: how many there are changes the bytes, and episodes are encoded in parallel anyway. A fixed
+        # quantiser and no look at frames to come: with rate control, x264's choices for small frames depend on memory
+        # it has not written, and the same episode would become other bytes now and then.
+        options = {"g": "2", "bf": "0", "threads": "1"}
+        if codec["encoder"] == "libx264":
+            alone = "scenecut=0:rc-lookahead=0:sync-lookahead=0:mbtree=0:weightp=0"
+            options |= {"qp": str(_QUALITY), "preset": "fast", "x264-params": alone}
+        else:
+            options |= {"qscale": "2"}
+        stream = container.add_stream(codec["encoder"], rate=rate, options=options)
+        stream.width, stream.height, stream.pix_fmt = width, height, codec["pix_fmt"]
+        stream.codec_context.thread_count = 1
+        if codec["encoder"] == "mpeg4":
+            stream.codec_context.qmax = 2
+        for i, image in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+            frame.pts, frame.time_base = i, 1 / rate
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def join(path: Path, parts: Sequence[Path], lengths: Sequence[int], hz: float) -> None:
+    """Write the videos `parts`, of so many frames each, one behind the other to `path`, without encoding them again.
+
+    Raises DataError where a part has another number of frames.
+    """
+    av = _av()
+    rate = rate_of(hz)
+    with av.open(str(path), "w", format="mp4") as out:
+        target = None
+        at = 0
+        for part, length in zip(parts, lengths, strict=True):
+            with av.open(str(part)) as container:
+                source = container.streams.video[0]
+                if target is None:
+                    target = out.add_stream_from_template(source)
+                n = 0
+                for packet in container.demux(source):
+                    if packet.size == 0:  # the demuxer's end
+                        continue
+                    # Frames are equally spaced: whole numbers of them, whatever units the file counts in.
+                    packet.pts = packet.dts = at + n
+                    packet.duration, packet.time_base = 1, 1 / rate
+                    packet.stream = target
+                    out.mux(packet)
+                    n += 1
+            if n != length:
+                raise DataError(f"{part}: {n} frames of a video where {length} were encoded; is the disk at fault?")
+            at += length
+
+
+class _Reader:
+    """An open video and where in it the decoder stands."""
+
+    def __init__(self, path: Path, version: FileVersion) -> None:
+        self.version = version
+        self._container = _av().open(str(path))
+        if not self._container.streams.video:
+            raise ValueError("there is no video in it")
+        self._stream = self._container.streams.video[0]
+        self._stream.codec_context.thread_count = 1  # loaders have processes, and single frames gain nothing
+        self._frames: Iterator[Any] = iter(())
+        self._now: tuple[float, Any] | None = None
+        rate = self._stream.average_rate
+        self._period = float(1 / rate) if rate else 0.02
+
+    def frame_at(self, seconds: float) -> tuple[float, np.ndarray]:
+        """The first frame that is not earlier than half a period before `seconds`, and its time."""
+        earliest = seconds - self._period / 2
+        if self._now is None or not earliest - _AHEAD * self._period < self._now[0] < earliest + self._period:
+            self._container.seek(
+                max(0, int(seconds / self._stream.time_base)), stream=self._stream, backward=True, any_frame=False
+            )
+            self._frames, self._now = self._container.decode(self._stream), None
+        while self._now is None or self._now[0] < earliest:
+            frame = next(self._frames, None)
+            if frame is None:
+                self._now = None
+                raise ValueError("the video ends before it")
+            if frame.pts is not None:
+                self._now = (float(frame.pts * self._stream.time_base), frame)
+        return self._now[0], self._now[1].to_ndarray(format="rgb24")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+
+
+class _OpenVideos:
+    """The few videos that were looked at last; one user at a time."""
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[Path, _Reader] = OrderedDict()
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._start_over)  # decoders do not survive a fork
+
+    def frame_at(self, path: Path, version: FileVersion, seconds: float, tolerance_s: float) -> np.ndarray:
+        """The frame uint8[H, W, 3] at that time of the video; raises DataError."""
+        with self._lock:
+            try:
+                if FileVersion.of(path) != version:
+                    raise ValueError("the file was changed while it was being read; read it again")
+                if path not in self._readers or self._readers[path].version != version:
+                    self._forget(path)
+                    self._readers[path] = _Reader(path, version)
+                self._readers.move_to_end(path)
+                while len(self._readers) > _MAX_OPEN:
+                    self._readers.popitem(last=False)[1].close()
+                found, image = self._readers[path].frame_at(seconds)
+            except (OSError, ValueError, ArithmeticError, _av().FFmpegError) as error:
+                self._forget(path)
+                raise DataError(
+                    f"{path}: the frame at {seconds:.4f} s cannot be decoded ({error}): the video is truncated or "
+                    "damaged, or PyAV lacks its codec"
+                ) from error
+        if abs(found - seconds) > tolerance_s:
+            raise DataError(
+                f"{path}: no frame at {seconds:.4f} s, the next one is at {found:.4f} s; the time stamps of the data "
+                "set and its video do not agree"
+            )
+        return image
+
+    def _forget(self, path: Path) -> None:
+        if path in self._readers:
+            self._readers.pop(path).close()
+
+    def _start_over(self) -> None:
+        self._readers, self._lock = OrderedDict(), threading.Lock()
+
+
+frame_at = _OpenVideos().frame_at
