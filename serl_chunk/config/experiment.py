@@ -91,7 +91,9 @@ class ReplayConfig:
     demo_capacity: int = 100_000  # steps of demonstrations; more is refused, never evicted
     human_capacity: int = 50_000  # steps kept from evicted episodes that hold interventions
     image_capacity: int = 20_000  # frames per camera and store; only for image agents
+    frame_cache_bytes: int = 1 << 30  # decoded frames kept of demonstrations whose images stay in their files
     demo_fraction: float | Literal["uniform"] = 0.5
+    positive_fraction: float | None = None  # of demonstration windows from successful ones; None: as many as there are
     terminal_windows: Literal["keep", "drop"] = "keep"
     max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
     exclude_before_takeover: int = 40  # ticks of a successful episode before a take-over that are not imitated
@@ -106,6 +108,14 @@ class ReplayConfig:
                 not isinstance(self.demo_fraction, str) and 0 <= self.demo_fraction <= 1,
                 f'replay.demo_fraction must be a number in 0..1 or "uniform", got {self.demo_fraction!r}',
             )
+        require(
+            self.positive_fraction is None or 0 < self.positive_fraction < 1,
+            f"replay.positive_fraction must lie between 0 and 1, or be none for uniform, got {self.positive_fraction}",
+        )
+        require(
+            self.frame_cache_bytes >= 0,
+            f"replay.frame_cache_bytes must be >= 0 (0: nothing stays decoded), got {self.frame_cache_bytes}",
+        )
         require(self.max_image_age >= 0, f"replay.max_image_age must be >= 0 ticks, got {self.max_image_age}")
         require(
             self.exclude_before_takeover >= 0,

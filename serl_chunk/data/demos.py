@@ -1,7 +1,8 @@
-"""Demonstrations: paths, folders and patterns in, checked episodes out."""
+"""Demonstrations: paths, folders, patterns and data sets of any format in, checked episodes out."""
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import hashlib
 import re
@@ -12,20 +13,48 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.hdf5 import read_episode
-from serl_chunk.types import ConfigError, End, Episode, Outcome, RobotSpec, StepBlock
+from serl_chunk.data.formats import formats
+from serl_chunk.data.single_frame import observation_at
+from serl_chunk.data.source import Format, ReadOptions, Source
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    STEP_COLUMNS,
+    ConfigError,
+    End,
+    Episode,
+    Outcome,
+    RobotSpec,
+    StepBlock,
+)
 
 SUCCESS_REWARD = 1.0  # a step with at least this reward is a success (docs/architecture.md, section 3)
+_HDF5 = "episodes"  # the format of HDF5 files that hold one episode each
+
+
+class Origin(NamedTuple):
+    """Where a demonstration was read."""
+
+    path: Path  # what was opened
+    format: str
+    key: str  # of the episode in there
+    digest: str  # of its content: of the file that holds nothing else, or of its numbers
 
 
 class DemoSet(NamedTuple):
-    """Demonstrations as loaded: every content once, each ended at its first success."""
+    """Demonstrations as loaded: every content once, each ended at its first success, images as the source has them."""
 
     episodes: list[Episode]
-    files: list[Path]  # files[k] holds episodes[k]
+    origins: list[Origin]  # of episodes[k]
     dropped_steps: int  # steps after a first success, in all episodes
-    duplicates: int  # files left out because another one has the same content
-    digest: str  # sixteen hex digits that depend on the files' contents only; "" without files
+    duplicates: int  # episodes left out because another one has the same content
+    digest: str  # sixteen hex digits that depend on the contents only; "" without any
+    notes: tuple[str, ...] = ()  # what their sources say of them, see data.source.Source
+
+    @property
+    def files(self) -> list[Path]:
+        """files[k] holds episodes[k]."""
+        return [origin.path for origin in self.origins]
 
 
 def load_demos(
@@ -35,50 +64,125 @@ def load_demos(
     cameras: Sequence[str] | None = None,
     success: bool | None = None,
     color: str | None = None,
+    options: ReadOptions | None = None,
+    format: str | None = None,
+    more: Sequence[Format] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> DemoSet:
     """Load the demonstrations that `paths` name, in their order (`episode_2` before `episode_10`).
 
     Args:
-        paths: HDF5 files, folders of `*.hdf5` (not their subfolders), or patterns (`~`, `*`, `?`, `**`).
+        paths: files, folders of `*.hdf5` (not their subfolders, unless `options.scores` names them), data sets of any
+            format, or patterns of these (`~`, `*`, `?`, `**`).
         spec: the robot they must belong to.
-        cameras, success, color: passed to `read_episode`.
-        progress: called with (files done, files in all) after each file.
+        cameras, success, color: as in `options`, and instead of its.
+        options: what the files do not say about themselves.
+        format: what the paths are; None takes what they look like.
+        more: formats beside those of `data.formats`; tried first.
+        progress: called with (episodes done, episodes in all) after each one.
 
     Raises:
         ConfigError: a path is empty or matches no demonstration.
         DataError: a file is damaged or of another robot; names the file and the field.
     """
-    found = find_demos(paths)
-    episodes: list[Episode] = []
-    files: list[Path] = []
+    said = options or ReadOptions()
+    options = dataclasses.replace(
+        said,
+        spec=spec,
+        cameras=said.cameras if cameras is None else tuple(cameras),
+        success=said.success if success is None else success,
+        color=said.color if color is None else color,
+    )
+    sources = [open_demos(path, options, format, more) for path in find_demos(paths, options, format, more)]
+    wanted = [(source, key) for source in sources for key in source.keys()]
+    empty = next((source for source in sources if not any(source is s for s, _ in wanted)), None)
+    if empty is not None:
+        raise ConfigError(f"{empty.path}: no episode that could be a demonstration ({empty.format})")
+    loaded = DemoSet([], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()
     ids: set[str] = set()
     dropped = 0
-    for done, path in enumerate(found, 1):
-        digest = _content_digest(path)
-        if digest not in digests:
-            digests.add(digest)
-            episode, after = end_at_first_success(
-                read_episode(path, spec, cameras=cameras, success=success, color=color)
-            )
-            if episode.begin.episode_id in ids:  # stores tell episodes apart by id alone
-                episode = _renamed(episode, f"{episode.begin.episode_id}-{digest[:12]}")
-            ids.add(episode.begin.episode_id)
-            dropped += after
-            episodes.append(episode)
-            files.append(path)
+    for done, (source, key) in enumerate(wanted, 1):
+        file = file_of(source, key)
+        digest = "" if file is None else file_digest(file)
+        if file is None or digest not in digests:
+            whole = source.read(key)
+            origin = Origin(source.path, source.format, key, digest or content_digest(whole))
+            digest = digest or _with_images(origin.digest, whole)
+            if digest not in digests:
+                digests.add(digest)
+                episode, after = end_at_first_success(whole)
+                if episode.begin.episode_id in ids:  # stores tell episodes apart by id alone
+                    episode = _renamed(episode, f"{episode.begin.episode_id}-{digest[:12]}")
+                ids.add(episode.begin.episode_id)
+                dropped += after
+                loaded.episodes.append(episode)
+                loaded.origins.append(origin if file is None else origin._replace(path=file, key=file.name))
         if progress is not None:
-            progress(done, len(found))
+            progress(done, len(wanted))
     digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
-    return DemoSet(episodes, files, dropped, len(found) - len(files), digest)
+    return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
 
 
-def find_demos(paths: Sequence[str | Path]) -> list[Path]:
-    """The files that `paths` name, as in `load_demos`; raises ConfigError where one names none."""
+def find_demos(
+    paths: Sequence[str | Path],
+    options: ReadOptions | None = None,
+    format: str | None = None,
+    more: Sequence[Format] = (),
+) -> list[Path]:
+    """The files and data sets that `paths` name, as in `load_demos`; raises ConfigError where one names none."""
     if isinstance(paths, str | Path):
         paths = [paths]
-    return [file for path in paths for file in _expand(str(path))]
+    scored = options is not None and bool(options.scores)
+    return [found for path in paths for found in _expand(str(path), format, more, scored)]
+
+
+def open_demos(path: Path, options: ReadOptions, format: str | None, more: Sequence[Format] = ()) -> Source:
+    """The source at `path`, of the format named or the one it looks like; raises ConfigError, DataError."""
+    known = {f.name: f for f in more} | formats()
+    if format is not None and format not in known:
+        raise ConfigError(f"--demo_format={format}: no such format; valid: {', '.join(known)}")
+    chosen = known[format] if format is not None else _format_of(path, more)
+    if chosen is None:
+        raise ConfigError(f"{path}: demonstrations of no format that is known; valid: {', '.join(known)}")
+    return chosen.open(path, options)
+
+
+def file_of(source: Source, key: str) -> Path | None:
+    """The file that holds this episode and nothing else, None where there is none such."""
+    files: dict[str, Path] = getattr(source, "files", {}) if source.format == _HDF5 else {}
+    return files.get(key)
+
+
+def file_digest(path: Path) -> str:
+    """Of a file's bytes, 64 hex digits; raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the demonstration: {error}") from error
+
+
+def content_digest(episode: Episode) -> str:
+    """Of an episode's numbers and outcome, 64 hex digits; images do not count."""
+    _, steps, end = episode
+    digest = hashlib.sha256(repr((end.terminated, end.truncated, end.outcome.value, end.reward)).encode())
+    final = None if end.final_observation is None else end.final_observation[STATE]
+    columns = [steps.observation[STATE], steps.action, *(getattr(steps, name) for name in STEP_COLUMNS), final]
+    for column in columns:
+        digest.update(b"-" if column is None else repr(column.shape).encode() + np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def _with_images(digest: str, episode: Episode) -> str:
+    """As `digest`, but that of the same motions before other cameras differs: a few frames of each are looked at."""
+    images = hashlib.sha256(digest.encode())
+    for key, rows in sorted(episode.steps.sparse.items()):
+        if key.startswith(IMAGE_PREFIX) and (n := len(rows.index)):
+            images.update(key.encode())
+            for i in sorted({0, n // 2, n - 1}):
+                images.update(np.ascontiguousarray(rows.values[i]).tobytes())
+    return images.hexdigest()
 
 
 def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
@@ -98,64 +202,51 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
     if first == n - 1:
         # No target looks past a termination, so that where the actor died right at the success the last observation
         # may stand in for the one nobody recorded; as an unfinished episode it would lose its only reward.
-        final = end.final_observation or steps.observation_at(n - 1)
+        final = end.final_observation or observation_at(steps, n - 1)
         end = end._replace(final_observation=final, terminated=True, truncated=False)
         return Episode(begin, steps, end._replace(outcome=Outcome.SUCCESS, outcome_by=said_by)), 0
-    final = steps.observation_at(first + 1)
+    final = observation_at(steps, first + 1)
     kept = steps.slice(0, first + 1)
     return Episode(begin, kept, End(end.episode_id, kept.n, final, True, False, Outcome.SUCCESS, said_by)), n - kept.n
 
 
-def _expand(text: str) -> list[Path]:
-    valid = "give an HDF5 file, a folder of *.hdf5 files, or a pattern such as 'demos/*.hdf5'"
+def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool) -> list[Path]:
+    valid = "give an HDF5 file, a folder of *.hdf5 files, a data set, or a pattern such as 'demos/*.hdf5'"
     if not text.strip():
         raise ConfigError(f"a demonstration path is empty; {valid}")
     path = Path(text).expanduser()
-    if path.is_dir():
-        files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=_natural)
-        if not files:
-            suffixes = Counter(p.suffix or "no suffix" for p in path.iterdir() if p.is_file())
-            holds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items())) or "no file"
-            if any(_is_pickle(Path(f"x{suffix}")) for suffix in suffixes):
-                raise _pickle_error(path)
-            raise ConfigError(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}); {valid}")
-    elif path.exists():
-        files = [path]
-    else:
+    if not path.is_dir():
+        if path.exists():
+            return [path]
         matches = (Path(p) for p in glob.glob(str(path), recursive=True))
-        files = sorted((p for p in matches if p.is_file()), key=_natural)
+        files = sorted((p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=_natural)
         if not files:
             raise ConfigError(f"no demonstration matches {text!r}; {valid}")
-    for file in files:
-        if _is_pickle(file):
-            raise _pickle_error(file)
-    return files
+        return files
+    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=_natural)
+    if files and format in (None, _HDF5) and not scored:
+        return files
+    if format is None and _format_of(path, more) is None:
+        suffixes = Counter(p.suffix or "no suffix" for p in path.iterdir() if p.is_file())
+        holds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items())) or "no file"
+        raise ConfigError(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}); {valid}")
+    return [path]
 
 
-def _is_pickle(path: Path) -> bool:
-    return path.suffix.lower() in (".pkl", ".pickle")
+def _is_data_set(folder: Path, format: str | None, more: Sequence[Format]) -> bool:
+    """Whether a pattern that matches `folder` means the folder itself, and not the files below it."""
+    found = _format_of(folder, more)
+    return found is not None and found.name != _HDF5 and format in (None, found.name)
 
 
-def _pickle_error(path: Path) -> ConfigError:
-    return ConfigError(
-        f"{path}: pickled demonstrations (HIL-SERL's .pkl) are not read, because unpickling runs whatever code the "
-        "file holds. Only HDF5 episodes are read, and nothing converts pickles: record the demonstrations again with "
-        "`serl-chunk record`, or write them with serl_chunk.data.hdf5.write_episode"
-    )
+def _format_of(path: Path, more: Sequence[Format]) -> Format | None:
+    return next((f for f in (*more, *formats().values()) if f.matches(path)), None)
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:
     """A sort key under which `episode_2` comes before `episode_10`."""
     parts = re.findall(r"\d+|\D+", str(path), flags=re.ASCII)
     return [(0, int(p), p) if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
-
-
-def _content_digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the demonstration: {error}") from error
 
 
 def _renamed(episode: Episode, episode_id: str) -> Episode:

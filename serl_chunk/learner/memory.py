@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.config.experiment import ReplayConfig
+from serl_chunk.learner.lazy_frames import cached_frames
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
 
 STORES = 3  # online, demonstrations, and episodes kept for their interventions
@@ -14,14 +15,18 @@ _MIB = 1 << 20
 
 
 def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
-    """Bytes a replay takes when every store is full: columns, index views, free lists and the images of `cameras`."""
+    """Bytes a replay takes when every store is full: columns, index views, free lists, the images of `cameras`
+    and the decoded ones of demonstrations that stay in their files."""
     floats = 4 * (spec.state_dim + spec.action_dim + 4)  # reward, effective, demonstrated, bc
-    fixed = 1 + 4 + 4 + 8 + 8 + 8 + 1 + 1 + 1  # source, tick, decision, version, stamp, succ, live, terminal, recent
-    index = 3 * 16 + 8  # three views, free list
+    fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8  # source, tick, decision, version, age, stamp, succ
+    fixed += 1 + 1 + 1  # live, terminal, recent
+    index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
     per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age
     per_frame = sum(c.height * c.width * 3 + 8 for c in cameras)
     rows = config.capacity + config.demo_capacity + config.human_capacity
-    return rows * per_row + STORES * config.image_capacity * per_frame
+    cached = cached_frames(cameras, config.frame_cache_bytes, config.demo_capacity)
+    cached_bytes = cached * sum(c.height * c.width * 3 + 16 for c in cameras)
+    return rows * per_row + STORES * config.image_capacity * per_frame + cached_bytes
 
 
 def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
@@ -56,8 +61,9 @@ def check_memory(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[Camera
     need = estimate_bytes(spec, config, cameras)
     if available is not None and need > available:
         fields = "replay.capacity, replay.demo_capacity or replay.human_capacity"
+        images = "replay.image_capacity (or use fewer agent.image_keys), replay.frame_cache_bytes, " if cameras else ""
         raise ConfigError(
             f"a full replay needs {need / _MIB:.0f} MiB, {available / _MIB:.0f} MiB are available: lower "
-            + (f"replay.image_capacity (or use fewer agent.image_keys), {fields}" if cameras else fields)
+            f"{images}{fields}"
         )
     return need

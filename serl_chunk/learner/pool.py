@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from serl_chunk.data.frames import Frames
 from serl_chunk.learner.episode import StoredEpisode
+from serl_chunk.learner.lazy_frames import FrameCache, copy_frames, frame_caches
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
@@ -59,6 +62,19 @@ class Slots:
         self._n_returned += len(places)
 
 
+class Deferred(NamedTuple):
+    """Images that a batch still lacks. Only demonstrations have such, which never leave: no lock has to be held."""
+
+    cache: FrameCache
+    out: np.ndarray
+    at: np.ndarray
+    numbers: np.ndarray
+
+    def fetch(self) -> None:
+        """Decode them into the batch; raises DataError."""
+        self.cache.fill(self.out, self.at, self.numbers)
+
+
 class StepPool:
     """Columns with one row per step, and one more per closed episode for its final observation.
 
@@ -68,14 +84,23 @@ class StepPool:
 
     Images are held once, `images[c][slot]` uint8[H, W, 3]. `frame[row, c]` is the slot of camera c's newest frame at
     or before the row within the episode, or -1; `recent[row]` says whether all of them are at most
-    `max_image_age` ticks old.
+    `max_image_age` ticks old. Images of demonstrations that come as `Frames` stay where they are: slots beyond those
+    of `images[c]` are the numbers of `deferred[c]`, see `look`.
 
     One pool serves all stores; a store is a quota and a set of episodes. So an episode changes stores without
     being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
     """
 
     def __init__(
-        self, spec: RobotSpec, cameras: Sequence[CameraSpec], *, rows: int, frames: int, max_image_age: int
+        self,
+        spec: RobotSpec,
+        cameras: Sequence[CameraSpec],
+        *,
+        rows: int,
+        frames: int,
+        max_image_age: int,
+        cache_bytes: int = 0,
+        deferred: int = 0,
     ) -> None:
         self.spec, self.cameras, self.max_image_age = spec, tuple(cameras), max_image_age
         n, c = rows, len(self.cameras)
@@ -98,6 +123,7 @@ class StepPool:
         self.age = np.empty((n, c), np.int32)  # ticks
         self.recent = np.empty(n, np.bool_)
         self.images = [np.empty((frames, cam.height, cam.width, 3), np.uint8) for cam in self.cameras]
+        self.deferred = frame_caches(self.cameras, cache_bytes, most=deferred)
         self.row_slots = Slots(n)
         self.frame_slots = [Slots(frames) for _ in self.cameras]
 
@@ -105,7 +131,8 @@ class StepPool:
     def nbytes(self) -> int:
         """Bytes of address space of all columns and images."""
         own = [v for v in vars(self).values() if isinstance(v, np.ndarray)] + self.images
-        return sum(a.nbytes for a in own) + self.row_slots.nbytes + sum(s.nbytes for s in self.frame_slots)
+        frames = sum(s.nbytes for s in self.frame_slots) + sum(d.nbytes for d in self.deferred)
+        return sum(a.nbytes for a in own) + self.row_slots.nbytes + frames
 
     def check(self, block: StepBlock) -> None:
         """Raise DataError unless the arrays of `block` fit this robot and hold finite numbers."""
@@ -136,7 +163,7 @@ class StepPool:
         if not np.isfinite(value).all():
             raise DataError(f"episode {episode_id}: {name} holds a number that is not finite; check the driver")
 
-    def _check_image(self, episode_id: str, camera: CameraSpec, values: np.ndarray, n: int) -> None:
+    def _check_image(self, episode_id: str, camera: CameraSpec, values: np.ndarray | Frames, n: int) -> None:
         need = (n, camera.height, camera.width, 3)
         if values.shape != need or values.dtype != np.uint8:
             raise DataError(
@@ -144,10 +171,17 @@ class StepPool:
                 f"robot {self.spec.name!r} needs uint8{need}"
             )
 
-    def frames_in(self, block: StepBlock) -> np.ndarray:
-        """Frames per camera that `block` would add, int64[C]."""
-        keys = [IMAGE_PREFIX + c.name for c in self.cameras]
-        return np.array([len(block.sparse[k].index) if k in block.sparse else 0 for k in keys], np.int64)
+    def frames_in(self, block: StepBlock, *, demonstration: bool) -> np.ndarray:
+        """Frames per camera that `block` would add to `images`, int64[C]."""
+        rows = [block.sparse.get(IMAGE_PREFIX + c.name) for c in self.cameras]
+        stay = [r is None or (demonstration and isinstance(r.values, Frames)) for r in rows]
+        return np.array([0 if s or r is None else len(r.index) for r, s in zip(rows, stay, strict=True)], np.int64)
+
+    def final_frames(self, observation: Observation | None, *, demonstration: bool) -> np.ndarray:
+        """Frames per camera that a final observation would add to `images`, int64[C]."""
+        found = [(observation or {}).get(IMAGE_PREFIX + c.name) for c in self.cameras]
+        stay = [f is None or (demonstration and isinstance(f[None], Frames)) for f in found]
+        return np.array([not s for s in stay], np.int64)
 
     def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
         """Write checked steps behind those `episode` has; returns their rows, int64[N]."""
@@ -193,13 +227,16 @@ class StepPool:
         rows: np.ndarray,
         first_tick: int,
         index: np.ndarray,
-        values: np.ndarray | None,
+        values: np.ndarray | Frames | None,
     ) -> None:
         """Store new frames of camera c and point `rows` at the newest frame each of them may show."""
-        slots = self.frame_slots[c].take(len(index))
-        if values is not None:
-            self.images[c][slots] = values
-            episode.frames[c].append(slots)
+        if isinstance(values, Frames) and episode.demonstration:  # demonstrations stay, and their files with them
+            slots = len(self.images[c]) + self.deferred[c].add(values)
+        else:
+            slots = self.frame_slots[c].take(len(index))
+            if values is not None:
+                self.images[c][slots] = np.asarray(values)
+                episode.frames[c].append(slots)
         # Entry 0 stands for the newest frame before these rows.
         known = np.concatenate([[episode.latest_frame[c]], slots])
         taken = np.concatenate([[episode.latest_frame_tick[c]], first_tick + index])
@@ -245,9 +282,9 @@ class StepPool:
             key = IMAGE_PREFIX + camera.name
             taken = np.flatnonzero(self.age[steps, c] == 0)  # ticks on which this camera was read
             if len(taken):
-                sparse[key] = SparseRows(taken.astype(np.int32), self.images[c][self.frame[steps[taken], c]])
+                sparse[key] = SparseRows(taken.astype(np.int32), self._decoded(c, self.frame[steps[taken], c]))
             if self.age[final, c] == 0:
-                last[key] = self.images[c][self.frame[final, c]].copy()
+                last[key] = self._decoded(c, self.frame[final : final + 1, c])[0]
         block = StepBlock(
             episode_id=episode.key[1],
             first_tick=0,
@@ -257,6 +294,23 @@ class StepPool:
             sparse=sparse,
         )
         return block, last
+
+    def look(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Deferred | None]:
+        """Images uint8[B, H, W, 3] of camera c at `slots` int64[B]; what is in files comes with `Deferred.fetch`."""
+        held = len(self.images[c])
+        away = slots >= held
+        if not away.any():
+            return self.images[c][slots], None
+        out = np.empty((len(slots), *self.images[c].shape[1:]), np.uint8)
+        copy_frames(out, np.flatnonzero(~away), self.images[c], slots[~away])
+        at = np.flatnonzero(away)
+        return out, Deferred(self.deferred[c], out, at, slots[at] - held)
+
+    def _decoded(self, c: int, slots: np.ndarray) -> np.ndarray:
+        images, deferred = self.look(c, slots)
+        if deferred is not None:
+            deferred.fetch()
+        return images
 
     def release(self, episode: StoredEpisode) -> None:
         """Free the rows and frames of `episode`."""

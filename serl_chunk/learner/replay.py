@@ -16,7 +16,6 @@ from serl_chunk.learner.memory import available_bytes, check_memory, estimate_di
 from serl_chunk.learner.stores import Key, Store, Stores
 from serl_chunk.learner.windows import BcOn, gather
 from serl_chunk.types import (
-    IMAGE_PREFIX,
     Amend,
     Begin,
     ChunkBatch,
@@ -97,8 +96,10 @@ class Replay:
     def add_demo(self, *episodes: Episode) -> None:
         """Add demonstrations; they are never evicted.
 
+        Images that come as `Frames` stay in their files, and are decoded for the batches that show them.
+
         Raises ConfigError naming the capacity to set if they do not fit (nothing is added then), DataError if one
-        does not belong to this robot or is there already.
+        does not belong to this robot or is there already, or if `replay.positive_fraction` finds none to balance.
         """
         pool, store = self._stores.pool, self._stores.demo
         with self._lock:
@@ -108,7 +109,8 @@ class Replay:
                 if e.end.final_observation is not None:
                     pool.check_final(e.begin.episode_id, e.end.final_observation)
                 rows += e.steps.n + 1
-                frames += pool.frames_in(e.steps) + self._final_frames(e.end)
+                frames += pool.frames_in(e.steps, demonstration=True)
+                frames += pool.final_frames(e.end.final_observation, demonstration=True)
             if rows > store.max_rows or (frames > store.max_frames).any():
                 raise ConfigError(
                     f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
@@ -119,6 +121,7 @@ class Replay:
                 self._begin(DEMO_SESSION, e.begin, store)
                 self._steps(DEMO_SESSION, e.steps)
                 self._end(DEMO_SESSION, e.end)
+            self._stores.check_balance()
 
     def insert(self, session: str, record: Record) -> int:
         """Take the next record of `session`; returns the number of steps stored.
@@ -195,7 +198,7 @@ class Replay:
         pool.check(block)
         decisions = decision_values(block)
         self._reopen(episode)
-        store, frames = self._stores.of(episode), pool.frames_in(block)
+        store, frames = self._stores.of(episode), pool.frames_in(block, demonstration=episode.demonstration)
         if not self._stores.make_room(store, episode, block.n, frames):
             return self._orphan(block)
         pool.append(episode, block)
@@ -239,7 +242,8 @@ class Replay:
             return
         if end.final_observation is not None:
             pool.check_final(end.episode_id, end.final_observation)
-        store, frames = stores.of(episode), self._final_frames(end)
+        store = stores.of(episode)
+        frames = pool.final_frames(end.final_observation, demonstration=episode.demonstration)
         if not stores.make_room(store, episode, 1, frames):
             return
         pool.append_final(episode, end.final_observation)
@@ -285,11 +289,6 @@ class Replay:
             episode.end = end
             self._settle(episode, amend.reward)
 
-    def _final_frames(self, end: End) -> np.ndarray:
-        """Frames per camera in a final observation, int64[C]."""
-        names = end.final_observation or {}
-        return np.array([IMAGE_PREFIX + c.name in names for c in self._stores.pool.cameras], np.int64)
-
     @property
     def empty_half(self) -> Half | None:
         """The half that has no window to give while the other fills whole batches; None where there is none such."""
@@ -327,6 +326,8 @@ class Replay:
             )
             self._clipped += out.clipped
             self._actions += out.actions
+        for images in out.deferred:  # without the lock: decoding takes a while, and records go on coming in
+            images.fetch()
         return out.batch if updates is None else _lead(out.batch, updates, batch_size)
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int) -> np.ndarray:
@@ -343,8 +344,9 @@ class Replay:
             n = batch_size
         self._sampled += updates * batch_size
         self._sampled_demo += updates * n
-        halves = ((stores.view_demo, n), (stores.view_online, batch_size - n))
-        return np.concatenate([view.draw(rng, (updates, k)) for view, k in halves if k], axis=1)
+        halves = [stores.draw_demo(rng, (updates, n))] if n else []
+        halves += [stores.view_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
+        return np.concatenate(halves, axis=1)
 
     def episodes(self) -> list[Key]:
         """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION`; oldest first per store."""

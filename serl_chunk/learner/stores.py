@@ -13,7 +13,7 @@ from serl_chunk.learner.memory import STORES
 from serl_chunk.learner.pool import StepPool
 from serl_chunk.learner.views import IndexView
 from serl_chunk.learner.windows import BcOn, eligible_starts, imitation_weights
-from serl_chunk.types import CameraSpec, Outcome, RobotSpec, Source
+from serl_chunk.types import CameraSpec, DataError, Outcome, RobotSpec, Source
 
 Key = tuple[str, str]  # (session, episode id)
 
@@ -64,12 +64,22 @@ class Stores:
         self._config, self._bc_on, self._count = config, bc_on, count
         r = config.replay
         rows = r.capacity + r.demo_capacity + r.human_capacity
-        self.pool = StepPool(spec, cameras, rows=rows, frames=STORES * r.image_capacity, max_image_age=r.max_image_age)
+        self.pool = StepPool(
+            spec,
+            cameras,
+            rows=rows,
+            frames=STORES * r.image_capacity,
+            max_image_age=r.max_image_age,
+            cache_bytes=r.frame_cache_bytes,
+            deferred=r.demo_capacity,
+        )
         self.online, self.demo, self.human = (
             Store(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
             for name, size in (("online", r.capacity), ("demo", r.demo_capacity), ("human", r.human_capacity))
         )
         self.view_online, self.view_demo, self.view_all = (IndexView(rows) for _ in range(3))
+        # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
+        self._balanced = [] if r.positive_fraction is None else [IndexView(rows), IndexView(rows)]
 
     @property
     def all(self) -> tuple[Store, Store, Store]:
@@ -158,6 +168,9 @@ class Stores:
         if episode.demonstration:
             self.view_demo.add(rows)
             self.view_all.add(rows)
+            if self._balanced and episode.end is not None:
+                windows = episode.rows[self.view_demo.contains(episode.rows)]
+                self._balanced[episode.outcome != Outcome.SUCCESS].add(windows)
             return
         intervened = rows[self.pool.source[rows] == Source.HUMAN]
         self.view_demo.add(intervened)
@@ -169,16 +182,46 @@ class Stores:
 
     def unindex(self, episode: StoredEpisode) -> None:
         """Offer no window of `episode` any more."""
-        for view in (self.view_online, self.view_demo, self.view_all):
+        for view in (self.view_online, self.view_demo, self.view_all, *self._balanced):
             view.discard(episode.rows)
         episode.indexed = episode.eligible = episode.excluded = 0
+
+    def draw_demo(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Windows of the demonstration half, int64[shape]: uniform, or balanced by `replay.positive_fraction`.
+
+        Balanced are the windows of demonstrations among them; those that start on an intervention keep their share.
+        """
+        rows, share = self.view_demo.draw(rng, shape), self._config.replay.positive_fraction
+        if share is None:
+            return rows
+        positive, negative = self._balanced
+        demonstrated = positive.contains(rows) | negative.contains(rows)
+        good = rng.random(shape) < share
+        for view, chosen in ((positive, demonstrated & good), (negative, demonstrated & ~good)):
+            rows[chosen] = view.draw(rng, (int(chosen.sum()),)) if chosen.any() else rows[chosen]
+        return rows
+
+    def check_balance(self) -> None:
+        """Raise DataError where `replay.positive_fraction` has no successful demonstration to draw, or no other."""
+        if not self._balanced or all(map(len, self._balanced)):
+            return
+        outcomes = Counter(e.outcome for e in self.demo.episodes.values())
+        found = ", ".join(f"{outcomes[o]} {o}" for o in Outcome if outcomes[o]) or "none"
+        lacks = "a successful" if not len(self._balanced[0]) else "an unsuccessful"
+        raise DataError(
+            f"replay.positive_fraction={self._config.replay.positive_fraction} balances windows of successful "
+            f"demonstrations and of others, but there is no window of {lacks} one (outcomes of the demonstrations: "
+            f"{found}). Give demonstrations of both, say how they ended (--demo_success, --demo_failure, "
+            "--demo_scores), or leave it out"
+        )
 
     def stats(self) -> dict[str, float]:
         """Sizes of stores and views, and the share of windows left out for want of a recent image."""
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
-        pool, views = self.pool, 3 * self.view_all.nbytes
-        images = sum(im.nbytes for im in pool.images)
+        pool, views = self.pool, (3 + len(self._balanced)) * self.view_all.nbytes
+        images = sum(im.nbytes for im in pool.images) + sum(cache.nbytes for cache in pool.deferred)
+        decoded = sum(cache.held_bytes for cache in pool.deferred)
         held = sum(im[0].nbytes * slots.used for im, slots in zip(pool.images, pool.frame_slots, strict=True))
         per_row = (pool.nbytes - images + views) / pool.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
@@ -189,6 +232,9 @@ class Stores:
             "demo_windows": len(self.view_demo),
             "windows": len(self.view_all),
             "excluded_share": excluded / max(1, eligible + excluded),
-            "bytes": held + int(per_row * pool.row_slots.used),
+            "deferred_frames": sum(map(len, pool.deferred)),
+            "frame_cache_bytes": decoded,
+            "frame_cache_misses": sum(c.decoded for c in pool.deferred) / max(1, sum(c.asked for c in pool.deferred)),
+            "bytes": held + decoded + int(per_row * pool.row_slots.used),
             "reserved_bytes": pool.nbytes + views,
         }

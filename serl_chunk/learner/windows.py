@@ -12,7 +12,7 @@ import numpy as np
 
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.episode import human_segments
-from serl_chunk.learner.pool import StepPool
+from serl_chunk.learner.pool import Deferred, StepPool
 from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch, Outcome, Source
 
 BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
@@ -69,11 +69,15 @@ def imitation_weights(
 
 
 class Gathered(NamedTuple):
-    """A batch, and how many encoded action numbers of its valid steps left [-1, 1], out of how many."""
+    """A batch, and how many encoded action numbers of its valid steps left [-1, 1], out of how many.
+
+    The images of `deferred` are to be fetched before the batch is used.
+    """
 
     batch: ChunkBatch
     clipped: int
     actions: int
+    deferred: list[Deferred]
 
 
 def gather(
@@ -103,9 +107,11 @@ def gather(
     decided = live & (pool.decision_tick[steps] == pool.tick[starts][:, None])  # -1 where the policy did not act
     observations = {STATE: normaliser.observe(state)}
     next_observations = {STATE: normaliser.observe(pool.state[ends])}
+    deferred, both = [], np.concatenate([starts, ends])
     for c, camera in enumerate(pool.cameras):
-        observations[IMAGE_PREFIX + camera.name] = pool.images[c][pool.frame[starts, c]]
-        next_observations[IMAGE_PREFIX + camera.name] = pool.images[c][pool.frame[ends, c]]
+        images, missing = pool.look(c, pool.frame[both, c])
+        observations[IMAGE_PREFIX + camera.name], next_observations[IMAGE_PREFIX + camera.name] = images[:b], images[b:]
+        deferred += [] if missing is None else [missing]
     batch = ChunkBatch(
         observations=observations,
         actions=actions,
@@ -119,4 +125,5 @@ def gather(
         delay=decided.argmax(1).astype(np.int32),
     )
     beyond = (np.abs(actions) > 1).sum(2)
-    return Gathered(batch, clipped=int(beyond[live].sum()), actions=int(live.sum()) * actions.shape[2])
+    counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]
+    return Gathered(batch, *counted, deferred)

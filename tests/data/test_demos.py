@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import shutil
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serl_chunk.data.demos import end_at_first_success, find_demos, load_demos
-from serl_chunk.data.hdf5 import write_episode
-from serl_chunk.types import ConfigError, DataError, Outcome
+from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos
+from serl_chunk.data.frames import Frames
+from serl_chunk.data.hdf5 import read_episode, write_episode
+from serl_chunk.data.single_frame import SingleFrame, observation_at
+from serl_chunk.data.source import Format, ReadOptions, materialised
+from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows, StepBlock
 
 
 @pytest.fixture
@@ -46,7 +50,7 @@ def test_a_name_with_wildcard_characters_is_taken_literally_first(folder, spec):
 
 
 def test_no_paths_are_no_demonstrations(spec):
-    assert load_demos([], spec) == ([], [], 0, 0, "")
+    assert load_demos([], spec) == ([], [], 0, 0, "", ())
 
 
 @pytest.mark.parametrize(
@@ -58,20 +62,37 @@ def test_no_paths_are_no_demonstrations(spec):
         (lambda d: d / "*.h5", r"no demonstration matches '.*\*\.h5'"),
         (lambda d: d / "empty", r"has no \*\.hdf5 file \(it has: no file\)"),
         (lambda d: d / "text", r"has no \*\.hdf5 file \(it has: 2 \.txt\)"),
-        (lambda d: d / "old.pkl", r"old\.pkl: pickled demonstrations .* not read, because unpickling runs .*HDF5"),
-        (lambda d: d / "*.p*l", r"old\.pkl: pickled demonstrations"),
-        (lambda d: d / "pickles", r"pickles: pickled demonstrations"),
+        (lambda d: d / "text" / "a.txt", r"a\.txt: demonstrations of no format that is known; valid: .*episodes"),
     ],
 )
 def test_a_path_without_demonstrations_is_named(tmp_path, spec, make, message):
-    for name in ("empty", "text", "pickles"):
+    for name in ("empty", "text"):
         (tmp_path / name).mkdir()
     (tmp_path / "text" / "a.txt").touch()
     (tmp_path / "text" / "b.txt").touch()
-    (tmp_path / "pickles" / "a.PKL").touch()
-    (tmp_path / "old.pkl").write_bytes(pickle.dumps([{"rewards": 1}]))
     with pytest.raises(ConfigError, match=message):
         load_demos([make(tmp_path)], spec)
+
+
+def test_a_format_that_does_not_exist_is_named(folder, spec):
+    with pytest.raises(ConfigError, match=r"--demo_format=hdf6: no such format; valid: .*episodes"):
+        load_demos([folder], spec, format="hdf6")
+
+
+class Ran:
+    """Runs where it is unpickled."""
+
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('it ran')",))
+
+
+@pytest.mark.parametrize("what", ["bomb.pkl", "bombs", "*.p*l"])
+def test_a_pickle_is_read_but_never_run(tmp_path, spec, what):
+    (tmp_path / "bombs").mkdir()
+    for file in (tmp_path / "bomb.pkl", tmp_path / "bombs" / "bomb.pkl"):
+        file.write_bytes(pickle.dumps([{"observations": Ran()}]))
+    with pytest.raises(DataError, match=r"bomb\.pkl: at byte \d+ the pickle .*it was not run"):
+        load_demos([tmp_path / what], spec)
 
 
 def test_every_content_is_loaded_once(folder, spec):
@@ -166,3 +187,159 @@ def test_a_judged_success_keeps_its_judge(spec, make_episode):
     episode = make_episode(spec, 4, success_at=(3,))
     judged = episode._replace(end=episode.end._replace(outcome=Outcome.SUCCESS, outcome_by="operator"))
     assert end_at_first_success(judged)[0].end.outcome_by == "operator"
+
+
+class Held(Frames):
+    """Frames in memory that count how many were decoded."""
+
+    decoded = 0
+
+    def __init__(self, images: np.ndarray) -> None:
+        super().__init__(images.shape[1:], np.arange(len(images)))
+        self.images = images
+
+    def decode(self, at: int) -> np.ndarray:
+        type(self).decoded += 1
+        return self.images[at]
+
+
+class Many:
+    """A data set of several episodes in one file."""
+
+    format, hz = "many", 50.0
+
+    def __init__(self, path: Path, options: ReadOptions, episodes: dict[str, Episode]) -> None:
+        self.path, self.options, self.episodes = path, options, episodes
+
+    def keys(self) -> list[str]:
+        return list(self.episodes)
+
+    def read(self, key: str) -> Episode:
+        begin, steps, end = self.episodes[key]
+        sparse = {k: SparseRows(r.index, Held(r.values)) for k, r in steps.sparse.items()}
+        return Episode(begin, dataclasses.replace(steps, sparse=sparse), end)
+
+    def notes(self) -> list[str]:
+        return ["rates are guessed"]
+
+
+def many(episodes) -> Format:
+    return Format(
+        "many", "a test's", lambda path: path.suffix == ".many", lambda path, options: Many(path, options, episodes)
+    )
+
+
+def test_a_data_set_gives_its_episodes_with_their_frames_left_where_they_are(tmp_path, spec, make_episode, assert_same):
+    given = {
+        "a": make_episode(spec, 5, seed=1),
+        "b": make_episode(spec, 9, seed=2, success_at=(3,)),
+        "again": make_episode(spec, 5, seed=1),
+    }
+    for name in ("one.many", "two.many"):
+        (tmp_path / name).touch()
+    Held.decoded = 0
+    demos = load_demos([tmp_path / "*.many"], spec, more=[many(given)])
+    assert Held.decoded <= 2 * 6 * 3 * 2  # three frames a camera and episode, to know it again
+    assert (len(demos.episodes), demos.duplicates, demos.dropped_steps, demos.notes) == (
+        2,
+        4,
+        5,
+        ("rates are guessed",),
+    )
+    assert [(o.path.name, o.format, o.key) for o in demos.origins] == [
+        ("one.many", "many", "a"),
+        ("one.many", "many", "b"),
+    ]
+    assert_same(materialised(demos.episodes[0]), given["a"])
+    cut = demos.episodes[1]
+    assert isinstance(cut.steps.sparse["images/top"].values, Frames)
+    assert isinstance(cut.end.final_observation["images/top"], SingleFrame)
+    assert_same(materialised(cut), end_at_first_success(given["b"])[0])
+
+
+def test_a_pattern_names_data_sets_that_are_folders_and_files_in_others(folder, spec, make_episode):
+    (folder.parent / "set.many").mkdir()
+    format = many({"a": make_episode(spec, 5, seed=1)})
+    assert find_demos([folder.parent / "*"], more=[format]) == [folder.parent / "set.many"]
+    found = find_demos([folder.parent / "**"], more=[format])
+    assert folder not in found
+    assert folder / "episode_1.hdf5" in found
+    with pytest.raises(ConfigError, match="no demonstration matches"):
+        find_demos([folder.parent / "*"], format="episodes", more=[format])
+
+
+def test_the_same_motion_before_other_cameras_is_another_demonstration(tmp_path, spec, make_episode):
+    one = make_episode(spec, 5, seed=1)
+    other = {k: SparseRows(r.index, 255 - r.values) for k, r in one.steps.sparse.items()}
+    changed = one._replace(steps=dataclasses.replace(one.steps, sparse=other))
+    (tmp_path / "x.many").touch()
+    assert content_digest(one) == content_digest(changed)
+    demos = load_demos([tmp_path / "x.many"], spec, more=[many({"a": one, "b": changed})])
+    assert len({e.begin.episode_id for e in demos.episodes}) == 2
+
+
+def test_content_digests_tell_everything_but_images(spec, make_episode):
+    one = make_episode(spec, 5, seed=1)
+    others = [
+        one._replace(end=one.end._replace(outcome=Outcome.FAILURE)),
+        one._replace(end=one.end._replace(final_observation=None)),
+        one._replace(steps=dataclasses.replace(one.steps, action=one.steps.action + 1)),
+        one._replace(steps=dataclasses.replace(one.steps, stamp=one.steps.stamp + 1)),
+    ]
+    assert len({content_digest(e) for e in (one, *others)}) == 5
+
+
+def test_an_empty_data_set_is_said(tmp_path, spec):
+    (tmp_path / "x.many").touch()
+    with pytest.raises(ConfigError, match=r"x\.many: no episode that could be a demonstration \(many\)"):
+        load_demos([tmp_path / "x.many"], spec, more=[many({})])
+
+
+def test_frames_of_files_are_left_there_and_are_equal(folder, spec, assert_same):
+    demos = load_demos([folder], spec)
+    for episode, file in zip(demos.episodes, demos.files, strict=True):
+        assert isinstance(episode.steps.sparse["images/top"].values, Frames)
+        assert_same(materialised(episode), read_episode(file, spec))
+
+
+def test_options_reach_the_files(tmp_path, joints_spec):
+    """ALOHA's files record neither colours nor outcomes; folders of scores do the latter."""
+    import h5py
+
+    for score in ("score_5", "score_1"):
+        (tmp_path / score).mkdir()
+        with h5py.File(tmp_path / score / "episode_0.hdf5", "w") as file:
+            rng = np.random.default_rng(len(list(tmp_path.rglob("*.hdf5"))))
+            file["/observations/qpos"] = rng.normal(size=(6, 2)).astype(np.float32)
+            file["/action"] = rng.normal(size=(6, 2)).astype(np.float32)
+            file["/observations/images/top"] = rng.integers(0, 256, (6, 16, 16, 3), np.uint8)
+    one = tmp_path / "score_5" / "episode_0.hdf5"
+    with pytest.raises(DataError, match="colours"):
+        load_demos([one], joints_spec)
+    for options, outcome in (
+        (ReadOptions(color="bgr", success=True), Outcome.SUCCESS),
+        (ReadOptions(color="bgr"), Outcome.UNKNOWN),
+    ):
+        (episode,) = load_demos([one], joints_spec, options=options).episodes
+        assert episode.end.outcome is outcome
+    scores = (("score_5", 1.0), ("score_1", 0.0))
+    demos = load_demos([tmp_path], joints_spec, options=ReadOptions(color="rgb", scores=scores))
+    assert sorted((o.path.parent.name, e.end.outcome) for o, e in zip(demos.origins, demos.episodes, strict=True)) == [
+        ("score_1", Outcome.FAILURE),
+        ("score_5", Outcome.SUCCESS),
+    ]
+    assert load_demos([one], joints_spec, cameras=()).episodes[0].steps.sparse == {}
+
+
+def test_a_single_frame_is_an_image(spec, make_episode):
+    steps = make_episode(spec, 4, image_ticks={"top": [0, 2]}).steps
+    lazy = dataclasses.replace(steps, sparse={k: SparseRows(r.index, Held(r.values)) for k, r in steps.sparse.items()})
+    assert sorted(observation_at(lazy, 1)) == ["state"]
+    frame, image = observation_at(lazy, 2)["images/top"], steps.observation_at(2)["images/top"]
+    assert (frame.shape, frame.ndim, frame.dtype, frame.nbytes, len(frame)) == ((4, 6, 3), 3, np.uint8, 72, 4)
+    np.testing.assert_array_equal(np.asarray(frame), image)
+    np.testing.assert_array_equal(frame[1:3, 0], image[1:3, 0])
+    assert frame[None].shape == (1, 4, 6, 3)
+    assert np.asarray(frame, np.float32).dtype == np.float32
+    np.testing.assert_array_equal(observation_at(steps, 2)["images/top"], image)
+    assert isinstance(lazy, StepBlock)

@@ -1,0 +1,145 @@
+"""Images of demonstrations that lie in files until a batch shows them, and the decoded ones that are kept for the next.
+
+A window shows the frames at its start and at its end, so that only these are decoded, never the H between them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from serl_chunk.data.frames import Frames
+from serl_chunk.types import CameraSpec, DataError
+
+_SMALL = 4096  # bytes of an image below which a loop over them costs more than a copy
+THREADS = 4  # decoding: image libraries and files release the interpreter for most of their work
+
+
+class FrameCache:
+    """The deferred frames of one camera, numbered from 0 as they are added, and the latest used ones decoded.
+
+    Safe to use from several threads. Memory: `capacity` frames, resident as they are first filled, and 24 bytes for
+    each frame that is deferred.
+    """
+
+    def __init__(self, camera: CameraSpec, capacity: int, threads: ThreadPoolExecutor | None = None) -> None:
+        self.camera, self.capacity = camera, capacity
+        self.images = np.empty((capacity, camera.height, camera.width, 3), np.uint8)
+        self._holds = np.full(capacity, -1, np.int64)  # frame in each place
+        self._used = np.zeros(capacity, np.int64)  # when each place was last asked for
+        self._filled = 0  # places from here on are untouched
+        self._sources: list[Frames] = []
+        self._count = 0
+        self._source, self._index = np.empty(0, np.int64), np.empty(0, np.int64)  # of each frame
+        self._place = np.empty(0, np.int64)  # of each frame, -1 where it is not decoded
+        self._clock = self.asked = self.decoded = 0
+        self._threads, self._lock = threads, threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space."""
+        return sum(a.nbytes for a in (self.images, self._holds, self._used, self._source, self._index, self._place))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of decoded images held."""
+        return self._filled * self.camera.height * self.camera.width * 3
+
+    def add(self, frames: Frames) -> np.ndarray:
+        """Defer `frames`; returns their numbers, int64[N]."""
+        with self._lock:
+            first, n = self._count, len(frames)
+            if first + n > len(self._place):
+                size = max(first + n, 2 * len(self._place))
+                self._source, self._index, self._place = (
+                    np.concatenate([a, np.full(size - len(a), -1, np.int64)])
+                    for a in (self._source, self._index, self._place)
+                )
+            self._source[first : first + n] = len(self._sources)
+            self._index[first : first + n] = np.arange(n)
+            self._sources.append(frames)
+            self._count += n
+            return np.arange(first, first + n)
+
+    def fill(self, out: np.ndarray, at: np.ndarray, numbers: np.ndarray) -> None:
+        """`out[at[k]] = frame numbers[k]`, for `out` uint8[B, H, W, 3]; every frame is decoded at most once.
+
+        Raises DataError where a file is not what it was when it was deferred.
+        """
+        with self._lock:
+            self._clock += 1
+            places = self._place[numbers]
+            known = places >= 0
+            copy_frames(out, at[known], self.images, places[known])
+            self._used[places[known]] = self._clock
+            self.asked += len(numbers)
+            if known.all():
+                return
+            missing, which = np.unique(numbers[~known], return_inverse=True)
+            # Behind one another in their file, so that what has to be opened or decoded in order is gone through once.
+            cuts = np.flatnonzero(np.diff(self._source[missing])) + 1
+            decoded = np.empty((len(missing), *self.images.shape[1:]), np.uint8)
+            parts = list(zip(np.split(missing, cuts), np.split(decoded, cuts), strict=True))
+            if self._threads is None or len(parts) == 1:
+                for part, room in parts:
+                    self._decode(part, room)
+            else:
+                list(self._threads.map(lambda pair: self._decode(*pair), parts))
+            self.decoded += len(missing)
+            copy_frames(out, at[~known], decoded, which)
+            self._keep(missing, decoded)
+
+    def _decode(self, numbers: np.ndarray, out: np.ndarray) -> None:
+        """Frames of one source into `out`."""
+        frames, index = self._sources[self._source[numbers[0]]], self._index[numbers]
+        images = frames[int(index[0])][None] if len(index) == 1 else np.asarray(frames[index])
+        if images.shape != out.shape or images.dtype != np.uint8:
+            raise DataError(
+                f"frames of camera {self.camera.name!r} of a demonstration are {images.dtype}{images.shape[1:]} now, "
+                f"uint8{out.shape[1:]} was expected: its file was changed while the learner used it; start it again"
+            )
+        out[:] = images
+
+    def _keep(self, numbers: np.ndarray, images: np.ndarray) -> None:
+        """Put decoded frames in the places that were not asked for the longest."""
+        numbers, images = numbers[: self.capacity], images[: self.capacity]
+        fresh = min(len(numbers), self.capacity - self._filled)
+        places = np.arange(self._filled, self._filled + fresh)
+        self._filled += fresh
+        if fresh < len(numbers):
+            self._used[places] = self._clock  # not to be given away at once
+            oldest = np.argpartition(self._used, len(numbers) - fresh - 1)[: len(numbers) - fresh]
+            places = np.concatenate([places, oldest])
+        replaced = self._holds[places]
+        self._place[replaced[replaced >= 0]] = -1
+        self._holds[places], self._used[places], self._place[numbers] = numbers, self._clock, places
+        self.images[places] = images
+
+
+def copy_frames(out: np.ndarray, at: np.ndarray, images: np.ndarray, places: np.ndarray) -> None:
+    """`out[at] = images[places]`, without a second copy of the images where they are large."""
+    if out[0].nbytes < _SMALL:
+        out[at] = images[places]
+    elif len(at) == len(out) and (np.diff(at) == 1).all():
+        np.take(images, places, axis=0, out=out, mode="clip")  # "raise" would make it buffer the output
+    else:
+        for i, place in zip(at.tolist(), places.tolist(), strict=True):
+            out[i] = images[place]
+
+
+def frame_caches(cameras: Sequence[CameraSpec], nbytes: int, most: int) -> list[FrameCache]:
+    """One cache per camera, of as many frames each as fit into `nbytes` together, `most` at most."""
+    frames = cached_frames(cameras, nbytes, most)
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="frames") if cameras else None
+    return [FrameCache(camera, frames, threads) for camera in cameras]
+
+
+def cached_frames(cameras: Sequence[CameraSpec], nbytes: int, most: int) -> int:
+    """Frames per camera that a bound of `nbytes` for all `cameras` allows, `most` at most."""
+    return min(most, nbytes // max(1, sum(c.height * c.width * 3 for c in cameras)))
