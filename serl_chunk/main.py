@@ -22,14 +22,15 @@ one machine:
 evaluate:
   serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 --checkpoint_path runs/first
 
-other commands (each with --help): serl-chunk record, serl-chunk report, serl-chunk keys, serl-chunk doctor
+other commands (each with --help): serl-chunk record, serl-chunk data, serl-chunk report, serl-chunk keys,
+serl-chunk doctor
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0 done, 1 failed, 2 wrong usage, 130 interrupted)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands = {"record": _record, "report": _report, "keys": _keys, "doctor": _doctor}
+    commands = {"record": _record, "report": _report, "keys": _keys, "doctor": _doctor, "data": _data}
     try:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
@@ -70,8 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--debug", action="store_true", help="no wandb")
     learner = p.add_argument_group("learner")
     learner.add_argument(
-        "--demo_path", action="append", default=[], metavar="PATH", help="HDF5 file, folder or pattern; repeatable"
-    )
+        "--demo_path", action="append", default=[], metavar="PATH",
+        help="demonstrations: a file, folder, data set, run or pattern; repeatable",
+    )  # fmt: skip
+    learner.add_argument("--demo_format", metavar="FORMAT", help="what --demo_path is (default: what it looks like)")
+    learner.add_argument("--demo_color", choices=("rgb", "bgr"), help="order of stored channels where files have none")
+    learner.add_argument("--demo_hz", type=float, metavar="HZ", help="steps a second where files do not record it")
+    learner.add_argument("--demo_env", default="", metavar="TASK", help="OGBench task whose rewards are computed")
+    ended = learner.add_mutually_exclusive_group()
+    ended.add_argument("--demo_success", action="store_true", help="demonstrations that record no outcome succeeded")
+    ended.add_argument("--demo_failure", action="store_true", help="they failed")
+    ended.add_argument("--demo_scores", metavar="DIR=R,...", help="rewards by folder, such as score_5=1,score_1=0")
     learner.add_argument(
         "--checkpoint_path", metavar="DIR", help="run folder: created, or resumed (default: runs/EXP_NAME/TIME)"
     )
@@ -128,9 +138,11 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
     _refuse_what_would_be_ignored(flags, evaluating)
     if flags.local:
+        from serl_chunk.commands.learner import DemoReading
         from serl_chunk.commands.local import run_local
 
-        return run_local(config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug)
+        reading = DemoReading.of(flags)
+        return run_local(config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug, reading=reading)
     if flags.learner and flags.actor:
         from serl_chunk.commands.both import run_both
         from serl_chunk.commands.keys import learner_keys
@@ -141,7 +153,7 @@ def _run(arguments: list[str]) -> int:
         anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
         return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
     if flags.learner:
-        from serl_chunk.commands.learner import run_learner
+        from serl_chunk.commands.learner import DemoReading, run_learner
 
         return run_learner(
             config,
@@ -152,6 +164,7 @@ def _run(arguments: list[str]) -> int:
             insecure=flags.insecure,
             wandb=not flags.debug,
             keys=flags.keys,
+            reading=DemoReading.of(flags),
         )
     from serl_chunk.commands.actor import run_evaluation, run_training_actor
 
@@ -229,6 +242,12 @@ def _report(arguments: list[str]) -> int:
 
     print(build_report(flags.run))
     return 0
+
+
+def _data(arguments: list[str]) -> int:
+    from serl_chunk.commands.data import run_data
+
+    return run_data(arguments, _Parser)
 
 
 def _keys(arguments: list[str]) -> int:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.commands.data_options import parse_scores
 from serl_chunk.commands.evaluations import resolve_step
 from serl_chunk.commands.keys import invite_first, learner_keys
 from serl_chunk.commands.relay import status_line
-from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of, stop_on_signals
+from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of, stop_on_signals, write_json
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.demos import DemoSet, load_demos
 from serl_chunk.data.normaliser import Normaliser, fit_normaliser
+from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.learner.report import build_report
+from serl_chunk.learner.run_demos import DEMOS, note_of
+from serl_chunk.learner.run_source import FORMAT, JOURNAL
 from serl_chunk.learner.status import StatusFields, StatusLine
 from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sessions import SessionInfo
@@ -36,18 +41,47 @@ from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot, StepBlock
 STATUS_PERIOD = 0.1  # seconds between looks at the server's health and at the status line
 POKE_PERIOD = 0.01  # seconds between pushed allowances
 STOPPING = "ending with a final checkpoint"
-JOURNAL = Path("journal") / "online"  # in the run folder
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
 
-def read_demos(config: ExperimentConfig, spec: RobotSpec, paths: Sequence[str], tell: Callable[[str], None]) -> DemoSet:
+class DemoReading(NamedTuple):
+    """How `--demo_path` is read: what the files do not say about themselves, and what they are."""
+
+    options: ReadOptions = ReadOptions()
+    format: str | None = None
+
+    @classmethod
+    def of(cls, flags: argparse.Namespace) -> DemoReading:
+        """As `--demo_color` and its like say; raises ConfigError."""
+        success = True if flags.demo_success else False if flags.demo_failure else None
+        options = ReadOptions(
+            color=flags.demo_color,
+            hz=flags.demo_hz,
+            success=success,
+            scores=parse_scores(flags.demo_scores),
+            env=flags.demo_env,
+        )
+        return cls(options, flags.demo_format)
+
+
+def read_demos(
+    config: ExperimentConfig,
+    spec: RobotSpec,
+    paths: Sequence[str],
+    tell: Callable[[str], None],
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+) -> DemoSet:
     """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
-    demos = load_demos(paths, spec, cameras=config.agent.image_keys)
+    demos = load_demos(
+        paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
+    )
     if paths:
         steps = sum(e.steps.n for e in demos.episodes)
-        more = f", {demos.duplicates} duplicate files left out" if demos.duplicates else ""
+        more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
         more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
+        for note in demos.notes:
+            tell(f"demonstrations: {note}")
         tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
     return demos
 
@@ -62,12 +96,17 @@ def build_learner(
     threaded: bool,
     wandb: bool,
     tell: Callable[[str], None],
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
 ) -> Learner:
     """The learner of a run with its demonstrations, metrics and (on resume) its checkpoint; the caller closes both.
 
     Raises ConfigError, DataError or CheckpointError.
     """
-    demos = read_demos(config, spec, demo_paths, tell)
+    demos = read_demos(config, spec, demo_paths, tell, reading)
+    try:
+        write_json(run.path / DEMOS, note_of(demos, reading.options))
+    except OSError as error:
+        raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
     agent = make_agent(config, spec)
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, demos.episodes)
     metrics = MetricsLog(
@@ -103,10 +142,12 @@ def run_learner(
     insecure: bool,
     wandb: bool,
     keys: str | None = None,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
 ) -> int:
     """Train until `max_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
 
     `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
+    `reading`: how the demonstrations are read.
     """
     spec = spec_of(config)
     describe(config, spec)
@@ -169,8 +210,9 @@ def run_learner(
         if server_keys is not None:
             invite_first(server_keys, bind, port, status.say)
         learner = build_learner(
-            config, demo_paths, run, spec, publish=server.publish, threaded=True, wandb=wandb, tell=status.say
-        )
+            config, demo_paths, run, spec,
+            publish=server.publish, threaded=True, wandb=wandb, tell=status.say, reading=reading,
+        )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         if store is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.commands.actor import report_session
-from serl_chunk.commands.learner import STOPPING, build_learner, close_run, status_fields
+from serl_chunk.commands.learner import STOPPING, DemoReading, build_learner, close_run, status_fields
 from serl_chunk.commands.setup import describe, open_run, say, spec_of, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner, Phase
@@ -89,11 +89,18 @@ class LocalLink:
             self._steps = []
 
 
-def run_local(config: ExperimentConfig, demo_paths: Sequence[str], checkpoint_path: str | None, *, wandb: bool) -> int:
-    """Train in this process until `max_steps`, Ctrl-C or SIGTERM."""
+def run_local(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    wandb: bool,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+) -> int:
+    """Train in this process until `max_steps`, Ctrl-C or SIGTERM. `reading`: how the demonstrations are read."""
     stop = threading.Event()
     stop_on_signals(stop, say, STOPPING)
-    learner, summary = train_local(config, demo_paths, checkpoint_path, stop=stop, wandb=wandb)
+    learner, summary = train_local(config, demo_paths, checkpoint_path, stop=stop, wandb=wandb, reading=reading)
     report_session(summary, config)
     return close_run(learner)
 
@@ -105,6 +112,7 @@ def train_local(
     *,
     stop: threading.Event | None = None,
     wandb: bool = False,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
 ) -> tuple[Learner, ActorSummary]:
     """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary.
 
@@ -125,8 +133,9 @@ def train_local(
         if intervention is not None:
             stack.callback(intervention.close)
         learner = build_learner(
-            config, demo_paths, run, spec, publish=link.publish, threaded=False, wandb=wandb, tell=status.say
-        )
+            config, demo_paths, run, spec,
+            publish=link.publish, threaded=False, wandb=wandb, tell=status.say, reading=reading,
+        )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         link.learner = learner

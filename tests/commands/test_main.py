@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from serl_chunk.commands.learner import DemoReading
 from serl_chunk.main import main
 
 RUN = ["--exp_name", "fake_aloha"]
@@ -46,7 +47,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     [
         ([], r"--exp_name is needed"),
         (["--learner"], r"--exp_name is needed"),
-        (["train"], r"unknown command 'train'; valid: record, report, keys, doctor, or flags \(--help\)"),
+        (["train"], r"unknown command 'train'; valid: record, report, keys, doctor, data, or flags \(--help\)"),
         (RUN, r"say what to run: --learner, --actor, both, or --local"),
         ([*RUN, "--lerner"], r"unknown argument '--lerner'; see serl-chunk --help"),
         ([*RUN, "--learn"], r"unknown argument '--learn'"),  # no abbreviations
@@ -102,8 +103,8 @@ def test_a_bad_robot_camera_or_demonstrator_is_refused(capsys, tmp_path):
 def test_local_training_that_cannot_start_says_why(capsys, tmp_path):
     (tmp_path / "demo.pkl").write_bytes(b"x")
     run = [*RUN, "--local", "--debug", "--checkpoint_path", str(tmp_path / "run"), "--demo_path"]
-    for path, message in [("nowhere", "nowhere"), ("demo.pkl", "pickle"), ("", "path is empty")]:
-        assert main([*run, str(tmp_path / path) if path else path]) == 2
+    for path, message, status in [("nowhere", "nowhere", 2), ("demo.pkl", "pickle", 1), ("", "path is empty", 2)]:
+        assert main([*run, str(tmp_path / path) if path else path]) == status
         assert message in capsys.readouterr().err
 
 
@@ -120,16 +121,21 @@ def test_an_evaluation_of_what_is_not_there(capsys, tmp_path):
 
 def test_flags_reach_the_learner(called):
     flags = ["--learner", "--bind", "0.0.0.0", "--insecure", "--port", "7000", "--demo_path", "a", "--demo_path", "b",
-             "--checkpoint_path", "run", "--debug", "--seed", "3", "--config.agent.lr=0.5"]  # fmt: skip
+             "--checkpoint_path", "run", "--debug", "--seed", "3", "--config.agent.lr=0.5",
+             "--demo_color", "bgr", "--demo_success", "--demo_format", "episodes"]  # fmt: skip
     assert main([*RUN, *flags]) == 0
     [(name, (config, demos, run), keywords)] = called
     assert (name, demos, run, config.seed, config.agent.lr) == ("run_learner", ["a", "b"], "run", 3, 0.5)
+    reading = keywords.pop("reading")
+    assert (reading.options.color, reading.options.success, reading.format) == ("bgr", True, "episodes")
     assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "wandb": False, "keys": None}
 
 
 def test_a_learner_listens_to_this_machine_unless_told_otherwise(called):
     assert main([*RUN, "--learner"]) == 0
-    assert called[0][2] == {"bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None}
+    assert called[0][2] == {
+        "bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None, "reading": DemoReading()
+    }  # fmt: skip
 
 
 def test_flags_reach_the_actor(called):
