@@ -1,21 +1,32 @@
 """Batches per second the replay delivers, from states alone and with two cameras, one update at a time.
 
+Also from demonstrations alone whose images are decoded beforehand, or stay in HDF5 files (raw, or JPEG rows) until a
+batch shows them: with a cache that holds them all, and with one that holds a tenth.
+
 python benchmarks/replay_sampling.py --json replay_sampling.json
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import io
 import json
+import tempfile
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
+from PIL import Image
 
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig, ReplayConfig
 from serl_chunk.config.robots import RobotConfig
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.hdf5 import write_episode
 from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.data.source import ReadOptions, materialised
 from serl_chunk.learner.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
 
@@ -107,6 +118,85 @@ def measure(seconds: float, steps: int, *, batch: int, horizon: int, side: int, 
     }
 
 
+def demo_files(folder: Path, count: int, side: int, jpeg: bool) -> None:
+    """Demonstrations with two cameras read on every tick, raw in our layout, or as ALOHA's JPEG rows."""
+    rng, spec = np.random.default_rng(0), robot(side)
+    noise = rng.integers(0, 24, (LENGTH + 1, side, side, 3), np.uint8)
+    slope = np.linspace(0, 200, side, dtype=np.uint8)[None, None, :, None]
+    for k in range(count):
+        e = episode(f"d{k}", rng, 1, 1)
+        frames = noise + slope + np.uint8(k % 30)
+        path = folder / f"episode_{k}.hdf5"
+        if not jpeg:
+            images = {f"images/{c}": SparseRows(np.arange(LENGTH, dtype=np.int32), frames[:LENGTH]) for c in CAMERAS}
+            final = {"state": np.zeros(STATE, np.float32)} | {f"images/{c}": frames[-1] for c in CAMERAS}
+            steps = dataclasses.replace(e.steps, sparse=images)
+            write_episode(path, Episode(e.begin, steps, e.end._replace(final_observation=final)), spec)
+            continue
+        rows = [_jpeg(frame) for frame in frames]
+        with h5py.File(path, "w") as file:
+            file["/observations/qpos"] = rng.normal(size=(LENGTH + 1, STATE)).astype(np.float32)
+            file["/action"] = rng.normal(size=(LENGTH + 1, ACTION)).astype(np.float32)
+            padded = np.stack([np.pad(r, (0, max(map(len, rows)) - len(r))) for r in rows])
+            for c in CAMERAS:
+                file[f"/observations/images/{c}"] = padded
+
+
+def _jpeg(frame: np.ndarray) -> np.ndarray:
+    buffer = io.BytesIO()
+    Image.fromarray(frame).save(buffer, "JPEG", quality=90)
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side: int) -> dict[str, float]:
+    """Sample from `count` demonstrations for `seconds`, each of a few ways to hold their images."""
+    out: dict[str, float] = {}
+    spec, total = robot(side), count * (LENGTH + 1) * len(CAMERAS) * side * side * 3
+    for stored, jpeg in (("raw", False), ("jpeg", True)):
+        with tempfile.TemporaryDirectory() as name:
+            demo_files(Path(name), count, side, jpeg)
+            # Plain files hold joints only: the state of this robot has as many.
+            used = dataclasses.replace(spec, joint_of_action=(-1,) * ACTION) if jpeg else spec
+            options = ReadOptions(color="rgb", success=True)
+            for held, cache in (("decoded", 0), ("all_cached", total), ("tenth_cached", total // 10)):
+                start = time.perf_counter()
+                demos = load_demos([name], used, options=options).episodes
+                demos = [materialised(d) for d in demos] if held == "decoded" else demos
+                config = ExperimentConfig(
+                    name="benchmark",
+                    robot=RobotConfig(max_episode_steps=LENGTH),
+                    agent=AcrlpdConfig(),
+                    chunk=ChunkConfig(horizon),
+                    replay=ReplayConfig(
+                        capacity=LENGTH * 2,
+                        demo_capacity=count * (LENGTH + 1),
+                        human_capacity=1,
+                        image_capacity=count * (LENGTH + 1),
+                        frame_cache_bytes=cache,
+                    ),
+                )
+                normaliser = fit_normaliser(used, NormaliserConfig(), horizon, demos)
+                replay = Replay(used, config, normaliser, image_keys=CAMERAS)
+                replay.add_demo(*demos)
+                loaded, rng = time.perf_counter() - start, np.random.default_rng(1)
+                warm = 0
+                while held == "all_cached" and replay.stats()["replay/frame_cache_bytes"] < 0.95 * total and warm < 400:
+                    replay.sample(rng, batch, 1)
+                    warm += 1
+                for _ in range(10 if held == "tenth_cached" else 2):
+                    replay.sample(rng, batch, 1)
+                sampled, start = 0, time.perf_counter()
+                while (took := time.perf_counter() - start) < seconds:
+                    replay.sample(rng, batch, 1)
+                    sampled += 1
+                key = f"demos_{stored}_{held}"
+                out[f"{key}_milliseconds_per_batch"] = 1000 * took / sampled
+                out[f"{key}_seconds_to_load"] = loaded
+                out[f"{key}_megabytes"] = replay.stats()["replay/bytes"] / 1e6
+                del replay, demos
+    return out
+
+
 def main() -> None:
     """Print the figures, and write them where `--json` says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,6 +204,7 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=5)
     parser.add_argument("--side", type=int, default=128, help="pixels of a square camera image")
     parser.add_argument("--steps", type=int, default=20_000, help="online steps in the replay")
+    parser.add_argument("--demos", type=int, default=100, help="demonstrations that are sampled from; 0: none")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long to sample, per case")
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
@@ -121,6 +212,9 @@ def main() -> None:
     for name, images in (("state", False), ("two_cameras", True)):
         case = measure(args.seconds, args.steps, batch=args.batch, horizon=args.horizon, side=args.side, images=images)
         figures |= {f"{name}_{key}": round(value, 3) for key, value in case.items()}
+    if args.demos:
+        measured = measure_demos(args.seconds, args.demos, batch=args.batch, horizon=args.horizon, side=args.side)
+        figures |= {key: round(value, 3) for key, value in measured.items()}
     for key, value in figures.items():
         print(f"{key:45s} {value:>14,.3f}")
     if args.json:

@@ -43,6 +43,11 @@ STUBBED = (
     "serl_chunk.commands.keys.run_list",
     "serl_chunk.commands.keys.run_revoke",
     "serl_chunk.commands.doctor.run_doctor",
+    "serl_chunk.commands.data_convert.run_convert",
+    "serl_chunk.commands.data_export.run_export",
+    "serl_chunk.commands.data_inspect.run_inspect",
+    "serl_chunk.commands.data_inspect.run_check",
+    "serl_chunk.commands.data_stats.run_stats",
 )
 
 
@@ -136,6 +141,8 @@ def test_serl_chunk_accepts(words: list[str], calls: Calls, tutorial: Path, monk
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
+    elif words[0] == "data":
+        assert name == f"run_{words[1]}"
     elif name in ("run_init", "run_add", "run_join", "run_list", "run_revoke"):
         assert words[:2] == ["keys", name.removeprefix("run_")]
     elif name != "build_report":
@@ -282,10 +289,11 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         ["report"],
         ["doctor"],
         *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
+        *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
     ):
         with pytest.raises(SystemExit):
             command_line.main([*words, "--help"])
-    known = set(re.findall(r"--[a-z_]+", capsys.readouterr().out)) | FOREIGN_FLAGS | {"--config"}
+    known = set(re.findall(r"--[a-z][a-z_-]*[a-z]", capsys.readouterr().out)) | FOREIGN_FLAGS | {"--config"}
     for script in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\("(--[\w-]+)"', script.read_text()))
     inline = " ".join(re.findall(r"`([^`]+)`", prose(doc)))
