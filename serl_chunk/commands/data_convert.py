@@ -138,9 +138,9 @@ def _sink(flags: argparse.Namespace, folder: Path, options: ReadOptions) -> tupl
         "version": "v2.1" if flags.to == "lerobot-v2.1" else "v3.0",
         "mode": flags.mode or "image",
         "image_codec": flags.image_codec or "png",
+        # Its own time is the number of the row; a robot's clock never is exactly that.
+        "tolerance_s": _finite(flags.tolerance_s),
     }
-    if flags.tolerance_s is not None:
-        target["tolerance_s"] = _finite(flags.tolerance_s)
     return LeRobotSink(folder, task=options.task, **target), {"to": flags.to, **target}
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("av")
 
 from lerobot_sets import HZ, contents, episode_of, plain, write
 
+from serl_chunk.data.lerobot.piles import Piles
 from serl_chunk.data.lerobot.sink import LeRobotSink
 from serl_chunk.data.sink import Json
 from serl_chunk.types import Episode
@@ -64,8 +65,9 @@ HOW = {
 }
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", HOW)
-def test_killed_at_any_moment_and_continued(tmp_path: Path, kind: str):
+def test_killed_at_any_moment_and_continued(tmp_path: Path, kind: str, every: int):
     episodes = [episode_of(i, 3 + i % 2, task=f"task {i // 2}", every=1 + i % 2) for i in range(4)]
     wanted = contents(write(LeRobotSink(tmp_path / "whole", **HOW[kind]), episodes))
     if kind != "version 2.1":
@@ -86,16 +88,16 @@ def test_killed_at_any_moment_and_continued(tmp_path: Path, kind: str):
                 Disk(patch, None)
                 convert(LeRobotSink(folder, **HOW[kind]), episodes, manifest)
         assert contents(folder) == wanted, f"killed at change {moment}"
-        moment += 1 if moment < 40 else 3  # the later episodes' moments are much like the first ones'
-    assert moment > 60
+        moment += every
+    assert moment > 100
 
 
 def test_killed_twice(tmp_path: Path):
     episodes = [episode_of(i, 4) for i in range(4)]
     how = HOW["videos"]
     wanted = contents(write(LeRobotSink(tmp_path / "whole", **how), episodes))
-    for first in range(5, 60, 11):
-        for second in range(3, 40, 9):
+    for first in range(5, 60, 18):
+        for second in range(3, 40, 12):
             folder, manifest = tmp_path / f"killed_{first}_{second}", []
             for moment in (first, second, None):
                 with pytest.MonkeyPatch.context() as patch:
@@ -126,3 +128,13 @@ def test_an_episode_staged_again_replaces_the_first_attempt(tmp_path: Path):
     assert sink.stage(layout, 0, episode_of(0, 4))["length"] == 4
     assert sink.placed(layout, []) == 0
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "tasks.json"]
+
+
+def test_the_task_of_an_episode_that_never_came(tmp_path: Path):
+    """Noted, then killed; on the second attempt the episode was left out."""
+    sink = LeRobotSink(tmp_path)
+    layout = sink.layout(episode_of(0, 4), HZ)
+    sink.placed(layout, [])
+    Piles(tmp_path, layout).set_tasks(["never"])
+    assert sink.placed(layout, []) == 0
+    assert Piles(tmp_path, layout).tasks() == []

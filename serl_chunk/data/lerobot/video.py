@@ -55,9 +55,9 @@ def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz
     av = _av()
     rate = rate_of(hz)
     with av.open(str(path), "w", format="mp4") as container:
-        # One thread: how many there are changes the bytes, and episodes are encoded in parallel anyway. A fixed
-        # quantiser and no look at frames to come: with rate control, x264's choices for small frames depend on memory
-        # it has not written, and the same episode would become other bytes now and then.
+        # The same episode must become the same bytes. One thread, since their number changes them (episodes are encoded
+        # in parallel anyway). A fixed quantiser and no look at frames to come: with x264's rate control (crf), small
+        # frames became other bytes in one of six processes (seen with PyAV 18), without it in none of 70.
         options = {"g": "2", "bf": "0", "threads": "1"}
         if codec["encoder"] == "libx264":
             alone = "scenecut=0:rc-lookahead=0:sync-lookahead=0:mbtree=0:weightp=0"
