@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     learner.add_argument("--demo_color", choices=("rgb", "bgr"), help="order of stored channels where files have none")
     learner.add_argument("--demo_hz", type=float, metavar="HZ", help="steps a second where files do not record it")
     learner.add_argument("--demo_env", default="", metavar="TASK", help="OGBench task whose rewards are computed")
+    learner.add_argument("--demo_proportion", type=float, default=1.0, metavar="P", help="use the first P of them")
     ended = learner.add_mutually_exclusive_group()
     ended.add_argument("--demo_success", action="store_true", help="demonstrations that record no outcome succeeded")
     ended.add_argument("--demo_failure", action="store_true", help="they failed")

@@ -61,6 +61,7 @@ class DemoReading(NamedTuple):
             success=success,
             scores=parse_scores(flags.demo_scores),
             env=flags.demo_env,
+            proportion=flags.demo_proportion,
         )
         return cls(options, flags.demo_format)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from serl_chunk.data.formats import formats
 from serl_chunk.data.single_frame import observation_at
-from serl_chunk.data.source import Format, ReadOptions, Source
+from serl_chunk.data.source import Format, ReadOptions, Source, first_of
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
@@ -92,12 +92,15 @@ def load_demos(
         cameras=said.cameras if cameras is None else tuple(cameras),
         success=said.success if success is None else success,
         color=said.color if color is None else color,
+        proportion=1.0,  # of all paths together
     )
     sources = [open_demos(path, options, format, more) for path in find_demos(paths, options, format, more)]
     wanted = [(source, key) for source in sources for key in source.keys()]
     empty = next((source for source in sources if not any(source is s for s, _ in wanted)), None)
     if empty is not None:
         raise ConfigError(f"{empty.path}: no episode that could be a demonstration ({empty.format})")
+    if wanted:
+        wanted = wanted[: len(first_of([key for _, key in wanted], said.proportion))]
     loaded = DemoSet([], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()
     ids: set[str] = set()

@@ -65,16 +65,27 @@ def read_norm_stats(path: Path | str) -> dict[str, NormStats]:
     Raises DataError, naming the vector and field, where it is not JSON of that layout: finite numbers, lists of one
     length, no negative std, no q99 below its q01.
     """
-    path = Path(path)
-    path = path / FILE if path.is_dir() else path
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: no statistics can be read: {error}") from error
+    path, content = _content(path)
     vectors = content.get("norm_stats") if isinstance(content, dict) else None
     if not isinstance(vectors, dict) or not vectors:
         raise DataError(f'{path}: not statistics: a JSON object with "norm_stats": {{"state": ..., "actions": ...}}')
     return {name: _stats(f"{path}: {name}", fields) for name, fields in vectors.items()}
+
+
+def read_note(path: Path | str) -> dict[str, Any]:
+    """What `write_norm_stats` was told of the numbers, see `chunk_statistics`; empty in a file of openpi's."""
+    _, content = _content(path)
+    note = content.get("serl_chunk", {}) if isinstance(content, dict) else {}
+    return note if isinstance(note, dict) else {}
+
+
+def _content(path: Path | str) -> tuple[Path, Any]:
+    path = Path(path).expanduser()
+    path = path / FILE if path.is_dir() else path
+    try:
+        return path, json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: no statistics can be read: {error}") from error
 
 
 def _stats(where: str, fields: Any) -> NormStats:

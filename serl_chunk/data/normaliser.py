@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.norm_stats import NormStats, read_norm_stats, read_note
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
 
@@ -98,7 +99,7 @@ class Normaliser:
 
 
 def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, episodes: Sequence[Episode]) -> Normaliser:
-    """Statistics of demonstrations `episodes`, or of the specification where there are none.
+    """Statistics of demonstrations `episodes`, of `config.norm_stats`, or of the specification where there are neither.
 
     Without demonstrations states pass unchanged, `absolute_range` works as ever, and `relative` falls back to a scale
     of 5 % of the range per tick, at most the whole range. Raises ConfigError for `absolute_demo`
@@ -114,7 +115,10 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
                 f"dimensions, robot {spec.name!r} has {s} and {a}"
             )
     mean, std = np.zeros(s, np.float32), np.ones(s, np.float32)
-    if config.state and states:
+    if config.state and config.norm_stats:
+        of_state = _vector(config, "state", s, spec)
+        mean, std = of_state.mean, np.maximum(of_state.std, config.state_std_floor)
+    elif config.state and states:
         stacked = np.concatenate(states)
         # float32 sums over 10^5 rows lose three digits
         mean = stacked.mean(0, dtype=np.float64)
@@ -127,7 +131,9 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
         raise ConfigError(
             "normaliser.actions=absolute_demo needs demonstrations: give --demo_path, or use absolute_range or relative"
         )
-    if config.actions == "absolute_range" or not episodes:
+    if config.actions == "norm_stats":
+        joint, centre, scale = _between_quantiles(config, spec, horizon)
+    elif config.actions == "absolute_range" or not episodes:
         half = np.maximum((high - low) / 2, 1e-6)
         centre, scale = np.tile((low + high) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
         moving = joint >= 0
@@ -137,6 +143,39 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
     else:
         centre, scale = _demonstrated_range(states, episodes, joint, horizon, config)
     return Normaliser(config.actions, mean, std, centre, scale, joint)
+
+
+def _vector(config: NormaliserConfig, name: str, size: int, spec: RobotSpec) -> NormStats:
+    found = read_norm_stats(config.norm_stats).get(name)
+    if found is None or len(found.mean) != size:
+        what = "none" if found is None else f"{len(found.mean)} dimensions"
+        raise DataError(f"{config.norm_stats}: robot {spec.name} has {size} values of {name}, the file {what}")
+    return found
+
+
+def _between_quantiles(
+    config: NormaliserConfig, spec: RobotSpec, horizon: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(joint [A], centre, scale [H, A]) that map q01 and q99 of the file onto -1 and 1 (as pi0.5 does)."""
+    path, stats = config.norm_stats, _vector(config, "actions", spec.action_dim, spec)
+    note = read_note(path)
+    if stats.q01 is None or stats.q99 is None or note.get("actions") not in ("absolute", "delta"):
+        raise ConfigError(
+            f"{path}: normaliser.actions=norm_stats needs quantiles, and to know whether actions are differences: "
+            "write the file with `serl-chunk data stats`"
+        )
+    joint = np.full(spec.action_dim, -1, np.int32)
+    if note["actions"] == "delta":
+        of = np.array(note.get("state_of_action", []), np.int32)
+        fits = of.ndim == 1 and len(of) <= len(joint) and of.max(initial=-1) < spec.state_dim
+        if not fits or note.get("horizon") != horizon:
+            raise ConfigError(
+                f"{path}: its differences are of chunks of {note.get('horizon')} actions, the experiment's have "
+                f"{horizon}; write it again with `serl-chunk data stats --exp_name`"
+            )
+        joint[: len(of)] = of
+    half = np.maximum((stats.q99 - stats.q01) / 2, config.action_scale_floor)
+    return joint, np.tile((stats.q01 + stats.q99) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
 
 
 def _demonstrated_range(

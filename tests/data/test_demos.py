@@ -343,3 +343,13 @@ def test_a_single_frame_is_an_image(spec, make_episode):
     assert np.asarray(frame, np.float32).dtype == np.float32
     np.testing.assert_array_equal(observation_at(steps, 2)["images/top"], image)
     assert isinstance(lazy, StepBlock)
+
+
+def test_the_first_part_of_the_demonstrations(tmp_path, spec, make_episode):
+    for i in range(5):
+        write_episode(tmp_path / f"episode_{i}.hdf5", make_episode(spec, 3 + i, seed=i), spec)
+    for proportion, n in ((0.4, 2), (0.01, 1), (1.0, 5)):
+        demos = load_demos([tmp_path], spec, options=ReadOptions(proportion=proportion))
+        assert [e.steps.n for e in demos.episodes] == [3, 4, 5, 6, 7][:n]
+    with pytest.raises(DataError, match="proportion of the episodes must lie in"):
+        load_demos([tmp_path], spec, options=ReadOptions(proportion=0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.chunk_statistics import What, compute
+from serl_chunk.data.norm_stats import write_norm_stats
 from serl_chunk.data.normaliser import Normaliser, fit_normaliser
 from serl_chunk.types import ConfigError, DataError, Episode
 
@@ -175,3 +178,61 @@ def test_a_longer_chunk_than_the_statistics_is_refused(spec, horizon):
     for apply in (norm.encode, norm.decode):
         with pytest.raises(DataError, match=f"chunk of 5 actions, .* at most {horizon}"):
             apply(state, chunk)
+
+
+def write_stats(folder, spec, demos, **changes):
+    class InMemory:
+        format, path, hz = "memory", folder, 50.0
+
+        def keys(self):
+            return [str(i) for i in range(len(demos))]
+
+        def read(self, key):
+            return demos[int(key)]
+
+        def notes(self):
+            return []
+
+    computed = compute(InMemory(), What(**changes))
+    return str(write_norm_stats(folder, {k: m.stats for k, m in computed.vectors.items()}, computed.note()))
+
+
+@pytest.mark.parametrize("actions", ["absolute", "delta"])
+def test_a_file_of_statistics_takes_the_place_of_demonstrations(spec, demos, tmp_path, actions):
+    joints = (2, 0, -1) if actions == "delta" else ()
+    path = write_stats(tmp_path, spec, demos, actions=actions, joints=joints, horizon=HORIZON)
+    norm = fit_normaliser(spec, NormaliserConfig(actions="norm_stats", norm_stats=path), HORIZON, [])
+    assert norm.joint.tolist() == ([2, 0, -1] if actions == "delta" else [-1, -1, -1])
+    states = np.concatenate([e.steps.observation["state"] for e in demos])
+    np.testing.assert_allclose(norm.state_mean, states.mean(0), rtol=1e-4, atol=1e-6)
+    rows = []
+    for e in demos:
+        padded = np.concatenate([e.steps.action, np.repeat(e.steps.action[-1:], HORIZON, 0)])
+        rows += [norm.encode(e.steps.observation["state"][t], padded[t : t + HORIZON]) for t in range(e.steps.n)]
+    coded = np.stack(rows).reshape(-1, spec.action_dim)
+    np.testing.assert_allclose(np.quantile(coded, [0.01, 0.99], axis=0), [[-1] * 3, [1] * 3], atol=0.02)
+    # The state's come from the file in every mode.
+    again = fit_normaliser(spec, NormaliserConfig(actions="absolute_range", norm_stats=path), HORIZON, demos[:1])
+    np.testing.assert_array_equal(again.state_mean, norm.state_mean)
+
+
+def test_files_of_statistics_that_do_not_fit_are_refused(spec, demos, tmp_path):
+    with pytest.raises(ConfigError, match=r"needs normaliser\.norm_stats: the file"):
+        NormaliserConfig(actions="norm_stats")
+    with pytest.raises(ConfigError, match="would not be read"):
+        NormaliserConfig(actions="absolute_range", state=False, norm_stats="x.json")
+    path = write_stats(tmp_path / "a", spec, demos, actions="delta", joints=(2, 0, -1), horizon=2)
+    config = NormaliserConfig(actions="norm_stats", norm_stats=path)
+    with pytest.raises(ConfigError, match="chunks of 2 actions, the experiment's have 4"):
+        fit_normaliser(spec, config, HORIZON, [])
+    openpis = json.loads((tmp_path / "a" / "norm_stats.json").read_text())
+    del openpis["serl_chunk"]
+    (tmp_path / "o.json").write_text(json.dumps(openpis))
+    with pytest.raises(ConfigError, match="whether actions are differences"):
+        fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "o.json")), HORIZON, [])
+    del openpis["norm_stats"]["state"]["mean"][0]
+    (tmp_path / "short.json").write_text(json.dumps(openpis))
+    with pytest.raises(DataError):
+        fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "short.json")), HORIZON, [])
+    with pytest.raises(DataError, match="no statistics can be read"):
+        fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "none.json")), HORIZON, [])
