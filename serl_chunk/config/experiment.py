@@ -122,6 +122,11 @@ class ReplayConfig:
             f"replay.positive_fraction must lie between 0 and 1, or be none for uniform, got {self.positive_fraction}",
         )
         require(
+            self.positive_fraction is None or self.demo_fraction not in ("uniform", 0),
+            "replay.positive_fraction is about the demonstration half, and there is none: set replay.demo_fraction "
+            "above 0",
+        )
+        require(
             self.frame_cache_bytes >= 0,
             f"replay.frame_cache_bytes must be >= 0 (0: nothing stays decoded), got {self.frame_cache_bytes}",
         )

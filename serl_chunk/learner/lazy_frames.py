@@ -113,8 +113,9 @@ class FrameCache:
         places = np.arange(self._filled, self._filled + fresh)
         self._filled += fresh
         if fresh < len(numbers):
-            self._used[places] = self._clock  # not to be given away at once
-            oldest = np.argpartition(self._used, len(numbers) - fresh - 1)[: len(numbers) - fresh]
+            # Of the places that were filled before: those just taken are not to be given away at once.
+            more, filled = len(numbers) - fresh, self.capacity - fresh
+            oldest = np.argpartition(self._used[:filled], more - 1)[:more]
             places = np.concatenate([places, oldest])
         replaced = self._holds[places]
         self._place[replaced[replaced >= 0]] = -1

@@ -121,6 +121,14 @@ class _Open:
     length: int = 0
     human: int = 0
     discarded: bool = False
+    newest: tuple[int, int] = (0, 0)  # steps of the last block, and those of a person among them
+
+    def take_back(self) -> None:
+        """Forget the last block."""
+        if self.newest[0]:
+            self.places.pop()
+            self.length, self.human = self.length - self.newest[0], self.human - self.newest[1]
+            self.newest = 0, 0
 
 
 class _Pass:
@@ -132,6 +140,7 @@ class _Pass:
         self._open: dict[str, _Open] = {}
         self._closed: dict[str, Indexed] = {}
         self._cut: set[str] = set()  # keys of closed episodes that lack what followed
+        self._stood: dict[str, int] = {}  # session -> steps delivered
 
     def take(self, segment: int, found: Found) -> None:
         """The next entry."""
@@ -141,9 +150,9 @@ class _Pass:
                 for row in values[0]:
                     self._table(_standing(row))
                 return
-            session, actor_id, expected = _standing(values[0])
+            session, actor_id, expected, steps = _standing(values[0])
             if tag == _PLACE:
-                self._give_up(session, expected)
+                self._give_up(session, expected, steps)
                 return
             if tag != _RECORD:
                 raise ValueError(f"an entry of kind {tag}")
@@ -156,6 +165,7 @@ class _Pass:
         if self._expected.get(session) != expected:
             self._hole(session)
         self._expected[session] = expected + n
+        self._stood[session] = steps + (n if delivered and message.kind == records.STEPS else 0)
         if not delivered:
             self.counts["orphans"] += n if message.kind == records.STEPS else 0
             return
@@ -165,16 +175,22 @@ class _Pass:
             self.counts["unreadable"] += 1
             self._hole(session)
 
-    def _table(self, standing: tuple[str, str, int]) -> None:
-        session, _, expected = standing
+    def _table(self, standing: tuple[str, str, int, int]) -> None:
+        session, _, expected, _ = standing
         if session not in self._expected or self._expected[session] < expected:
             self._hole(session)  # entries between were damaged or dropped
             self._expected[session] = expected
 
-    def _give_up(self, session: str, expected: int) -> None:
-        """The session stands there without a record that led there; what was open has no end."""
+    def _give_up(self, session: str, expected: int, steps: int) -> None:
+        """The session stands there without a record that led there; what was open has no end.
+
+        Where fewer steps were delivered than were written down, the learner had refused the newest ones.
+        """
         self._expected[session] = expected
+        refused, self._stood[session] = steps < self._stood.get(session, 0), steps
         if session in self._open:
+            if refused:
+                self._open[session].take_back()
             key = f"{session}/{self._open[session].begin.episode_id}"
             self._close(session, None)
             self._cut.add(key)
@@ -213,8 +229,9 @@ class _Pass:
             self._hole(session)
         else:
             episode.places.append(place)
-            episode.length += len(source)
-            episode.human += int((source == Source.HUMAN).sum())
+            episode.newest = len(source), int((source == Source.HUMAN).sum())
+            episode.length += episode.newest[0]
+            episode.human += episode.newest[1]
 
     def _hole(self, session: str) -> None:
         """Records of the session are missing here: a hole in an episode is never closed up."""
@@ -262,9 +279,9 @@ class _Pass:
         return self._closed, self.counts
 
 
-def _standing(row: Any) -> tuple[str, str, int]:
-    """Session, actor and next sequence number of a row of the table (`transport.store.Standing`); raises TypeError."""
-    session, actor_id, _, expected, *_ = row
-    if type(session) is not str or type(actor_id) is not str or type(expected) is not int:
+def _standing(row: Any) -> tuple[str, str, int, int]:
+    """Session, actor, next sequence number and steps delivered of a `transport.store.Standing`; raises TypeError."""
+    session, actor_id, _, expected, steps, *_ = row
+    if not type(session) is type(actor_id) is str or not type(expected) is type(steps) is int:
         raise TypeError("not where a session stands")
-    return session, actor_id, expected
+    return session, actor_id, expected, steps

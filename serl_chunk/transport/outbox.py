@@ -230,7 +230,7 @@ class Outbox:
         if self.spool is not None:
             self.spool.acknowledge(self.spool.next)
             self.spool.close()
-        self._skipping = bool(self._spooled_episode)
+        self._skipping = bool(self._spooled_episode) and self._former is None
         self.spool = spools(run)
         self._restart()
         self._sent_once = self._send_next

@@ -96,11 +96,16 @@ def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
         raise ConfigError(f"{host!r} is no host ({e.strerror}); give the learner's name or IP address alone") from e
 
 
+_ipv4: dict[str, bool] = {}  # whether a host has such an address, as it was last told
+
+
 def _has_ipv4(host: str) -> bool:
-    try:
-        return any(info[0] == socket.AF_INET for info in socket.getaddrinfo(host, None))
-    except (OSError, UnicodeError):  # nobody knows it now; libzmq goes on asking
-        return True
+    if host not in _ipv4:  # asked once: while the network is away an answer may take many seconds
+        try:
+            _ipv4[host] = any(info[0] == socket.AF_INET for info in socket.getaddrinfo(host, None))
+        except (OSError, UnicodeError):  # nobody knows it now; libzmq goes on asking
+            return True
+    return _ipv4[host]
 
 
 def is_loopback(bind: str) -> bool:

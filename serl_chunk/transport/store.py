@@ -213,8 +213,10 @@ class RecordStore:
             over = 0 < self._max_bytes < total
             if not over and (steps - self._steps[first] < self._min_steps or (total <= self._max_bytes and not old)):
                 break
-            total, steps, keep_from = total - nbytes, steps - self._steps.pop(first), following
+            total, steps, keep_from = total - nbytes, steps - self._steps[first], following
         freed = self._journal.drop_before(keep_from)
+        for first in [first for first in self._steps if first < self._journal.first]:
+            del self._steps[first]
         self.dropped_bytes += freed
         return freed
 

@@ -185,6 +185,19 @@ def test_any_sequence_gives_the_frames_asked_for():
         assert (places >= 0).sum() == (c._holds >= 0).sum() <= capacity
 
 
+def test_a_cache_that_fills_up_within_one_batch_shows_nobody_a_foreign_frame():
+    """More frames at once than there are places, some of them held already, and some places still empty."""
+    rng = RNG(1)
+    for _ in range(300):
+        capacity = int(rng.integers(2, 9))
+        c, _ = cache(capacity, 40, 5)
+        ask(c, *rng.integers(0, 40, rng.integers(1, capacity)).tolist())
+        for _ in range(3):
+            ask(c, *rng.integers(0, 40, rng.integers(1, 3 * capacity)).tolist())
+            places = c._place[c._place >= 0]
+            assert len(set(places.tolist())) == len(places)
+
+
 def test_several_threads_ask_at_once():
     (c,) = frame_caches([CAMERA], 5 * 12, 100)
     images = np.arange(200, dtype=np.uint8)[:, None, None, None] + np.zeros((1, 2, 2, 3), np.uint8)

@@ -143,6 +143,28 @@ def test_a_hole_is_never_closed_up(run, tmp_path):
     assert cut > 1
 
 
+def test_steps_that_the_learner_refused_are_not_exported(run):
+    """They were written down, and then did not fit: the episode ends before them."""
+    episode = make(RNG(3), 1, session="a", every_frame=True)
+    with run.opened():
+        records = episode.records(RNG(0))
+        for record in records[:-2]:
+            run.put("a", record)
+        session = run.sessions["a"]
+        before = session.standing
+        run.put("a", records[-2])
+        refused = records[-2].n
+        session.steps, session.steps_offset = before.steps, before.steps_offset + refused
+        session.open_episode = None
+        run.store.settle(session.standing)
+        run.feed([make(RNG(3), 2, session="a")])
+    source = RunSource(run.path)
+    assert source.keys() == ["a/e1", "a/e2"]
+    read = source.read("a/e1")
+    assert read.steps.n == read.end.length == sum(r.n for r in records[1:-2])
+    assert (read.end.truncated, read.end.final_observation) == (True, None)
+
+
 def test_segments_that_are_dropped_while_it_reads_are_said(run):
     with run.opened(segment_bytes=1000):
         run.feed([coded(k, 30, "success") for k in range(4)])

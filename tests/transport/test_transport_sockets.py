@@ -116,8 +116,29 @@ def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, fam
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
     with zmq.Context() as context, sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
+        sockets._ipv4.clear()
         sockets.connect(s, "gpu.lab", 5588)
         assert s.getsockopt(zmq.IPV6) == ipv6
+
+
+def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
+    """A host that has IPv6 alone keeps it while nobody can be asked, and nobody waits for that."""
+    sockets._ipv4.clear()
+    asked = []
+
+    def resolve(host, port):
+        asked.append(host)
+        if len(asked) > 1:
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0))]
+
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
+    with zmq.Context() as context:
+        for _ in range(2):
+            with sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
+                sockets.connect(s, "gpu6.lab", 5588)
+                assert s.getsockopt(zmq.IPV6) == 1
+    assert asked == ["gpu6.lab"]
 
 
 @pytest.mark.parametrize("host", ["http://gpu:5588", "gpu box"])

@@ -410,3 +410,34 @@ def test_a_small_disk_has_room_again_too(tmp_path, monkeypatch, total, free, roo
     monkeypatch.setattr(files, "free_bytes", lambda folder: free)
     assert store.has_room is room
     store.close()
+
+
+def test_a_segment_without_a_record_is_dropped_like_any_other(tmp_path):
+    """The disk was full behind a new segment's table: then it holds nothing else."""
+    a = new_session("a")
+    with opened(tmp_path) as store:
+        for i in range(10):
+            put_episode(store, a, f"e{i}")
+        store._journal._begin_segment()
+    with opened(tmp_path, max_bytes=1000) as store:
+        list(store.replay())
+        for i in range(10, 40):
+            put_episode(store, a, f"e{i}")
+            store.trim()
+        assert store.nbytes < 6000
+
+
+def test_a_segment_that_cannot_be_removed_now_is_removed_later(tmp_path, monkeypatch):
+    a, unlink = new_session("a"), Path.unlink
+    with opened(tmp_path) as store:
+        for i in range(30):
+            put_episode(store, a, f"e{i}")
+
+        def refuse(self, missing_ok=False):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "unlink", refuse)
+        assert store.trim() == 0
+        assert store.trim() == 0
+        monkeypatch.setattr(Path, "unlink", unlink)
+        assert store.trim() > 0
