@@ -48,8 +48,8 @@ def add_parsers(commands: Any) -> None:
         "--tolerance_s",
         type=float,
         metavar="S",
-        help="an episode is bad where a step's time stamp is not where the rate has it, within S seconds; inf admits "
-        "any (default: lerobot, which keeps no time stamps but the rate's, 0.0001; hdf5 inf)",
+        help="an episode is bad where a step's time stamp is not where the rate has it, within S seconds; LeRobot's "
+        "own time is the number of the step (default: only where time goes back; `data inspect` names gaps)",
     )
     p.add_argument("--resume", action="store_true", help="continue the conversion in DIR, if there is one")
     p.add_argument(
@@ -82,8 +82,13 @@ def run_convert(flags: argparse.Namespace) -> int:
     options = options_of(flags)
     source = source_of(flags)
     keys = keys_of(source, parse_episodes(flags.episodes))
+    if options.spec is None:
+        options = dataclasses.replace(options, spec=getattr(source, "spec", None))
     sink, target = _sink(flags, folder, options)
-    for note in source.notes():
+    notes = source.notes()
+    if flags.to == "hdf5" and options.spec is None:
+        notes.append("the robot is not known: /observations/qpos is the whole state; --exp_name keeps its joints alone")
+    for note in notes:
         print(f"note: {note}", flush=True)
     workers = flags.workers if flags.workers is not None else min(_cores(), _FAR_FEWER_THAN_CORES)
     try:

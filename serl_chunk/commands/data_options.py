@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def add_reading(p: argparse.ArgumentParser) -> None:
 
 def options_of(flags: argparse.Namespace) -> ReadOptions:
     """What the flags of `add_reading` say; raises ConfigError."""
+    if flags.hz is not None and not 0 < flags.hz < math.inf:
+        raise ConfigError(f"--hz={flags.hz:g} must be above 0")
+    if not 0 < flags.proportion <= 1:
+        raise ConfigError(f"--proportion={flags.proportion:g} must lie in (0, 1]")
     cameras = None if flags.cameras in (None, "all") else tuple(c for c in flags.cameras.split(",") if c)
     success = True if flags.success else False if flags.failure else None
     return ReadOptions(
@@ -77,7 +82,10 @@ def parse_scores(text: str | None) -> tuple[tuple[str, float], ...]:
             continue
         name, _, value = part.partition("=")
         try:
-            out.append((name.strip(), float(value)))
+            reward = float(value)
+            if not math.isfinite(reward):
+                raise ValueError
+            out.append((name.strip(), reward))
         except ValueError:
             raise ConfigError(f"--scores: {part!r} is not FOLDER=REWARD, such as score_5=1") from None
     return tuple(out)
@@ -98,7 +106,7 @@ def keys_of(source: Source, chosen: Sequence[int] | None) -> list[str]:
         return keys
     wrong = [i for i in chosen if not 0 <= i < len(keys)]
     if wrong:
-        raise ConfigError(f"--episodes: {source.path} has episodes 0..{len(keys) - 1}, not {wrong[0]}")
+        raise ConfigError(f"--episodes: {source.path} has episodes 0..{len(keys) - 1}, not {wrong[-1]}")
     return [keys[i] for i in chosen]
 
 
@@ -111,5 +119,9 @@ def parse_episodes(text: str | None) -> list[int] | None:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise ConfigError(f"--episodes: {part!r} is no number or range; write 0,3,7-12")
+        if dash and int(last) < int(first):
+            raise ConfigError(f"--episodes: {part!r} goes back; write the lower number first")
         out += range(int(first), int(last) + 1) if dash else [int(first)]
+    if len(set(out)) < len(out):
+        raise ConfigError(f"--episodes={text} names an episode twice")
     return out

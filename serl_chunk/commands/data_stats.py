@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from typing import Any
 
 from serl_chunk.commands.data_inspect import horizon_of, shown_progress
@@ -58,6 +59,8 @@ def add_parsers(commands: Any) -> None:
 def run_stats(flags: argparse.Namespace) -> int:
     """Print the table, and write the file; returns 0."""
     options = dataclasses.replace(options_of(flags), cameras=())
+    if flags.seed < 0 or not 0 < flags.std_floor < math.inf:
+        raise ConfigError(f"--seed={flags.seed} must be 0 or more, --std_floor={flags.std_floor:g} above 0 and finite")
     mask = None if flags.mask is None else parse_mask(flags.mask)
     if mask is not None and flags.actions == "absolute":
         raise ConfigError("--mask says which actions are differences: add --actions delta, or leave it out")

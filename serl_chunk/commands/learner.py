@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,6 +56,8 @@ class DemoReading(NamedTuple):
     def of(cls, flags: argparse.Namespace) -> DemoReading:
         """As `--demo_color` and its like say; raises ConfigError."""
         success = True if flags.demo_success else False if flags.demo_failure else None
+        if flags.demo_hz is not None and not 0 < flags.demo_hz < math.inf:
+            raise ConfigError(f"--demo_hz={flags.demo_hz:g} must be above 0")
         options = ReadOptions(
             color=flags.demo_color,
             hz=flags.demo_hz,

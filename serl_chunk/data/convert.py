@@ -75,13 +75,19 @@ def convert(
         ConfigError: the folder is taken, or holds a conversion with other settings; names them.
         DataError: an episode is bad, its process died, or it could not be written; begins with the file.
     """
-    if workers < 0 or (max_samples is not None and max_samples < 1) or (tolerance_s is not None and tolerance_s <= 0):
+    if (
+        workers < 0
+        or (max_samples is not None and max_samples < 1)
+        or (tolerance_s is not None and not tolerance_s > 0)
+    ):
         raise ConfigError(
             f"workers must be at least 0, max_samples at least 1 and tolerance_s above 0, got {workers}, "
             f"{max_samples}, {tolerance_s}"
         )
     if not keys:
         raise DataError(f"{source.path}: no episodes to convert")
+    if source.path.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise ConfigError(f"{folder} lies in {source.path}, which is read: choose a folder outside of it")
     wanted = {
         "path": str(source.path.resolve()),
         "format": source.format,
@@ -94,11 +100,16 @@ def convert(
     }
     with Manifest(folder, wanted, resume=resume) as manifest:
         conversion = _Conversion(source, keys, sink, manifest, skip_bad, progress, max_samples)
-        if not manifest.of_kind("finished"):
-            conversion.prepare()
-            conversion.run(workers, tolerance_s)
-            conversion.finish()
-        return conversion.report()
+        try:
+            if not manifest.of_kind("finished"):
+                conversion.prepare()
+                conversion.run(workers, tolerance_s)
+                conversion.finish()
+            return conversion.report()
+        except OSError as error:  # a full disk, where episodes are placed or the data set is described
+            raise DataError(
+                f"{folder}: cannot be written ({error}). What is converted is kept: make room, and go on with --resume"
+            ) from error
 
 
 class _Conversion:

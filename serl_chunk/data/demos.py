@@ -21,6 +21,7 @@ from serl_chunk.types import (
     STATE,
     STEP_COLUMNS,
     ConfigError,
+    DataError,
     End,
     Episode,
     Outcome,
@@ -46,15 +47,11 @@ class DemoSet(NamedTuple):
 
     episodes: list[Episode]
     origins: list[Origin]  # of episodes[k]
+    files: list[Path]  # files[k] holds episodes[k]
     dropped_steps: int  # steps after a first success, in all episodes
     duplicates: int  # episodes left out because another one has the same content
     digest: str  # sixteen hex digits that depend on the contents only; "" without any
     notes: tuple[str, ...] = ()  # what their sources say of them, see data.source.Source
-
-    @property
-    def files(self) -> list[Path]:
-        """files[k] holds episodes[k]."""
-        return [origin.path for origin in self.origins]
 
 
 def load_demos(
@@ -101,7 +98,7 @@ def load_demos(
         raise ConfigError(f"{empty.path}: no episode that could be a demonstration ({empty.format})")
     if wanted:
         wanted = wanted[: len(first_of([key for _, key in wanted], said.proportion))]
-    loaded = DemoSet([], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
+    loaded = DemoSet([], [], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()
     ids: set[str] = set()
     dropped = 0
@@ -110,21 +107,35 @@ def load_demos(
         digest = "" if file is None else file_digest(file)
         if file is None or digest not in digests:
             whole = source.read(key)
+            _check_rate(source, spec)
             origin = Origin(source.path, source.format, key, digest or content_digest(whole))
             digest = digest or _with_images(origin.digest, whole)
             if digest not in digests:
                 digests.add(digest)
-                episode, after = end_at_first_success(whole)
+                tells = getattr(source, "rewards_tell", True)
+                episode, after = end_at_first_success(whole) if tells else (whole, 0)
                 if episode.begin.episode_id in ids:  # stores tell episodes apart by id alone
                     episode = _renamed(episode, f"{episode.begin.episode_id}-{digest[:12]}")
                 ids.add(episode.begin.episode_id)
                 dropped += after
                 loaded.episodes.append(episode)
-                loaded.origins.append(origin if file is None else origin._replace(path=file, key=file.name))
+                # What its folder is worth is known to the source of all folders alone.
+                alone = file is not None and key not in getattr(source, "rewards", {})
+                loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
+                loaded.files.append(file or source.path)
         if progress is not None:
             progress(done, len(wanted))
     digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
     return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
+
+
+def _check_rate(source: Source, spec: RobotSpec) -> None:
+    if source.hz is not None and abs(source.hz - spec.control_hz) > 1e-3 * spec.control_hz:
+        raise DataError(
+            f"{source.path}: its steps are taken {source.hz:g} times a second, robot {spec.name} takes "
+            f"{spec.control_hz:g}: a chunk of it would last another time. Set the robot's rate to the data's, or leave "
+            "it out"
+        )
 
 
 def find_demos(

@@ -278,3 +278,52 @@ def test_hdf5_to_lerobot_and_back(folder, tmp_path, mode):
         np.testing.assert_array_equal(before.index, after.index)
         error = np.mean((before.values.astype(float) - after.values) ** 2)
         assert error == 0 if mode == "image" else 10 * np.log10(255**2 / max(error, 1e-9)) > 28
+
+
+def test_a_folder_inside_of_what_is_read_is_refused(folder, capsys):
+    assert _run(folder, "--to", "hdf5", "--out", folder / "sub") == 2
+    assert "lies in" in capsys.readouterr().err
+    assert not (folder / "sub").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--hz", "0"], "--hz=0 must be above 0"),
+        (["--hz=nan"], "--hz=nan must be above 0"),
+        (["--hz=-5"], "--hz=-5 must be above 0"),
+        (["--tolerance_s", "nan"], "tolerance_s above 0"),
+        (["--proportion", "0"], "--proportion=0 must lie in"),
+        (["--episodes", "0,0"], "names an episode twice"),
+        (["--episodes", "3-1"], "goes back; write the lower number first"),
+        (["--episodes", "2-99"], "has episodes 0..4, not 99"),
+        (["--scores", "score_5=nan"], "is not FOLDER=REWARD"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(folder, tmp_path, capsys, flags, message):
+    assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_while_the_data_set_is_described_is_a_sentence(folder, tmp_path, monkeypatch, capsys):
+    from serl_chunk.data.hdf5_sink import Hdf5Sink
+
+    def full(self, layout, staged):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(Hdf5Sink, "finish", full)
+        assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out") == 1
+    assert "make room, and go on with --resume" in capsys.readouterr().err
+    assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out", "--resume") == 0
+
+
+def test_whoever_reads_only_the_first_line_sees_no_traceback(folder):
+    command = [sys.executable, "-m", "serl_chunk", "data", "inspect", str(folder)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(60)
+    process.stderr.close()

@@ -235,7 +235,7 @@ def test_a_learner_notes_its_demonstrations(tmp_path):
 def test_flags_say_how_demonstrations_are_read():
     plain = argparse.Namespace(
         demo_color=None, demo_hz=None, demo_success=False, demo_failure=False, demo_scores=None, demo_env="",
-        demo_format=None,
+        demo_format=None, demo_proportion=1.0,
     )  # fmt: skip
     assert learner_command.DemoReading.of(plain) == learner_command.DemoReading()
     flags = argparse.Namespace(

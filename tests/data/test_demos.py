@@ -7,12 +7,14 @@ import pickle
 import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos
+from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos, open_demos
+from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.frames import Frames
 from serl_chunk.data.hdf5 import read_episode, write_episode
 from serl_chunk.data.single_frame import SingleFrame, observation_at
@@ -50,7 +52,7 @@ def test_a_name_with_wildcard_characters_is_taken_literally_first(folder, spec):
 
 
 def test_no_paths_are_no_demonstrations(spec):
-    assert load_demos([], spec) == ([], [], 0, 0, "", ())
+    assert load_demos([], spec) == ([], [], [], 0, 0, "", ())
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ def test_options_reach_the_files(tmp_path, joints_spec):
         assert episode.end.outcome is outcome
     scores = (("score_5", 1.0), ("score_1", 0.0))
     demos = load_demos([tmp_path], joints_spec, options=ReadOptions(color="rgb", scores=scores))
-    assert sorted((o.path.parent.name, e.end.outcome) for o, e in zip(demos.origins, demos.episodes, strict=True)) == [
+    assert sorted((f.parent.name, e.end.outcome) for f, e in zip(demos.files, demos.episodes, strict=True)) == [
         ("score_1", Outcome.FAILURE),
         ("score_5", Outcome.SUCCESS),
     ]
@@ -353,3 +355,35 @@ def test_the_first_part_of_the_demonstrations(tmp_path, spec, make_episode):
         assert [e.steps.n for e in demos.episodes] == [3, 4, 5, 6, 7][:n]
     with pytest.raises(DataError, match="proportion of the episodes must lie in"):
         load_demos([tmp_path], spec, options=ReadOptions(proportion=0.0))
+
+
+def test_scored_folders_remember_what_they_are_worth(tmp_path, joints_spec, make_episode):
+    """Opened once more from what a run wrote down, an episode is what it was."""
+    for name in ("score_5", "score_1"):
+        (tmp_path / name).mkdir()
+        plain_aloha(tmp_path / name / "episode_0.hdf5", joints_spec, make_episode(joints_spec, 6, seed=int(name[-1])))
+    options = ReadOptions(scores=(("score_5", 1.0), ("score_1", 0.0)), color="rgb")
+    demos = load_demos([tmp_path], joints_spec, options=options)
+    assert [e.end.outcome for e in demos.episodes] == [Outcome.FAILURE, Outcome.SUCCESS]
+    for origin, episode, file in zip(demos.origins, demos.episodes, demos.files, strict=True):
+        assert (origin.path, file) == (tmp_path, tmp_path / origin.key)
+        source = open_demos(origin.path, dataclasses.replace(options, spec=joints_spec), origin.format)
+        assert source.read(origin.key).end.outcome is episode.end.outcome
+
+
+def plain_aloha(path, spec, episode):
+    with h5py.File(path, "w") as file:
+        file["/observations/qpos"], file["/action"] = episode.steps.observation["state"], episode.steps.action
+
+
+def test_another_rate_than_the_robots_is_refused(tmp_path, spec, make_episode):
+    write_episode(tmp_path / "a.hdf5", make_episode(spec, 4), dataclasses.replace(spec, control_hz=10.0))
+    with pytest.raises(DataError, match=r"10 times a second, robot .* takes 50"):
+        load_demos([tmp_path], spec)
+
+
+def test_rewards_that_tell_no_success_end_nothing(tmp_path, spec, make_episode, monkeypatch):
+    write_episode(tmp_path / "a.hdf5", make_episode(spec, 6, success_at=(2,)), spec)
+    assert load_demos([tmp_path], spec).episodes[0].steps.n == 3
+    monkeypatch.setattr(EpisodeFiles, "rewards_tell", False, raising=False)
+    assert load_demos([tmp_path], spec).episodes[0].steps.n == 6
