@@ -72,6 +72,7 @@ def run_check(flags: argparse.Namespace) -> int:
     print(
         f"{findings.path}: {'BAD' if status else 'good'}: {counted(len(bad), 'fault')}{others} in "
         f"{counted(findings.looked_at, 'episode')}, {counted(findings.steps, 'step')}"
+        + ("" if flags.all_frames else "; of images, a few frames of each (--all_frames decodes them all)")
     )
     return status
 

@@ -59,8 +59,10 @@ def add_parsers(commands: Any) -> None:
 def run_stats(flags: argparse.Namespace) -> int:
     """Print the table, and write the file; returns 0."""
     options = dataclasses.replace(options_of(flags), cameras=())
-    if flags.seed < 0 or not 0 < flags.std_floor < math.inf:
-        raise ConfigError(f"--seed={flags.seed} must be 0 or more, --std_floor={flags.std_floor:g} above 0 and finite")
+    if flags.seed < 0:
+        raise ConfigError(f"--seed={flags.seed} must be 0 or more")
+    if not 0 < flags.std_floor < math.inf:
+        raise ConfigError(f"--std_floor must be positive and finite, got {flags.std_floor:g}")
     mask = None if flags.mask is None else parse_mask(flags.mask)
     if mask is not None and flags.actions == "absolute":
         raise ConfigError("--mask says which actions are differences: add --actions delta, or leave it out")

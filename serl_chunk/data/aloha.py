@@ -25,6 +25,7 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.hdf5_frames import FileVersion, frames_of
+from serl_chunk.data.hdf5_reading import member, names
 from serl_chunk.data.single_frame import observation_at
 from serl_chunk.data.source import ReadOptions, materialised
 from serl_chunk.types import (
@@ -52,8 +53,8 @@ def joint_columns(spec: RobotSpec) -> list[int]:
 
 
 def array(path: Path, file: h5py.File, name: str, dtype: Any = None) -> np.ndarray:
-    """The whole dataset `name` (as `dtype`); raises DataError where it is missing or not numeric."""
-    dataset = file.get(name)
+    """The whole dataset `name` (as `dtype`); raises DataError where it is missing, not numeric or not safe to read."""
+    dataset = member(path, file, name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{path}: no dataset {name}; this is not an episode, or it was not written to its end")
     if dataset.dtype.kind not in "biuf":
@@ -73,14 +74,18 @@ def recorded_hz(path: Path, file: h5py.File) -> float | None:
     value = file.attrs.get("hz")
     if value is None:
         return None
-    if np.ndim(value) or not np.isfinite(value) or value <= 0:
+    number = np.asarray(value)
+    if number.ndim or number.dtype.kind not in "iuf" or not np.isfinite(number) or number <= 0:
         raise DataError(f"{path}: attribute hz is {value!r}, not a rate in steps a second; correct it or remove it")
     return float(value)
 
 
 def choose_cameras(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> list[str]:
     """The file's cameras, or those of them that are wanted; a wanted one that is missing is an error."""
-    present = sorted(file.get(IMAGES, ()))
+    images = member(path, file, IMAGES)
+    if images is not None and not isinstance(images, h5py.Group):
+        raise DataError(f"{path}: {IMAGES} is no group of cameras; record the episode again or leave it out")
+    present = sorted(images or ())
     missing = sorted(set(cameras or ()) - set(present))
     if missing:
         raise DataError(
@@ -132,7 +137,8 @@ def open_foreign(
     sparse = {}
     for camera in choose_cameras(path, file, options.cameras):
         name = f"{IMAGES}/{camera}"
-        rows = file[name].shape[:1] if isinstance(file[name], h5py.Dataset) else ()
+        images = member(path, file, name)
+        rows = images.shape[:1] if isinstance(images, h5py.Dataset) else ()
         if rows and rows[0] != len(image_ticks):
             of = f"/action has {n} rows" if len(image_ticks) == n else f"/image_indices names {len(image_ticks)} ticks"
             raise DataError(f"{path}: {name} has {rows[0]} frames, {of}")
@@ -170,7 +176,7 @@ def open_foreign(
 def _action(path: Path, file: h5py.File, spec: RobotSpec | None) -> np.ndarray:
     """The commands, with those of the mobile base behind them where the robot has them too."""
     action = array(path, file, "/action", np.float32)
-    if spec is None or "base_action" not in file or action.ndim != 2:
+    if spec is None or "base_action" not in names(file) or action.ndim != 2:
         return action
     if spec.action_dim != action.shape[1] + BASE_ACTIONS:
         return action
@@ -183,7 +189,7 @@ def _action(path: Path, file: h5py.File, spec: RobotSpec | None) -> np.ndarray:
 def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]:
     """The source of all steps and int32[T] decision ticks, those of the chunks that `chunk_starts` marks."""
     decision_tick = np.full(n, -1, np.int32)
-    if "chunk_starts" not in file:
+    if "chunk_starts" not in names(file):
         return Source.SCRIPTED if file.attrs.get("sim", False) else Source.HUMAN, decision_tick
     starts = array(path, file, "/chunk_starts")
     if not _are_ticks(starts, n) and starts.shape == (n,) and np.isin(starts, (0, 1)).all():
@@ -200,7 +206,7 @@ def _who_acted(path: Path, file: h5py.File, n: int) -> tuple[Source, np.ndarray]
 
 def _image_ticks(path: Path, file: h5py.File, n: int) -> np.ndarray:
     """int32[M], the ticks of the images' rows."""
-    if "image_indices" not in file:
+    if "image_indices" not in names(file):
         return np.arange(n, dtype=np.int32)
     ticks = array(path, file, "/image_indices")
     if not _are_ticks(ticks, n):

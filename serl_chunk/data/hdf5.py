@@ -36,6 +36,7 @@ from serl_chunk.data.frames import Frames
 from serl_chunk.data.hdf5_frames import FileVersion, close_files
 from serl_chunk.data.hdf5_output import new_hdf5
 from serl_chunk.data.hdf5_own import DECISION_PREFIX, SCHEMA, open_own
+from serl_chunk.data.hdf5_reading import ERRORS, member, raise_machine_fault
 from serl_chunk.data.source import ReadOptions, materialised
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, RobotSpec
 
@@ -152,7 +153,7 @@ def open_episode(path: Path, options: ReadOptions, reward: float | None = None) 
             records one.
         reward: of the last step of an episode whose file records none (see `data.aloha.open_foreign`).
 
-    Raises DataError.
+    Raises DataError, and MachineError and NoMemoryError (`hdf5_reading`) where the file may be whole.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -162,14 +163,14 @@ def open_episode(path: Path, options: ReadOptions, reward: float | None = None) 
             hz = recorded_hz(path, file)
             if hz is not None and options.hz is not None and not math.isclose(hz, options.hz, rel_tol=1e-6):
                 raise DataError(f"{path}: recorded at {hz:g} Hz, the other episodes at {options.hz:g}; separate them")
-            if "rl" in file:
+            if member(path, file, "rl") is not None:
                 episode = open_own(path, version, file, options)
             else:
                 episode = open_foreign(path, version, file, options, reward)
     except DataError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError) as error:
-        # h5py reports one damaged byte as any of these, depending on which structure it belongs to.
+    except ERRORS as error:
+        raise_machine_fault(path, error)
         raise DataError(
             f"{path}: the file is truncated, damaged or not HDF5 ({error}); remove it or record it again"
         ) from error

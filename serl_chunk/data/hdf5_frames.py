@@ -15,10 +15,10 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.frames import Encoded, Frames, decode_image
+from serl_chunk.data.hdf5_reading import ERRORS, member, raise_machine_fault
 from serl_chunk.types import DataError
 
 MAX_OPEN = 32  # files a process keeps open: a data loader jumps between episodes, a converter reads one at a time
-_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError)
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _JPEG_END = b"\xff\xd9"
 
@@ -121,7 +121,8 @@ class _Hdf5Frames(Frames):
             return _open_files.read(self._path, self._version, self._name, get)
         except DataError:
             raise
-        except _ERRORS as error:
+        except ERRORS as error:
+            raise_machine_fault(self._where(at), error)
             raise DataError(
                 f"{self._where(at)} cannot be read ({error}): the file is truncated or damaged; remove it or record it "
                 "again"
@@ -183,7 +184,7 @@ def image_header(data: bytes, where: str) -> tuple[int, int, str]:
 
 def frames_of(path: Path, version: FileVersion, file: h5py.File, name: str, ticks: np.ndarray, swap: bool) -> Frames:
     """The frames of dataset `name`, M rows at `ticks` int[M], raw or as JPEG rows; raises DataError."""
-    dataset = file.get(name)
+    dataset = member(path, file, name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{path}: no dataset {name}; this is not an episode, or it was not written to its end")
     if dataset.dtype != np.uint8 or dataset.ndim not in (2, 4) or (dataset.ndim == 4 and dataset.shape[3] != 3):

@@ -11,6 +11,7 @@ import numpy as np
 
 from serl_chunk.data.aloha import IMAGES, array, attribute_text, choose_cameras
 from serl_chunk.data.hdf5_frames import FileVersion, frames_of
+from serl_chunk.data.hdf5_reading import member, names
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import (
     IMAGE_PREFIX,
@@ -33,23 +34,24 @@ DECISION_PREFIX = "decision/"
 def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOptions) -> Episode:
     """The episode in `file`, unchecked, its frames still there. Raises DataError, and what h5py raises."""
     rl = file["rl"]
+    there = names(rl)
     attributes = dict(rl.attrs)
     schema = _attribute(path, attributes, "schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema}, this version reads {SCHEMA}; update serl_chunk")
     begin = Begin(**{name: _text(path, attributes, name) for name in Begin._fields})
     begin = begin._replace(task=begin.task or options.task)
-    state = array(path, file, "/rl/state" if "state" in rl else "/observations/qpos", np.float32)
+    state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos", np.float32)
     action = array(path, file, "/action", np.float32)
-    there = {name: dtype for name, dtype in STEP_COLUMNS.items() if name != "policy_age" or name in rl}
-    columns = {name: array(path, file, f"/rl/{name}", dtype) for name, dtype in there.items()}
+    stored = {name: dtype for name, dtype in STEP_COLUMNS.items() if name != "policy_age" or name in there}
+    columns = {name: array(path, file, f"/rl/{name}", dtype) for name, dtype in stored.items()}
     columns.setdefault("policy_age", np.full(len(action), -1, np.float32))  # files of version 0.1 lack it
     sparse = {}
     for camera in choose_cameras(path, file, options.cameras):
         index = array(path, file, f"/rl/image_index/{camera}", np.int32)
         frames = frames_of(path, version, file, f"{IMAGES}/{camera}", index, swap=False)
         sparse[IMAGE_PREFIX + camera] = SparseRows(index, frames)
-    for name in rl.get("decision", ()):
+    for name in member(path, rl, "decision") or ():
         index = array(path, file, f"/rl/decision_index/{name}", np.int32)
         sparse[DECISION_PREFIX + name] = SparseRows(index, array(path, file, f"/rl/decision/{name}"))
     reward = attributes.get("end_reward")
@@ -67,11 +69,11 @@ def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOpt
 
 
 def _read_final(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Observation | None:
-    group = file.get("/rl/final_observation")
+    group = member(path, file, "/rl/final_observation")
     if group is None:
         return None
     final = {STATE: array(path, file, "/rl/final_observation/state", np.float32)}
-    for camera in group.get("images", ()):
+    for camera in member(path, group, "images") or ():
         if cameras is None or camera in cameras:
             final[IMAGE_PREFIX + camera] = array(path, file, f"/rl/final_observation/images/{camera}")
     return final

@@ -1,34 +1,125 @@
-"""HDF5 files of other projects, opened so that whatever is wrong with one is said in a sentence."""
+"""HDF5 files of other projects, opened so that whatever is wrong with one is said in a sentence.
+
+Nothing in a file is trusted: it may name other files of this machine, or declare arrays far larger than itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from serl_chunk.types import DataError
+from serl_chunk.types import DataError, SerlChunkError
+
+ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
+"""How h5py reports one damaged byte, or an item of another kind than was looked for: it depends on the structure."""
+MAX_RATIO = 1100
+"""Bytes that a stored byte may stand for: gzip reaches 1032."""
+_FLOOR = 4096  # bytes; below, any ratio is harmless
+_MACHINE = {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EACCES}
+_MAX_LINKS = 16  # soft links on the way to an item, as in HDF5
+
+
+class MachineError(SerlChunkError, OSError):
+    """The machine could not read a file that may well be whole: not the episode's fault, so never a DataError."""
+
+
+class NoMemoryError(SerlChunkError, MemoryError):
+    """As MachineError, for want of memory."""
+
+
+def raise_machine_fault(where: object, error: Exception) -> None:
+    """Raise MachineError or NoMemoryError where `error` is the machine's failure, not the file's; else return."""
+    if isinstance(error, MachineError | NoMemoryError):
+        raise error
+    if isinstance(error, MemoryError):
+        raise NoMemoryError(f"{where}: there is not enough memory to read it ({error})") from error
+    number = getattr(error, "errno", None)
+    said = re.findall(r"errno = (\d+), error message", str(error))  # h5py sets no errno where a read fails
+    if number is None and said:
+        number = int(said[-1])
+    if number in _MACHINE:
+        raise MachineError(
+            f"{where}: this machine could not read the file ({error}); see to that and try again"
+        ) from error
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """The file at `path` for reading; raises DataError for every way in which h5py reports damage."""
+    """The file at `path` for reading.
+
+    Raises DataError for every way in which h5py reports damage, MachineError and NoMemoryError for what is no damage.
+    """
     try:
         with h5py.File(path, "r") as file:
             yield file
     except DataError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError) as error:
+    except ERRORS as error:
+        raise_machine_fault(path, error)
         raise DataError(
             f"{path}: the file is truncated, damaged or not HDF5 ({error}); download it again or leave it out"
         ) from error
 
 
+def member(where: object, group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | h5py.Datatype | None:
+    """What `name` is in `group`, None where nothing is; a dataset can be read safely.
+
+    Raises DataError beginning with `where`: it lies in other files, or is larger than what is stored can fill.
+    """
+    _refuse_external_links(where, group, name, _MAX_LINKS)
+    item = group.get(name)
+    if isinstance(item, h5py.Dataset):
+        checked(where, item)
+    return item
+
+
+def names(group: h5py.Group) -> set[str]:
+    """What is in `group`; unlike `in`, looks at nothing that a link names."""
+    return set(group)
+
+
+def checked(where: object, dataset: h5py.Dataset) -> h5py.Dataset:
+    """`dataset`, whose own file holds all its values; raises DataError as `member` does."""
+    if dataset.is_virtual or dataset.external:
+        raise DataError(f"{where}: dataset {dataset.name} takes its values from other files, which are not read")
+    stored = dataset.id.get_storage_size()
+    declared = int(dataset.nbytes)
+    if dataset.chunks and stored:  # a chunk is unpacked whole, and may reach beyond the dataset
+        declared = max(declared, math.prod(dataset.chunks) * dataset.dtype.itemsize)
+    if declared > MAX_RATIO * max(stored, _FLOOR):
+        raise DataError(
+            f"{where}: dataset {dataset.name} declares {declared} bytes, {stored} are stored: it was not written to "
+            "its end, or was made to fill this machine's memory; leave the file out"
+        )
+    return dataset
+
+
+def _refuse_external_links(where: object, group: h5py.Group, name: str, links: int) -> None:
+    """Before anything is opened: even looking at what an external link names opens another file."""
+    at = group["/"] if name.startswith("/") else group
+    for part in filter(None, name.split("/")):
+        if not isinstance(at, h5py.Group):
+            return
+        link = at.get(part, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise DataError(f"{where}: {name} is a link to another file ({link.filename!r}), which is not read")
+        if isinstance(link, h5py.SoftLink):
+            if not links:
+                raise DataError(f"{where}: {name} leads through too many links")
+            _refuse_external_links(where, at, link.path, links - 1)
+        at = at.get(part)
+
+
 def numbers(where: str, group: h5py.Group, name: str, ndim: int) -> h5py.Dataset:
     """The dataset `name` of real numbers and `ndim` dimensions, not read yet; raises DataError."""
-    dataset = group.get(name)
+    dataset = member(where, group, name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{where}: no dataset {name}; it has: {', '.join(sorted(group)) or 'nothing'}")
     if dataset.dtype.kind not in "biuf":
@@ -39,6 +130,7 @@ def numbers(where: str, group: h5py.Group, name: str, ndim: int) -> h5py.Dataset
 
 
 def rows(dataset: h5py.Dataset, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Rows `start <= i < stop`, as float32 where they are not of that type already."""
+    """Rows `start <= i < stop`, as float32 where they are not of that type already; raises DataError."""
+    checked(dataset.file.filename, dataset)
     with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
         return np.asarray(dataset[start:stop]).astype(np.float32, copy=False)

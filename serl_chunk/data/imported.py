@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -66,9 +67,14 @@ def imported_episode(
     return episode
 
 
-def rate(options: ReadOptions, recorded: float | None = None) -> float | None:
-    """Steps a second: what the file records, else what the caller says, else the robot's, else unknown."""
+def rate(options: ReadOptions, recorded: float | None = None, where: object = "") -> float | None:
+    """Steps a second: what the file records, else what the caller says, else the robot's, else unknown.
+
+    Raises DataError beginning with `where`: the file and the caller say different things.
+    """
     if recorded:
+        if options.hz is not None and not math.isclose(recorded, options.hz, rel_tol=1e-6):
+            raise DataError(f"{where}: recorded at {recorded:g} Hz, not at {options.hz:g}; leave --hz out")
         return recorded
     return options.hz or (options.spec.control_hz if options.spec else None)
 

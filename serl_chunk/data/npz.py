@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from serl_chunk.data.hdf5_reading import MAX_RATIO, raise_machine_fault
 from serl_chunk.types import DataError
 
-_ERRORS = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, RuntimeError)
+_DAMAGED = (EOFError, KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_ERRORS = (OSError, MemoryError, *_DAMAGED)
+_FLOOR = 4096  # bytes; below, any ratio is harmless
 
 
 class Header(NamedTuple):
@@ -25,8 +28,8 @@ class Header(NamedTuple):
 def headers(path: Path) -> dict[str, Header]:
     """Of every array in the file, without reading them.
 
-    Raises DataError: the file is cut short or no .npz file, or an array is of objects, or does not have the size that
-    its header says.
+    Raises DataError: the file is cut short or no .npz file, or an array is of objects, does not have the size that its
+    header says, or is larger than what is stored can fill.
     """
     out = {}
     try:
@@ -35,6 +38,11 @@ def headers(path: Path) -> dict[str, Header]:
                 if not member.filename.endswith(".npy"):
                     continue
                 name = member.filename.removesuffix(".npy")
+                if member.file_size > MAX_RATIO * max(member.compress_size, _FLOOR):
+                    raise DataError(
+                        f"{path}: {name} declares {member.file_size} bytes, {member.compress_size} are stored: it was "
+                        "made to fill this machine's memory; leave the file out"
+                    )
                 with file.open(member) as data:
                     version = np.lib.format.read_magic(data)  # type: ignore[arg-type]
                     if version not in ((1, 0), (2, 0)):
@@ -58,7 +66,8 @@ def load(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The arrays `names`, read-only; raises DataError. Check their `headers` first."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in names}
+            # By its whole name: numpy prefers a member without the suffix, whose header nobody looked at.
+            arrays = {name: file[f"{name}.npy"] for name in names}
     except _ERRORS as error:
         raise _broken(path, error) from error
     for array in arrays.values():
@@ -69,4 +78,5 @@ def load(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 def _broken(path: Path, error: Exception) -> DataError:
     if isinstance(error, DataError):
         return error
+    raise_machine_fault(path, error)
     return DataError(f"{path}: not a whole .npz file ({error}); download the file again")

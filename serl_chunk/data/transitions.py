@@ -58,7 +58,7 @@ def load_transitions(path: Path) -> Transitions:
     """
     rows = load_plain(path)
     if type(rows) is not list or not rows:
-        what = "an empty list" if rows == [] else f"a {type(rows).__name__}"
+        what = "an empty list" if type(rows) is list else f"a {type(rows).__name__}"
         raise DataError(f"{path}: holds {what}, not HIL-SERL's list of transitions; remove it from the folder")
     for i, row in enumerate(rows):
         if type(row) is not dict:
@@ -90,7 +90,10 @@ def load_transitions(path: Path) -> Transitions:
         success=(reward > 0) | np.array(succeeded),
         told=told,
         human=np.array([type(info) is dict and "intervene_action" in info for info in infos]),
-        penalised=sum("grasp_penalty" in row or "grasp_penalty" in (row.get("infos") or ()) for row in rows),
+        penalised=sum(
+            "grasp_penalty" in row or (type(info) is dict and "grasp_penalty" in info)
+            for row, info in zip(rows, infos, strict=True)
+        ),
         cameras=cameras,
         ignored=ignored,
         rows=rows,
@@ -135,7 +138,10 @@ def _cameras(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, tuple[in
     """The cameras that every observation has, checked, and what else the observations hold."""
     first = rows[0]["observations"]
     cameras = {k: v.shape[-3:] for k, v in first.items() if k != STATE and _is_image(v)}
-    ignored = tuple(k for k in first if k != STATE and k not in cameras)
+    unnamed = next((k for k in cameras if type(k) is not str), None)
+    if unnamed is not None:
+        raise DataError(f"{path}: a camera's name is {unnamed!r}, which is no text; is this another pickle?")
+    ignored = tuple(str(k) for k in first if k != STATE and k not in cameras)
     for i, row in enumerate(rows):
         for key in ("observations", "next_observations"):
             for camera, shape in cameras.items():

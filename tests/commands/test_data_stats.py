@@ -93,6 +93,8 @@ def test_floored_dimensions_are_named(recorded, capsys):
         (["--max_samples", "0"], "--max_samples must be at least 1"),
         (["--horizon", "0"], "--horizon must be at least 1"),
         (["--std_floor", "0"], "--std_floor must be positive"),
+        (["--std_floor", "inf"], "--std_floor must be positive and finite"),
+        (["--seed", "-1", "--max_samples", "3"], "--seed=-1 must be 0 or more"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(recorded, capsys, flags, says):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import pickle
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +23,13 @@ from hypothesis import strategies as st
 from lerobot_sets import HEIGHT, HZ, WIDTH, episode_of, several, smooth, write
 
 from serl_chunk.data.formats import choose
-from serl_chunk.data.frames import Encoded, HeldFrames
-from serl_chunk.data.lerobot import pages
+from serl_chunk.data.frames import Encoded, Frames, HeldFrames
+from serl_chunk.data.lerobot import about, pages
 from serl_chunk.data.lerobot.images import encode_jpeg, encode_png
 from serl_chunk.data.lerobot.piles import STAGING, Group, groups_of
 from serl_chunk.data.lerobot.sink import LeRobotSink
 from serl_chunk.data.source import ReadOptions, materialised, open_source
+from serl_chunk.data.statistics import KEEP, Statistics
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 Same = Callable[[Episode, Episode], None]
@@ -34,6 +39,12 @@ def read(folder: Path, **options) -> list[Episode]:
     source = open_source(folder, ReadOptions(**options))
     source = pickle.loads(pickle.dumps(source))  # as worker processes get it
     return [materialised(source.read(key)) for key in source.keys()]
+
+
+def read_lazily(folder: Path) -> Frames:
+    """The frames of camera `top` in the first episode, where they are."""
+    source = open_source(folder, ReadOptions())
+    return source.read(source.keys()[0]).steps.sparse["images/top"].values
 
 
 def without_images(episode: Episode) -> Episode:
@@ -143,7 +154,16 @@ def test_columns_say_what_lerobot_says(tmp_path: Path):
     assert pq.ParquetFile(folder / "data/chunk-000/file-000.parquet").num_row_groups == 3
 
 
-def test_statistics_are_exact(tmp_path: Path):
+@pytest.mark.parametrize("keep", [KEEP, 20], ids=["held", "second pass"])
+def test_statistics_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int):
+    refined = []
+
+    class Watched(Statistics):
+        def refine(self, values: np.ndarray) -> None:
+            refined.append(len(values))
+            super().refine(values)
+
+    monkeypatch.setattr(about, "Statistics", functools.partial(Watched, keep=keep))
     episodes = several()
     folder = write(LeRobotSink(tmp_path, data_file_mb=0.02), episodes)
     found = json.loads((folder / "meta/stats.json").read_text())
@@ -161,6 +181,7 @@ def test_statistics_are_exact(tmp_path: Path):
             np.testing.assert_allclose(found[name][what], value, rtol=1e-9, err_msg=f"{name} {what}")
         assert found[name]["count"] == [len(values)]
     assert set(found) == set(json.loads((folder / "meta/info.json").read_text())["features"])
+    assert refined == ([] if keep == KEEP else [n for e in episodes for n in (e.steps.n, e.steps.n)])
 
 
 def test_statistics_of_images(tmp_path: Path):
@@ -203,6 +224,47 @@ def test_random_frames_of_a_video(tmp_path: Path):
     for _ in range(2):
         for e, t in [(2, 11), (0, 0), (4, 7), (2, 3), (2, 4), (2, 4), (1, 6), (0, 8), (3, 0)]:
             assert psnr(open_ones[e][t][None], episodes[e].steps.sparse["images/wrist"].values[t][None]) > 32
+
+
+def test_several_videos_of_several_episodes(tmp_path: Path):
+    episodes = [episode_of(seed, 6 + seed) for seed in range(6)]
+    folder = write(LeRobotSink(tmp_path, mode="video", video_file_mb=0.004), episodes)
+    places = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pydict()
+    key = "videos/observation.images.top"
+    files = len(list(folder.glob(f"{key}/*/*.mp4")))
+    assert len(set(places[f"{key}/file_index"])) == files > 1
+    assert sum(start > 0 for start in places[f"{key}/from_timestamp"]) == 6 - files > 0
+    for wanted, found in zip(episodes, read(folder), strict=True):
+        for name, rows in wanted.steps.sparse.items():
+            assert psnr(rows.values, found.steps.sparse[name].values) > 32
+
+
+def test_a_frame_after_a_fork(tmp_path: Path):
+    """Loaders fork when the parent has already looked at a video: what swscale's threads left must not be freed."""
+    frames = read_lazily(write(LeRobotSink(tmp_path, mode="video"), [episode_of(0, 6)]))
+    wanted = frames[3]
+
+    def in_child(depth: int) -> int:
+        """0 where a child `depth` generations on sees the frame."""
+        child = os.fork()
+        if child == 0:
+            code = 2
+            try:
+                same = bool((frames[3] == wanted).all())
+                code = 1 - same if depth == 1 or not same else in_child(depth - 1)
+            finally:
+                os._exit(code)
+        until = time.monotonic() + 5 * depth  # the child's own child is ended first
+        while time.monotonic() < until:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return 3
+
+    assert in_child(2) == 0
 
 
 def test_an_image_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -106,9 +106,65 @@ class TestForeign:
     def test_success_recorded(self, ours: Path):
         (ours / SIDE).unlink()
         found = read(ours, success=True)  # what is recorded counts
-        assert [e.end.outcome for e in found[:3]] == [Outcome.SUCCESS, Outcome.SUCCESS, Outcome.FAILURE]
-        assert (found[2].end.terminated, found[2].end.truncated) == (False, True)
+        assert [e.end.outcome for e in found[:3]] == [Outcome.SUCCESS, Outcome.SUCCESS, Outcome.UNKNOWN]
         assert found[0].steps.decision_tick.tolist() == several()[0].steps.decision_tick[:8].tolist()
+
+    def judged(self, folder: Path, reward: dict[int, float], success: set[int]) -> Path:
+        """`foreign` with these rewards by row, the others 0, and `next.success` true on these rows; episodes of 9, 7,
+        12, 5 and 8 steps."""
+        features = json.loads((folder / INFO).read_text())["features"]
+        edit(folder / INFO, features=features | {"next.success": {"dtype": "bool", "shape": [1], "names": None}})
+
+        def change(table: pa.Table) -> pa.Table:
+            table = replaced(table, "next.reward", pa.array([reward.get(i, 0.0) for i in range(41)], pa.float32()))
+            return table.append_column("next.success", pa.array([i in success for i in range(41)]))
+
+        rewrite(folder / DATA, change)
+        return folder
+
+    def test_a_success_before_the_last_row_keeps_its_reward(self, foreign: Path):
+        first, second, *_ = read(self.judged(foreign, {7: 1.0, 12: 1.0}, {7, 12}))
+        assert first.steps.reward.tolist() == [0.0] * 7 + [1.0]
+        assert second.steps.reward.tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+
+    def test_a_success_without_reward_gets_one(self, foreign: Path):
+        self.judged(foreign, {7: 1.0}, {7, 12})
+        second = read(foreign)[1]
+        assert second.steps.reward.tolist() == [0.0] * 5 + [1.0]
+        notes = open_source(foreign, ReadOptions()).notes()
+        assert "1 successes had no reward of 1 or more: their last step has 1" in notes
+
+    def test_success_said_of_rewards_that_are_zero(self, foreign: Path):
+        rewrite(foreign / DATA, lambda t: replaced(t, "next.reward", pa.array(np.zeros(41, np.float32))))
+        assert read(foreign, success=True)[1].steps.reward.tolist() == [0.0] * 5 + [1.0]
+        assert any(n.startswith("5 successes had no") for n in open_source(foreign, ReadOptions(success=True)).notes())
+
+    def test_failure_said_of_a_reward_of_1(self, foreign: Path):
+        with pytest.raises(DataError, match=r"episode 0, step 8: a reward of 1 in what --failure calls a failure"):
+            read(foreign, success=False)
+
+    def test_nowhere_true_is_no_outcome(self, foreign: Path):
+        self.judged(foreign, {7: 1.0}, {7})
+        first, second, *_ = read(foreign)
+        assert (first.end.outcome, first.end.length) == (Outcome.SUCCESS, 8)
+        assert (second.end.outcome, second.end.length) == (Outcome.UNKNOWN, 7)
+        assert (second.end.terminated, second.end.truncated) == (False, True)
+        notes = open_source(foreign, ReadOptions()).notes()
+        assert any(note.startswith("4 episodes without a true next.success") for note in notes)
+        failed = read(foreign, success=False)[1].end
+        assert (failed.outcome, failed.length, failed.terminated) == (Outcome.FAILURE, 6, True)
+        assert not any("without a true" in note for note in open_source(foreign, ReadOptions(success=False)).notes())
+        drop(foreign, "next.reward")
+        with pytest.raises(DataError, match=r"episode 1: .*next.success is nowhere true.*pass --failure if it is"):
+            read(foreign, reward_every_step=True)
+
+    def test_notes_of_damaged_files_are_left_to_reading(self, ours: Path):
+        (ours / SIDE).unlink()
+        source = open_source(ours, ReadOptions())
+        rewrite(ours / DATA, lambda t: replaced(t, "next.success", pa.array([None] * len(t), pa.bool_())))
+        assert not any("without a true" in note for note in source.notes())
+        (ours / DATA).unlink()
+        assert not any("without a true" in note for note in source.notes())
 
     def test_reward_under_its_other_name(self, foreign: Path):
         other = {"next.reward": "reward"}
@@ -186,6 +242,13 @@ class TestForeign:
         edit(foreign / INFO, features=features)
         assert read(foreign)[0].steps.sparse["images/top"].values.shape == (8, HEIGHT, WIDTH, 3)
 
+    def test_axes_as_a_mapping(self, foreign: Path):
+        for shape in ([3, HEIGHT, WIDTH], [HEIGHT, WIDTH, 3]):
+            features = json.loads((foreign / INFO).read_text())["features"]
+            features["observation.images.top"] |= {"shape": shape, "names": {"axes": ["height", "width"]}}
+            edit(foreign / INFO, features=features)
+            assert read(foreign)[0].steps.sparse["images/top"].values.shape == (8, HEIGHT, WIDTH, 3)
+
     def test_notes(self, foreign: Path):
         notes = open_source(foreign, ReadOptions()).notes()
         assert any("a reward of 1 or more" in note for note in notes)
@@ -252,6 +315,37 @@ def _wide(folder: Path) -> None:
     rewrite(folder / DATA, lambda t: replaced(t, "action", [[0.0] * 7 for _ in range(len(t))]))
 
 
+def _cut_anew(kind: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Lists that are as long together as they should be."""
+
+    def spoil(folder: Path) -> None:
+        lists = [[0.0] * {2: 2, 3: 4}.get(i, 3) for i in range(41)]
+        rewrite(folder / DATA, lambda table: replaced(table, "action", pa.array(lists, kind(pa.float32()))))
+
+    return spoil
+
+
+def _structures(folder: Path) -> None:
+    rewrite(folder / DATA, lambda table: replaced(table, "action", [{"x": 0.0}] * len(table)))
+
+
+def _pandas(about: bytes) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder / TASKS, lambda table: table.replace_schema_metadata({"pandas": about}))
+
+
+def _lengths_as_texts(folder: Path) -> None:
+    rewrite(folder / EPISODES, lambda table: replaced(table, "length", ["nine"] * len(table)))
+
+
+def _shape(shape: Any) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        features = json.loads((folder / INFO).read_text())["features"]
+        features["action"]["shape"] = shape
+        edit(folder / INFO, features=features)
+
+    return spoil
+
+
 def _cut(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-200]) and None
 
@@ -286,7 +380,17 @@ TRAPS = [
     (_late, r"episode 1, step 4: timestamp is 0\.082000 s, at 50 steps a second it is 0\.080000 s"),
     (_nan, r"episode 0, step 2: action is not finite"),
     (_null, r"episode 0, step 3: next.reward has no value"),
-    (_unequal, r"episode 0: action has lists of several lengths"),
+    (
+        _unequal,
+        r"episode 0: action, in .*file-000.parquet, has lists of several lengths: 3 values in row 0, 2 in row 3",
+    ),
+    (_cut_anew(pa.list_), r"episode 0: action, in .*file-000.parquet, has .* 3 values in row 0, 2 in row 2"),
+    (_cut_anew(pa.large_list), r"episode 0: action, in .*file-000.parquet, has .* 3 values in row 0, 2 in row 2"),
+    (_structures, r"episode 0: action, in .*file-000.parquet, holds struct<x: double>, not numbers or lists of them"),
+    (_pandas(b"{"), r"tasks.parquet: what pandas noted of the table's index is damaged"),
+    (_pandas(b"[]"), r"tasks.parquet: nothing says that the tasks' texts"),
+    (_lengths_as_texts, r"file-000.parquet: column length holds string, not numbers"),
+    (_shape("nine"), r"info.json: the shape of action is 'nine', not a list of sizes"),
     (_wide, r"episode 0: action holds .*\[7\] a row"),
     (_fewer_rows, r"data: 30 rows in 1 files, the episodes have 41"),
     (_wrong_start, r"episode 2 begins at row 15 of the data set, the lengths of those before it say 16"),
@@ -340,6 +444,39 @@ def test_what_lies_beside_is_damaged(ours: Path):
         read(ours)
     rewrite(ours / SIDE, lambda table: table.drop_columns(["outcome"]).take([1, 0, 2, 3, 4]), row_group_size=16)
     with pytest.raises(DataError, match="no column outcome"):
+        read(ours)
+
+
+def _with(name: str, **values: Any) -> Callable[[pa.Table], pa.Table]:
+    """Change the first entry of a column of lists of structures, in row 1."""
+
+    def change(table: pa.Table) -> pa.Table:
+        rows = table.column(name).to_pylist()
+        rows[1] = [{**(rows[1] or [DECISION])[0], **values}]
+        return replaced(table, name, pa.array(rows, table.schema.field(name).type))
+
+    return change
+
+
+DECISION = {"name": "x", "dtype": "<f4", "shape": [1], "ticks": [0], "data": b"\0\0\0\0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_with("image_ticks", ticks=[2, 99]), "top at tick 99 of 7"),
+        (_with("image_ticks", ticks=[-1, 5]), "top at tick -1 of 7"),
+        (_with("decisions", ticks=[7]), "x at tick 7 of 7"),
+        (_with("decisions", dtype="O"), "decision/x holds object, not numbers"),
+        (_with("decisions", dtype="nonsense"), "nonsense"),
+        (_with("decisions", shape=[2]), "cannot reshape"),
+        (_with("decisions", data=None), "bytes-like"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_episode_beside_is_damaged(ours: Path, change: Callable[[pa.Table], pa.Table], sentence: str):
+    rewrite(ours / SIDE, change, row_group_size=16)
+    with pytest.raises(DataError, match=f"episode 1: its row in meta/serl_chunk.parquet is damaged .*{sentence}"):
         read(ours)
 
 
@@ -419,6 +556,18 @@ class TestVideos:
         with pytest.raises(DataError, match=r"has frames of 16x24 pixels, meta/info.json says 8x8"):
             read(folder)
 
+    def test_times_that_nothing_says(self, folder: Path):
+        """Without a rate every step would get the video's first frame."""
+        wanted = [materialised(e).steps.sparse["images/top"].values for e in read(folder)]
+        (folder / SIDE).unlink()
+        drop(folder, "timestamp")
+        edit(folder / INFO, fps=None)
+        with pytest.raises(DataError, match=r"episode 0: neither a column timestamp nor fps .*pass --hz"):
+            read(folder)
+        assert len(read(folder, cameras=())) == 2
+        for before, episode in zip(wanted, read(folder, hz=HZ), strict=True):
+            assert (materialised(episode).steps.sparse["images/top"].values == before[: episode.steps.n]).all()
+
     def test_columns_of_the_table_of_episodes(self, folder: Path):
         rewrite(folder / EPISODES, lambda t: t.drop_columns(["videos/observation.images.top/from_timestamp"]))
         with pytest.raises(DataError, match=r"has no column videos/observation.images.top/from_timestamp"):
@@ -445,6 +594,9 @@ class TestVersion21:
             ("tasks", '{"task_index": 1, "task": "a"}', "tasks.jsonl: tasks must be numbered from 0 on"),
             ("tasks", "{", "tasks.jsonl: line 1 is damaged"),
             ("episodes", '{"episode_index": 1, "length": 4}', "episodes.jsonl: line i must be episode i"),
+            ("episodes", '{"episode_index": 0, "length": "nine"}', "episodes.jsonl: line 1: length is 'nine', not a"),
+            ("episodes", '{"episode_index": 0, "length": 0}', "episodes.jsonl: line 1: length is 0, not a number"),
+            ("tasks", '{"task_index": [0], "task": "a"}', "tasks.jsonl: tasks must be numbered from 0 on"),
             ("episodes", '{"episode_index": 0}', "episodes.jsonl: line 1 is damaged .*valid: episode_index, length"),
         ],
     )

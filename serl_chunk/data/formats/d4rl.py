@@ -19,7 +19,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from serl_chunk.data.hdf5_reading import numbers, opened, rows
+from serl_chunk.data.hdf5_reading import member, numbers, opened, rows
 from serl_chunk.data.imported import Ending, imported_episode, position, rate, said
 from serl_chunk.data.source import Format, ReadOptions, first_of
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, Observation, Outcome, Source
@@ -36,7 +36,11 @@ class _Span(NamedTuple):
 
 
 class D4rlSource:
-    """See the module. Nothing is kept in memory but where the episodes lie."""
+    """See the module. Nothing is kept in memory but where the episodes lie.
+
+    `rewards_tell`: whether a reward of 1 or more is a success, after which an episode may be cut. It is where all
+    rewards are 0 and 1, or -1 and 0; dense rewards reach 1 on the way.
+    """
 
     format = "d4rl"
 
@@ -55,8 +59,9 @@ class D4rlSource:
             if not np.isfinite(reward).all():
                 raise DataError(f"{path}: rewards are not finite in row {int(np.argmin(np.isfinite(reward)))}")
             self._by, closed = self._ends(file, terminal, n)
-            self._successors = "next_observations" in file
+            self._successors = member(path, file, "next_observations") is not None
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
+        self.rewards_tell = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
         spans = self._spans_of(closed, terminal)
         self._keys = first_of([str(s.start) for s in spans], options.proportion)
         self._spans = spans[: len(self._keys)]
@@ -68,12 +73,14 @@ class D4rlSource:
     def read(self, key: str) -> Episode:
         """See `source.Source`."""
         start, stop, closed = self._spans[position(self._keys, key, self.path)]
+        where = str(self.path)
         with opened(self.path) as file:
-            state = rows(file["observations"], start, stop)
-            action, reward = rows(file["actions"], start, stop), rows(file["rewards"], start, stop)
+            state = rows(numbers(where, file, "observations", 2), start, stop)
+            action = rows(numbers(where, file, "actions", 2), start, stop)
+            reward = rows(numbers(where, file, "rewards", 1), start, stop)
             final: Observation | None = None
             if self._successors:
-                final = {STATE: rows(file["next_observations"], stop - 1, stop)[0]}
+                final = {STATE: rows(numbers(where, file, "next_observations", 2), stop - 1, stop)[0]}
             elif closed == "terminal":
                 final = {STATE: state[-1].copy()}
         outcome = Outcome.UNKNOWN
@@ -125,7 +132,7 @@ class D4rlSource:
         if n == 0:
             raise DataError(f"{where}: no steps")
         shape = numbers(where, file, "observations", 2).shape
-        optional = [k for k in ("timeouts", "next_observations") if k in file]
+        optional = [k for k in ("timeouts", "next_observations") if member(where, file, k) is not None]
         for name in ("observations", "rewards", "terminals", *optional):
             dataset = numbers(where, file, name, 2 if name.endswith("observations") else 1)
             if len(dataset) != n:
@@ -185,7 +192,9 @@ def _matches(path: Path) -> bool:
     try:
         with h5py.File(path, "r") as file:
             needed = ("observations", "actions", "rewards", "terminals")
-            return all(isinstance(file.get(name), h5py.Dataset) for name in needed)
+            return all(isinstance(member(path, file, name), h5py.Dataset) for name in needed)
+    except DataError:
+        return True  # such a data set, but one that is refused: opening it says why
     except (OSError, RuntimeError, KeyError, ValueError):
         return False
 

@@ -15,6 +15,7 @@ import h5py
 
 from serl_chunk.data.aloha import IMAGES, recorded_hz
 from serl_chunk.data.hdf5 import open_episode
+from serl_chunk.data.hdf5_reading import ERRORS, member, names
 from serl_chunk.data.source import Format, ReadOptions, first_of
 from serl_chunk.types import DataError, Episode
 
@@ -31,7 +32,11 @@ _SAID = {  # of datasets that are left out: why
 
 @dataclasses.dataclass
 class EpisodeFiles:
-    """See `data.source.Source`; a key is a file's path below `path`."""
+    """See `data.source.Source`; a key is a file's path below `path`.
+
+    `rewards_tell`: whether a reward of 1 or more is a success, after which an episode may be cut; a reward that is
+    given on every step says nothing of the step.
+    """
 
     path: Path
     options: ReadOptions
@@ -39,6 +44,11 @@ class EpisodeFiles:
     rewards: dict[str, float]  # of the episodes in a scored folder
     hz: float | None
     format: str = "episodes"
+
+    @property
+    def rewards_tell(self) -> bool:
+        """See the class."""
+        return not self.options.reward_every_step
 
     def keys(self) -> list[str]:
         """See Source."""
@@ -60,12 +70,12 @@ class EpisodeFiles:
             try:
                 with h5py.File(path, "r") as file:
                     return notes + self._notes_on(key, file)
-            except (OSError, RuntimeError, KeyError, ValueError):
+            except ERRORS:
                 continue  # reading that episode says what is wrong with it
         return notes
 
     def _notes_on(self, key: str, file: h5py.File) -> list[str]:
-        if "rl" in file:
+        if member(key, file, "rl") is not None:
             kept = "; its episodes keep the rewards that they record" if self.rewards else ""
             return [f"{key} is of this project's own layout{kept}"] if kept else []
         notes = []
@@ -73,11 +83,13 @@ class EpisodeFiles:
             notes.append("no file records its rate: time stamps are all 0; --hz gives it")
         if self.options.success is None and key not in self.rewards:
             notes.append("files record no outcome: episodes are unfinished ones; --success, --failure or --scores say")
-        if "chunk_starts" in file:
+        if "chunk_starts" in names(file):
             notes.append("chunk_starts: all steps are taken for the policy's; what a person did is not recorded")
-        read = _READ | {f"{IMAGES[1:]}/{camera}" for camera in file.get(IMAGES, ())}
+        read = _READ | {f"{IMAGES[1:]}/{camera}" for camera in member(key, file, IMAGES) or ()}
         spec = self.options.spec
-        if spec is not None and "base_action" in file and spec.action_dim == file["action"].shape[-1] + 2:
+        action = member(key, file, "action")
+        wide = isinstance(action, h5py.Dataset) and spec is not None and spec.action_dim == action.shape[-1] + 2
+        if wide and "base_action" in names(file):
             read.add("base_action")
         for name in sorted(_names(file) - read):
             notes.append(f"{name} is not read" + (f": {_SAID[name]}" if name in _SAID else ""))
@@ -147,7 +159,7 @@ def _rate(files: dict[str, Path], options: ReadOptions) -> float | None:
             with h5py.File(path, "r") as file:
                 recorded = recorded_hz(path, file)
                 break
-        except (OSError, RuntimeError, KeyError, ValueError):
+        except ERRORS:
             continue  # reading that episode says what is wrong with it
     return recorded or options.hz or (options.spec.control_hz if options.spec else None)
 

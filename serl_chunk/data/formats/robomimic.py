@@ -12,6 +12,7 @@ last step is a success; steps after a success inside it are kept, `demos.end_at_
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from serl_chunk.data.demos import SUCCESS_REWARD
 from serl_chunk.data.hdf5_frames import FileVersion, frames_of
-from serl_chunk.data.hdf5_reading import numbers, opened, rows
+from serl_chunk.data.hdf5_reading import member, names, numbers, opened, rows
 from serl_chunk.data.imported import Ending, imported_episode, natural, position, rate, said
 from serl_chunk.data.source import Format, ReadOptions, first_of
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
@@ -46,15 +47,15 @@ class RobomimicSource:
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self._options = path, options
         with opened(path) as file:
-            data = file.get("data")
-            names = list(data) if isinstance(data, h5py.Group) else []
-            demos = sorted((n for n in names if n.startswith("demo")), key=natural)
-            if not demos:
+            data = member(path, file, "data")
+            found = data if isinstance(data, h5py.Group) else {}
+            demos = sorted((n for n in found if n.startswith("demo")), key=natural)
+            if not demos or not isinstance(data, h5py.Group):
                 raise DataError(f"{path}: no group data/demo_0; this is no robomimic data set, or an empty one")
             self._keys = first_of(demos, options.proportion)
             environment = _environment(path, data.attrs.get("env_args"))
-            obs = _group(f"{path}, {demos[0]}", data[demos[0]], "obs")
-            self._state_keys = [k for k in STATE_KEYS if k in obs]
+            obs = _group(f"{path}, {demos[0]}", _group(str(path), data, demos[0]), "obs")
+            self._state_keys = [k for k in STATE_KEYS if k in names(obs)]
             if not self._state_keys:
                 raise DataError(
                     f"{path}: obs has none of {', '.join(STATE_KEYS)}, of which a state is made; it has: "
@@ -63,11 +64,12 @@ class RobomimicSource:
             self._cameras = _cameras(path, obs, options.cameras)
             read = {*self._state_keys, *(f"{camera}{_SUFFIX}" for camera in self._cameras)}
             self._ignored = sorted(set(obs) - read)
-            self._masks = sorted(file["mask"]) if isinstance(file.get("mask"), h5py.Group) else []
+            masks = member(path, file, "mask")
+            self._masks = sorted(masks) if isinstance(masks, h5py.Group) else []
         self._task = str(environment.get("env_name", ""))
         arguments = environment.get("env_kwargs")
         recorded = arguments.get("control_freq") if isinstance(arguments, dict) else None
-        self.hz = rate(options, float(recorded) if isinstance(recorded, int | float) and recorded > 0 else None)
+        self.hz = rate(options, _recorded_hz(path, recorded), path)
 
     def keys(self) -> list[str]:
         """See `source.Source`: the names of the demonstrations."""
@@ -79,7 +81,7 @@ class RobomimicSource:
         where = f"{self.path}, {key}"
         with opened(self.path) as file:
             version = FileVersion.of(self.path)
-            demo = _group(where, file["data"], key)
+            demo = _group(where, _group(where, file, "data"), key)
             obs = _group(where, demo, "obs")
             action = rows(numbers(where, demo, "actions", 2))
             n = len(action)
@@ -88,7 +90,7 @@ class RobomimicSource:
             stated = demo.attrs.get("num_samples", n)
             if stated != n:
                 raise DataError(f"{where}: actions have {n} rows, num_samples says {stated}; the file is incomplete")
-            reward = rows(numbers(where, demo, "rewards", 1)) if "rewards" in demo else np.zeros(n, np.float32)
+            reward = rows(numbers(where, demo, "rewards", 1)) if "rewards" in names(demo) else np.zeros(n, np.float32)
             sparse = {}
             for camera in self._cameras:
                 name = f"{obs.name}/{camera}{_SUFFIX}"
@@ -151,10 +153,10 @@ class RobomimicSource:
         after = unfinished = shaped = missing = 0
         with opened(self.path) as file:
             for key in self._keys:
-                demo = _group(f"{self.path}, {key}", file["data"], key)
-                unfinished += "next_obs" not in demo
-                missing += "rewards" not in demo
-                if "rewards" in demo:
+                demo = _group(f"{self.path}, {key}", _group(str(self.path), file, "data"), key)
+                unfinished += "next_obs" not in names(demo)
+                missing += "rewards" not in names(demo)
+                if "rewards" in names(demo):
                     reward = rows(numbers(f"{self.path}, {key}", demo, "rewards", 1))
                     after += bool((reward[:-1] >= SUCCESS_REWARD).any())
                     shaped += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
@@ -163,7 +165,7 @@ class RobomimicSource:
     def _states(self, where: str, obs: h5py.Group, n: int) -> np.ndarray:
         parts = []
         for name in self._state_keys:
-            dataset = obs.get(name)
+            dataset = member(where, obs, name)
             if not isinstance(dataset, h5py.Dataset):
                 raise DataError(f"{where}: {obs.name} has no {name}, which the first demonstration has")
             values = rows(numbers(where, obs, name, max(dataset.ndim, 1)))
@@ -174,7 +176,7 @@ class RobomimicSource:
 
     def _final(self, where: str, demo: h5py.Group, n: int) -> Observation | None:
         """The observation after the last step, where it is stored."""
-        if "next_obs" not in demo:
+        if "next_obs" not in names(demo):
             return None
         after = _group(where, demo, "next_obs")
         final = {STATE: self._states(where, after, n)[-1]}
@@ -198,10 +200,23 @@ class RobomimicSource:
 
 
 def _group(where: str, parent: h5py.Group, name: str) -> h5py.Group:
-    group = parent.get(name)
+    group = member(where, parent, name)
     if not isinstance(group, h5py.Group):
         raise DataError(f"{where}: no group {name}; it has: {', '.join(sorted(parent)) or 'nothing'}")
     return group
+
+
+def _recorded_hz(path: Path, value: Any) -> float | None:
+    """`control_freq` as a rate, None where it says nothing; raises DataError."""
+    if not isinstance(value, int | float) or not value > 0:
+        return None
+    try:
+        hz = float(value)
+    except OverflowError:  # JSON has integers of any length
+        hz = math.inf
+    if math.isinf(hz):
+        raise DataError(f"{path}: control_freq in env_args is no rate in steps a second; correct it or remove it")
+    return hz
 
 
 def _environment(path: Path, text: Any) -> dict[str, Any]:
@@ -227,8 +242,10 @@ def _matches(path: Path) -> bool:
         return False
     try:
         with h5py.File(path, "r") as file:
-            data = file.get("data")
+            data = member(path, file, "data")
             return isinstance(data, h5py.Group) and any(name.startswith("demo") for name in data)
+    except DataError:
+        return True  # such a data set, but one that is refused: opening it says why
     except (OSError, RuntimeError, KeyError, ValueError):
         return False
 

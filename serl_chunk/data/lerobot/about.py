@@ -14,6 +14,7 @@ from serl_chunk.data.lerobot.arrow import Table, pa, pq, publish, write_parquet
 from serl_chunk.data.lerobot.piles import ROWS, Piles
 from serl_chunk.data.sink import Json
 from serl_chunk.data.statistics import Statistics
+from serl_chunk.types import DataError
 
 _AT_ONCE = 256  # episodes of a row group of the table about them
 _VECTORS = (names.STATE, names.ACTION)
@@ -216,7 +217,7 @@ class _About:
             with pq.ParquetFile(str(path)) as file:
                 for group in range(file.num_row_groups):
                     table = file.read_row_group(group, columns=self.columns)
-                    yield {name: matrix(table.column(name)) for name in self.columns}
+                    yield {name: matrix(f"{path}: {name}", table.column(name)) for name in self.columns}
 
     def _paths(self) -> list[Path]:
         return [self.piles.file(ROWS, number) for number in range(len(self.files))]
@@ -227,11 +228,27 @@ class _About:
         publish(part, self.folder / "meta" / name)
 
 
-def matrix(column: Any) -> np.ndarray:
-    """A column of numbers, or of lists of them, as [N, D]. Raises what pyarrow raises for lists of unequal lengths."""
+def matrix(where: str, column: Any, first: int = 0) -> np.ndarray:
+    """A column of numbers, or of lists of them, as [N, D].
+
+    Raises DataError, beginning with `where`, for lists of unequal lengths and for what are no lists. `first` is the row
+    of the file that the column begins with.
+    """
     array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     if not pa.types.is_nested(array.type):
         return array.to_numpy(zero_copy_only=False)[:, None]
+    if pa.types.is_struct(array.type) or pa.types.is_map(array.type) or pa.types.is_union(array.type):
+        raise DataError(f"{where} holds {array.type}, not numbers or lists of them")
+    if not pa.types.is_fixed_size_list(array.type):
+        # Cut anew by `reshape`, lists of 2 and 4 values would become two of 3.
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(lengths != lengths[0])
+        if len(wrong):
+            t = int(wrong[0])
+            raise DataError(
+                f"{where} has lists of several lengths: {int(lengths[0])} values in row {first}, {int(lengths[t])} in "
+                f"row {first + t}"
+            )
     return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), -1)
 
 

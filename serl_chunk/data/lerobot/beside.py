@@ -139,8 +139,20 @@ def _decision(where: str, name: str, rows: SparseRows) -> Row:
 def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
     """The episode whose `row` this is, from the `steps` that LeRobot's columns give, every frame on every tick.
 
-    `wanted`: cameras. Raises DataError, beginning with `where`, where the row belongs to other steps.
+    `wanted`: cameras. Raises DataError, beginning with `where`, where the row belongs to other steps or is damaged.
     """
+    try:
+        return _restored(where, row, task, steps, wanted)
+    except DataError:
+        raise
+    except (LookupError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{where}: its row in meta/serl_chunk.parquet is damaged ({error}); remove that file to read what LeRobot "
+            "itself records"
+        ) from error
+
+
+def _restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
     if row["length"] != steps.n or row["digest"] != digest_of(steps.observation[STATE], steps.action):
         raise DataError(
             f"{where} is not the one that was written: its steps or its place were changed since, and "
@@ -150,13 +162,16 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
     reward = steps.reward.copy()
     reward[-1] = row["last_reward"]
     sparse: dict[str, SparseRows] = {}
-    ticks = {each["name"]: np.array(each["ticks"], np.int32) for each in row["image_ticks"]}
+    ticks = {each["name"]: _ticks(each, steps.n) for each in row["image_ticks"]}
     for key, rows in steps.sparse.items():
         index = ticks.get(key.removeprefix(IMAGE_PREFIX))
         sparse[key] = rows if index is None else SparseRows(index, rows.values[index])
     for each in row["decisions"]:
-        values = np.frombuffer(each["data"], np.dtype(each["dtype"])).reshape(each["shape"]).copy()
-        sparse[DECISION_PREFIX + each["name"]] = SparseRows(np.array(each["ticks"], np.int32), values)
+        dtype = np.dtype(each["dtype"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"decision/{each['name']} holds {dtype}, not numbers")
+        values = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
+        sparse[DECISION_PREFIX + each["name"]] = SparseRows(_ticks(each, steps.n), values)
     try:
         outcome = Outcome(row["outcome"])
     except ValueError:
@@ -173,6 +188,15 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
     )
     whole = dataclasses.replace(steps, episode_id=begin.episode_id, reward=reward, sparse=sparse)
     return Episode(begin, whole, end)
+
+
+def _ticks(each: Row, n: int) -> np.ndarray:
+    """int32[M]; raises ValueError for ticks that an episode of `n` steps has not."""
+    ticks = np.array(each["ticks"], np.int32)
+    wrong = ticks[(ticks < 0) | (ticks >= n)]
+    if len(wrong):
+        raise ValueError(f"{each['name']} at tick {wrong[0]} of {n}")
+    return ticks
 
 
 def _final(where: str, row: Row, wanted: set[str]) -> Observation | None:

@@ -83,6 +83,10 @@ def read_index(path: Path) -> Index:
     features = info.get("features")
     if not isinstance(features, dict) or not all(isinstance(f, dict) and "dtype" in f for f in features.values()):
         raise DataError(f"{path / names.INFO}: has no features, or features without a dtype; it is no LeRobot data set")
+    for name, feature in features.items():
+        shape = feature.get("shape")
+        if shape is not None and not (isinstance(shape, list) and all(isinstance(size, int) for size in shape)):
+            raise DataError(f"{path / names.INFO}: the shape of {name} is {shape!r}, not a list of sizes")
     fps = info.get("fps")
     if fps is not None and not (isinstance(fps, int | float) and fps > 0):
         raise DataError(f"{path / names.INFO}: fps is {fps!r}, not a rate in steps a second")
@@ -189,16 +193,23 @@ def _index_v30(common: Json, info: Json) -> Index:
 def _tasks_v30(path: Path) -> tuple[str, ...]:
     """lerobot takes row i for task i, and what pandas calls the index for its text."""
     schema = _schema(path)
-    about = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
-    index = about.get("index_columns") or [None]
-    if not isinstance(index[0], str) or index[0] not in schema.names or names.TASK_INDEX not in schema.names:
+    try:
+        about = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    except ValueError as error:
+        raise DataError(
+            f"{path}: what pandas noted of the table's index is damaged ({error}); write it with pandas: "
+            "DataFrame({'task_index': ...}, index=texts).to_parquet"
+        ) from error
+    listed = about.get("index_columns") if isinstance(about, dict) else None
+    index = listed[0] if isinstance(listed, list) and listed else None
+    if not isinstance(index, str) or index not in schema.names or names.TASK_INDEX not in schema.names:
         raise DataError(
             f"{path}: nothing says that the tasks' texts are the table's pandas index (columns: "
             f"{', '.join(schema.names)}), so that lerobot would read numbers for texts; write it with pandas: "
             "DataFrame({'task_index': ...}, index=texts).to_parquet"
         )
-    table = _read(path, [names.TASK_INDEX, index[0]])
-    numbers, texts = table.column(names.TASK_INDEX).to_pylist(), table.column(index[0]).to_pylist()
+    table = _read(path, [names.TASK_INDEX, index])
+    numbers, texts = table.column(names.TASK_INDEX).to_pylist(), table.column(index).to_pylist()
     if numbers != list(range(len(numbers))):
         raise DataError(
             f"{path}: task_index is {numbers[:8]}: lerobot takes row i for task i and would give wrong texts; sort the "
@@ -211,6 +222,8 @@ def _tasks_v30(path: Path) -> tuple[str, ...]:
 
 def _tasks_v21(path: Path) -> tuple[str, ...]:
     rows = _lines(path / "meta/tasks.jsonl", ("task_index", "task"))
+    if not all(type(row["task_index"]) is int for row in rows):
+        raise DataError(f"{path / 'meta/tasks.jsonl'}: tasks must be numbered from 0 on, without holes")
     texts = {row["task_index"]: str(row["task"]) for row in rows}
     if sorted(texts) != list(range(len(texts))) or len(texts) != len(rows):
         raise DataError(f"{path / 'meta/tasks.jsonl'}: tasks must be numbered from 0 on, without holes")
@@ -221,6 +234,11 @@ def _lengths_v21(path: Path) -> np.ndarray:
     rows = _lines(path / "meta/episodes.jsonl", ("episode_index", "length"))
     if [row["episode_index"] for row in rows] != list(range(len(rows))):
         raise DataError(f"{path / 'meta/episodes.jsonl'}: line i must be episode i, from 0 on and without holes")
+    for number, row in enumerate(rows, 1):
+        if type(row["length"]) is not int or row["length"] < 1:
+            raise DataError(
+                f"{path / 'meta/episodes.jsonl'}: line {number}: length is {row['length']!r}, not a number of steps"
+            )
     return np.array([row["length"] for row in rows], np.int64)
 
 
@@ -285,4 +303,7 @@ def _read(path: Path, columns: list[str]) -> Any:
 def _whole(path: Path, name: str, column: Any) -> np.ndarray:
     if column.null_count:
         raise DataError(f"{path}: column {name} has rows without a value")
-    return column.to_numpy()
+    values = column.to_numpy()
+    if values.dtype.kind not in "iuf":
+        raise DataError(f"{path}: column {name} holds {column.type}, not numbers")
+    return values

@@ -16,7 +16,7 @@ from serl_chunk.data.lerobot import beside, names
 from serl_chunk.data.lerobot.about import matrix
 from serl_chunk.data.lerobot.arrow import pa, pq
 from serl_chunk.data.lerobot.index import EpisodePlace, Index, check_columns, read_index
-from serl_chunk.data.lerobot.outcome import ended
+from serl_chunk.data.lerobot.outcome import ended, lacks_reward, outcome_of
 from serl_chunk.data.lerobot.stored_frames import ParquetFrames, VideoFrames
 from serl_chunk.data.source import ReadOptions, first_of
 from serl_chunk.types import (
@@ -25,6 +25,7 @@ from serl_chunk.types import (
     STEP_COLUMNS,
     DataError,
     Episode,
+    Outcome,
     Source,
     SparseRows,
     StepBlock,
@@ -106,10 +107,45 @@ class LeRobotSource:
                 notes.append("no outcome is recorded: episodes are unfinished ones; --success or --failure says")
         if not any(name in features for name in (names.INTERVENTION, names.EXTRA + "source")):
             notes.append("nothing says who acted: all steps are taken for a person's")
+        notes += self._notes_on_outcomes()
         used = {names.STATE, names.ACTION, *REWARDS, names.DONE, names.SUCCESS, names.INTERVENTION, *_AUTOMATIC}
         used |= {names.EXTRA + name for name in names.EXTRA_COLUMNS}
         left = [n for n, f in features.items() if n not in used and f["dtype"] not in ("image", "video")]
         notes += [f"{name} is not read" for name in sorted(left)]
+        return notes
+
+    def _notes_on_outcomes(self) -> list[str]:
+        """What `outcome.ended` guesses or adds, counted over the episodes that are read."""
+        features = self.index.features
+        rewards = [name for name in REWARDS if name in features][:1]
+        judged = [name for name in (names.SUCCESS,) if name in features]
+        if not judged and not (rewards and self.options.success):
+            return []
+        unknown = lacking = 0
+        file: Path | None = None
+        table: Any = None
+        try:
+            for key in self.keys():
+                place = self.index.place(int(key.removeprefix("episode_")))
+                if place.file != file:
+                    file, table = place.file, pq.read_table(str(place.file), columns=[*judged, *rewards])
+                rows = table.slice(place.first, place.length)
+                found = {name: matrix(name, rows.column(name))[:, 0] for name in (*judged, *rewards)}
+                success = found[names.SUCCESS] if judged else None
+                reward = found[rewards[0]] if rewards else None
+                outcome = outcome_of(success, reward, self.options)
+                unknown += outcome is Outcome.UNKNOWN
+                lacking += reward is not None and lacks_reward(outcome, reward)
+        except (DataError, OSError, ValueError, LookupError, TypeError, pa.ArrowException):
+            return []  # `read` says of which episode and what is wrong
+        notes = []
+        if unknown:
+            notes.append(
+                f"{unknown} episodes without a true {names.SUCCESS}, which may be failures or not: they are unfinished "
+                "ones; --failure says that they failed"
+            )
+        if lacking:
+            notes.append(f"{lacking} successes had no reward of 1 or more: their last step has 1")
         return notes
 
     def _read_columns(self, where: str, place: EpisodePlace) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -137,17 +173,14 @@ class LeRobotSource:
             last = int(np.searchsorted(starts, place.first + place.length, side="left"))
             table = file.read_row_groups(list(range(first, last)), columns=used)
         table = table.slice(place.first - int(starts[first]), place.length)
-        return {name: self._numbers(where, name, table.column(name)) for name in used}, starts[:-1]
+        return {name: self._numbers(where, place, name, table.column(name)) for name in used}, starts[:-1]
 
-    def _numbers(self, where: str, name: str, column: Any) -> np.ndarray:
+    def _numbers(self, where: str, place: EpisodePlace, name: str, column: Any) -> np.ndarray:
         """[T, D] of a column; raises DataError where it is not what info.json says."""
         if column.null_count:
             step = int(np.flatnonzero(column.is_null().to_numpy())[0])
             raise DataError(f"{where}, step {step}: {name} has no value")
-        try:
-            values = matrix(column)
-        except ValueError as error:
-            raise DataError(f"{where}: {name} has lists of several lengths ({error})") from error
+        values = matrix(f"{where}: {name}, in {place.file},", column, place.first)
         shape = tuple(self.index.features[name].get("shape") or (values.shape[1],))
         if values.dtype.kind not in "biuf" or len(shape) != 1 or values.shape[1] != shape[0]:
             raise DataError(
@@ -163,11 +196,17 @@ class LeRobotSource:
         """float64[T], checked against the rate: both must agree, or frames of videos are others than lerobot's."""
         at = columns[names.TIMESTAMP][:, 0].astype(np.float64) if names.TIMESTAMP in columns else None
         hz = self.index.fps
-        if hz is None:
-            return at if at is not None else np.zeros(n)
-        expected = np.arange(n) / hz
         if at is None:
-            return expected
+            hz = hz or self.hz
+            if hz is None and any(self.index.features[name]["dtype"] == "video" for name in self.cameras.values()):
+                raise DataError(
+                    f"{where}: neither a column {names.TIMESTAMP} nor fps in meta/info.json says which frame of a "
+                    "video belongs to which step; pass --hz, or leave the videos out (--cameras)"
+                )
+            return np.arange(n) / hz if hz else np.zeros(n)
+        if hz is None:
+            return at
+        expected = np.arange(n) / hz
         tolerance = TOLERANCE_S + np.spacing(expected.astype(np.float32))  # they are stored as float32
         off = np.flatnonzero(~(np.abs(at - expected) <= tolerance))
         if len(off):
@@ -277,6 +316,7 @@ def _check_order(where: str, number: int, place: EpisodePlace, columns: dict[str
 def _image_shape(where: str, name: str, feature: dict[str, Any]) -> tuple[int, int, int]:
     """[H, W, 3] from info.json, which may have the channels first."""
     shape, axes = list(feature.get("shape") or ()), feature.get("names")
+    axes = axes if isinstance(axes, list) else None  # a mapping says nothing of their order
     if len(shape) == 3 and ((axes and str(axes[0]).startswith("channel")) or (not axes and shape[2] != 3)):
         shape = [shape[1], shape[2], shape[0]]
     if len(shape) != 3 or shape[2] != 3:

@@ -136,11 +136,22 @@ class _Reader:
                 raise ValueError("the video ends before it")
             if frame.pts is not None:
                 self._now = (float(frame.pts * self._stream.time_base), frame)
-        return self._now[0], self._now[1].to_ndarray(format="rgb24")
+        return self._now[0], _rgb(self._now[1])
 
     def close(self) -> None:
         """Close the file."""
         self._container.close()
+
+
+def _rgb(frame: Any) -> np.ndarray:
+    """uint8[H, W, 3] of a decoded frame."""
+    try:
+        # swscale's threads do not survive a fork, and a child that frees their pool (at its exit at the latest) waits
+        # for them for ever.
+        image: np.ndarray = frame.to_ndarray(format="rgb24", threads=1)
+    except TypeError:  # PyAV before it had threads there
+        image = frame.to_ndarray(format="rgb24")
+    return image
 
 
 class _OpenVideos:
@@ -149,6 +160,7 @@ class _OpenVideos:
     def __init__(self) -> None:
         self._readers: OrderedDict[Path, _Reader] = OrderedDict()
         self._lock = threading.Lock()
+        self._inherited: list[OrderedDict[Path, _Reader]] = []
         os.register_at_fork(after_in_child=self._start_over)  # decoders do not survive a fork
 
     def frame_at(self, path: Path, version: FileVersion, seconds: float, tolerance_s: float) -> np.ndarray:
@@ -182,6 +194,8 @@ class _OpenVideos:
             self._readers.pop(path).close()
 
     def _start_over(self) -> None:
+        # Kept, not dropped: where PyAV does not take `threads` (see `_rgb`), freeing them could wait for ever.
+        self._inherited.append(self._readers)
         self._readers, self._lock = OrderedDict(), threading.Lock()
 
 
