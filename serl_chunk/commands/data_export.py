@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from serl_chunk.types import ConfigError, Episode, Outcome
 from serl_chunk.types import Source as Acted
 
 ONLY = ("success", "interventions")
+_HEAD = 3  # lines of a manifest among which the list of its episodes is
 
 
 class Chosen:
@@ -105,9 +106,10 @@ def chosen_of(run: Path, options: ReadOptions, store: str, only: str | None, out
         raise ConfigError(
             f"{run}: no episode to export ({whole} in store {store}" + (f", none by --only {only})" if only else ")")
         )
-    if resume and (newer := len(keys) - len(as_begun(keys, out.expanduser()))):
-        keys = keys[:-newer]
-        said.append(f"{newer} episodes ended after this export began: export them into another folder")
+    if resume and (begun := as_begun(out.expanduser())) is not None:
+        if newer := len(set(keys) - set(begun)):
+            said.append(f"{newer} episodes ended after this export began: export them into another folder")
+        keys = begun
     return Chosen(source, keys, tuple(said))
 
 
@@ -121,13 +123,13 @@ def _is(source: RunSource | RunDemos, key: str, only: str) -> bool:
     return outcome is Outcome.SUCCESS if only == "success" else human > 0
 
 
-def as_begun(keys: Sequence[str], folder: Path) -> list[str]:
-    """The first of `keys` that the export in `folder` began with; all where it began with others, or not at all."""
+def as_begun(folder: Path) -> list[str] | None:
+    """The episodes that the export in `folder` began with, also those the run has dropped since; None for no export."""
     try:
         with (folder / NAME).open() as file:
-            begun = json.loads(file.readline())["settings"]
-        n, digest = int(begun["episodes"]), begun["episodes_digest"]
+            for line in itertools.islice(file, _HEAD):
+                if (entry := json.loads(line))["kind"] == "keys":
+                    return [str(key) for key in entry["keys"]]
     except (OSError, ValueError, LookupError, TypeError):  # the conversion itself says what is wrong there
-        return list(keys)
-    same = hashlib.sha256("\n".join(keys[:n]).encode()).hexdigest()[:16] == digest
-    return list(keys[:n] if same else keys)
+        pass
+    return None

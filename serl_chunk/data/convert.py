@@ -134,6 +134,8 @@ class _Conversion:
 
     def prepare(self) -> None:
         """Decide the layout, or find out how far an earlier process came."""
+        if not self.manifest.of_kind("keys"):  # a source that grows or shrinks meanwhile: who resumes asks for these
+            self.manifest.append({"kind": "keys", "keys": list(self.keys)})
         layout = self.manifest.layout
         if layout is None:
             layout = self.decide_layout()

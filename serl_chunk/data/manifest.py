@@ -3,6 +3,7 @@
 One JSON object a line, appended and synced before what it announces is done:
 
     {"kind": "conversion", "settings": {...}}                                 once, first
+    {"kind": "keys", "keys": [...]}                                           once: the episodes it began with
     {"kind": "layout", "layout": {...}}                                       once, what the sink decided for all
     {"kind": "placed", "number": n, "key": "...", "staged": {...}, "steps": ..., "frames": ..., "bytes": ...}
     {"kind": "skipped", "number": n, "key": "...", "reason": "..."}

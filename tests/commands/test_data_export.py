@@ -98,6 +98,24 @@ def test_a_run_that_goes_on_is_exported_as_it_was_when_the_export_began(run, tmp
     assert len(files(tmp_path / "new")) == 5
 
 
+def test_a_resumed_export_does_without_what_the_run_has_dropped_since(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert export(run, "--out", out) == 0
+    manifest = out / "conversion.jsonl"  # as if it had been killed after two episodes
+    lines = manifest.read_text().splitlines(keepends=True)
+    placed = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "placed"]
+    manifest.write_text("".join(lines[: placed[2]]))
+    kept = {f.name: f.read_bytes() for f in files(out)[:2]}
+    for f in files(out)[2:]:
+        f.unlink()
+    sorted((run.path / JOURNAL).glob("*.journal"))[0].unlink()
+    left = len(RunSource(run.path).keys())
+    assert 0 < left < 4
+    assert export(run, "--out", out, "--resume", "--skip-bad") == 0
+    assert {f.name: f.read_bytes() for f in files(out)[:2]} == kept
+    assert 2 <= len(files(out)) <= 4
+
+
 def test_a_run_is_a_source_for_every_data_command(run, tmp_path):
     source = open_any(str(run.path), ReadOptions(), None)
     assert isinstance(source, RunSource)
