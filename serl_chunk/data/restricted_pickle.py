@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from serl_chunk.data.hdf5_reading import raise_machine_fault
 from serl_chunk.data.pickled_arrays import (
     KNOWN_GLOBALS,
     ArrayToBe,
@@ -65,6 +66,7 @@ def load_plain(path: Path) -> Any:
         with path.open("rb") as file:
             return _Machine(path, file, os.fstat(file.fileno()).st_size).run()
     except OSError as error:
+        raise_machine_fault(path, error)
         raise DataError(f"{path}: cannot read the file: {error}") from error
 
 

@@ -388,3 +388,16 @@ def test_a_missing_camera_is_named(tmp_path):
     file = aloha(tmp_path / "a.hdf5")
     with pytest.raises(DataError, match=r"a\.hdf5: no camera cam_low .*it has: cam_high, cam_left_wrist"):
         _read(file.path, ReadOptions(color="rgb", cameras=("cam_low",)))
+
+
+def test_a_link_to_nothing_is_an_episode_that_is_missing(tmp_path):
+    Recorder(tmp_path / "there" / "episode_0.hdf5")
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "episode_0.hdf5").symlink_to(tmp_path / "there" / "episode_0.hdf5")
+    (folder / "episode_1.hdf5").symlink_to(tmp_path / "there" / "episode_1.hdf5")
+    source = FORMAT.open(folder, ReadOptions(color="rgb"))
+    assert source.keys() == ["episode_0.hdf5", "episode_1.hdf5"]
+    assert source.read("episode_0.hdf5").steps.n == 6
+    with pytest.raises(DataError, match=r"episode_1\.hdf5: no such file"):
+        source.read("episode_1.hdf5")

@@ -165,7 +165,9 @@ def _rate(files: dict[str, Path], options: ReadOptions) -> float | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = (p for p in folder.iterdir() if p.suffix in SUFFIXES and not p.name.startswith(".") and p.is_file())
+    # A link to nothing is an episode that is missing: reading it says so.
+    there = (p for p in folder.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
+    found = (p for p in there if p.is_file() or (p.is_symlink() and not p.exists()))
     return sorted(found, key=lambda p: _natural(p.name))
 
 
