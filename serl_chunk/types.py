@@ -17,6 +17,7 @@ import numpy as np
 
 STATE = "state"
 IMAGE_PREFIX = "images/"
+DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
 
 Array = Any
 """A numpy array on the host or a JAX array on the device; this module does not import JAX."""
@@ -256,7 +257,7 @@ class StepBlock:
         sparse: dict[str, tuple[list[int], list[np.ndarray]]] = {}
         for i, s in enumerate(steps):
             extra = {k: v for k, v in s.observation.items() if k.startswith(IMAGE_PREFIX)}
-            extra.update({f"decision/{k}": v for k, v in (s.decision or {}).items()})
+            extra.update({DECISION_PREFIX + k: v for k, v in (s.decision or {}).items()})
             for key, value in extra.items():
                 index, values = sparse.setdefault(key, ([], []))
                 index.append(i)

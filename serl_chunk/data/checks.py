@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, RobotSpec, SparseRows
+from serl_chunk.types import (
+    DECISION_PREFIX,
+    IMAGE_PREFIX,
+    STATE,
+    STEP_COLUMNS,
+    DataError,
+    Episode,
+    RobotSpec,
+    SparseRows,
+)
 
 _OTHER_ROBOT = "is this a demonstration of another robot?"
 
@@ -66,7 +75,7 @@ def _check_column(where: str, name: str, values: np.ndarray, n: int, ndim: int) 
 
 
 def _check_rows(where: str, key: str, rows: SparseRows, n: int) -> None:
-    if not key.startswith((IMAGE_PREFIX, "decision/")) or key.count("/") != 1:
+    if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX)) or key.count("/") != 1:
         raise DataError(f"{where}: unknown column {key!r}; valid: images/<camera>, decision/<name>")
     if rows.index.ndim != 1 or len(rows.index) != len(rows.values):
         raise DataError(f"{where}: {key} has {len(rows.values)} rows and ticks of shape {rows.index.shape}")

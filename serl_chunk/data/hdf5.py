@@ -35,10 +35,10 @@ from serl_chunk.data.checks import check_episode
 from serl_chunk.data.frames import Frames
 from serl_chunk.data.hdf5_frames import FileVersion, close_files
 from serl_chunk.data.hdf5_output import new_hdf5
-from serl_chunk.data.hdf5_own import DECISION_PREFIX, SCHEMA, open_own
+from serl_chunk.data.hdf5_own import SCHEMA, open_own
 from serl_chunk.data.hdf5_reading import ERRORS, member, raise_machine_fault
 from serl_chunk.data.source import ReadOptions, materialised
-from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, RobotSpec
+from serl_chunk.types import DECISION_PREFIX, IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, RobotSpec
 
 
 def write_episode(

@@ -14,6 +14,7 @@ from serl_chunk.data.hdf5_frames import FileVersion, frames_of
 from serl_chunk.data.hdf5_reading import member, names
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import (
+    DECISION_PREFIX,
     IMAGE_PREFIX,
     STATE,
     STEP_COLUMNS,
@@ -28,7 +29,6 @@ from serl_chunk.types import (
 )
 
 SCHEMA = 1
-DECISION_PREFIX = "decision/"
 
 
 def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOptions) -> Episode:

@@ -17,6 +17,7 @@ from serl_chunk.transport.sockets import try_send
 from serl_chunk.transport.spool import Entry, Spool
 from serl_chunk.transport.stats import Counters, Rate
 from serl_chunk.types import (
+    DECISION_PREFIX,
     IMAGE_PREFIX,
     STEP_COLUMNS,
     Amend,
@@ -433,7 +434,7 @@ def _to_block(episode: str, steps: list[Step]) -> StepBlock:
         else:
             dense[key] = np.asarray(value, np.float32)[None]
     for key, value in (step.decision or {}).items():
-        sparse[f"decision/{key}"] = SparseRows(first, np.asarray(value)[None])
+        sparse[DECISION_PREFIX + key] = SparseRows(first, np.asarray(value)[None])
     return StepBlock(
         episode_id=episode,
         first_tick=step.tick,
@@ -454,7 +455,7 @@ class _Shapes:
     def fit(self, step: Step) -> bool:
         """Whether a step goes into the block; one that does adds its images' and decision's shapes."""
         dense: dict[str, Any] = {"": step.action.shape}
-        sparse = {f"decision/{k}": np.asarray(v) for k, v in step.decision.items()} if step.decision else {}
+        sparse = {DECISION_PREFIX + k: np.asarray(v) for k, v in step.decision.items()} if step.decision else {}
         for key, value in step.observation.items():
             if key.startswith(IMAGE_PREFIX):
                 sparse[key] = value

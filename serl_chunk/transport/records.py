@@ -15,6 +15,7 @@ import numpy as np
 from serl_chunk.transport import jpeg, wire
 from serl_chunk.transport.wire import Frame, Message, WireError
 from serl_chunk.types import (
+    DECISION_PREFIX,
     IMAGE_PREFIX,
     STEP_COLUMNS,
     Amend,
@@ -29,7 +30,6 @@ from serl_chunk.types import (
 
 BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
 KINDS = (BEGIN, STEPS, END, AMEND)
-DECISION_PREFIX = "decision/"
 
 _NONE = type(None)
 _LAST_SOURCE = max(Source)

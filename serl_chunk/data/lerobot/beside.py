@@ -26,6 +26,7 @@ from serl_chunk.data.frames import decode_image
 from serl_chunk.data.lerobot.arrow import Schema, pa
 from serl_chunk.data.lerobot.images import Histogram, file_of
 from serl_chunk.types import (
+    DECISION_PREFIX,
     IMAGE_PREFIX,
     STATE,
     Begin,
@@ -38,7 +39,6 @@ from serl_chunk.types import (
     StepBlock,
 )
 
-DECISION_PREFIX = "decision/"
 GROUP = 16  # episodes of a row group: reading one reads these
 Row = dict[str, Any]
 
