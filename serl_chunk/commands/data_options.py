@@ -117,7 +117,7 @@ def parse_episodes(text: str | None) -> list[int] | None:
     out: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not part.isascii() or not first.isdigit() or (dash and not last.isdigit()):
             raise ConfigError(f"--episodes: {part!r} is no number or range; write 0,3,7-12")
         if dash and int(last) < int(first):
             raise ConfigError(f"--episodes: {part!r} goes back; write the lower number first")

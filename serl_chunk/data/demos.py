@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import glob
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats import formats
+from serl_chunk.data.imported import natural
 from serl_chunk.data.single_frame import observation_at
 from serl_chunk.data.source import Format, ReadOptions, Source, first_of
 from serl_chunk.types import (
@@ -233,11 +233,13 @@ def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool)
         if path.exists():
             return [path]
         matches = (Path(p) for p in glob.glob(str(path), recursive=True))
-        files = sorted((p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=_natural)
+        files = sorted(
+            (p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=lambda p: natural(str(p))
+        )
         if not files:
             raise ConfigError(f"no demonstration matches {text!r}; {valid}")
         return files
-    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=_natural)
+    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=lambda p: natural(str(p)))
     if files and format in (None, _HDF5) and not scored:
         return files
     if format is None and _format_of(path, more) is None:
@@ -255,12 +257,6 @@ def _is_data_set(folder: Path, format: str | None, more: Sequence[Format]) -> bo
 
 def _format_of(path: Path, more: Sequence[Format]) -> Format | None:
     return next((f for f in (*more, *formats().values()) if f.matches(path)), None)
-
-
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """A sort key under which `episode_2` comes before `episode_10`."""
-    parts = re.findall(r"\d+|\D+", str(path), flags=re.ASCII)
-    return [(0, int(p), p) if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
 
 
 def _renamed(episode: Episode, episode_id: str) -> Episode:

@@ -295,6 +295,7 @@ def test_a_folder_inside_of_what_is_read_is_refused(folder, capsys):
         (["--tolerance_s", "nan"], "tolerance_s above 0"),
         (["--proportion", "0"], "--proportion=0 must lie in"),
         (["--episodes", "0,0"], "names an episode twice"),
+        (["--episodes", "²"], "is no number or range"),
         (["--episodes", "3-1"], "goes back; write the lower number first"),
         (["--episodes", "2-99"], "has episodes 0..4, not 99"),
         (["--scores", "score_5=nan"], "is not FOLDER=REWARD"),

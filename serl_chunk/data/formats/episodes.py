@@ -7,7 +7,6 @@ A path is one such file, a folder of them, or a folder of folders whose names sa
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import h5py
 from serl_chunk.data.aloha import IMAGES, recorded_hz
 from serl_chunk.data.hdf5 import open_episode
 from serl_chunk.data.hdf5_reading import ERRORS, member, names
+from serl_chunk.data.imported import natural
 from serl_chunk.data.source import Format, ReadOptions, first_of
 from serl_chunk.types import DataError, Episode
 
@@ -133,7 +133,7 @@ def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, 
             f"{path}: no folder {', '.join(absent)} with episodes, which --scores names; there are: "
             f"{', '.join(folders) or 'none'}"
         )
-    unknown = sorted(set(folders) - set(scores), key=_natural)
+    unknown = sorted(set(folders) - set(scores), key=natural)
     if unknown:
         raise DataError(
             f"{path}: the folders {', '.join(unknown)} have episodes, and nothing says what these are worth; pass "
@@ -168,19 +168,13 @@ def _files(folder: Path) -> list[Path]:
     # A link to nothing is an episode that is missing: reading it says so.
     there = (p for p in folder.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
     found = (p for p in there if p.is_file() or (p.is_symlink() and not p.exists()))
-    return sorted(found, key=lambda p: _natural(p.name))
+    return sorted(found, key=lambda p: natural(p.name))
 
 
 def _folders(path: Path) -> list[Path]:
     """Those below `path` that have episodes."""
     found = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and _files(p))
-    return sorted(found, key=lambda p: _natural(p.name))
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key under which `episode_2` comes before `episode_10`."""
-    parts = re.findall(r"\d+|\D+", name, flags=re.ASCII)
-    return [(0, int(p), p) if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
+    return sorted(found, key=lambda p: natural(p.name))
 
 
 FORMAT = Format(
