@@ -316,19 +316,22 @@ class ChunkBatch(NamedTuple):
 
     `actions[b, i]` is the action executed i ticks after the window's first observation; `valid` marks steps
     that exist; `rewards` are scaled, per step, 0 where the critic's return does not reach; `mask` is 0 where
-    the task terminated inside the critic's n steps; `discount_n` is gamma**n, n = min(critic_horizon, T - t).
+    the task terminated inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the
+    return (the critic's horizon unless n-step returns are configured). `weight` is the window's in the critic's loss:
+    1, but for the published sampler's windows that cross an end.
     """
 
     observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
     actions: Array  # float32[B, H, A]
     valid: Array  # float32[B, H]
-    rewards: Array  # float32[B, H]
+    rewards: Array  # float32[B, R]
     mask: Array  # float32[B]
     discount_n: Array  # float32[B]
     next_observations: dict[str, Array]
     demonstrated: Array  # float32[B, H]
     bc: Array  # float32[B, H]
     delay: Array  # int32[B]
+    weight: Array  # float32[B]
 
 
 class Snapshot(NamedTuple):

@@ -1,8 +1,9 @@
-"""Q-chunking with a flow policy (Li, Zhou and Levine 2025), its best-of-N form.
+"""Q-chunking with a flow policy (Li, Zhou and Levine 2025).
 
-The policy imitates (flow matching); the critic improves on it by choosing among N of its chunks. The critic's
-target is either V, an expectile of Q over the data (IQL; no policy sample needed, hence fast), or the target
-critic's value of the best of N policy samples, as published.
+The flow imitates. *best-of-n* (QC): the critic improves on it by choosing among N of its chunks. *distill-ddpg*
+(QC-FQL): a one-step policy is kept near the flow and climbs the critic, and it is what acts. The critic's target is
+either V, an expectile of Q over the data (IQL; no policy sample needed, hence fast), or the target critic's value of
+the chunk that the policy would choose, as published.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.base import Agent, AgentState, Metrics, Params, Prefix
+from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise
+from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
 from serl_chunk.agents.losses import bootstrap_target, critic_values, expectile_weight, regression_loss
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.models.blocks import map_blocks
 from serl_chunk.types import ChunkBatch
+
+# Folded into keys of which `split` takes 0 and 1.
+_ONE_STEP = 2
 
 
 class Acfql(Agent):
@@ -28,13 +33,17 @@ class Acfql(Agent):
 
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
+        self.policy_updates = config.policy_updates
         self.flow = FlowPolicy(config, config.flow, spec)
+        self.one_step = OneStepPolicy(config, config.flow, spec) if config.actor_type == "distill-ddpg" else None
         self.critic = ChunkCritic(config, spec, with_value=config.target == "expectile")
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_critic, k_state = jax.random.split(rng, 3)
         observation = self.example_observation(1)
         policy = self.flow.init(k_policy, observation)
+        if self.one_step is not None:
+            policy["onestep"] = self.one_step.init(jax.random.fold_in(k_policy, _ONE_STEP), observation)
         critic = self.critic.init(k_critic, observation)
         return AgentState(
             rng=k_state,
@@ -50,79 +59,145 @@ class Acfql(Agent):
             temperature_opt={},
         )
 
-    def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, key: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
-        """Q regression to R + gamma^n mask V', plus, for `expectile`, V regression to Q (IQL, equations 5 and 6)."""
+    def policy_chunks(
+        self,
+        policy: Params,
+        observation: Mapping[str, jax.Array],
+        noise: jax.Array,
+        prefix: Prefix | None = None,
+        steps: int | None = None,
+    ) -> jax.Array:
+        """Chunks float32[..., N, H, A] in [-1, 1] of the policy that acts, from noise float32[..., N, H*A].
+
+        `steps` of the flow where given, instead of its own number.
+        """
+        if self.one_step is not None:
+            return self.one_step.sample(policy["onestep"], observation, noise, prefix)
+        return self.flow.sample(policy, observation, noise, prefix, steps)
+
+    # -- critic --------------------------------------------------------------------------------------------
+
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """Of the heads; "tail" float32[B, 1, D] and "next" float32[B, N, D] are standard normal, where needed."""
         k_tail, k_target = jax.random.split(key)
-        tail = self._policy_chunk(state, batch, k_tail) if self.config.critic.tail == "policy" else None
-        chunk = self.flat_critic_actions(batch, tail)
-        kind = self.config.critic.loss
+        c, b, draws = self.config, batch.actions.shape[0], {}
+        if c.critic.tail == "policy":
+            draws["tail"] = jax.random.normal(k_tail, (b, 1, self.chunk_dim))
+        if c.target == "expectile":
+            return draws | self.critic.head_draw(k_target)
+        k_noise, k_heads = jax.random.split(k_target)
+        candidates = c.target_candidates if self.one_step is None else 1
+        draws["next"] = jax.random.normal(k_noise, (b, candidates, self.chunk_dim))
+        return draws | self.critic.head_draw(k_heads)
+
+    def next_chunk(self, state: AgentState, observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+        """What the policy would do at o', flat float32[B, Hc*A], from noise float32[B, N, D].
+
+        The best of N by the online critic; the target critic values it (QC, equation 7). One candidate is not
+        compared: that is the one-step policy's a' = clip(mu(o', z)).
+        """
+
+        def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+            chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps)
+            chunks = self.critic_part(chunks)  # [B, N, Hc*A]
+            if chunks.shape[1] == 1:
+                return chunks[:, 0]
+            best = jnp.argmax(self.critic.candidate_values(state.critic, observations, chunks), axis=1)
+            return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
+
+        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
+
+    def critic_target(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws) -> jax.Array:
+        """R + gamma^n mask V', float32[B]: V' the value head's, or the target critic's of `next_chunk`."""
         if self.config.target == "expectile":
-            next_value = critic_values(
-                self.critic.value_output(critic, self.critic.features(critic, batch.next_observations)), kind
-            )
+            features = self.critic.features(critic, batch.next_observations)
+            next_value = critic_values(self.critic.value_output(critic, features), self.config.critic.loss)
         else:
-            next_value = self._best_of_policy(state, batch.next_observations, k_target)
-        target = bootstrap_target(batch, self.spec.discount, next_value)
+            chunk = self.next_chunk(state, batch.next_observations, draws["next"])
+            features = self.critic.features(state.target, batch.next_observations)
+            next_value = self.critic.target_values(state.target, draws, features, chunk)
+        return bootstrap_target(batch, self.spec.discount, next_value)
+
+    def _critic_loss(
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+    ) -> tuple[jax.Array, Metrics]:
+        """Q regression to the target, plus, for `expectile`, V regression to Q (IQL, equations 5 and 6)."""
+        kind = self.config.critic.loss
+        tail = None
+        if "tail" in draws:
+            tail = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
+        chunk = self.flat_critic_actions(batch, tail)
+        target = self.critic_target(critic, state, batch, draws)
         features = self.critic.features(critic, batch.observations)
         outputs = self.critic.outputs(critic, features, chunk)
-        loss = regression_loss(outputs, target, kind)
+        loss = regression_loss(outputs, target, kind, batch.weight)
         metrics = self.critic.metrics(loss, critic_values(outputs, kind), target, batch.rewards)
         if self.config.target == "expectile":
             q = self.critic.target_values(
-                state.target, k_target, self.critic.features(state.target, batch.observations), chunk
+                state.target, draws, self.critic.features(state.target, batch.observations), chunk
             )
             # The value head reads the encoder without training it: the Q loss alone shapes the features.
             output = self.critic.value_output(critic, jax.lax.stop_gradient(features))
             value = critic_values(output, kind)
-            weight = expectile_weight(q, value, self.config.expectile)
+            weight = expectile_weight(q, value, self.config.expectile) * batch.weight
             value_loss = regression_loss(output, jax.lax.stop_gradient(q), kind, weight)
             loss = loss + value_loss
             metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(value)}
         return loss, metrics
 
-    def _policy_chunk(self, state: AgentState, batch: ChunkBatch, key: jax.Array) -> jax.Array:
-        """One policy sample for each observation of the batch, float32[B, H, A]."""
-        noise = jax.random.normal(key, (batch.actions.shape[0], 1, self.chunk_dim))
-        return self.flow.sample(state.policy, batch.observations, noise)[:, 0]
+    # -- policy --------------------------------------------------------------------------------------------
 
-    def _best_of_policy(self, state: AgentState, observations: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
-        """max over N policy chunks by the online critic, valued by the target critic: float32[B] (QC, equation 7)."""
-        k_noise, k_heads = jax.random.split(key)
-        batch = observations["state"].shape[0]
-        noise = jax.random.normal(k_noise, (batch, self.config.target_candidates, self.chunk_dim))
-        chunks = self.critic_part(self.flow.sample(state.policy, observations, noise))  # [B, N, Hc*A]
-        features = self.critic.features(state.critic, observations)
-        broadcast = jnp.broadcast_to(features[:, None], (*chunks.shape[:2], features.shape[-1]))
-        best = jnp.argmax(self.critic.mean_value(state.critic, broadcast, chunks), axis=1)
-        chosen = jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
-        return self.critic.target_values(
-            state.target, k_heads, self.critic.features(state.target, observations), chosen
-        )
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """The flow's; for distill-ddpg also "distill" float32[B, D], standard normal."""
+        draws = self.flow.draws(key, batch)
+        if self.one_step is not None:
+            draws["distill"] = jax.random.normal(jax.random.fold_in(key, _ONE_STEP), draws["x0"].shape)
+        return draws
 
-    def _policy_step(self, state: AgentState, batch: ChunkBatch, *, imitate_only: bool) -> tuple[AgentState, Metrics]:
-        updates = 1 if imitate_only else self.config.policy_updates
-        state, loss = self._policy_gradient_steps(self.flow.loss, state, batch, updates)
-        return state, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc)}
-
-    def _sample_chunk(
-        self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
+    def _policy_loss(
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
-        noise = candidate_noise(
+        """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8)."""
+        imitation = self.flow.loss(policy, batch, draws)
+        metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc)}
+        if self.one_step is None:
+            return imitation, metrics
+        noise = draws["distill"][:, None]
+        teacher = self.flow.sample(jax.lax.stop_gradient(policy), batch.observations, noise)
+        student = self.one_step.raw(policy["onestep"], batch.observations, noise)
+        distance = jnp.mean((student - teacher) ** 2)
+        loss = imitation + self.config.alpha * distance
+        metrics["actor/distill_loss"] = distance
+        if imitate_only:
+            return loss, metrics
+        features = self.critic.features(state.critic, batch.observations)
+        chunk = self.critic_part(jnp.clip(student[:, 0], -1.0, 1.0))
+        values = self.critic.mean_value(state.critic, features, chunk)
+        q = jnp.mean(values)
+        scale = jnp.mean(jnp.abs(jax.lax.stop_gradient(values))) if self.config.normalise_q else 1.0
+        loss = loss - q / jnp.maximum(scale, 1e-6)
+        return loss, {**metrics, "actor/actor_loss": loss, "actor/q": q}
+
+    # -- acting --------------------------------------------------------------------------------------------
+
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+        return candidate_noise(
             key, observation, self.config.candidates, self.chunk_dim, low=self.config.flow.noise_low, explore=explore
         )
-        chunks = self.flow.sample(params["policy"], observation, noise, prefix)
-        features = self.critic.features(params["critic"], observation)
-        features = jnp.broadcast_to(features, (len(chunks), features.shape[-1]))
-        values = self.critic.mean_value(params["critic"], features, self.critic_part(chunks))
+
+    def act(
+        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
+    ) -> tuple[jax.Array, Metrics]:
+        chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
+        values = self.critic.candidate_values(params["critic"], observation, self.critic_part(chunks))
         chunk, q, _ = self.best_of(values, chunks, params["candidates"])
         return chunk, {"q": q, "values": values}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         critic = state.target if self.config.act_by == "target" else state.critic
+        policy = state.policy_average
         return {
-            "policy": state.policy_average,
+            "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
             "critic": {k: critic[k] for k in ("encoder", "q")},
             "candidates": self.published_candidates(pretrained=pretrained),
         }

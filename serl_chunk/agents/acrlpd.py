@@ -7,22 +7,20 @@ does not drown Q <= 1 as H grows; the target holds no entropy by default; the im
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.base import Agent, AgentState, Metrics, Params, Prefix
-from serl_chunk.agents.critic import ChunkCritic, observation_encoder
-from serl_chunk.agents.losses import bootstrap_target, critic_values, imitation_mean, regression_loss
+from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.flow_policy import with_prefix
+from serl_chunk.agents.gaussian_policy import GaussianPolicy
+from serl_chunk.agents.losses import bootstrap_target, critic_values, regression_loss
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
-from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
-
-_LOG_STD = (-10.0, 2.0)  # bounds of log sigma
 
 
 class Acrlpd(Agent):
@@ -33,15 +31,23 @@ class Acrlpd(Agent):
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.critic = ChunkCritic(config, spec, with_value=False)
-        self.encoder: Any = observation_encoder(config)
-        self.net: Any = Mlp(config.hidden, 2 * self.chunk_dim, layer_norm=True)
+        self.gaussian = GaussianPolicy(
+            config,
+            spec,
+            config.hidden,
+            layer_norm=config.policy_layer_norm,
+            log_std_min=config.log_std_min,
+            bc_clip=config.bc_clip,
+        )
+        # Decay would draw the temperature to 1.
+        self.temperature_optimiser = self._clipped(optax.adam(config.lr))
+        # What log-probabilities per dimension are multiplied by.
+        self.dimensions = self.chunk_dim if config.log_prob == "sum" else 1
 
     def init(self, rng: jax.Array) -> AgentState:
         k_encoder, k_net, k_critic, k_state = jax.random.split(rng, 4)
         observation = self.example_observation(1)
-        encoder = self.encoder.init(k_encoder, observation).get("params", {})
-        features = self.encoder.apply({"params": encoder}, observation)
-        policy = {"encoder": encoder, "net": self.net.init(k_net, features)["params"]}
+        policy = self.gaussian.init(k_encoder, k_net, observation)
         critic = self.critic.init(k_critic, observation)
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
         return AgentState(
@@ -55,101 +61,126 @@ class Acrlpd(Agent):
             critic_opt=self.optimiser.init(critic),
             target=jax.tree.map(jnp.copy, critic),
             temperature=temperature,
-            temperature_opt=self.optimiser.init(temperature),
+            temperature_opt=self.temperature_optimiser.init(temperature),
         )
 
     def distribution(self, policy: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
         """The policy's TanhNormal over flat chunks float32[..., H*A]."""
-        features = self.encoder.apply({"params": policy.get("encoder", {})}, observation)
-        mean, log_std = jnp.split(self.net.apply({"params": policy["net"]}, features), 2, axis=-1)
-        return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD))
+        return self.gaussian.distribution(policy, observation)
 
-    def _chunks(self, flat: jax.Array) -> jax.Array:
-        return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
+    def joint_log_prob(self, log_prob: jax.Array) -> jax.Array:
+        """Of log-probabilities per dimension float32[..., H*A], the mean or the sum: float32[...]."""
+        return self.dimensions * jnp.mean(log_prob, -1)
 
-    def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, key: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
-        """Mean over heads of the regression of Q_k to R + gamma^n mask min_subset Q'(o', a'), a' ~ pi (RLPD)."""
+    # -- critic --------------------------------------------------------------------------------------------
+
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """Of the heads; "next" and, where the tail is sampled, "tail" float32[B, D] are standard normal."""
         k_next, k_heads, k_tail = jax.random.split(key, 3)
-        flat, log_prob = self.distribution(state.policy, batch.next_observations).sample_and_log_prob(k_next)
+        shape = (batch.actions.shape[0], self.chunk_dim)
+        draws = {"next": jax.random.normal(k_next, shape)} | self.critic.head_draw(k_heads)
+        if self.config.critic.tail == "policy":
+            draws["tail"] = jax.random.normal(k_tail, shape)
+        return draws
+
+    def critic_target(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> jax.Array:
+        """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD)."""
+        observations = batch.next_observations
+        flat, log_prob = self.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
         next_value = self.critic.target_values(
             state.target,
-            k_heads,
-            self.critic.features(state.target, batch.next_observations),
-            self.critic_part(self._chunks(flat)),
+            draws,
+            self.critic.features(state.target, observations),
+            self.critic_part(self.gaussian.chunks(flat)),
         )
         if self.config.backup_entropy:
-            next_value = next_value - jnp.exp(state.temperature["log_alpha"]) * jnp.mean(log_prob, -1)
-        target = bootstrap_target(batch, self.spec.discount, next_value)
+            next_value = next_value - jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
+        return bootstrap_target(batch, self.spec.discount, next_value)
+
+    def _critic_loss(
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+    ) -> tuple[jax.Array, Metrics]:
+        """Mean over heads of the regression of Q_k to `critic_target`."""
+        target = self.critic_target(state, batch, draws)
         tail = None
-        if self.config.critic.tail == "policy":
-            tail_flat, _ = self.distribution(state.policy, batch.observations).sample_and_log_prob(k_tail)
-            tail = self._chunks(tail_flat)
+        if "tail" in draws:
+            tail_flat, _ = self.distribution(state.policy, batch.observations).sample_and_log_prob(draws["tail"])
+            tail = self.gaussian.chunks(tail_flat)
         features = self.critic.features(critic, batch.observations)
         outputs = self.critic.outputs(critic, features, self.flat_critic_actions(batch, tail))
-        loss = regression_loss(outputs, target, self.config.critic.loss)
+        loss = regression_loss(outputs, target, self.config.critic.loss, batch.weight)
         return loss, self.critic.metrics(loss, critic_values(outputs, self.config.critic.loss), target, batch.rewards)
 
+    # -- policy --------------------------------------------------------------------------------------------
+
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """Of the sampled action: "pi" float32[B, D], standard normal."""
+        return {"pi": jax.random.normal(key, (batch.actions.shape[0], self.chunk_dim))}
+
     def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, key: jax.Array, *, imitate_only: bool
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
-        """E[alpha mean_d log pi - mean_k Q_k] - bc_alpha mean over imitated steps of log pi(a) (SAC; QC-RLPD)."""
+        """E[alpha log pi - mean_k Q_k] - bc_alpha mean over imitated steps of log pi(a) (SAC; QC-RLPD).
+
+        log pi is the mean over dimensions, or the sum (`log_prob`).
+        """
         dist = self.distribution(policy, batch.observations)
-        imitation = -imitation_mean(
-            self._chunks(dist.log_prob(batch.actions.reshape(len(batch.actions), -1))), batch.bc
-        )
+        bc = jnp.ones_like(batch.bc) if self.config.bc_invalid else batch.bc
+        imitation = self.dimensions * self.gaussian.imitation(dist, batch, bc)
         if imitate_only:
-            return imitation, {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc)}
-        flat, log_prob = dist.sample_and_log_prob(key)
-        entropy = -jnp.mean(log_prob)
+            return imitation, {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(bc)}
+        flat, log_prob = dist.sample_and_log_prob(draws["pi"])
+        entropy = -jnp.mean(self.joint_log_prob(log_prob))
         alpha = jnp.exp(state.temperature["log_alpha"])
         features = jax.lax.stop_gradient(self.critic.features(state.critic, batch.observations))
-        q = jnp.mean(self.critic.mean_value(state.critic, features, self.critic_part(self._chunks(flat))))
+        chunk = self.critic_part(self.gaussian.chunks(flat))
+        q = jnp.mean(self.critic.mean_value(state.critic, features, chunk))
         loss = -alpha * entropy - q + self.config.bc_alpha * imitation
         return loss, {
             "actor/actor_loss": loss,
             "actor/bc_loss": imitation,
-            "actor/bc_share": jnp.mean(batch.bc),
+            "actor/bc_share": jnp.mean(bc),
             "actor/entropy": entropy,
             "actor/temperature": alpha,
             "actor/q": q,
         }
 
-    def _policy_step(self, state: AgentState, batch: ChunkBatch, *, imitate_only: bool) -> tuple[AgentState, Metrics]:
-        rng, key = jax.random.split(state.rng)
-        state = state.replace(rng=rng)
-        grads, metrics = jax.grad(
-            lambda p: self._policy_loss(p, state, batch, key, imitate_only=imitate_only), has_aux=True
-        )(state.policy)
-        state = self._apply_policy_gradient(state, grads)
+    def _temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
+        """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
+        target = self.config.target_entropy_per_dim * self.dimensions
+        return jnp.exp(temperature["log_alpha"]) * (entropy - target)
+
+    def policy_step(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        before = state.temperature
+        state, metrics = super().policy_step(state, batch, draws, imitate_only=imitate_only)
         if imitate_only:
             return state, metrics
-        # d/d log_alpha of alpha * (entropy - target): more noise while entropy is below its target (SAC, section 6)
-        gap = metrics["actor/entropy"] - self.config.target_entropy_per_dim
-        grad = {"log_alpha": jnp.exp(state.temperature["log_alpha"]) * gap}
-        updates, temperature_opt = self.optimiser.update(grad, state.temperature_opt, state.temperature)
-        temperature = optax.apply_updates(state.temperature, updates)
-        metrics["temperature/temperature_loss"] = grad["log_alpha"]
-        return state.replace(temperature=temperature, temperature_opt=temperature_opt), metrics
+        loss, grad = jax.value_and_grad(self._temperature_loss)(before, metrics["actor/entropy"])
+        updates, temperature_opt = self.temperature_optimiser.update(grad, state.temperature_opt, before)
+        metrics["temperature/temperature_loss"] = loss
+        return state.replace(temperature=optax.apply_updates(before, updates), temperature_opt=temperature_opt), metrics
 
-    def _sample_chunk(
-        self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
+    # -- acting --------------------------------------------------------------------------------------------
+
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+        """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
+        noise = jax.random.normal(key if explore else jax.random.key(0), (self.config.candidates, self.chunk_dim))
+        return noise if explore else noise.at[0].set(0.0)
+
+    def act(
+        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
-        n = self.config.candidates
         dist = self.distribution(params["policy"], observation)
-        dist = TanhNormal(*(jnp.broadcast_to(x, (n, self.chunk_dim)) for x in dist))
-        flat, log_prob = dist.sample_and_log_prob(key if explore else jax.random.key(0))
-        if not explore:
-            flat, log_prob = flat.at[0].set(dist.mode()[0]), log_prob.at[0].set(dist.mode_log_prob()[0])
-        free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
-        chunks = jnp.where(free[None], self._chunks(flat), prefix[0][None])
-        features = self.critic.features(params["critic"], observation)
-        features = jnp.broadcast_to(features, (n, features.shape[-1]))
-        values = self.critic.mean_value(params["critic"], features, self.critic_part(chunks))
+        dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in dist))
+        flat, log_prob = dist.sample_and_log_prob(noise)
+        chunks = with_prefix(self.gaussian.chunks(flat), prefix)
+        values = self.critic.candidate_values(params["critic"], observation, self.critic_part(chunks))
         chunk, q, best = self.best_of(values, chunks, params["candidates"])
         # Of what the policy chose: committed actions were not drawn from it.
-        own = jnp.sum(self._chunks(log_prob)[best] * free) / jnp.maximum(jnp.sum(free), 1)
+        free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
+        own = jnp.sum(self.gaussian.chunks(log_prob)[best] * free) / jnp.maximum(jnp.sum(free), 1)
         return chunk, {"q": q, "values": values, "log_prob": own}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:

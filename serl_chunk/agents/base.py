@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
@@ -26,6 +26,7 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, Array, ChunkBatch, ConfigError
 
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
+Draws = dict[str, jax.Array]  # the random numbers of one loss, by what they are for
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 
 _AUGMENTATION = 2  # folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use
@@ -50,24 +51,34 @@ class AgentState(flax.struct.PyTreeNode):
 class Agent(abc.ABC):
     """Base of the agents.
 
-    `update(state, batches)` runs U critic updates over batches with a leading axis U in one compiled scan, the
-    last followed by the policy's; `update_policy` and `update_critic` run only one half (pretraining and
-    critic warm-up). All three donate the state: use what they return.
+    `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan, the
+    last followed by the policy's, or the two side by side on each (`update_order`); `update_policy` and `update_critic`
+    run only one half (pretraining and critic warm-up). All three donate the state: use what they return.
+
+    Losses are functions of explicit draws: `critic_draws` and `policy_draws` make them of a key, `critic_step`,
+    `policy_step` and `joint_step` take them.
     """
 
     supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
+    policy_updates = 1  # policy steps after the critic's, on the last batch
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         self.config = config
         self.spec = spec
         self.chunk_dim = spec.horizon * spec.action_dim
-        # `identity` keeps the optimiser's tree the same, so that a resume may switch clipping on or off.
-        clip = optax.clip_by_global_norm(config.grad_clip) if config.grad_clip > 0 else optax.identity()
-        self.optimiser = optax.chain(clip, optax.adam(config.lr))
+        adam = (
+            optax.adamw(config.lr, weight_decay=config.weight_decay) if config.weight_decay else optax.adam(config.lr)
+        )
+        self.optimiser = self._clipped(adam)
         self.update = jax.jit(self._update, donate_argnums=0)
         self.update_policy = jax.jit(self._update_policy, donate_argnums=0)
         self.update_critic = jax.jit(self._update_critic, donate_argnums=0)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
+
+    def _clipped(self, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
+        # `identity` keeps the optimiser's tree the same, so that a resume may switch clipping on or off.
+        clip = optax.clip_by_global_norm(self.config.grad_clip) if self.config.grad_clip > 0 else optax.identity()
+        return optax.chain(clip, optimiser)
 
     # -- what an agent supplies ------------------------------------------------------------------------------
 
@@ -76,20 +87,34 @@ class Agent(abc.ABC):
         """A fresh state from a typed key."""
 
     @abc.abstractmethod
-    def _policy_step(self, state: AgentState, batch: ChunkBatch, *, imitate_only: bool) -> tuple[AgentState, Metrics]:
-        """The policy update(s) on one batch."""
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """The random numbers of the critic's loss on `batch`."""
+
+    @abc.abstractmethod
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """The random numbers of the policy's loss on `batch`."""
 
     @abc.abstractmethod
     def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, key: jax.Array
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
     ) -> tuple[jax.Array, Metrics]:
         """The critic's loss as a function of `critic`; everything in `state` is a constant."""
 
     @abc.abstractmethod
-    def _sample_chunk(
-        self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
+    def _policy_loss(
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space for one observation, and the decision's record."""
+        """The policy's loss as a function of `policy`; everything in `state` is a constant."""
+
+    @abc.abstractmethod
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+        """What the candidates of one decision start from, float32[N, H*A]; the key counts only where `explore`."""
+
+    @abc.abstractmethod
+    def act(
+        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
+    ) -> tuple[jax.Array, Metrics]:
+        """A chunk float32[H, A] in model space for one observation and `acting_noise`, and the decision's record."""
 
     @abc.abstractmethod
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -156,14 +181,17 @@ class Agent(abc.ABC):
     # -- compiled updates ------------------------------------------------------------------------------------
 
     def _update(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        if self.config.update_order == "together":
+            state, metrics = jax.lax.scan(self._joint_step, state, batches)
+            return state, jax.tree.map(jnp.mean, metrics)
         state, metrics = self._update_critic(state, batches)
-        last = jax.tree.map(lambda x: x[-1], batches)
-        state, policy_metrics = self._policy_step(state, self._augment(state, last), imitate_only=False)
+        last = self._augment(state, jax.tree.map(lambda x: x[-1], batches))
+        state, policy_metrics = self._policy_steps(state, last, self.policy_updates, imitate_only=False)
         return state, {**metrics, **policy_metrics}
 
     def _update_policy(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
         def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
-            return self._policy_step(s, self._augment(s, batch), imitate_only=True)
+            return self._policy_steps(s, self._augment(s, batch), 1, imitate_only=True)
 
         state, metrics = jax.lax.scan(step, state, batches)
         return state, jax.tree.map(jnp.mean, metrics)
@@ -175,34 +203,64 @@ class Agent(abc.ABC):
     def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
         batch = self._augment(state, batch)
         rng, key = jax.random.split(state.rng)
-        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, state, batch, key)
+        return self.critic_step(state.replace(rng=rng), batch, self.critic_draws(key, batch))
+
+    def _joint_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+        batch = self._augment(state, batch)
+        rng, critic_key = jax.random.split(state.rng)
+        rng, policy_key = jax.random.split(rng)
+        draws = self.critic_draws(critic_key, batch), self.policy_draws(policy_key, batch)
+        return self.joint_step(state.replace(rng=rng), batch, *draws)
+
+    def _policy_steps(
+        self, state: AgentState, batch: ChunkBatch, updates: int, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        """`updates` policy steps on one batch with fresh draws; the metrics' means."""
+
+        def step(s: AgentState, _: None) -> tuple[AgentState, Metrics]:
+            rng, key = jax.random.split(s.rng)
+            return self.policy_step(s.replace(rng=rng), batch, self.policy_draws(key, batch), imitate_only=imitate_only)
+
+        state, metrics = jax.lax.scan(step, state, None, length=updates)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    # -- one gradient step each, with explicit draws -----------------------------------------------------------
+
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+        """One critic update, and the target's: towards the critic of after it, or before (`target_average`)."""
+        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, state, batch, draws)
         updates, critic_opt = self.optimiser.update(grads, state.critic_opt, state.critic)
         critic = optax.apply_updates(state.critic, updates)
-        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
+        followed = critic if self.config.critic.target_average == "new" else state.critic
+        target = soft_update({k: followed[k] for k in state.target}, state.target, self.config.critic.tau)
         metrics["critic/grad_norm"] = optax.tree.norm(grads)
         return (
-            state.replace(
-                rng=rng, critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1
-            ),
+            state.replace(critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1),
             metrics,
         )
 
-    def _policy_gradient_steps(
-        self,
-        loss: Callable[[Params, ChunkBatch, jax.Array], jax.Array],
-        state: AgentState,
-        batch: ChunkBatch,
-        updates: int,
-    ) -> tuple[AgentState, jax.Array]:
-        """`updates` gradient steps of `loss(policy, batch, key)` on one batch with fresh keys; the mean loss."""
+    def policy_step(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        """One policy update; what else belongs to it (a temperature) is the agent's."""
+        grads, metrics = jax.grad(self._policy_loss, has_aux=True)(
+            state.policy, state, batch, draws, imitate_only=imitate_only
+        )
+        return self._apply_policy_gradient(state, grads), metrics
 
-        def step(s: AgentState, _: None) -> tuple[AgentState, jax.Array]:
-            rng, key = jax.random.split(s.rng)
-            value, grads = jax.value_and_grad(loss)(s.policy, batch, key)
-            return self._apply_policy_gradient(s.replace(rng=rng), grads), value
-
-        state, values = jax.lax.scan(step, state, None, length=updates)
-        return state, jnp.mean(values)
+    def joint_step(
+        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+    ) -> tuple[AgentState, Metrics]:
+        """Critic and policy, each by its gradient at the parameters of before the step (Q-chunking's code)."""
+        after_critic, metrics = self.critic_step(state, batch, critic_draws)
+        after_policy, policy_metrics = self.policy_step(state, batch, policy_draws, imitate_only=False)
+        joint = after_policy.replace(
+            critic=after_critic.critic,
+            critic_opt=after_critic.critic_opt,
+            target=after_critic.target,
+            critic_updates=after_critic.critic_updates,
+        )
+        return joint, {**metrics, **policy_metrics}
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params) -> AgentState:
         updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
@@ -215,6 +273,11 @@ class Agent(abc.ABC):
             policy_opt=policy_opt,
             policy_updates=state.policy_updates + 1,
         )
+
+    def _sample_chunk(
+        self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
+    ) -> tuple[jax.Array, Metrics]:
+        return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
 
     def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
         """Random shift of both observations of an image batch, with independent offsets (DrQ)."""
@@ -238,18 +301,19 @@ class Agent(abc.ABC):
         return part.reshape(*part.shape[:-2], -1)
 
     def published_candidates(self, *, pretrained: bool) -> jax.Array:
-        """N at acting as the learner has it, int32 scalar: what `best_of` takes."""
-        return jnp.asarray(self.config.pretrain_candidates if pretrained else self.config.candidates, jnp.int32)
+        """How many candidates may be looked at when acting, int32 scalar: what `best_of` takes; 0 for all there are."""
+        few = self.config.pretrain_candidates
+        return jnp.asarray(few if pretrained and few < self.config.candidates else 0, jnp.int32)
 
     def best_of(
         self, values: jax.Array, chunks: jax.Array, published: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The chunk of the highest value among N candidates, its value float32[], and its index int32[].
 
-        N is the acting side's `agent.candidates`, which an evaluation may set to another number than the run had.
-        Only the first `pretrain_candidates` are looked at where that is the number the learner published.
+        N is the acting side's `agent.candidates`, which an evaluation may set to another number than the run had;
+        `published_candidates` bounds it while the critic has seen no failure.
         """
-        limit = jnp.where(published == self.config.pretrain_candidates, published, len(values))
+        limit = jnp.where(published == 0, len(values), published)
         masked = jnp.where(jnp.arange(len(values)) < limit, values, -jnp.inf)
         best = jnp.argmax(masked)
         return chunks[best], values[best], best

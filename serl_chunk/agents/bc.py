@@ -1,4 +1,7 @@
-"""Behaviour cloning with the flow policy; fed demonstrations and interventions it is HG-DAgger (Kelly 2019)."""
+"""Behaviour cloning, by flow matching or with a Gaussian.
+
+Fed demonstrations and interventions it is HG-DAgger (Kelly 2019).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.base import Agent, AgentState, Metrics, Params, Prefix
-from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise
+from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise, with_prefix
+from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.types import ChunkBatch
@@ -21,11 +25,19 @@ class Bc(Agent):
 
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
-        self.flow = FlowPolicy(config, config.flow, spec)
+        self.policy_updates = config.policy_updates
+        self.flow = FlowPolicy(config, config.flow, spec) if config.policy == "flow" else None
+        self.gaussian = GaussianPolicy(config, spec, config.hidden) if config.policy == "gaussian" else None
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_state = jax.random.split(rng)
-        policy = self.flow.init(k_policy, self.example_observation(1))
+        observation = self.example_observation(1)
+        if self.flow is not None:
+            policy = self.flow.init(k_policy, observation)
+        else:
+            assert self.gaussian is not None
+            k_encoder, k_net = jax.random.split(k_policy)
+            policy = self.gaussian.init(k_encoder, k_net, observation)
         return AgentState(
             rng=k_state,
             critic_updates=jnp.zeros((), jnp.int32),
@@ -40,24 +52,49 @@ class Bc(Agent):
             temperature_opt={},
         )
 
-    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        return {}
+
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        return {} if self.flow is None else self.flow.draws(key, batch)
+
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
         return state.replace(critic_updates=state.critic_updates + 1), {}
 
+    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+        return self.critic_step(state, batch, {})
+
     def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, key: jax.Array
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
     ) -> tuple[jax.Array, Metrics]:
         raise NotImplementedError("bc has no critic")
 
-    def _policy_step(self, state: AgentState, batch: ChunkBatch, *, imitate_only: bool) -> tuple[AgentState, Metrics]:
-        updates = 1 if imitate_only else self.config.policy_updates
-        state, loss = self._policy_gradient_steps(self.flow.loss, state, batch, updates)
-        return state, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc)}
-
-    def _sample_chunk(
-        self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
+    def _policy_loss(
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
-        noise = candidate_noise(key, observation, 1, self.chunk_dim, low=self.config.flow.noise_low, explore=explore)
-        return self.flow.sample(params["policy"], observation, noise, prefix)[0], {}
+        """Flow matching, or -log pi per dimension, over the steps that `bc` marks."""
+        if self.flow is not None:
+            loss = self.flow.loss(policy, batch, draws)
+        else:
+            assert self.gaussian is not None
+            dist = self.gaussian.distribution(policy, batch.observations)
+            loss = self.gaussian.imitation(dist, batch, batch.bc)
+        return loss, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc)}
+
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+        if self.flow is None:  # without noise, the Gaussian's mode
+            return jax.random.normal(key, (1, self.chunk_dim)) if explore else jnp.zeros((1, self.chunk_dim))
+        return candidate_noise(key, observation, 1, self.chunk_dim, low=self.config.flow.noise_low, explore=explore)
+
+    def act(
+        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
+    ) -> tuple[jax.Array, Metrics]:
+        if self.flow is not None:
+            return self.flow.sample(params["policy"], observation, noise, prefix)[0], {}
+        assert self.gaussian is not None
+        dist = self.gaussian.distribution(params["policy"], observation)
+        flat, _ = dist.sample_and_log_prob(noise[0])
+        return with_prefix(self.gaussian.chunks(flat)[None], prefix)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return {"policy": state.policy_average}

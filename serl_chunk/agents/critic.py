@@ -25,12 +25,20 @@ class ChunkCritic:
     """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"encoder", "q"} and {"v"}."""
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
-        self.config = config.critic
+        self.config = c = config.critic
+        self.choose_by = config.choose_by
         self.spec = spec
         self.encoder: Any = observation_encoder(config)
-        bias = self.config.initial_logit if self.config.loss == "bounded" else 0.0
-        self.q: Any = CriticEnsemble(self.config.hidden, self.config.ensemble, bias)
-        self.v: Any = Mlp(self.config.hidden, 1, layer_norm=True, out_bias=bias) if with_value else None
+        bias = c.initial_logit if c.loss == "bounded" else 0.0
+        layers: dict[str, Any] = {
+            "norm": c.layer_norm,
+            "out_bias": bias,
+            "activation": c.activation,
+            "kernel_init": config.kernel_init,
+        }
+        self.q: Any = CriticEnsemble(c.hidden, c.ensemble, **layers)
+        self.subset: Any = CriticEnsemble(c.hidden, c.target_subset, **layers)
+        self.v: Any = Mlp(c.hidden, 1, **layers) if with_value else None
 
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""
@@ -56,20 +64,38 @@ class ChunkCritic:
         return critic_values(self.outputs(params, features, chunk), self.config.loss)
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """The mean over heads: what candidates are chosen by, float32[...]."""
+        """The mean over heads: what policies climb, float32[...]."""
         return jnp.mean(self.values(params, features, chunk), axis=0)
+
+    def candidate_values(self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
+        """What candidates are chosen by, float32[..., N], for flat chunks float32[..., N, Hc*A] of one observation.
+
+        One call for all of them, the observation encoded once.
+        """
+        features = self.features(params, observation)
+        features = jnp.broadcast_to(features[..., None, :], (*chunks.shape[:-1], features.shape[-1]))
+        return aggregate_heads(self.values(params, features, chunks), self.choose_by)
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
         """Raw output of the value head float32[...]."""
         assert self.v is not None
         return self.v.apply({"params": params["v"]}, features)[..., 0]
 
-    def target_values(self, target: Params, key: jax.Array, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Aggregate of a random subset of target heads (REDQ), float32[...]."""
-        values = self.values(target, features, chunk)
-        if self.config.target_subset < self.config.ensemble:
-            heads = jax.random.choice(key, self.config.ensemble, (self.config.target_subset,), replace=False)
-            values = values[heads]
+    def head_draw(self, key: jax.Array) -> dict[str, jax.Array]:
+        """The random subset of target heads (REDQ) as draws: "heads" int32[subset], or nothing where all count."""
+        if self.config.target_subset == self.config.ensemble:
+            return {}
+        return {"heads": jax.random.choice(key, self.config.ensemble, (self.config.target_subset,), replace=False)}
+
+    def target_values(
+        self, target: Params, draws: Mapping[str, jax.Array], features: jax.Array, chunk: jax.Array
+    ) -> jax.Array:
+        """Aggregate of the drawn target heads, float32[...]; the others are not evaluated."""
+        if "heads" in draws:
+            drawn = jax.tree.map(lambda p: p[draws["heads"]], target["q"])
+            values = critic_values(self.subset.apply({"params": drawn}, features, chunk), self.config.loss)
+        else:
+            values = self.values(target, features, chunk)
         return aggregate_heads(values, self.config.target_aggregate)
 
     def metrics(self, loss: jax.Array, values: jax.Array, target: jax.Array, rewards: jax.Array) -> Metrics:

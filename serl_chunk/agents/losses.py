@@ -30,8 +30,9 @@ def critic_values(outputs: jax.Array, loss: Literal["squared", "bounded"]) -> ja
 def regression_loss(
     outputs: jax.Array, target: jax.Array, loss: Literal["squared", "bounded"], weight: jax.Array | float = 1.0
 ) -> jax.Array:
-    """Mean loss of raw outputs float32[..., B] against targets float32[B].
+    """Mean loss of raw outputs float32[..., B] against targets float32[B], each row times its `weight` float32[B].
 
+    The divisor counts every row, whatever its weight.
     squared: (Q - y)^2. bounded: cross-entropy of sigmoid(output) against y in [0, 1], whose minimum is y as
     well, and whose gradient does not vanish at a confident mistake.
     """
@@ -41,7 +42,7 @@ def regression_loss(
     else:
         target = jnp.clip(target, 0.0, 1.0)
         error = jax.nn.softplus(outputs) - target * outputs
-    return jnp.mean(weight * error)
+    return jnp.mean(jnp.broadcast_to(weight, error.shape) * error)
 
 
 def expectile_weight(target: jax.Array, value: jax.Array, expectile: float) -> jax.Array:
@@ -49,14 +50,14 @@ def expectile_weight(target: jax.Array, value: jax.Array, expectile: float) -> j
     return jnp.where(target < jax.lax.stop_gradient(value), 1.0 - expectile, expectile)
 
 
-def imitation_mean(error: jax.Array, bc: jax.Array) -> jax.Array:
+def imitation_mean(error: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"] = "weights") -> jax.Array:
     """Mean of `error` float32[B, H, A] under the sampler's imitation weights `bc` float32[B, H].
 
-    Divides by the weights' sum, so that the share of imitated steps does not change the loss's size; a batch
-    with nothing to imitate gives 0.
+    weights: divides by the weights' sum, so that the share of imitated steps does not change the loss's size; a
+    batch with nothing to imitate gives 0. batch: divides by the number of steps, whatever they weigh.
     """
-    total = jnp.sum(bc) * error.shape[-1]
-    return jnp.sum(error * bc[..., None]) / jnp.maximum(total, 1.0)
+    total = jnp.sum(bc) if divisor == "weights" else jnp.float32(bc.size)
+    return jnp.sum(error * bc[..., None]) / jnp.maximum(total * error.shape[-1], 1.0)
 
 
 def replace_tail(actions: jax.Array, valid: jax.Array, sampled: jax.Array) -> jax.Array:
@@ -70,5 +71,5 @@ def aggregate_heads(values: jax.Array, how: Literal["mean", "min"]) -> jax.Array
 
 
 def soft_update(online: object, target: object, tau: float | jax.Array) -> object:
-    """target <- tau * online + (1 - tau) * target, with the online parameters of after the gradient step."""
+    """target <- tau * online + (1 - tau) * target."""
     return jax.tree.map(lambda o, t: tau * o + (1 - tau) * t, online, target)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from serl_chunk.types import ConfigError
 
 Aggregate = Literal["mean", "min"]
+Activation = Literal["relu", "gelu"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -46,6 +47,10 @@ class CriticConfig:
     initial_logit: float = -2.0  # bias of the bounded critic's logit: a fresh Q is about 0.12
     tau: float = 0.005  # target <- tau * critic + (1 - tau) * target, after the gradient step
     tail: Literal["repeat", "policy"] = "repeat"  # what the critic sees as actions after a termination
+    activation: Activation = "relu"  # gelu is FQL's (tanh approximation)
+    layer_norm: Literal["before", "after", "none"] = "before"  # the activation; after is FQL's
+    # The target moves towards the critic of after the gradient step; "old": towards the one before (Q-chunking's code).
+    target_average: Literal["new", "old"] = "new"
 
     def __post_init__(self) -> None:
         require_choices(self, "agent.critic.")
@@ -56,6 +61,14 @@ class CriticConfig:
         )
         require(0 < self.tau <= 1, f"agent.critic.tau must be in (0, 1], got {self.tau}")
         _check_hidden("agent.critic.hidden", self.hidden)
+
+
+def _check_together(order: str, policy_updates: int) -> None:
+    require(
+        order != "together" or policy_updates == 1,
+        f"agent.policy_updates must be 1 with agent.update_order=together, got {policy_updates}: there the policy "
+        "takes one step beside each of the critic's",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +99,9 @@ class AgentConfig:
 
     lr: float = 3e-4  # Adam, for each of the agent's optimisers
     grad_clip: float = 0.0  # global norm; 0 switches clipping off
+    weight_decay: float = 0.0  # AdamW's, of every trained network (the temperature is none); 0 is Adam
+    # Of the layers of policies and critics; xavier is RLPD's and FQL's. Image encoders keep lecun_normal.
+    kernel_init: Literal["lecun_normal", "xavier_uniform"] = "lecun_normal"
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
     encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
     image_keys: tuple[str, ...] = ()  # cameras the agent looks at; () trains on the state alone
@@ -94,12 +110,20 @@ class AgentConfig:
     pretrain_candidates: int = 1  # N while the critic has seen no failure: a critic trained on successes misleads
     policy_ema: float = 0.0  # decay per policy update of the averaged policy that acts; 0 acts with the newest
     act_by: Literal["online", "target"] = "online"  # the critic that chooses among candidates at acting
+    choose_by: Aggregate = "mean"  # over the heads, where candidates are compared
+    # U critic steps, then the policy's against the new critic (RLPD); or both at once on every batch, each from the
+    # parameters before the step (Q-chunking's code).
+    update_order: Literal["critic_first", "together"] = "critic_first"
+    # Imitation losses are divided by their weights' sum, or by the number of steps in the batch whatever their weight
+    # (Q-chunking's code: the more of a batch lies beyond ends, the weaker the loss).
+    bc_mean: Literal["weights", "batch"] = "weights"
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "+successes"
 
     def __post_init__(self) -> None:
         require_choices(self, "agent.")
         require(0 <= self.policy_ema < 1, f"agent.policy_ema must be in [0, 1), got {self.policy_ema}")
         require(self.lr > 0, f"agent.lr must be positive, got {self.lr}")
+        require(self.weight_decay >= 0, f"agent.weight_decay must be >= 0 (0 is Adam), got {self.weight_decay}")
         require(self.grad_clip >= 0, f"agent.grad_clip must be >= 0 (0 switches it off), got {self.grad_clip}")
         require(self.candidates >= 1, f"agent.candidates must be at least 1, got {self.candidates}")
         require(
@@ -123,11 +147,18 @@ class AcrlpdConfig(AgentConfig):
     init_temperature: float = 0.01
     target_entropy_per_dim: float = -0.5  # of one of the H*A dimensions
     backup_entropy: bool = False  # RLPD's published target adds entropy; it drowns Q <= 1 as H grows
+    policy_layer_norm: bool = True  # in the policy's network; False is Q-chunking's
+    log_prob: Literal["mean", "sum"] = "mean"  # over the H*A dimensions; sum is the published convention
+    log_std_min: float = -10.0  # of the policy's Gaussian before tanh; -20 is Q-chunking's
+    bc_clip: float = 1e-6  # imitated actions are moved to within 1 - bc_clip, where atanh is finite; Q-chunking's: 1e-5
+    bc_invalid: bool = False  # imitate every row, also beyond an episode's end and against `bc_on` (Q-chunking's code)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_hidden("agent.hidden", self.hidden)
         require(self.bc_alpha >= 0, f"agent.bc_alpha must be >= 0, got {self.bc_alpha}")
+        require(self.log_std_min < 2, f"agent.log_std_min must be below 2, got {self.log_std_min}")
+        require(0 < self.bc_clip < 0.1, f"agent.bc_clip must be in (0, 0.1), got {self.bc_clip}")
         require(self.init_temperature > 0, f"agent.init_temperature must be positive, got {self.init_temperature}")
 
 
@@ -137,17 +168,27 @@ class FlowConfig:
 
     hidden: tuple[int, ...] = (256, 256)
     steps: int = 5  # Euler steps
+    activation: Activation = "relu"  # gelu is FQL's
+    layer_norm: bool = False  # after each activation, as FQL's option has it
+    # How t enters: (t, cos pi t, sin pi t); t alone, as published; or `fourier_dim` fixed sines and cosines of it.
+    time: Literal["cosine", "raw", "fourier"] = "cosine"
+    fourier_dim: int = 64  # for time=fourier
     noise_low: float = 0.0  # scale of the first candidate's starting noise; the last one's is 1 (as published: all 1)
 
     def __post_init__(self) -> None:
+        require_choices(self, "agent.flow.")
         _check_hidden("agent.flow.hidden", self.hidden)
         require(0 <= self.noise_low <= 1, f"agent.flow.noise_low must be in [0, 1], got {self.noise_low}")
+        require(
+            self.fourier_dim >= 4 and self.fourier_dim % 2 == 0,
+            f"agent.flow.fourier_dim must be an even number of at least 4, got {self.fourier_dim}",
+        )
         require(self.steps >= 1, f"agent.flow.steps must be at least 1, got {self.steps}")
 
 
 @dataclasses.dataclass(frozen=True)
 class AcfqlConfig(AgentConfig):
-    """Q-chunking with a flow policy and best-of-N (Li, Zhou and Levine 2025)."""
+    """Q-chunking with a flow policy (Li, Zhou and Levine 2025): best-of-N (QC), or distilled to one step (QC-FQL)."""
 
     kind: ClassVar[str] = "acfql"
 
@@ -161,7 +202,13 @@ class AcfqlConfig(AgentConfig):
     act_by: Literal["online", "target"] = "target"
     target: Literal["policy", "expectile"] = "expectile"  # V by expectile regression, or Q of best-of-N policy samples
     expectile: float = 0.8
-    target_candidates: int = 8  # N in the target, for target="policy"
+    target_candidates: int = 8  # N in the target, for target="policy" and actor_type="best-of-n"
+    target_flow_steps: int | None = None  # Euler steps of those N; none: flow.steps
+    # What acts: the best of N flow samples by the critic, or a one-step policy that is distilled from the flow and
+    # climbs the critic (FQL, Park 2025). A chunk of one step without return_steps is BFN, and FQL.
+    actor_type: Literal["best-of-n", "distill-ddpg"] = "best-of-n"
+    alpha: float = 100.0  # weight of the distillation, for actor_type="distill-ddpg"
+    normalise_q: bool = False  # divide the one-step policy's Q term by the batch's mean |Q| (FQL's option)
     policy_updates: int = 3  # flow updates after the last critic update, same batch, fresh noise
 
     def __post_init__(self) -> None:
@@ -170,22 +217,32 @@ class AcfqlConfig(AgentConfig):
         require(
             self.target_candidates >= 1, f"agent.target_candidates must be at least 1, got {self.target_candidates}"
         )
+        require(
+            self.target_flow_steps is None or self.target_flow_steps >= 1,
+            f"agent.target_flow_steps must be at least 1, or none for agent.flow.steps, got {self.target_flow_steps}",
+        )
         require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
+        _check_together(self.update_order, self.policy_updates)
+        require(self.alpha >= 0, f"agent.alpha must be >= 0, got {self.alpha}")
 
 
 @dataclasses.dataclass(frozen=True)
 class BcConfig(AgentConfig):
-    """Behaviour cloning with the flow policy; on demonstrations and interventions it is HG-DAgger."""
+    """Behaviour cloning, by flow matching or with a Gaussian; on demonstrations and interventions it is HG-DAgger."""
 
     kind: ClassVar[str] = "bc"
 
     candidates: int = 1
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
+    policy: Literal["flow", "gaussian"] = "flow"
     flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
+    hidden: tuple[int, ...] = (256, 256)  # of the Gaussian policy (TanhNormal)
     policy_ema: float = 0.999
-    policy_updates: int = 3  # flow updates per update, same batch, fresh noise; as acfql's
+    policy_updates: int = 3  # policy updates per update, same batch, fresh noise; as acfql's
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
+        _check_together(self.update_order, self.policy_updates)
+        _check_hidden("agent.hidden", self.hidden)
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")

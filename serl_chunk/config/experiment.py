@@ -20,6 +20,7 @@ class ChunkConfig:
     horizon: int = 5  # actions the policy outputs
     critic_horizon: int | None = None  # actions the critic scores
     execute_steps: int | None = None  # a chunk is followed by the next one at this index (delay included)
+    return_steps: int | None = None  # rewards in the critic's target before it bootstraps; n-step returns where larger
 
     def __post_init__(self) -> None:
         require(self.horizon >= 1, f"chunk.horizon must be at least 1, got {self.horizon}")
@@ -38,6 +39,13 @@ class ChunkConfig:
             "execute_steps, or execute the whole chunk.",
         )
 
+        require(
+            self.returned >= self.critic_steps,
+            f"chunk.return_steps={self.return_steps} is below chunk.critic_horizon={self.critic_steps}: the target "
+            "would bootstrap in the middle of the actions the critic scores. Set it to at least critic_horizon, or "
+            "leave it out.",
+        )
+
     @property
     def critic_steps(self) -> int:
         """`critic_horizon`, or `horizon` where it is not given."""
@@ -47,6 +55,16 @@ class ChunkConfig:
     def executed(self) -> int:
         """`execute_steps`, or `horizon` where it is not given."""
         return self.horizon if self.execute_steps is None else self.execute_steps
+
+    @property
+    def returned(self) -> int:
+        """`return_steps`, or `critic_steps` where it is not given."""
+        return self.critic_steps if self.return_steps is None else self.return_steps
+
+
+def return_for_ever(reward: float, discount: float) -> float:
+    """The discounted sum of `reward` on every tick from now on."""
+    return reward / (1 - discount)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +122,10 @@ class ReplayConfig:
     demo_fraction: float | Literal["uniform"] = 0.5
     positive_fraction: float | None = None  # of demonstration windows from successful ones; None: as many as there are
     terminal_windows: Literal["keep", "drop"] = "keep"
+    # A window lies within its episode; "adjacent": as many neighbouring rows of a store, whatever episode they are of,
+    # the ends told by `valid` (Q-chunking's published sampler, for comparisons).
+    windows: Literal["episode", "adjacent"] = "episode"
+    dataset_replace_interval: int = 1_000  # critic updates between two shards of --dataset_dir
     max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
     exclude_before_takeover: int = 40  # ticks of a successful episode before a take-over that are not imitated
     prefetch: int = 2  # batches prepared ahead by a thread; 0 samples in the training thread
@@ -135,6 +157,14 @@ class ReplayConfig:
             self.exclude_before_takeover >= 0,
             f"replay.exclude_before_takeover must be >= 0 ticks, got {self.exclude_before_takeover}",
         )
+        require(
+            self.dataset_replace_interval >= 1,
+            f"replay.dataset_replace_interval must be at least 1 update, got {self.dataset_replace_interval}",
+        )
+        require(
+            self.windows == "episode" or self.terminal_windows == "drop",
+            "replay.windows=adjacent has no terminal windows: set replay.terminal_windows=drop beside it",
+        )
         require(self.prefetch >= 0, f"replay.prefetch must be >= 0, got {self.prefetch}")
 
 
@@ -146,11 +176,18 @@ class LearnerConfig:
     cta_ratio: int = 1  # critic updates in one compiled update, the last followed by the policy's
     utd_ratio: float = 0.25  # critic updates per inserted online step; may be below 1 (the rate limiter)
     max_lag_steps: int = 200  # online steps a lockstep actor may run ahead of the updates they entitle to
-    max_steps: int = 20_000  # critic updates of the online phase
+    max_steps: int = 20_000  # critic updates of the online phase, those of the offline phase not among them
     training_starts: int = 100  # online steps before training
     steps_per_update: int = 50  # critic updates between publications
     pretrain_steps: int = 0  # policy-only (BC) updates on demonstrations before the first snapshot
     critic_pretrain_steps: int = 0  # critic updates on demonstrations before the first snapshot
+    offline_steps: int = 0  # updates of everything (critic and policy) on demonstrations before the first snapshot
+    online_steps: int | None = None  # online steps after which training ends; none: max_steps alone; 0: offline only
+    eval_interval: int = 0  # updates between evaluations by the learner's own process (simulators); 0: none
+    eval_episodes: int = 50
+    # What is evaluated, here and by --eval_checkpoint_step: the deterministic policy, or with its exploration noise.
+    eval_mode: Literal["mean", "sampled"] = "mean"
+    video_episodes: int = 0  # of each evaluation, how many are filmed
     warmup_episodes: int = 0  # episodes with the frozen pretrained policy
     critic_warmup_steps: int = 0  # critic-only updates after the warm-up
     random_steps: int = 0  # HIL-SERL: uniform random actions at first; refused on a real robot
@@ -160,11 +197,38 @@ class LearnerConfig:
     actor_timeout: float = 30.0  # seconds of silence after which an actor's open episode is closed as truncated
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "cta_ratio", "max_steps", "steps_per_update", "keep_checkpoints", "log_period"):
+        require_choices(self, "learner.")
+        for name in (
+            "batch_size",
+            "cta_ratio",
+            "eval_episodes",
+            "max_steps",
+            "steps_per_update",
+            "keep_checkpoints",
+            "log_period",
+        ):
             require(getattr(self, name) >= 1, f"learner.{name} must be at least 1, got {getattr(self, name)}")
         for name in ("training_starts", "pretrain_steps", "critic_pretrain_steps", "warmup_episodes",
-                     "critic_warmup_steps", "random_steps", "checkpoint_period"):  # fmt: skip
+                     "critic_warmup_steps", "random_steps", "checkpoint_period", "offline_steps", "eval_interval",
+                     "video_episodes"):  # fmt: skip
             require(getattr(self, name) >= 0, f"learner.{name} must be >= 0, got {getattr(self, name)}")
+        require(
+            self.online_steps is None or self.online_steps >= 0,
+            f"learner.online_steps must be >= 0 (0: offline only) or none, got {self.online_steps}",
+        )
+        require(
+            self.online_steps != 0 or self.offline_steps + self.pretrain_steps + self.critic_pretrain_steps > 0,
+            "learner.online_steps=0 trains on demonstrations alone: set learner.offline_steps",
+        )
+        require(
+            not self.online_steps or self.online_steps > self.training_starts,
+            f"learner.online_steps={self.online_steps} is not above learner.training_starts={self.training_starts}: "
+            "training would end before it begins. Raise the one or lower the other.",
+        )
+        require(
+            self.video_episodes <= self.eval_episodes,
+            f"learner.video_episodes={self.video_episodes} is above learner.eval_episodes={self.eval_episodes}",
+        )
         require(self.batch_size % 2 == 0, f"learner.batch_size must be even, got {self.batch_size}")
         require(self.utd_ratio > 0, f"learner.utd_ratio must be positive, got {self.utd_ratio}")
         # A limiter that lets the actor run less ahead than one update needs would stop both sides for ever.
@@ -259,16 +323,19 @@ class ExperimentConfig:
     transport: TransportConfig = dataclasses.field(default_factory=TransportConfig)
     discount: float = 0.985  # gamma per tick; choose gamma**T near 0.2 at the time limit T
     seed: int = 42
+    preset: str = ""  # for the record: what --preset and --compat made of it
+    compat: str = ""
 
     def __post_init__(self) -> None:
         require(0 < self.discount < 1, f"discount must be in (0, 1), got {self.discount}")
         step_reward = self.reward.offset
         if step_reward < 0:
-            worst = step_reward / (1 - self.discount)
+            worst = return_for_ever(step_reward, self.discount)
+            named = math.floor(worst * 1e4) / 1e4  # whoever sets what he read is within the bound
             require(
                 self.reward.failure_reward <= worst,
                 f"reward.offset={step_reward} makes every step cost something, so failing early would pay: "
-                f"set reward.failure_reward to at most offset/(1-discount)={worst:.4g} "
+                f"set reward.failure_reward to at most offset/(1-discount)={named:.12g} "
                 f"(it is {self.reward.failure_reward})",
             )
         bounded = self.agent.critic.loss == "bounded"
@@ -276,6 +343,11 @@ class ExperimentConfig:
             not bounded or (step_reward == 0 and 0 < self.reward.scale <= 1 and 0 <= self.reward.failure_reward <= 1),
             "agent.critic.loss=bounded needs returns in [0, 1]: use reward.scale <= 1, offset 0 and failure_reward in "
             "[0, 1], or agent.critic.loss=squared",
+        )
+        require(
+            not bounded or not self.robot.negative_rewards,
+            "agent.critic.loss=bounded needs returns in [0, 1], and this robot's rewards may be negative: use "
+            "robot.reward=sparse, or agent.critic.loss=squared",
         )
         require(
             self.actor.delay_ticks < self.chunk.executed,

@@ -7,7 +7,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from serl_chunk.types import ConfigError
@@ -15,11 +15,12 @@ from serl_chunk.types import ConfigError
 T = TypeVar("T")
 
 
-def apply_overrides(config: T, overrides: Iterable[tuple[str, str]]) -> T:
+def apply_overrides(config: T, overrides: Iterable[tuple[str, str]], changes: Mapping[str, Any] | None = None) -> T:
     """`config` with each (dotted path, text) replaced, the text parsed by the field's annotation.
 
-    All overrides are applied before anything is validated again, so that two fields that must agree can be
-    changed together. Raises ConfigError naming the path, what is valid there and the nearest field.
+    `changes` are values of `config`'s own fields that come first; overrides win over them. All are applied before
+    anything is validated again, so that two fields that must agree can be changed together. Raises ConfigError naming
+    the path, what is valid there and the nearest field.
     """
     tree: dict[str, Any] = {}
     for path, text in overrides:
@@ -29,24 +30,24 @@ def apply_overrides(config: T, overrides: Iterable[tuple[str, str]]) -> T:
             if not isinstance(node, dict):
                 raise ConfigError(f"--config.{path}: {part!r} was given a value already")
         node[parts[-1]] = (path, text)
-    return _rebuild(config, tree, "") if tree else config
+    return _rebuild(config, tree, "", changes or {}) if tree or changes else config
 
 
-def _rebuild(config: Any, tree: dict[str, Any], prefix: str) -> Any:
+def _rebuild(config: Any, tree: dict[str, Any], prefix: str, before: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(type(config))
     names = [f.name for f in dataclasses.fields(config)]
-    changes = {}
+    changes = dict(before)
     for name, value in tree.items():
         here = f"{prefix}{name}"
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(f"--config.{here} does not exist{hint}; valid here: {', '.join(names)}")
-        old = getattr(config, name)
+        old = before.get(name, getattr(config, name))
         if isinstance(value, dict):
             if not dataclasses.is_dataclass(old):
                 raise ConfigError(f"--config.{here} is a value ({old!r}), it has no fields of its own")
-            changes[name] = _rebuild(old, value, here + ".")
+            changes[name] = _rebuild(old, value, here + ".", {})
         else:
             if dataclasses.is_dataclass(old):
                 fields = ", ".join(f.name for f in dataclasses.fields(old))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from serl_chunk.config.agents import require
+from serl_chunk.config.agents import require, require_choices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,16 @@ class RobotConfig:
     def real(self) -> bool:
         """Whether this is a physical robot, which a random action can hurt."""
         return False
+
+    @property
+    def negative_rewards(self) -> bool:
+        """Whether a step's reward may be below 0 before `ExperimentConfig.reward` changes it."""
+        return False
+
+    @property
+    def data_hint(self) -> str:
+        """A sentence that says where demonstrations of this robot can be had, "" where nobody offers any."""
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +75,70 @@ class AlohaSimConfig(RobotConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
+
+
+@dataclasses.dataclass(frozen=True)
+class OgbenchConfig(RobotConfig):
+    """A single-task manipulation environment of OGBench (cube, scene, puzzle), states only (extra `[ogbench]`)."""
+
+    kind: ClassVar[str] = "ogbench"
+
+    task: str = ""
+    env_name: str = "cube-single-play-singletask-task1-v0"
+    max_episode_steps: int = 0  # 0: the environment's own (200 to 1000)
+    # sparse: 1 at success, else 0. dense: 1 minus the parts of the task still to be done. With reward.offset=-1 both
+    # are OGBench's own: dense as it gives them, sparse as Q-chunking's --sparse=True (scene, puzzle-3x3) has them.
+    reward: Literal["sparse", "dense"] = "sparse"
+    image_size: int = 128  # pixels of the camera videos are filmed with, square
+
+    def __post_init__(self) -> None:
+        require_choices(self, "robot.")
+        require(self.max_episode_steps >= 0, f"robot.max_episode_steps must be >= 0, got {self.max_episode_steps}")
+        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
+        require(
+            "singletask" in self.env_name.split("-"),
+            f"robot.env_name={self.env_name}: only single-task environments have rewards, such as "
+            "cube-single-play-singletask-task1-v0",
+        )
+
+    @property
+    def negative_rewards(self) -> bool:
+        """With dense rewards."""
+        return self.reward == "dense"
+
+    @property
+    def data_hint(self) -> str:
+        """OGBench's own downloader, and where it puts the files."""
+        data = f"{self.env_name.partition('-singletask')[0]}-v0"
+        return (
+            f"OGBench's data for it: python -c \"import ogbench; ogbench.download_datasets(['{data}'])\", then "
+            f"--demo_path ~/.ogbench/data/{data}.npz"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RobomimicConfig(RobotConfig):
+    """A robosuite task with robomimic's low-dimensional observations (extra `[robomimic]`)."""
+
+    kind: ClassVar[str] = "robomimic"
+
+    env_name: Literal["lift", "can", "square"] = "lift"
+    max_episode_steps: int = 0  # 0: the published limit (lift and can 300, square 400)
+    image_size: int = 84  # pixels of the camera videos are filmed with, square
+
+    def __post_init__(self) -> None:
+        require_choices(self, "robot.")
+        require(self.max_episode_steps >= 0, f"robot.max_episode_steps must be >= 0, got {self.max_episode_steps}")
+        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
+
+    @property
+    def data_hint(self) -> str:
+        """The hub that robomimic keeps its data sets on."""
+        file = f"v1.5/{self.env_name}/mh/low_dim_v15.hdf5"
+        return (
+            f"robomimic's data for it: hf download robomimic/robomimic_datasets {file} --repo-type dataset --local-dir "
+            f"~/.robomimic, then --demo_path ~/.robomimic/{file}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_EDGE = 1.0 - 1e-6  # atanh of anything nearer to 1 is infinite in float32
+EDGE = 1e-6  # atanh of anything nearer to 1 is infinite in float32
 
 
 class TanhNormal(NamedTuple):
@@ -20,18 +20,17 @@ class TanhNormal(NamedTuple):
         """tanh(mean): what the field calls the deterministic action."""
         return jnp.tanh(self.mean)
 
-    def mode_log_prob(self) -> jax.Array:
-        """The log-probability of `mode()` per dimension."""
-        return self._log_prob_of_pre_tanh(self.mean)
+    def sample_and_log_prob(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The sample of standard normal `noise` and its log-probability per dimension, without an atanh.
 
-    def sample_and_log_prob(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A sample and its log-probability per dimension, from the pre-tanh value (no atanh)."""
-        u = self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape)
+        Noise 0 gives the mode.
+        """
+        u = self.mean + jnp.exp(self.log_std) * noise
         return jnp.tanh(u), self._log_prob_of_pre_tanh(u)
 
-    def log_prob(self, value: jax.Array) -> jax.Array:
-        """Log-probability per dimension of values in [-1, 1]; the edges are moved inwards by 1e-6."""
-        return self._log_prob_of_pre_tanh(jnp.arctanh(jnp.clip(value, -_EDGE, _EDGE)))
+    def log_prob(self, value: jax.Array, edge: float = EDGE) -> jax.Array:
+        """Log-probability per dimension of values in [-1, 1], which are moved to within 1 - `edge` of 0."""
+        return self._log_prob_of_pre_tanh(jnp.arctanh(jnp.clip(value, -1.0 + edge, 1.0 - edge)))
 
     def _log_prob_of_pre_tanh(self, u: jax.Array) -> jax.Array:
         gaussian = -0.5 * ((u - self.mean) / jnp.exp(self.log_std)) ** 2 - self.log_std - 0.5 * jnp.log(2 * jnp.pi)

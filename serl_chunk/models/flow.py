@@ -3,36 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.models.mlp import Mlp
+from serl_chunk.models.mlp import Activation, KernelInit, Mlp, Norm
 
 Velocity = Callable[[jax.Array, jax.Array], jax.Array]  # (x_t float32[..., D], t float32[...]) -> float32[..., D]
+TimeFeatures = Literal["cosine", "raw", "fourier"]
+
+_LONGEST_PERIOD = 10_000.0  # of the slowest Fourier feature, relative to the fastest's (Vaswani 2017)
+
+
+def time_features(t: jax.Array, kind: TimeFeatures, dim: int) -> jax.Array:
+    """How t float32[...] enters a network: float32[..., 3] (cosine), [..., 1] (raw) or [..., dim] (fourier).
+
+    fourier: cosines, then sines, of dim / 2 frequencies that fall geometrically from 1 to 1 / 10,000.
+    """
+    if kind == "raw":
+        return t[..., None]
+    if kind == "cosine":
+        return jnp.stack([t, jnp.cos(jnp.pi * t), jnp.sin(jnp.pi * t)], axis=-1)
+    half = dim // 2
+    frequencies = jnp.exp(jnp.arange(half, dtype=jnp.float32) * -(jnp.log(_LONGEST_PERIOD) / (half - 1)))
+    angle = t[..., None] * jnp.broadcast_to(frequencies, (*t.shape, half))
+    return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
 
 
 class VelocityField(nn.Module):
-    """v(features, x_t, t): float32[..., D]; time enters as (t, cos pi t, sin pi t)."""
+    """v(features, x_t, t): float32[..., D]; see `time_features`."""
 
     hidden: Sequence[int]
     out: int
+    norm: Norm = "none"
+    activation: Activation = "relu"
+    kernel_init: KernelInit = "lecun_normal"
+    time: TimeFeatures = "cosine"
+    fourier_dim: int = 64
 
     @nn.compact
     def __call__(self, features: jax.Array, x: jax.Array, t: jax.Array) -> jax.Array:
-        time = jnp.stack([t, jnp.cos(jnp.pi * t), jnp.sin(jnp.pi * t)], axis=-1)
-        return Mlp(self.hidden, self.out)(jnp.concatenate([features, x, time], axis=-1))
+        time = time_features(t, self.time, self.fourier_dim)
+        net = Mlp(self.hidden, self.out, self.norm, activation=self.activation, kernel_init=self.kernel_init)
+        return net(jnp.concatenate([features, x, time], axis=-1))
 
 
-def integrate(velocity: Velocity, noise: jax.Array, steps: int, prefix: jax.Array, mask: jax.Array) -> jax.Array:
-    """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1]; `prefix` and `mask` are float32[D].
+def integrate(
+    velocity: Velocity, noise: jax.Array, steps: int, committed: tuple[jax.Array, jax.Array] | None = None
+) -> jax.Array:
+    """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1].
 
-    Dimensions where `mask` is 1 follow the straight path from their noise to `prefix` (the part of the chunk
-    that is already committed), so that the free dimensions are generated beside it.
+    `committed` is a prefix and a mask, float32[D] each. Dimensions where the mask is 1 follow the straight path from
+    their noise to the prefix (the part of the chunk that is already decided), so that the free dimensions are
+    generated beside it.
     """
     x = noise
-    prefix, mask = jnp.broadcast_to(prefix, noise.shape), jnp.broadcast_to(mask, noise.shape)
+    if committed is None:
+        for i in range(steps):
+            x = x + velocity(x, jnp.full(x.shape[:-1], i / steps)) / steps
+        return jnp.clip(x, -1.0, 1.0)
+    prefix, mask = (jnp.broadcast_to(c, noise.shape) for c in committed)
     for i in range(steps):
         t = i / steps
         x = mask * ((1 - t) * noise + t * prefix) + (1 - mask) * x
@@ -40,13 +72,11 @@ def integrate(velocity: Velocity, noise: jax.Array, steps: int, prefix: jax.Arra
     return mask * prefix + (1 - mask) * jnp.clip(x, -1.0, 1.0)
 
 
-def interpolate(key: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Training points of conditional flow matching for chunks float32[B, D] (Lipman 2023, straight paths).
+def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Training points of conditional flow matching (Lipman 2023, straight paths).
 
-    Returns x_t = (1 - t) z + t chunk, t ~ U(0, 1) float32[B], and the target velocity chunk - z.
+    From noise and chunks float32[B, D] and times float32[B]: x_t = (1 - t) noise + t chunk, and the target velocity
+    chunk - noise.
     """
-    key_noise, key_time = jax.random.split(key)
-    noise = jax.random.normal(key_noise, chunk.shape)
-    t = jax.random.uniform(key_time, chunk.shape[:-1])
     x = (1 - t[..., None]) * noise + t[..., None] * chunk
-    return x, t, chunk - noise
+    return x, chunk - noise

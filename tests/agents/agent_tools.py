@@ -38,10 +38,13 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera."""
     kind, *special = variant.split("-")
     common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, "act_by": "online", **changes}
+    if "together" in special:
+        common |= {"update_order": "together"} | ({} if kind == "acrlpd" else {"policy_updates": 1})
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
     if kind == "bc":
-        return BcConfig(**{"flow": FLOW, **common})
+        policy = "gaussian" if "gaussian" in special else "flow"
+        return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
     tail = "policy" if "tail" in special else "repeat"
     common.setdefault("candidates", 3)
     if kind == "acrlpd":
@@ -49,10 +52,11 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
             **{"critic": critic(tail=tail), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
         )
     target = "policy" if "policy" in special else "expectile"
+    actor_type = "distill-ddpg" if "distill" in special else "best-of-n"
     loss = "squared" if "squared" in special else "bounded"
     return AcfqlConfig(
         **{"critic": critic(tail=tail, loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
-           "policy_updates": 2, **common}
+           "actor_type": actor_type, "alpha": 3.0, "policy_updates": 2, **common}
     )  # fmt: skip
 
 
@@ -94,6 +98,7 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
         "demonstrated": valid,
         "bc": valid,
         "delay": np.zeros(lead, np.int32),
+        "weight": np.ones(lead, np.float32),
     }
     return ChunkBatch(**{**fields, **changes})
 

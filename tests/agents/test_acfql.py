@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, make_batches, on_device, same
@@ -33,7 +34,7 @@ def test_the_value_loss_trains_the_value_head_alone():
 
     @jax.jit
     def gradient(critic_params, b):
-        return jax.grad(lambda c: agent._critic_loss(c, state, b, jax.random.key(0))[0])(critic_params)
+        return jax.grad(lambda c: agent._critic_loss(c, state, b, {"heads": jnp.zeros(1, int)})[0])(critic_params)
 
     grads = gradient(state.critic, batch)
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads["v"]["Dense_1"]))
@@ -56,7 +57,8 @@ def test_the_heads_of_an_expectile_target_rank_as_they_should():
 
         @jax.jit
         def step(critic_params, b, agent=agent, frozen=state):
-            grads, metrics = jax.grad(agent._critic_loss, has_aux=True)(critic_params, frozen, b, jax.random.key(0))
+            draws = agent.critic_draws(jax.random.key(0), b)
+            grads, metrics = jax.grad(agent._critic_loss, has_aux=True)(critic_params, frozen, b, draws)
             return jax.tree.map(lambda p, g: p - 0.5 * g, critic_params, grads), metrics["critic/values"]
 
         params = state.critic
@@ -66,9 +68,9 @@ def test_the_heads_of_an_expectile_target_rank_as_they_should():
     assert values[1] > values[0] + 0.01
 
 
-def critic_target(agent, state, batch, key) -> float:
+def critic_target(agent, state, batch, draws) -> float:
     """The mean target that the critic is regressed to."""
-    return float(jax.jit(agent._critic_loss)(state.critic, state, batch, key)[1]["critic/target_qs"])
+    return float(jax.jit(agent._critic_loss)(state.critic, state, batch, draws)[1]["critic/target_qs"])
 
 
 def test_an_expectile_target_is_the_return_and_the_discounted_value_of_the_successor():
@@ -77,7 +79,8 @@ def test_an_expectile_target_is_the_return_and_the_discounted_value_of_the_succe
     value = jax.nn.sigmoid(agent.critic.v.apply({"params": state.critic["v"]}, batch.next_observations["state"])[:, 0])
     returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
     wanted = float((returns + batch.discount_n * batch.mask * value).mean())
-    assert critic_target(agent, state, batch, jax.random.key(3)) == pytest.approx(wanted, abs=1e-6)
+    draws = agent.critic_draws(jax.random.key(3), batch)
+    assert critic_target(agent, state, batch, draws) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_policy_target_is_chosen_by_the_critic_and_valued_by_its_target():
@@ -87,10 +90,10 @@ def test_a_policy_target_is_chosen_by_the_critic_and_valued_by_its_target():
     state = agent.init(jax.random.key(0))
     state = state.replace(target=agent.init(jax.random.key(1)).target)  # a target of another opinion
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-    key = jax.random.key(3)
-    k_noise, _ = jax.random.split(jax.random.split(key)[1])
+    draws = agent.critic_draws(jax.random.key(3), batch)
     observation = batch.next_observations["state"]
-    chunks = agent.flow.sample(state.policy, batch.next_observations, jax.random.normal(k_noise, (8, 6, 6)))
+    chunks = agent.flow.sample(state.policy, batch.next_observations, draws["next"])
+    assert chunks.shape == (8, 6, 3, 2)
     values = np.zeros((2, 8, 6))
     for who, params in enumerate((state.critic, state.target)):
         for n in range(6):
@@ -100,7 +103,7 @@ def test_a_policy_target_is_chosen_by_the_critic_and_valued_by_its_target():
     assert (best != values[1].argmax(1)).any()
     returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
     wanted = (returns + batch.discount_n * batch.mask * values[1][np.arange(8), best]).mean()
-    assert critic_target(agent, state, batch, key) == pytest.approx(float(wanted), abs=1e-5)
+    assert critic_target(agent, state, batch, draws) == pytest.approx(float(wanted), abs=1e-5)
 
 
 def test_the_value_head_is_regressed_to_the_configured_number_of_heads():
@@ -110,7 +113,8 @@ def test_the_value_head_is_regressed_to_the_configured_number_of_heads():
         agent = build(config)
         state = agent.init(jax.random.key(0))
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-        _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, jax.random.key(3))
+        draws = agent.critic_draws(jax.random.key(3), batch)
+        _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, draws)
         losses.append(float(metrics["critic/value_loss"]))
     assert losses[0] != losses[1]
 
@@ -123,3 +127,24 @@ def test_the_critic_that_acts_is_the_configured_one():
         source = state.target if act_by == "target" else state.critic
         assert same(agent.policy_params(state)["critic"], {"encoder": source["encoder"], "q": source["q"]})
     assert "v" not in agent.policy_params(state)["critic"]  # only what acting needs travels
+
+
+def test_the_target_integrates_the_flow_in_steps_of_its_own():
+    targets = {}
+    for steps in (None, 2, 1):
+        agent = build(config_of("acfql-policy", target_flow_steps=steps))
+        state = agent.init(jax.random.key(0))
+        batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+        draws = agent.critic_draws(jax.random.key(1), batch)
+        targets[steps] = np.array(agent.critic_target(state.critic, state, batch, draws))
+    assert np.array_equal(targets[None], targets[2]), "the flow's own number is 2"
+    assert not np.allclose(targets[None], targets[1], atol=1e-5)
+
+
+def test_heads_that_were_not_drawn_do_not_count_in_the_target():
+    agent, state = fresh("acfql-policy")
+    features, chunk = jnp.ones((5, 4)), jnp.linspace(-1, 1, 30).reshape(5, 6)
+    values = agent.critic.values(state.target, features, chunk)
+    for head in range(2):
+        drawn = agent.critic.target_values(state.target, {"heads": jnp.array([head])}, features, chunk)
+        np.testing.assert_allclose(drawn, values[head], rtol=1e-5)

@@ -30,7 +30,8 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
 
         @jax.jit
         def step(s, b, agent=agent):
-            return agent._policy_step(s, jax.tree.map(lambda x: x[0], b), imitate_only=False)
+            batch = jax.tree.map(lambda x: x[0], b)
+            return agent.policy_step(s, batch, agent.policy_draws(s.rng, batch), imitate_only=False)
 
         state, metrics = step(state, batch)
         assert -2 < float(metrics["actor/entropy"]) < 2  # per dimension, whatever H * A
@@ -44,10 +45,10 @@ def test_the_target_is_the_least_of_its_heads_less_the_entropys_price_only_when_
     state = agent.init(jax.random.key(0))
     state = state.replace(target=agent.init(jax.random.key(1)).target, temperature={"log_alpha": jnp.float32(1.0)})
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-    key = jax.random.key(3)
-    _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, key)
+    draws = agent.critic_draws(jax.random.key(3), batch)
+    _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, draws)
     dist = agent.distribution(state.policy, batch.next_observations)
-    action, log_prob = dist.sample_and_log_prob(jax.random.split(key, 3)[0])
+    action, log_prob = dist.sample_and_log_prob(draws["next"])
     heads = agent.critic.q.apply({"params": state.target["q"]}, batch.next_observations["state"], action)
     value = heads.min(0) - (jnp.exp(1.0) * log_prob.mean(1) if "entropy" in variant else 0)
     returns = batch.rewards @ np.array([1, 0.9, 0.81], np.float32)
@@ -59,9 +60,10 @@ def test_the_policys_loss_by_hand():
     agent = build(config_of("acrlpd", bc_alpha=0.5))
     state = agent.init(jax.random.key(0)).replace(temperature={"log_alpha": jnp.float32(-1.0)})
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-    loss, metrics = agent._policy_loss(state.policy, state, batch, jax.random.key(3), imitate_only=False)
+    draws = agent.policy_draws(jax.random.key(3), batch)
+    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)
     dist = agent.distribution(state.policy, batch.observations)
-    action, log_prob = dist.sample_and_log_prob(jax.random.key(3))
+    action, log_prob = dist.sample_and_log_prob(draws["pi"])
     q = agent.critic.q.apply({"params": state.critic["q"]}, batch.observations["state"], action).mean()
     shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 6)).reshape(8, 3, 2))[np.asarray(batch.bc) > 0].mean()
     assert float(loss) == pytest.approx(float(jnp.exp(-1.0) * log_prob.mean() - q - 0.5 * shown), abs=1e-4)
@@ -88,9 +90,7 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     bc = np.zeros((8, 3), np.float32)
     bc[2, 1] = 1
-    loss, _ = agent._policy_loss(
-        state.policy, state, batch._replace(bc=jnp.asarray(bc)), jax.random.key(0), imitate_only=True
-    )
+    loss, _ = agent._policy_loss(state.policy, state, batch._replace(bc=jnp.asarray(bc)), {}, imitate_only=True)
     log_prob = agent.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
     assert float(loss) == pytest.approx(-float(log_prob.reshape(8, 3, 2)[2, 1].mean()), abs=1e-4)
 
@@ -105,3 +105,41 @@ def test_the_mean_policy_is_the_first_candidate():
     acting = build(config_of("acrlpd-tail-entropy", act_by="target"))
     shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
     assert same(acting.policy_params(shifted)["critic"], shifted.target)
+
+
+def test_published_log_probabilities_are_sums_over_the_chunk():
+    """`log_prob=sum`: entropy, its target and imitation are H*A times the means, for one policy and the same draws."""
+    losses = {}
+    for kind in ("mean", "sum"):
+        agent = build(config_of("acrlpd", log_prob=kind, bc_alpha=0.0))
+        state = agent.init(jax.random.key(0))
+        batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+        draws = agent.policy_draws(jax.random.key(3), batch)
+        losses[kind] = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)[1]
+        entropy = losses[kind]["actor/entropy"]
+        losses[kind]["temperature"] = agent._temperature_loss(state.temperature, entropy)
+    for name in ("actor/entropy", "actor/bc_loss", "temperature"):
+        assert float(losses["sum"][name]) == pytest.approx(6 * float(losses["mean"][name]), rel=1e-5)
+    assert float(losses["sum"]["actor/q"]) == pytest.approx(float(losses["mean"]["actor/q"]), abs=1e-6)
+
+
+def test_published_imitation_reaches_beyond_an_episodes_end():
+    ends = {}
+    for invalid in (False, True):
+        agent = build(config_of("acrlpd", bc_invalid=invalid))
+        state = agent.init(jax.random.key(0))
+        batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+        moved = batch._replace(actions=jnp.where(batch.valid[..., None] > 0, batch.actions, 0.5))
+        ends[invalid] = [
+            float(agent._policy_loss(state.policy, state, b, {}, imitate_only=True)[0]) for b in (batch, moved)
+        ]
+    assert ends[False][0] == ends[False][1]
+    assert ends[True][0] != ends[True][1]
+
+
+def test_the_policys_deviation_has_the_configured_least_size():
+    for least in (-10.0, -1.0):
+        agent = build(config_of("acrlpd", log_std_min=least))
+        policy = jax.tree.map(lambda x: x * 0, agent.init(jax.random.key(0)).policy)
+        policy["net"]["Dense_1"]["bias"] = jnp.full(12, -99.0)
+        np.testing.assert_array_equal(agent.distribution(policy, {"state": jnp.zeros(4)}).log_std, np.full(6, least))

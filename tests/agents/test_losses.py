@@ -26,7 +26,7 @@ def windows(rewards: list[list[float]], mask: list[float], discount_n: list[floa
     r = np.array(rewards, np.float32)
     nothing = np.zeros(len(r), np.float32)
     return ChunkBatch(
-        {}, nothing, r, r, np.array(mask, np.float32), np.array(discount_n, np.float32), {}, r, r, nothing
+        {}, nothing, r, r, np.array(mask, np.float32), np.array(discount_n, np.float32), {}, r, r, nothing, nothing + 1
     )
 
 
@@ -59,6 +59,13 @@ def test_imitation_is_a_mean_over_imitated_steps_only():
     value, gradient = jax.value_and_grad(imitation_mean)(error, jnp.zeros((2, 2)))
     assert float(value) == 0.0
     assert not np.asarray(gradient).any()
+
+
+def test_imitation_over_the_whole_batch_weakens_with_what_is_left_out():
+    error = jnp.array([[[1.0, 3.0], [100.0, 100.0]], [[5.0, 7.0], [2.0, 2.0]]])
+    bc = jnp.array([[1.0, 0.0], [1.0, 0.0]])
+    assert float(imitation_mean(error, bc, "batch")) == 2.0  # (1 + 3 + 5 + 7) / 8
+    assert float(imitation_mean(error, jnp.zeros((2, 2)), "batch")) == 0.0
 
 
 @pytest.mark.parametrize("y", [0.0, 0.1, 0.5, 0.9, 1.0])

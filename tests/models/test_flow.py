@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.flow import VelocityField, integrate, interpolate
+from serl_chunk.models.flow import VelocityField, integrate, interpolate, time_features
 
 FREE = (jnp.zeros(4), jnp.zeros(4))
 
@@ -15,7 +15,7 @@ FREE = (jnp.zeros(4), jnp.zeros(4))
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_constant_velocity_is_integrated_exactly(steps):
     noise = jnp.array([[0.5, -0.5, 0.0, 2.0], [0.1, 0.2, 0.3, -3.0]])
-    end = integrate(lambda x, t: jnp.full_like(x, 0.25), noise, steps, *FREE)
+    end = integrate(lambda x, t: jnp.full_like(x, 0.25), noise, steps, FREE)
     np.testing.assert_allclose(end, np.clip(noise + 0.25, -1, 1), atol=1e-6)
 
 
@@ -27,14 +27,14 @@ def test_the_velocity_sees_every_time_once_and_in_order():
         times.append(float(t[0]))
         return jnp.zeros_like(x)
 
-    integrate(velocity, jnp.zeros((3, 4)), 4, *FREE)
+    integrate(velocity, jnp.zeros((3, 4)), 4, FREE)
     assert times == [0.0, 0.25, 0.5, 0.75]
 
 
 def test_the_straight_path_to_a_point_arrives_there():
     goal = jnp.array([0.3, -0.9, 0.0, 1.0])
     noise = jax.random.normal(jax.random.key(0), (6, 4))
-    end = integrate(lambda x, t: (goal - x) / (1 - t[..., None]), noise, 5, *FREE)
+    end = integrate(lambda x, t: (goal - x) / (1 - t[..., None]), noise, 5, FREE)
     np.testing.assert_allclose(end, np.broadcast_to(goal, (6, 4)), atol=1e-5)
 
 
@@ -47,31 +47,42 @@ def test_committed_dimensions_are_kept_exactly_and_seen_on_their_path():
         seen.append((float(t[0]), x))
         return jnp.ones_like(x)
 
-    end = integrate(velocity, noise, 2, prefix, mask)
+    end = integrate(velocity, noise, 2, (prefix, mask))
     np.testing.assert_array_equal(end[:, :2], np.broadcast_to(prefix[:2], (3, 2)))
     np.testing.assert_allclose(end[:, 2:], np.clip(noise[:, 2:] + 1, -1, 1), atol=1e-6)
     for t, x in seen:
         np.testing.assert_allclose(x[:, :2], (1 - t) * noise[:, :2] + t * prefix[:2], atol=1e-6)
 
 
+def test_nothing_committed_is_all_free():
+    noise = jax.random.normal(jax.random.key(0), (6, 4))
+    velocity = lambda x, t: jnp.sin(3 * x) + t[..., None]  # noqa: E731
+    np.testing.assert_array_equal(integrate(velocity, noise, 3), integrate(velocity, noise, 3, FREE))
+
+
 def test_interpolated_points_lie_between_noise_and_chunk():
-    chunk = jax.random.uniform(jax.random.key(2), (500, 3), minval=-1, maxval=1)
-    x, t, velocity = interpolate(jax.random.key(3), chunk)
-    assert (x.shape, t.shape, velocity.shape) == ((500, 3), (500,), (500, 3))
-    assert 0 <= float(t.min()) < 0.05
-    assert 0.95 < float(t.max()) <= 1
-    noise = chunk - velocity
-    np.testing.assert_allclose(x, noise + t[:, None] * velocity, atol=1e-5)
-    np.testing.assert_allclose(x + (1 - t[:, None]) * velocity, chunk, atol=1e-5)  # following it arrives
-    assert float(noise.mean()) == pytest.approx(0, abs=0.1)
-    assert float(noise.std()) == pytest.approx(1, abs=0.1)
+    chunk = jnp.array([[1.0, -1.0], [0.5, 0.0]])
+    noise = jnp.array([[0.0, 1.0], [-1.5, 2.0]])
+    x, velocity = interpolate(noise, jnp.array([0.25, 0.5]), chunk)
+    np.testing.assert_allclose(x, [[0.25, 0.5], [-0.5, 1.0]])
+    np.testing.assert_allclose(velocity, [[1.0, -2.0], [2.0, -2.0]])
 
 
-def test_the_velocity_field_has_one_output_per_dimension_and_reads_every_input():
-    field = VelocityField((8,), 4)
+@pytest.mark.parametrize("time", ["cosine", "raw", "fourier"])
+def test_the_velocity_field_has_one_output_per_dimension_and_reads_every_input(time):
+    field = VelocityField((8,), 4, time=time, fourier_dim=6)
     features, x, t = jnp.ones((2, 3)), jnp.ones((2, 4)), jnp.zeros(2)
     params = field.init(jax.random.key(0), features, x, t)
     out = field.apply(params, features, x, t)
     assert out.shape == (2, 4)
     for changed in ((2 * features, x, t), (features, 2 * x, t), (features, x, t + 0.5)):
         assert not np.allclose(out, field.apply(params, *changed))
+
+
+def test_time_features_by_hand():
+    t = jnp.array([[0.0, 0.5]])
+    np.testing.assert_array_equal(time_features(t, "raw", 64), [[[0.0], [0.5]]])
+    np.testing.assert_allclose(time_features(t, "cosine", 64), [[[0, 1, 0], [0.5, 0, 1]]], atol=1e-6)
+    angles = np.array([0.5, 0.5 / 100, 0.5 / 10_000])  # frequencies 1, 1/100, 1/10,000
+    wanted = [[[1, 1, 1, 0, 0, 0], [*np.cos(angles), *np.sin(angles)]]]
+    np.testing.assert_allclose(time_features(t, "fourier", 6), wanted, atol=1e-6)

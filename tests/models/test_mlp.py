@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
 
@@ -21,10 +23,45 @@ def test_an_mlp_is_what_its_layers_compute():
 
 def test_layer_norm_and_the_last_bias_are_optional():
     x = jnp.ones((1, 2))
-    params = Mlp((3, 4), 1, layer_norm=True, out_bias=-2.0).init(jax.random.key(0), x)["params"]
+    params = Mlp((3, 4), 1, norm="before", out_bias=-2.0).init(jax.random.key(0), x)["params"]
     assert sorted(params) == ["Dense_0", "Dense_1", "Dense_2", "LayerNorm_0", "LayerNorm_1"]
     np.testing.assert_array_equal(params["Dense_2"]["bias"], [-2.0])
     assert not any(name.startswith("LayerNorm") for name in Mlp((3,), 1).init(jax.random.key(0), x)["params"])
+
+
+def test_the_norm_stands_before_or_after_the_activation():
+    x = jnp.array([[1.0, -2.0], [0.5, 3.0]])
+    for activation, function in (("relu", nn.relu), ("gelu", nn.gelu)):
+        for norm in ("before", "after"):
+            net = Mlp((3,), 1, norm, activation=activation)
+            params = net.init(jax.random.key(0), x)["params"]
+            hidden = x @ params["Dense_0"]["kernel"]
+            normed = nn.LayerNorm().apply({"params": params["LayerNorm_0"]}, function(hidden))
+            if norm == "before":
+                normed = function(nn.LayerNorm().apply({"params": params["LayerNorm_0"]}, hidden))
+            np.testing.assert_allclose(
+                net.apply({"params": params}, x), normed @ params["Dense_1"]["kernel"], atol=1e-6
+            )
+
+
+def test_gelu_is_its_tanh_approximation():
+    x = jnp.linspace(-3, 3, 7)[:, None]
+    net = Mlp((1,), 1, activation="gelu")
+    one = {"kernel": jnp.ones((1, 1)), "bias": jnp.zeros(1)}
+    out = net.apply({"params": {"Dense_0": one, "Dense_1": one}}, x)
+    wanted = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    np.testing.assert_allclose(out, wanted, atol=1e-6)
+
+
+def test_groups_of_outputs_are_drawn_like_layers_of_their_own():
+    """Xavier's bound is sqrt(6 / (fan in + fan out)): of a group, not of all groups together."""
+    x = jnp.ones((1, 1000))
+    for blocks, bound in ((1, (6 / 1300) ** 0.5), (2, (6 / 1150) ** 0.5)):
+        net = Mlp((), 300, kernel_init="xavier_uniform", out_blocks=blocks)
+        kernel = np.asarray(net.init(jax.random.key(0), x)["params"]["Dense_0"]["kernel"])
+        assert kernel.shape == (1000, 300)
+        assert np.abs(kernel).max() == pytest.approx(bound, rel=1e-3)
+        assert not np.array_equal(kernel[:, :150], kernel[:, 150:])
 
 
 def test_heads_of_an_ensemble_are_independent():

@@ -1,0 +1,69 @@
+"""The tanh-squashed Gaussian chunk policy that acrlpd and bc share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.base import Params
+from serl_chunk.agents.critic import observation_encoder
+from serl_chunk.agents.losses import imitation_mean
+from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.distributions import EDGE, TanhNormal
+from serl_chunk.models.mlp import Mlp
+from serl_chunk.types import ChunkBatch
+
+_LOG_STD_MAX = 2.0
+
+
+class GaussianPolicy:
+    """TanhNormal over flat chunks. Parameters: {"encoder", "net"}; the net's outputs are means, then log sigmas."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        spec: AgentSpec,
+        hidden: tuple[int, ...],
+        *,
+        layer_norm: bool = True,
+        log_std_min: float = -10.0,
+        bc_clip: float = EDGE,
+    ) -> None:
+        self.spec = spec
+        self.bc_mean = config.bc_mean
+        self.log_std_min = log_std_min
+        self.bc_clip = bc_clip
+        self.encoder: Any = observation_encoder(config)
+        self.net: Any = Mlp(
+            hidden,
+            2 * spec.horizon * spec.action_dim,
+            norm="before" if layer_norm else "none",
+            kernel_init=config.kernel_init,
+            # Published code has a layer each for means and log sigmas: the same, but for xavier's fan-out.
+            out_blocks=1 if config.kernel_init == "lecun_normal" else 2,
+        )
+
+    def init(self, k_encoder: jax.Array, k_net: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
+        """Fresh parameters, for a batch of observations."""
+        encoder = self.encoder.init(k_encoder, observation).get("params", {})
+        features = self.encoder.apply({"params": encoder}, observation)
+        return {"encoder": encoder, "net": self.net.init(k_net, features)["params"]}
+
+    def distribution(self, params: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
+        """The TanhNormal over flat chunks float32[..., H*A]."""
+        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        mean, log_std = jnp.split(self.net.apply({"params": params["net"]}, features), 2, axis=-1)
+        return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
+
+    def chunks(self, flat: jax.Array) -> jax.Array:
+        """float32[..., H*A] as float32[..., H, A]."""
+        return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
+
+    def imitation(self, dist: TanhNormal, batch: ChunkBatch, bc: jax.Array) -> jax.Array:
+        """Mean over the steps that `bc` float32[B, H] marks of -log pi(a | o) per dimension."""
+        flat = batch.actions.reshape(batch.actions.shape[0], -1)
+        return -imitation_mean(self.chunks(dist.log_prob(flat, self.bc_clip)), bc, self.bc_mean)

@@ -1,0 +1,240 @@
+"""Named algorithms, as changes of an experiment: `--preset qc`, and `--compat qc` for the published conventions.
+
+A preset replaces the agent and the lengths, and leaves the robot, the data, the training loop and the network's sizes
+to the experiment. Its numbers are those that Li, Zhou and Levine (2025) list for it. `compat` afterwards switches every
+difference between our conventions and the published code's back; docs/algorithms.md has the reason of each difference.
+Both are said as changes of an experiment's fields, so that they and the command line's are validated together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, CriticConfig, FlowConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, return_for_ever
+from serl_chunk.config.overrides import apply_overrides, parse
+from serl_chunk.types import ConfigError
+
+HORIZON = 5  # actions in a published chunk
+HIDDEN = (512, 512, 512, 512)  # of every published network
+FLOW_STEPS = 10
+
+Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
+
+
+class Preset(NamedTuple):
+    """One algorithm: a line for --help, and what it changes of an experiment, given the discount it will have."""
+
+    says: str
+    changes: Callable[[ExperimentConfig, float], Changes]
+
+
+def _lengths(config: ExperimentConfig, horizon: int, return_steps: int | None = None) -> ChunkConfig:
+    return dataclasses.replace(
+        config.chunk, horizon=horizon, critic_horizon=None, execute_steps=None, return_steps=return_steps
+    )
+
+
+def _rewards_of(config: ExperimentConfig, discount: float) -> RewardConfig:
+    """-1 until success and 0 at it: what the published weights (alpha, temperature) are scaled for."""
+    worst = return_for_ever(-1.0, discount)  # of failing: as bad as never succeeding
+    return dataclasses.replace(config.reward, scale=1.0, offset=-1.0, failure_reward=worst)
+
+
+def _common(config: ExperimentConfig) -> dict[str, object]:
+    """What an agent keeps of the experiment's: its inputs."""
+    a = config.agent
+    return {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder}
+
+
+def _flow(
+    config: ExperimentConfig,
+    discount: float,
+    *,
+    actor_type: str,
+    candidates: int,
+    horizon: int,
+    return_steps: int | None = None,
+) -> Changes:
+    critic = CriticConfig(hidden=HIDDEN, ensemble=2, target_subset=2, target_aggregate="mean")
+    agent = AcfqlConfig(
+        **_common(config),  # type: ignore[arg-type]
+        critic=critic,
+        flow=FlowConfig(hidden=HIDDEN, steps=FLOW_STEPS, noise_low=1.0),
+        actor_type=actor_type,  # type: ignore[arg-type]
+        target="policy",
+        candidates=candidates,
+        pretrain_candidates=candidates,
+        target_candidates=candidates,
+        policy_updates=1,
+        policy_ema=0.0,
+        act_by="online",
+        bc_on="all",
+    )
+    chunk = _lengths(config, horizon, return_steps)
+    return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": chunk}
+
+
+def _gaussian(config: ExperimentConfig, discount: float, *, horizon: int, bc_alpha: float) -> Changes:
+    agent = AcrlpdConfig(
+        **_common(config),  # type: ignore[arg-type]
+        critic=CriticConfig(hidden=HIDDEN, ensemble=10, target_subset=10, target_aggregate="mean"),
+        hidden=HIDDEN,
+        bc_alpha=bc_alpha,
+        log_prob="sum",  # what the published weight, temperature and target entropy are scaled for
+        init_temperature=1.0,
+        candidates=1,
+        pretrain_candidates=1,
+        bc_on="all",
+    )
+    return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
+
+
+def _clone(config: ExperimentConfig, *, policy: str) -> Changes:
+    agent = BcConfig(
+        **_common(config),  # type: ignore[arg-type]
+        policy=policy,  # type: ignore[arg-type]
+        flow=FlowConfig(hidden=HIDDEN, steps=FLOW_STEPS, noise_low=1.0),
+        hidden=HIDDEN,
+        policy_updates=1,
+        policy_ema=0.0,
+        bc_on="all",
+    )
+    return {"agent": agent, "chunk": _lengths(config, HORIZON)}
+
+
+PRESETS: dict[str, Preset] = {
+    "qc": Preset(
+        "Q-chunking: flow policy, best of 32 in chunks of 5",
+        lambda c, g: _flow(c, g, actor_type="best-of-n", candidates=32, horizon=HORIZON),
+    ),
+    "qc-fql": Preset(
+        "Q-chunking with a one-step policy distilled from the flow (alpha 100), chunks of 5",
+        lambda c, g: _flow(c, g, actor_type="distill-ddpg", candidates=1, horizon=HORIZON),
+    ),
+    "bfn": Preset(
+        "best of 4 flow samples, single actions",
+        lambda c, g: _flow(c, g, actor_type="best-of-n", candidates=4, horizon=1),
+    ),
+    "bfn-n": Preset(
+        "as bfn, with returns over 5 steps",
+        lambda c, g: _flow(c, g, actor_type="best-of-n", candidates=4, horizon=1, return_steps=HORIZON),
+    ),
+    "fql": Preset(
+        "flow Q-learning: as qc-fql, single actions",
+        lambda c, g: _flow(c, g, actor_type="distill-ddpg", candidates=1, horizon=1),
+    ),
+    "fql-n": Preset(
+        "as fql, with returns over 5 steps",
+        lambda c, g: _flow(c, g, actor_type="distill-ddpg", candidates=1, horizon=1, return_steps=HORIZON),
+    ),
+    "rlpd": Preset(
+        "RLPD: SAC with prior data, ten critics, single actions", lambda c, g: _gaussian(c, g, horizon=1, bc_alpha=0)
+    ),
+    "rlpd-ac": Preset("RLPD on chunks of 5", lambda c, g: _gaussian(c, g, horizon=HORIZON, bc_alpha=0)),
+    "qc-rlpd": Preset(
+        "RLPD on chunks of 5, with imitation (bc_alpha 0.01)",
+        lambda c, g: _gaussian(c, g, horizon=HORIZON, bc_alpha=0.01),
+    ),
+    "bc": Preset("behaviour cloning by flow matching, chunks of 5", lambda c, g: _clone(c, policy="flow")),
+    "bc-gaussian": Preset(
+        "behaviour cloning with a tanh-squashed Gaussian, chunks of 5", lambda c, g: _clone(c, policy="gaussian")
+    ),
+}
+
+
+def configured(
+    config: ExperimentConfig,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    preset: str | None = None,
+    compat: str | None = None,
+) -> ExperimentConfig:
+    """`config` with a preset, published conventions and overrides (see `overrides.apply_overrides`), in this order.
+
+    The result alone is validated, so that an override may repair what the others would leave invalid; what they
+    compute from the discount they compute from the one that results. Raises ConfigError.
+    """
+    given = [text for path, text in overrides if path == "discount"]
+    discount = parse(given[-1], float, "--config.discount") if given else config.discount
+    if not 0 < discount < 1:
+        return apply_overrides(config, overrides)  # which refuses it
+    changes = _preset_changes(config, preset, discount) if preset is not None else {}
+    if compat is not None:
+        changes |= _compat_changes(config, changes.get("agent", config.agent), compat, discount)
+    return apply_overrides(config, overrides, changes)
+
+
+def apply_preset(config: ExperimentConfig, name: str) -> ExperimentConfig:
+    """`config` with the algorithm called `name`; raises ConfigError naming the valid ones."""
+    return configured(config, preset=name)
+
+
+def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Changes:
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"--preset={name}: no such preset; {hint}valid: {', '.join(PRESETS)}")
+    return PRESETS[name].changes(config, discount) | {"preset": name}
+
+
+COMPAT = ("qc",)
+
+
+def apply_compat(config: ExperimentConfig, name: str) -> ExperimentConfig:
+    """`config` with the conventions of the published code `name` instead of ours; raises ConfigError.
+
+    "qc" is Q-chunking's repository: see docs/algorithms.md for what each switch does and why ours differs.
+    """
+    return configured(config, compat=name)
+
+
+def _compat_changes(config: ExperimentConfig, agent: AgentConfig, name: str, discount: float) -> Changes:
+    if name not in COMPAT:
+        raise ConfigError(f"--compat={name}: no such published code; valid: {', '.join(COMPAT)}")
+    return {
+        "agent": _published(agent),
+        "reward": _rewards_of(config, discount),
+        "replay": dataclasses.replace(config.replay, windows="adjacent", terminal_windows="drop"),
+        "normaliser": dataclasses.replace(
+            config.normaliser, actions="absolute_range", state=False, norm_stats="", extreme=1.0
+        ),
+        "learner": dataclasses.replace(config.learner, eval_mode="sampled"),
+        "compat": name,
+    }
+
+
+def _published(agent: AgentConfig) -> AgentConfig:
+    shared = {
+        "update_order": "together",
+        "bc_mean": "batch",
+        "kernel_init": "xavier_uniform",
+        "policy_ema": 0.0,
+        "act_by": "online",
+        "bc_on": "all",
+    }
+    critic = dataclasses.replace(agent.critic, loss="squared", target_average="old", tau=0.005, tail="repeat")
+    if isinstance(agent, AcrlpdConfig):
+        critic = dataclasses.replace(critic, activation="relu", layer_norm="before")
+        return dataclasses.replace(
+            agent,
+            critic=critic,
+            policy_layer_norm=False,
+            log_prob="sum",
+            log_std_min=-20.0,
+            init_temperature=1.0,
+            bc_clip=1e-5,
+            bc_invalid=True,
+            **shared,  # type: ignore[arg-type]
+        )
+    critic = dataclasses.replace(critic, activation="gelu", layer_norm="after")
+    if isinstance(agent, AcfqlConfig):
+        flow = dataclasses.replace(agent.flow, activation="gelu", layer_norm=False, time="raw", noise_low=1.0)
+        return dataclasses.replace(agent, critic=critic, flow=flow, target="policy", policy_updates=1, **shared)  # type: ignore[arg-type]
+    if isinstance(agent, BcConfig):
+        flow = dataclasses.replace(agent.flow, activation="gelu", layer_norm=False, time="raw", noise_low=1.0)
+        return dataclasses.replace(agent, flow=flow, policy_updates=1, **shared)  # type: ignore[arg-type]
+    raise ConfigError(f"--compat=qc: Q-chunking has no agent {agent.kind!r}; use acfql, acrlpd or bc")

@@ -1,0 +1,135 @@
+"""QC-FQL: the one-step policy between its teacher and the critic."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, make_batches, on_device, same
+
+VARIANT = "acfql-policy-distill"
+
+
+def setting(**changes):
+    agent = build(config_of(VARIANT, **changes))
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    return agent, agent.init(jax.random.key(0)), batch, agent.policy_draws(jax.random.key(1), batch)
+
+
+def gradients(agent, state, batch, draws, **changes):
+    loss = lambda p: agent._policy_loss(p, state, batch, draws, imitate_only=changes.get("imitate_only", False))  # noqa: E731
+    return jax.jit(jax.grad(lambda p: loss(p)[0]))(state.policy)
+
+
+def test_the_one_step_policy_climbs_the_critic_while_the_flow_imitates():
+    config = config_of(
+        VARIANT, lr=5e-3, alpha=0.05, candidates=1, policy_updates=1, critic=critic(hidden=(32,), loss="bounded")
+    )
+    config = dataclasses.replace(config, flow=dataclasses.replace(config.flow, hidden=(32,)))
+    agent = build(config, horizon=2, actions=1)
+    state = agent.init(jax.random.key(0))
+    for i in range(60):
+        state, _ = agent.update(state, jax.device_put(bandit(agent.spec, 4, 64, i)[0]))
+        state, _ = agent.update_critic(state, jax.device_put(bandit(agent.spec, 4, 64, 100 + i)[0]))
+    before = bandit_error(agent, state)
+    for i in range(80):
+        state, _ = agent.update(state, jax.device_put(bandit(agent.spec, 4, 64, 200 + i)[0]))
+    assert bandit_error(agent, state) < min(0.25, before + 0.05)  # imitation alone is beyond 0.35
+
+
+def test_its_loss_by_hand():
+    agent, state, batch, draws = setting(critic=critic(loss="squared"))
+    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)
+    noise = draws["distill"]
+    observation = batch.observations["state"]
+    raw = agent.one_step.net.apply(
+        {"params": state.policy["onestep"]["net"]}, jnp.concatenate([observation, noise], -1)
+    )
+    taught = agent.flow.sample(state.policy, batch.observations, noise[:, None]).reshape(8, 6)
+    distance = float(((raw - taught) ** 2).mean())  # the teacher is clipped, the student is not
+    q = agent.critic.q.apply({"params": state.critic["q"]}, observation, jnp.clip(raw, -1, 1)).mean()
+    flow = float(agent.flow.loss(state.policy, batch, draws))
+    assert float(metrics["actor/distill_loss"]) == pytest.approx(distance, abs=1e-5)
+    assert float(loss) == pytest.approx(flow + 3.0 * distance - float(q), abs=1e-4)
+
+
+def test_what_each_part_of_the_loss_trains():
+    grads = {}
+    for alpha in (0.0, 3.0):
+        agent, state, batch, draws = setting(alpha=alpha)
+        grads[alpha] = gradients(agent, state, batch, draws)
+    assert same(grads[0.0]["flow"], grads[3.0]["flow"])  # the teacher is not drawn towards its pupil
+    assert not same(grads[0.0]["onestep"], grads[3.0]["onestep"])
+    other = state.replace(critic=jax.tree.map(lambda x: x * 2, state.critic))
+    assert same(gradients(agent, other, batch, draws)["flow"], grads[3.0]["flow"])
+    assert not same(gradients(agent, other, batch, draws)["onestep"], grads[3.0]["onestep"])
+    pretraining = [gradients(agent, s, batch, draws, imitate_only=True) for s in (state, other)]
+    assert same(*pretraining)  # no critic in it
+    assert any(np.abs(g).max() > 0 for g in jax.tree.leaves(pretraining[0]["onestep"]))
+
+
+def test_the_critics_loss_reads_the_policy_without_training_it():
+    agent, state, batch, _ = setting()
+    draws = agent.critic_draws(jax.random.key(1), batch)
+    by_policy = lambda p: agent._critic_loss(state.critic, state.replace(policy=p), batch, draws)[0]  # noqa: E731
+    by_target = lambda t: agent._critic_loss(state.critic, state.replace(target=t), batch, draws)[0]  # noqa: E731
+    for gradient in (jax.grad(by_policy)(state.policy), jax.grad(by_target)(state.target)):
+        assert not any(np.asarray(g).any() for g in jax.tree.leaves(gradient))
+
+
+def test_the_normalised_q_term_does_not_grow_with_the_rewards():
+    for normalise, same_size in ((True, True), (False, False)):
+        agent, state, batch, draws = setting(alpha=0.0, normalise_q=normalise, critic=critic(loss="squared"))
+        grads = []
+        for scale in (1.0, 10.0):  # of every head's output
+            last = jax.tree.map(lambda x, s=scale: x * s, state.critic["q"]["VmapMlp_0"]["Dense_1"])
+            heads = {**state.critic["q"]["VmapMlp_0"], "Dense_1": last}
+            scaled = state.replace(critic={**state.critic, "q": {"VmapMlp_0": heads}})
+            grads.append(gradients(agent, scaled, batch, draws)["onestep"]["net"]["Dense_1"]["kernel"])
+        assert np.allclose(grads[0], grads[1], rtol=1e-3, atol=1e-6) == same_size
+
+
+def test_a_target_of_the_one_step_policy():
+    agent, state, batch, _ = setting(critic=critic(loss="squared", target_subset=2, target_aggregate="mean"))
+    draws = agent.critic_draws(jax.random.key(1), batch)
+    assert draws["next"].shape == (8, 1, 6)  # one sample, whatever target_candidates says
+    following = batch.next_observations["state"]
+    raw = agent.one_step.net.apply(
+        {"params": state.policy["onestep"]["net"]}, jnp.concatenate([following, draws["next"][:, 0]], -1)
+    )
+    value = agent.critic.q.apply({"params": state.target["q"]}, following, jnp.clip(raw, -1, 1)).mean(0)
+    wanted = batch.rewards @ np.array([1, 0.9, 0.81], np.float32) + batch.discount_n * batch.mask * value
+    np.testing.assert_allclose(agent.critic_target(state.critic, state, batch, draws), wanted, atol=1e-5)
+
+
+def test_only_the_one_step_policy_travels_and_its_best_sample_acts():
+    agent, state = fresh(VARIANT)
+    params = agent.policy_params(state)
+    assert list(params["policy"]) == ["onestep"]
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    noise = agent.acting_noise(jax.random.key(3), observation, explore=True)
+    chunk, record = agent.sample(params, observation, jax.random.key(3), explore=True)
+    features = jnp.broadcast_to(observation["state"], (3, 4))
+    raw = agent.one_step.net.apply({"params": state.policy["onestep"]["net"]}, jnp.concatenate([features, noise], -1))
+    best = int(np.argmax(record["values"]))
+    np.testing.assert_allclose(chunk.reshape(-1), jnp.clip(raw[best], -1, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["acfql-policy-image", f"{VARIANT}-image", "acrlpd-image"])
+@pytest.mark.parametrize("choose_by", ["mean", "min"])
+def test_candidates_are_compared_by_the_mean_or_the_least_head(variant, choose_by):
+    agent = build(config_of(variant, choose_by=choose_by, candidates=5))
+    state = agent.init(jax.random.key(0))
+    params, act = agent.policy_params(state), jax.jit(agent.act)
+    observation = {k: jnp.asarray(v[0, 0]) for k, v in make_batches(agent.spec).observations.items()}
+    noise = agent.acting_noise(jax.random.key(3), observation, explore=True)
+    free = (np.zeros((3, 2), np.float32), np.zeros(3, np.float32))
+    _, record = act(params, observation, noise, free)
+    alone = jnp.stack([act(params, observation, noise[n : n + 1], free)[0].reshape(-1) for n in range(5)])
+    features = jnp.broadcast_to(agent.critic.features(state.critic, observation), (5, 12))
+    heads = np.asarray(agent.critic.values(state.critic, features, alone))
+    wanted = heads.mean(0) if choose_by == "mean" else heads.min(0)
+    np.testing.assert_allclose(record["values"], wanted, atol=1e-5)

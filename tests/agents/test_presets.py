@@ -1,0 +1,93 @@
+"""Every named algorithm builds, updates and acts, in our conventions and in the published ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import make_batches
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.presets import PRESETS, apply_compat, apply_preset
+from serl_chunk.config.robots import RobotConfig
+from serl_chunk.types import RobotSpec
+
+ROBOT = RobotSpec("arm", 50.0, 4, (-1.0,) * 2, (1.0,) * 2, (-1,) * 2, (), (), 100)
+BOTH = pytest.mark.parametrize("compat", ["", "qc"], ids=["ours", "compat"])
+
+
+def small(preset: str, compat: str) -> tuple[ExperimentConfig, Agent]:
+    """The preset's agent, with networks of one small layer and fewer Euler steps."""
+    config = apply_preset(ExperimentConfig("x", RobotConfig()), preset)
+    config = apply_compat(config, compat) if compat else config
+    critic = dataclasses.replace(config.agent.critic, hidden=(8,))
+    width = {"hidden": (8,)} if hasattr(config.agent, "hidden") else {}
+    agent = dataclasses.replace(config.agent, critic=critic, **width)
+    if hasattr(agent, "flow"):
+        agent = dataclasses.replace(agent, flow=dataclasses.replace(agent.flow, hidden=(8,), steps=2))
+    config = dataclasses.replace(config, agent=agent)
+    return config, make_agent(config, ROBOT)
+
+
+def batches(config: ExperimentConfig, agent: Agent):
+    """As the sampler feeds them: rewards of `return_steps`."""
+    batch = make_batches(agent.spec)
+    rewards = np.ones((*batch.mask.shape, config.chunk.returned), np.float32)
+    return jax.device_put(batch._replace(rewards=-rewards))
+
+
+def check(agent: Agent, before, after, metrics, chunk) -> None:
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), before)
+    assert (chunk.shape, chunk.dtype) == ((agent.spec.horizon, 2), jnp.float32)
+    assert ("critic/critic_loss" in metrics) == (not isinstance(agent.config, BcConfig))
+
+
+@BOTH
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_can_be_compiled(preset, compat):
+    config, agent = small(preset, compat)
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    with jax.numpy_rank_promotion("raise"):
+        after, metrics = jax.eval_shape(agent._update, state, batches(config, agent))
+        prefix = (np.zeros((agent.spec.horizon, 2), np.float32), np.zeros(agent.spec.horizon, np.float32))
+        chunk, _ = jax.eval_shape(
+            lambda s, k: agent._sample_chunk(agent.policy_params(s), {"state": jnp.zeros(4)}, k, prefix, explore=True),
+            state,
+            jax.random.key(0),
+        )
+    check(agent, state, after, metrics, chunk)
+    assert agent.spec.horizon == (5 if preset.startswith(("qc", "bc")) or preset == "rlpd-ac" else 1)
+    assert (config.preset, config.compat) == (preset, compat)
+
+
+def run(preset: str, compat: str) -> None:
+    config, agent = small(preset, compat)
+    state = agent.init(jax.random.key(0))
+    shapes = jax.eval_shape(lambda: state)
+    before = np.asarray(jax.tree.leaves(state.policy)[-1])
+    after, metrics = agent.update(state, batches(config, agent))
+    chunk, _ = agent.sample(
+        agent.policy_params(after), {"state": np.ones(4, np.float32)}, jax.random.key(1), explore=True
+    )
+    check(agent, shapes, after, metrics, chunk)
+    assert all(np.isfinite(v) for v in metrics.values())
+    assert not np.array_equal(before, jax.tree.leaves(after.policy)[-1])
+    assert float(jnp.abs(chunk).max()) <= 1
+
+
+@pytest.mark.parametrize("preset", ["qc", "fql-n", "qc-rlpd", "bc"])
+def test_published_conventions_update_and_act(preset):
+    run(preset, "qc")
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_updates_and_acts(preset, compat):
+    run(preset, compat)

@@ -1,0 +1,98 @@
+"""Critic first, or both at once from the parameters before the step; where the target's average goes; row weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import build, config_of, critic, make_batches, same
+
+TOGETHER = ["acfql-policy-distill-together", "acrlpd-together"]
+
+
+def first(batches):
+    return jax.tree.map(lambda x: jnp.asarray(x[0]), batches)
+
+
+def close(a, b) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.allclose(x, y, atol=1e-6) for x, y in pairs)
+
+
+@pytest.mark.parametrize("variant", TOGETHER)
+def test_together_each_gradient_is_taken_at_the_parameters_before_the_step(variant):
+    agent = build(config_of(variant, lr=0.1))
+    state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
+    draws = agent.critic_draws(jax.random.key(1), batch), agent.policy_draws(jax.random.key(2), batch)
+
+    @jax.jit
+    def steps(s):
+        critic_alone = agent.critic_step(s, batch, draws[0])[0]
+        return (
+            agent.joint_step(s, batch, *draws)[0],
+            critic_alone,
+            agent.policy_step(s, batch, draws[1], imitate_only=False)[0],
+            agent.policy_step(critic_alone, batch, draws[1], imitate_only=False)[0],
+        )
+
+    joint, critic_alone, policy_alone, in_turn = steps(state)
+    for name in ("critic", "critic_opt", "target", "critic_updates"):
+        assert close(getattr(joint, name), getattr(critic_alone, name)), name
+    for name in ("policy", "policy_opt", "policy_average", "temperature", "policy_updates"):
+        assert close(getattr(joint, name), getattr(policy_alone, name)), name
+    assert not close(joint.policy, in_turn.policy)  # against the new critic it would be another step
+
+
+@pytest.mark.parametrize("variant", TOGETHER)
+def test_together_every_batch_of_an_update_trains_both_and_compiles_once(variant):
+    agent = build(config_of(variant))
+    state = agent.init(jax.random.key(0))
+    for seed in range(2):
+        state, metrics = agent.update(state, jax.device_put(make_batches(agent.spec, 3, seed=seed)))
+    assert (int(state.critic_updates), int(state.policy_updates)) == (6, 6)
+    assert {"critic/critic_loss", "actor/actor_loss"} <= metrics.keys()
+    assert all(np.isfinite(v) for v in metrics.values())
+    assert agent.update._cache_size() == 1
+
+
+@pytest.mark.parametrize("average", ["new", "old"])
+def test_the_target_moves_towards_the_critic_after_or_before_the_step(average):
+    config = config_of("acfql-policy-squared")
+    agent = build(dataclasses.replace(config, critic=critic(loss="squared", target_average=average)))
+    state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
+    state = state.replace(target=jax.tree.map(lambda x: x + 1.0, state.target))
+    after, _ = agent.critic_step(state, batch, agent.critic_draws(jax.random.key(1), batch))
+    followed = (after if average == "new" else state).critic
+    wanted = jax.tree.map(lambda c, t: 0.1 * c + 0.9 * t, followed["q"], state.target["q"])
+    assert close(after.target["q"], wanted)
+    assert not same(after.critic["q"], state.critic["q"])
+
+
+@pytest.mark.parametrize("variant", ["acfql", "acfql-policy-distill", "acrlpd"])
+def test_a_row_of_no_weight_teaches_the_critic_nothing_and_counts_in_the_divisor(variant):
+    agent = build(config_of(variant))
+    state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
+    draws = agent.critic_draws(jax.random.key(1), batch)
+    half = batch._replace(weight=jnp.array([1.0] * 4 + [0.0] * 4))
+    spoiled = half._replace(rewards=half.rewards.at[4:].add(9.0), mask=half.mask.at[4:].set(0.0))
+    gradient = jax.jit(lambda b, d: jax.grad(lambda c: agent._critic_loss(c, state, b, d)[0])(state.critic))
+    assert close(gradient(half, draws), gradient(spoiled, draws))
+    small = jax.tree.map(lambda x: x[:4], batch)
+    fewer = {k: v if k == "heads" else v[:4] for k, v in draws.items()}
+    assert close(gradient(half, draws), jax.tree.map(lambda g: g / 2, gradient(small, fewer)))
+
+
+@pytest.mark.parametrize("variant", ["acfql-policy-distill", "acrlpd"])
+def test_returns_of_more_steps_than_the_chunk(variant):
+    """n-step returns: the batch brings R rewards and the discount of after them."""
+    agent = build(config_of(variant), horizon=1)
+    batch = first(make_batches(agent.spec))._replace(
+        rewards=jnp.arange(32, dtype=jnp.float32).reshape(8, 4) / 32, discount_n=jnp.full(8, 0.9**4), mask=jnp.zeros(8)
+    )
+    state = agent.init(jax.random.key(0))
+    _, metrics = agent._critic_loss(state.critic, state, batch, agent.critic_draws(jax.random.key(1), batch))
+    wanted = np.asarray(batch.rewards) @ 0.9 ** np.arange(4)
+    assert float(metrics["critic/target_qs"]) == pytest.approx(wanted.mean(), abs=1e-6)

@@ -1,0 +1,74 @@
+"""Presets, published conventions and overrides as one experiment, validated once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.presets import PRESETS, configured
+from serl_chunk.config.robots import RobotConfig
+from serl_chunk.types import ConfigError
+
+BASE = ExperimentConfig("x", RobotConfig())
+OF_FAILING = [name for name in PRESETS if not name.startswith("bc")]
+
+
+@pytest.mark.parametrize("discount", ["0.9", "0.97", "0.995", "0.9999"])
+@pytest.mark.parametrize("preset", OF_FAILING)
+def test_what_follows_from_the_discount_follows_from_the_one_given(preset: str, discount: str) -> None:
+    for compat in (None, "qc"):
+        config = configured(BASE, [("discount", discount)], preset=preset, compat=compat)
+        assert config.discount == float(discount)
+        assert config.reward.failure_reward == -1.0 / (1 - config.discount)
+    assert configured(BASE, preset=preset).reward.failure_reward == -1.0 / (1 - BASE.discount)
+    alone = configured(dataclasses.replace(BASE, agent=config.agent), [("discount", discount)], compat="qc")
+    assert alone.reward == config.reward
+
+
+def test_the_result_alone_is_validated() -> None:
+    late = dataclasses.replace(BASE, actor=ActorConfig(delay_ticks=2))
+    with pytest.raises(ConfigError, match=r"actor\.delay_ticks=2 must be below chunk\.execute_steps=1"):
+        configured(late, preset="rlpd")
+    assert configured(late, [("actor.delay_ticks", "0")], preset="rlpd").actor.delay_ticks == 0
+    assert configured(late, [("chunk.horizon", "3")], preset="rlpd").chunk.horizon == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("reward.failure_reward", "-500", -500.0),
+        ("agent.candidates", "3", 3),
+        ("agent.critic.tau", "0.5", 0.5),
+        ("replay.windows", "episode", "episode"),
+        ("normaliser.state", "true", True),
+        ("learner.eval_mode", "mean", "mean"),
+        ("chunk.return_steps", "7", 7),
+    ],
+)
+def test_an_override_wins_over_preset_and_conventions(path: str, text: str, value: object) -> None:
+    found: object = configured(BASE, [(path, text)], preset="qc", compat="qc")
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_a_bad_discount_is_refused_as_without_a_preset() -> None:
+    for text in ("1", "0", "-1", "nan"):
+        with pytest.raises(ConfigError, match=r"discount must be in \(0, 1\)"):
+            configured(BASE, [("discount", text)], preset="qc")
+    with pytest.raises(ConfigError, match=r"--config\.discount='x': expected a number"):
+        configured(BASE, [("discount", "x")], preset="qc")
+    with pytest.raises(ConfigError, match=r"did you mean 'qc-fql'"):
+        configured(BASE, preset="qc-fqk")
+
+
+def test_the_highest_failure_reward_that_is_named_is_accepted() -> None:
+    """As it is printed: rounded to a few digits it could lie above the bound."""
+    with pytest.raises(ConfigError, match="to at most") as refused:
+        configured(BASE, [("reward.offset", "-1"), ("discount", "0.97"), ("agent.critic.loss", "squared")])
+    named = str(refused.value).split("offset/(1-discount)=")[1].split()[0]
+    overrides = [("reward.offset", "-1"), ("discount", "0.97"), ("reward.failure_reward", named)]
+    config = configured(BASE, [*overrides, ("agent.critic.loss", "squared")])
+    assert config.reward.failure_reward == float(named)
