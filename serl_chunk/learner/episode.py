@@ -45,6 +45,7 @@ class StoredEpisode:
     length: int = 0  # steps
     end: End | None = None  # None while open
     provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
+    given_up: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
     human: bool = False  # some step was executed by a person
     frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
     latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1

@@ -1,4 +1,4 @@
-"""The training loop: pretrain, warm up, train, publish, checkpoint. It never asks which algorithm it runs.
+"""The training loop: pretrain, train offline, warm up, train, publish, checkpoint. It never asks for the algorithm.
 
 `work()` does one bounded piece of work and says whether there was any, so that the same loop serves a process
 of its own (`commands/learner.py`), which sleeps when there is none, and the single-process mode, which then lets
@@ -7,13 +7,13 @@ the actor go on.
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -24,34 +24,48 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.episode import EpisodeStats
 from serl_chunk.learner.metrics import MetricsLog
+from serl_chunk.learner.own_evaluation import Evaluate, Schedule, last_evaluated
+from serl_chunk.learner.period import Period
+from serl_chunk.learner.phase import Phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.rate_limiter import RateLimiter
 from serl_chunk.learner.replay import Replay
-from serl_chunk.learner.run_metrics import Counters
+from serl_chunk.learner.run_metrics import Counters, read_metrics
 from serl_chunk.learner.sampler import BatchStream
-from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
+from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Outcome, Record, RobotSpec, Snapshot
+
+__all__ = ["Dataset", "Learner", "Phase"]
 
 PRETRAIN_SCAN = 20  # pretraining updates in one compiled call (lengths are rounded up): amortises the dispatch
+_ON_DATA = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN, Phase.OFFLINE)  # phases of the demonstrations alone
 MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
 
 
-class Phase(enum.StrEnum):
-    """Where a run is; phases only go forward."""
+class Dataset(Protocol):
+    """Offline data of which a part is there at a time (`data.shards.ShardedSource`)."""
 
-    PRETRAIN = "pretrain"
-    CRITIC_PRETRAIN = "critic pretrain"
-    WARMUP = "warm-up"
-    CRITIC_WARMUP = "critic warm-up"
-    TRAIN = "train"
-    DONE = "done"
+    def take(self) -> list[Episode]:
+        """The episodes of the part in use, which it then need not hold."""
+
+    def advance(self) -> bool:
+        """Count one update; True where another part is in use now."""
+
+    def seek(self, updates: int) -> None:
+        """Be where so many calls of `advance` lead from the beginning."""
+
+    def close(self) -> None:
+        """Stop reading ahead."""
 
 
 class Learner:
     """Owns the agent's state, the replay, the checkpoints and the metrics of one run.
 
     Args:
+        demos: demonstrations, kept for the whole run.
         publish: takes each snapshot and its info (on the publisher's thread where `threaded`).
         threaded: prefetch batches and publish beside the training thread; False reproduces a run bit for bit.
+        dataset: opens offline data that are replaced part by part, in the state they have after so many updates.
+        evaluate: what `learner.eval_interval` calls; closed with the learner.
         say: prints one line for a person.
     """
 
@@ -67,19 +81,26 @@ class Learner:
         publish: Publish,
         metrics: MetricsLog,
         threaded: bool,
+        dataset: Dataset | None = None,
+        evaluate: Evaluate | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         self.config, self.agent, self.metrics = config, agent, metrics
         self._say = say
         c = config.learner
-        if not demos and (c.pretrain_steps or c.critic_pretrain_steps):
+        if not demos and dataset is None and (c.pretrain_steps or c.critic_pretrain_steps):
             raise ConfigError(
                 "pretraining needs demonstrations: give --demo_path, or set --config.learner.pretrain_steps=0 and "
                 "--config.learner.critic_pretrain_steps=0"
             )
+        if not demos and dataset is None and c.offline_steps:
+            raise ConfigError(
+                "--offline_steps trains on demonstrations or a data set: give --demo_path or --dataset_dir"
+            )
         self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints, say=say)
         self.state: AgentState = agent.init(jax.random.key(config.seed))
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
+        self._dataset = dataset
         self.normaliser = self._restored_normaliser(normaliser, restored)
         self.replay = Replay(
             spec,
@@ -89,8 +110,17 @@ class Learner:
             bc_on=config.agent.bc_on,
             on_episode=self._on_episode,
         )
-        self.replay.add_demo(*demos)
-        self._demos = len(demos)
+        if demos or dataset is None:
+            self.replay.add_demo(*demos)
+        if dataset is not None and restored is not None:
+            dataset.seek(restored.step)
+        first = [] if dataset is None else dataset.take()
+        if dataset is not None:
+            self.replay.replace_demos(first)
+        self._demos = len(demos) + len(first)
+        # A critic that has seen successes alone misleads whoever chooses by it.
+        self._data_has_failures = any(e.end.outcome is not Outcome.SUCCESS for e in [*demos, *first])
+        del first
         self.limiter = RateLimiter(c.utd_ratio, c.max_lag_steps)
         self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
         self._prefetch = config.replay.prefetch if threaded else 0
@@ -103,13 +133,19 @@ class Learner:
         self._position = 0  # journal entries that the counters cover
         self.phase = Phase.PRETRAIN
         self.phase_updates = 0
-        self.updates = 0  # critic updates of the online phase
+        self.updates = 0  # critic updates of the offline and the online phase
+        self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
         self.env_steps = 0
         self.human_ticks = 0
         self.episodes = 0
         self._human_held = 0  # steps of earlier lives' interventions that outlived the online store
         self._resumed_steps = 0  # online steps of earlier lives, whose transitions are gone
-        self._period = _Period()
+        self._limiter_resumed = False  # whether the steps of earlier lives entitle to updates as they did
+        self._period = Period()
+        self._evaluate, self._schedule = evaluate, Schedule(c.eval_interval)
+        self.evaluated = 0.0  # seconds that finished evaluations took, which are no time of training
+        self._evaluation_start: float | None = None
+        self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
         self.rates: dict[str, float] = {}
         self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates, of late
         self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, helped) of the last episodes
@@ -190,22 +226,90 @@ class Learner:
     def _on_episode(self, stats: EpisodeStats) -> None:
         self._reported.append(stats)
 
+    @property
+    def offline_updates(self) -> int:
+        """Critic updates of the offline phase."""
+        return self.updates if self._offline_updates is None else self._offline_updates
+
+    @property
+    def online_updates(self) -> int:
+        """Critic updates of the online phase."""
+        return self.updates - self.offline_updates
+
+    @property
+    def updates_wanted(self) -> int:
+        """Online updates after which training ends, as far as it is known."""
+        c = self.config.learner
+        entitled = None if c.online_steps is None else self.limiter.entitled(c.online_steps)
+        if entitled is None:
+            return c.max_steps
+        return min(c.max_steps, max(self.online_updates, entitled // c.cta_ratio * c.cta_ratio))
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether an evaluation is under way."""
+        return self._evaluation_start is not None
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """Seconds that evaluations took so far, one that is under way included."""
+        start = self._evaluation_start
+        return self.evaluated + (0.0 if start is None else time.perf_counter() - start)
+
     def steps_allowed(self) -> int | None:
         """How many more steps lockstep actors may record now; None: no limit."""
-        return self.limiter.steps_allowed(self.env_steps)
+        if self.phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
+            return 0
+        # The warm-up waits for steps whatever the limiter of an earlier life says.
+        allowed = None if self.phase is Phase.WARMUP else self.limiter.steps_allowed(self.env_steps)
+        wanted = self.config.learner.online_steps
+        if wanted is None:
+            return allowed
+        left = max(0, wanted - self.env_steps)
+        return left if allowed is None else min(left, allowed)
 
     def steps_missing(self) -> int:
         """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
         c = self.config.learner
         if self.phase is Phase.WARMUP and self.episodes >= c.warmup_episodes:
-            return max(0, c.training_starts - (self.env_steps - self._resumed_steps))
-        return self.limiter.steps_missing(self.env_steps, c.cta_ratio) if self.phase is Phase.TRAIN else 0
+            return max(0, self._starts_after - self._fresh_steps)
+        return self.limiter.steps_missing(self._steps_used, c.cta_ratio) if self.phase is Phase.TRAIN else 0
+
+    @property
+    def updates_due(self) -> int:
+        """Critic updates that the recorded steps entitle to and that are not done."""
+        return self.limiter.updates_due(self._steps_used)
+
+    @property
+    def _steps_used(self) -> int:
+        """Online steps that entitle to updates: at most `online_steps`, however far ahead realtime actors are."""
+        wanted = self.config.learner.online_steps
+        return self.env_steps if wanted is None else min(wanted, self.env_steps)
+
+    @property
+    def _steps_over(self) -> bool:
+        wanted = self.config.learner.online_steps
+        return wanted is not None and self.env_steps >= wanted
+
+    @property
+    def _fresh_steps(self) -> int:
+        """Online steps whose transitions came in this life, or were put back."""
+        return self.env_steps - self._resumed_steps
+
+    @property
+    def _starts_after(self) -> int:
+        """Fresh steps before training: `training_starts`, or all that are still to come where these are fewer."""
+        c = self.config.learner
+        if c.online_steps is None:
+            return c.training_starts
+        return min(c.training_starts, max(0, c.online_steps - self._resumed_steps))
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, tick: Callable[[], None] = lambda: None) -> None:
-        """Work until `max_steps` or `stop`; `tick` is called between pieces of work (status, signals)."""
+        """Work until the run's end or `stop`; `tick` is called between pieces of work, and within long ones."""
         self.say_if_empty()
+        self.tick = tick
         while self.phase is not Phase.DONE and not stop.is_set():
             if not self.work():
                 start = time.perf_counter()
@@ -219,18 +323,23 @@ class Learner:
 
     def say_if_empty(self) -> None:
         """Tell that a resumed run has no online steps to train on, as where no journal was kept."""
-        if self.updates and self.phase is not Phase.DONE and not self.replay.ready.online:
-            need = self.config.learner.training_starts
+        if self.online_updates and self.phase is not Phase.DONE and not self.replay.ready.online:
+            need = self._starts_after
             self._say(f"the online replay is empty: training goes on after {need} new steps")
 
     def work(self) -> bool:
         """One piece of work; False where there is none until more steps arrive."""
         self._drain_episodes()
         c = self.config.learner
+        if self._evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
+            return True
         if self.phase is Phase.PRETRAIN:
             return self._pretrain(c.pretrain_steps, self.agent.update_policy, Phase.CRITIC_PRETRAIN)
         if self.phase is Phase.CRITIC_PRETRAIN:
-            return self._pretrain(c.critic_pretrain_steps, self.agent.update_critic, Phase.WARMUP)
+            following = Phase.OFFLINE if c.offline_steps else Phase.WARMUP
+            return self._pretrain(c.critic_pretrain_steps, self.agent.update_critic, following)
+        if self.phase is Phase.OFFLINE:
+            return self._train_offline()
         if self.phase is Phase.WARMUP:
             return self._warm_up()
         if self.phase is Phase.CRITIC_WARMUP:
@@ -245,45 +354,121 @@ class Learner:
             self.phase_updates += PRETRAIN_SCAN
             self._count(PRETRAIN_SCAN, metrics)
         if self.phase_updates >= total:
-            self._enter(following)
-            if following in (Phase.WARMUP, Phase.TRAIN):
-                self.publish()
             if following is Phase.WARMUP:
-                self.checkpoint()  # step 0: what imitation alone achieves
+                self._begin_online()
+                return True
+            self._enter(following)
+            if following is Phase.TRAIN:
+                self.publish()
+            if following is Phase.OFFLINE:
+                self.checkpoint()  # step 0: what pretraining alone achieves, and where a killed run goes on
         return True
+
+    def _train_offline(self) -> bool:
+        c = self.config.learner
+        if self.updates < c.offline_steps:
+            self._update()
+            self._checkpoint_if_due()
+        elif not self._evaluate_if_due(now=True):
+            self._begin_online()
+        return True
+
+    def _begin_online(self) -> None:
+        """Everything learnt so far is kept; the first snapshot lets the actors begin."""
+        self._offline_updates = self.updates
+        self._enter(Phase.DONE if self.config.learner.online_steps == 0 else Phase.WARMUP)
+        self.publish()
+        self.checkpoint()  # at step 0: what imitation alone achieves
+
+    def _update(self) -> None:
+        """One compiled update of everything."""
+        c = self.config.learner
+        self.state, metrics = self.agent.update(self.state, self._batches(c.cta_ratio))
+        self.updates += c.cta_ratio
+        self._count(c.cta_ratio, metrics)
+        if self._dataset is not None and sum(self._dataset.advance() for _ in range(c.cta_ratio)):
+            self.replay.replace_demos(self._dataset.take())
+
+    def _checkpoint_if_due(self) -> None:
+        c = self.config.learner
+        if c.checkpoint_period and _crossed(self.updates - c.cta_ratio, self.updates, c.checkpoint_period):
+            self.checkpoint()
 
     def _warm_up(self) -> bool:
         c = self.config.learner
-        fresh = self.env_steps - self._resumed_steps
-        if self.episodes < c.warmup_episodes or fresh < c.training_starts or self.replay.ready.online == 0:
-            return False
-        if self.updates:  # a resume: the critic has been warmed up in an earlier life
-            self.limiter.restore(self.env_steps, self.updates)
-            self._enter(Phase.TRAIN)
-        else:
-            self.limiter.start(self.env_steps)
-            self._enter(Phase.CRITIC_WARMUP)
+        waits = self.episodes < c.warmup_episodes or self._fresh_steps < self._starts_after
+        if (waits and not self._steps_over) or self.replay.ready.online == 0:
+            return self._steps_over and self._end_unready()
+        if waits:  # no more steps will come
+            self._say(
+                f"the warm-up ends early: all {c.online_steps} online steps are recorded, in {self.episodes} of "
+                f"learner.warmup_episodes={c.warmup_episodes} episodes"
+            )
+        if not self._limiter_resumed and not self.online_updates:
+            # Steps that the warm-up took from training's share entitle to updates, for there will be no others.
+            self.limiter.start(min(c.training_starts, self.env_steps) if self._steps_over else self.env_steps)
+        elif not self._limiter_resumed:  # a checkpoint that does not say
+            self.limiter.restore(self._steps_used, self.online_updates)
+        # After online updates the critic has been warmed up, in an earlier life.
+        self._enter(Phase.TRAIN if self.online_updates else Phase.CRITIC_WARMUP)
+        return True
+
+    def _end_unready(self) -> bool:
+        """All online steps came, and none can be trained on."""
+        if not self._evaluate_if_due(now=True):
+            self._say(
+                f"training ends: all {self.config.learner.online_steps} online steps are recorded, and the online "
+                "replay has no window to train on; raise --online_steps to go on"
+            )
+            self._enter(Phase.DONE)
         return True
 
     def _train(self) -> bool:
         c = self.config.learner
-        if not self.limiter.may_update(self.env_steps, c.cta_ratio):
+        more = self.limiter.may_update(self._steps_used, c.cta_ratio)
+        if self.online_updates >= c.max_steps or (self._steps_over and not more):
+            if not self._evaluate_if_due(now=True):
+                if not self.online_updates:
+                    self._say(f"training ends without an update: {self._steps_used} online steps entitle to none")
+                self._enter(Phase.DONE)
+            return True
+        if not more:
             return False
         start, actors_wait = time.perf_counter(), self.steps_allowed() == 0
-        self.state, metrics = self.agent.update(self.state, self._batches(c.cta_ratio))
+        self._update()
         self.limiter.did_update(c.cta_ratio)
-        before = self.updates
-        self.updates += c.cta_ratio
-        self._count(c.cta_ratio, metrics)
         if actors_wait:
             self._period.actors_waited += time.perf_counter() - start
-        if _crossed(before, self.updates, c.steps_per_update):
+        if _crossed(self.updates - c.cta_ratio, self.updates, c.steps_per_update):
             self.publish()
-        if c.checkpoint_period and _crossed(before, self.updates, c.checkpoint_period):
-            self.checkpoint()
-        if self.updates >= c.max_steps:
-            self._enter(Phase.DONE)
+        self._checkpoint_if_due()
         return True
+
+    def _evaluate_if_due(self, *, now: bool = False) -> bool:
+        """Evaluate the present policy where the schedule wants it (`now`: an end does); False where it does not.
+
+        Nothing that training draws from is touched, and the time it takes is no time of training.
+        """
+        if self._evaluate is None or not self._schedule.due(self.updates, now=now):
+            return False
+        params = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
+        with self.metrics.pause(), self._left_out():
+            self.tick()
+            self._evaluate(Snapshot(self.updates, params), self.counters())
+        self._schedule.last = self.updates  # also where a stop cut it short: the next life makes up for it
+        return True
+
+    @contextlib.contextmanager
+    def _left_out(self) -> Iterator[None]:
+        start, env_steps = time.perf_counter(), self.env_steps
+        self._evaluation_start = start
+        try:
+            yield
+        finally:
+            self._evaluation_start = None
+        seconds = time.perf_counter() - start
+        self.evaluated += seconds
+        self._period.leave_out(seconds, self.env_steps - env_steps)
 
     def _enter(self, phase: Phase) -> None:
         self._close_stream()  # what it prepared ahead was drawn from the data of the phase that ends
@@ -300,6 +485,7 @@ class Learner:
                 self._rng,
                 self.config.learner.batch_size,
                 updates,
+                half="demo" if self.phase in _ON_DATA else None,
                 put=jax.device_put,
                 prefetch=self._prefetch,
             )
@@ -331,27 +517,15 @@ class Learner:
 
     def _measure(self, now: float) -> None:
         """Rates and waits since the last metric row."""
-        p = self._period
-        seconds = max(now - p.start, 1e-9)
-        done = p.updates - p.logged_updates
-        self.rates = {
-            "rates/updates_per_s": done / seconds,
-            "rates/env_steps_per_s": (self.env_steps - p.env_steps) / seconds,
-            "wait/learner_s": p.waited,
-            "wait/actor_s": p.actors_waited,
-            "timer/sample_replay_buffer": p.sampling / max(done, 1),
-            "timer/train": (seconds - p.waited - p.sampling) / max(done, 1),
-        }
-        self.waiting = (p.waited / seconds, p.actors_waited / seconds)
+        self.rates, self.waiting = self._period.rates(self.env_steps, now), self._period.waits(now)
 
     def _log(self, metrics: dict[str, jax.Array]) -> None:
-        p, now = self._period, time.perf_counter()
+        now = time.perf_counter()
         self._measure(now)
         stats = self.replay.stats()
         values = {k: float(v) for k, v in metrics.items()}
         self.metrics.train(self.counters(), {**values, **self.rates, **stats})
-        p.start, p.env_steps, p.logged_updates, p.waited, p.sampling = now, self.env_steps, p.updates, 0.0, 0.0
-        p.actors_waited = 0.0
+        self._period.begin_anew(self.env_steps, now)
 
     def _drain_episodes(self) -> None:
         while self._finished_episodes:
@@ -369,7 +543,7 @@ class Learner:
                 intervention_steps=e.human_ticks,
                 intervention_count=e.segments,
                 # A resumed run gathers data before it trains on, but with a policy that has been trained.
-                phase="train" if self.phase in (Phase.TRAIN, Phase.DONE) or self.updates else "warmup",
+                phase="train" if self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates else "warmup",
                 number=self.episodes,
                 q=[q for q, _ in e.decisions],
                 g=[g for _, g in e.decisions],
@@ -384,8 +558,11 @@ class Learner:
 
     @property
     def _pretrained(self) -> bool:
+        """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
         # A resumed run passes through the warm-up too, with a critic that has seen online data.
-        return self.phase in (Phase.WARMUP, Phase.CRITIC_WARMUP) and self.updates == 0
+        if self.phase is Phase.TRAIN or self.online_updates:
+            return False
+        return not (self.offline_updates and self._data_has_failures)
 
     @property
     def version(self) -> int:
@@ -409,9 +586,16 @@ class Learner:
             "episodes": self.episodes,
             "human_steps_held": int(self.replay.stats()["replay/human_rows"]),
             "phase": str(self.phase),
+            "offline_updates": self.offline_updates,
+            "updates_owed": self.limiter.owed(env_steps),
             "sampler_rng": self._rng.bit_generator.state,
         }
         return self.checkpoints.save(self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        """Whether closing now writes one: before a phase that a resume could go on in there is nothing to write."""
+        return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
 
     def close(self) -> None:
         """Write the final checkpoint, hand over the last snapshot, stop the threads.
@@ -420,10 +604,14 @@ class Learner:
         """
         self._close_stream()
         self._drain_episodes()
-        if self.phase in (Phase.TRAIN, Phase.DONE):
+        if self.writes_checkpoint:
             self.checkpoint()
         self.checkpoints.close()
         self._publisher.close()
+        if self._dataset is not None:
+            self._dataset.close()
+        if self._evaluate is not None:
+            self._evaluate.close()
         if (error := self._publisher.error) is not None:
             self._say(f"WARNING: the newest snapshot did not reach the actors ({type(error).__name__}: {error})")
 
@@ -431,7 +619,8 @@ class Learner:
         if restored is None:
             return fresh
         saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
-        if saved.digest() != fresh.digest():
+        # With a data set it is another shard, as a rule, that the fresh one was fitted on.
+        if self._dataset is None and saved.digest() != fresh.digest():
             # Statistics of other demonstrations under an old network would shift every input.
             self._say("the demonstrations changed since the checkpoint: its normaliser is kept")
         return saved
@@ -444,24 +633,51 @@ class Learner:
         self._position = int(meta.get("journal_position", 0))
         self._rng.bit_generator.state = meta["sampler_rng"]
         self._human_held = int(meta.get("human_steps_held", 0))
+        # Runs of before there was an offline phase do not say.
+        self._offline_updates = int(meta.get("offline_updates", 0))
+        # Not the steps themselves: under another ratio they would entitle to far more updates, or to none for long.
+        if (owed := meta.get("updates_owed")) is not None:
+            self.limiter.restore(self.env_steps, self.online_updates, float(owed))
+            self._limiter_resumed = True
         self.metrics.resumed(self.counters(), self.episodes)
-        if step >= self.config.learner.max_steps:
-            self.phase = Phase.DONE
-            self._say(f"resumed at step {step}: training is complete (raise --config.learner.max_steps to go on)")
-        else:
-            self.phase = Phase.WARMUP
-            self._say(f"resumed at step {step}, {self.env_steps} online steps, {self._demos} demonstrations")
+        if self._evaluate is not None:
+            self._schedule.last = last_evaluated(read_metrics(self.checkpoints.run_dir))
+        self.phase = self._resumed_phase(str(meta.get("phase", "")))
+        if self.phase is Phase.OFFLINE:
+            self._offline_updates = None
+        if self.phase is Phase.DONE:
+            self._say(f"resumed at step {step}: training is complete ({self._how_to_go_on()})")
+            return
+        self._say(
+            f"resumed at step {step}, {self.env_steps} online steps, {self._demos} demonstrations"
+            + (", in the offline phase" if self.phase is Phase.OFFLINE else "")
+        )
+        if self.phase is not Phase.OFFLINE:
             self.publish()
 
+    def _resumed_phase(self, saved: str) -> Phase:
+        """Where a run goes on whose checkpoint was written in phase `saved`."""
+        c = self.config.learner
+        # A stop may have cut short the evaluation that a phase ends with.
+        missed = self._evaluate is not None and self._schedule.due(self.updates, now=True)
+        if not self.online_updates:
+            more = self.offline_updates < c.offline_steps  # also where it was over, and more of it is wanted now
+            if more or (missed and saved == Phase.OFFLINE):
+                return Phase.OFFLINE
+        owed = self.limiter.may_update(self._steps_used, c.cta_ratio)
+        if self.online_updates >= c.max_steps or (self._steps_over and not owed):
+            return Phase.TRAIN if missed and saved == Phase.TRAIN else Phase.DONE
+        return Phase.WARMUP
 
-class _Period:
-    """Sums since the last metric row."""
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.updates = self.logged_updates = self.env_steps = 0
-        self.waited = self.actors_waited = self.sampling = 0.0  # seconds
-        self.last_metrics: Any = None
+    def _how_to_go_on(self) -> str:
+        c = self.config.learner
+        if c.online_steps == 0 and self.online_updates:
+            return "after online updates the offline phase is over; leave --online_steps 0 out to go on online"
+        if c.online_steps == 0:
+            return "raise --offline_steps to go on, or leave --online_steps 0 out to go on online"
+        if self._steps_over:
+            return "raise --online_steps to go on"
+        return "raise --config.learner.max_steps to go on"
 
 
 def _crossed(before: int, after: int, period: int) -> bool:

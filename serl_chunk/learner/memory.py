@@ -21,6 +21,7 @@ def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[Came
     fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8  # source, tick, decision, version, age, stamp, succ
     fixed += 1 + 1 + 1  # live, terminal, recent
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
+    index += 16 if config.windows == "adjacent" else 0  # the order of the steps, while it is drawn up anew
     per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age
     per_frame = sum(c.height * c.width * 3 + 8 for c in cameras)
     rows = config.capacity + config.demo_capacity + config.human_capacity

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,7 @@ class MetricsLog:
         self._counters = Counters(last["step"], last["env_steps"], last["human_ticks"]) if last else Counters(0, 0, 0)
         self._wall_before = last["wall"] if last else 0.0
         self._clock, self._start = clock, clock()
+        self._paused_at: float | None = None
         self._lock = threading.RLock()
         self._nonfinite_told: set[str] = set()
         # A short write or a power cut left the start of a line behind. It is not cut off: a learner that is alive may
@@ -74,8 +76,20 @@ class MetricsLog:
             )
 
     def wall(self) -> float:
-        """Seconds this run has been running, all its lives together; time between them does not count."""
-        return self._wall_before + self._clock() - self._start
+        """Seconds this run has been running, all its lives together, without the time between them and `pause`."""
+        now = self._clock() if self._paused_at is None else self._paused_at
+        return self._wall_before + now - self._start
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stop the run's clock meanwhile: for what is no part of training, such as evaluations. Not nested."""
+        self._paused_at = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._start += self._clock() - self._paused_at
+                self._paused_at = None
 
     def train(self, counters: Counters, values: Mapping[str, Any]) -> None:
         """A period of training, since the previous train row.
@@ -133,11 +147,18 @@ class MetricsLog:
         low: float,
         high: float,
         mode: Literal["mean", "sampled"],
-        mean_time_s: float,
+        mean_time_s: float | None,
         mean_length: float,
         checkpoint: int,
+        mean_return: float | None = None,
+        seconds: float | None = None,
+        by: str | None = None,
     ) -> None:
-        """An evaluation of `checkpoint` over `n` episodes; `low` and `high` bound the rate (95 % Wilson interval)."""
+        """An evaluation of the policy of `checkpoint` over `n` episodes.
+
+        `low` and `high` bound the rate (95 % Wilson interval). `mean_return`: of the episodes' rewards, undiscounted,
+        before scale and offset. `seconds`: what it took. `by`: "learner" where training stopped for it.
+        """
         fields = {
             "success_rate": success_rate,
             "n": n,
@@ -147,6 +168,9 @@ class MetricsLog:
             "mean_time_s": mean_time_s,
             "mean_length": mean_length,
             "checkpoint": checkpoint,
+            "mean_return": mean_return,
+            "seconds": seconds,
+            "by": by,
         }
         self._write("eval", counters, fields, mirror_as=f"eval/{mode}/")
 

@@ -63,7 +63,7 @@ class Slots:
 
 
 class Deferred(NamedTuple):
-    """Images that a batch still lacks. Only demonstrations have such, which never leave: no lock has to be held."""
+    """Images that a batch still lacks. Only demonstrations that never leave have such: no lock has to be held."""
 
     cache: FrameCache
     out: np.ndarray
@@ -182,6 +182,13 @@ class StepPool:
         found = [(observation or {}).get(IMAGE_PREFIX + c.name) for c in self.cameras]
         stay = [f is None or (demonstration and isinstance(f[None], Frames)) for f in found]
         return np.array([not s for s in stay], np.int64)
+
+    def deferred_in(self, block: StepBlock, final: Observation | None) -> bool:
+        """Whether an image of this pool's cameras in `block` or `final` is still in its file."""
+        keys = [IMAGE_PREFIX + c.name for c in self.cameras]
+        images = [block.sparse[k].values for k in keys if k in block.sparse]
+        images += [final[k][None] for k in keys if final is not None and k in final]
+        return any(isinstance(image, Frames) for image in images)
 
     def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
         """Write checked steps behind those `episode` has; returns their rows, int64[N]."""

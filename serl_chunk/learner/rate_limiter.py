@@ -23,10 +23,22 @@ class RateLimiter:
         self._base_steps = online_steps
         self.updates = 0
 
-    def restore(self, online_steps: int, updates: int) -> None:
-        """Continue after a resume: `updates` were done for steps that are no longer in the store."""
-        self._base_steps = online_steps - round(updates / self.utd_ratio)
+    def restore(self, online_steps: int, updates: int, owed: float = 0.0) -> None:
+        """Continue after a resume: of the updates that `online_steps` entitle to, `updates` were done, `owed` not."""
+        self._base_steps = online_steps - round((updates + owed) / self.utd_ratio)
         self.updates = updates
+
+    def owed(self, online_steps: int) -> float | None:
+        """What `restore` needs to go on as if nothing had been: updates, also parts of one; None before `start`."""
+        if self._base_steps is None:
+            return None
+        return (online_steps - self._base_steps) * self.utd_ratio - self.updates
+
+    def entitled(self, online_steps: int) -> int | None:
+        """Critic updates since `start` that so many steps entitle to, those done included; None before `start`."""
+        if self._base_steps is None:
+            return None
+        return max(0, math.floor((online_steps - self._base_steps) * self.utd_ratio + 1e-6))
 
     def may_update(self, online_steps: int, count: int) -> bool:
         """Whether `count` more critic updates are covered by the steps recorded so far."""
@@ -44,9 +56,7 @@ class RateLimiter:
 
     def updates_due(self, online_steps: int) -> int:
         """Critic updates that the steps recorded so far entitle to and that are not done; 0 before `start`."""
-        if self._base_steps is None:
-            return 0
-        return max(0, math.floor((online_steps - self._base_steps) * self.utd_ratio + 1e-6) - self.updates)
+        return max(0, (self.entitled(online_steps) or 0) - self.updates)
 
     def did_update(self, count: int) -> None:
         """Account for `count` critic updates."""

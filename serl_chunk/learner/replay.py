@@ -11,13 +11,15 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.learner.adjacent import gather_neighbours
 from serl_chunk.learner.episode import EpisodeStats, StoredEpisode, decision_values, summarise
 from serl_chunk.learner.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.learner.stores import Key, Store, Stores
-from serl_chunk.learner.windows import BcOn, gather
+from serl_chunk.learner.windows import BcOn, Gathered, gather
 from serl_chunk.types import (
     Amend,
     Begin,
+    CameraSpec,
     ChunkBatch,
     ConfigError,
     DataError,
@@ -31,6 +33,7 @@ from serl_chunk.types import (
 )
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
+DATASET_SESSION = "dataset"  # and that of those which give way to others
 _COUNTED = (  # reported from the start, so that a metric's absence never means zero
     "steps", "episodes", "evicted_episodes", "kept_for_interventions", "dropped_open_episodes",
     "discarded_episodes", "empty_episodes", "orphan_records", "orphan_steps",
@@ -63,7 +66,8 @@ class Replay:
         on_episode: called at the end of every online episode, on the inserting thread, outside the lock.
 
     Raises:
-        ConfigError: unknown camera, a capacity below one episode, or more memory than there is.
+        ConfigError: unknown camera, a capacity below one episode, more memory than there is, or
+            `replay.windows=adjacent` with what it cannot do (images, `replay.positive_fraction`).
     """
 
     def __init__(
@@ -86,7 +90,10 @@ class Replay:
                 )
         self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes())
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
+        if config.replay.windows == "adjacent":
+            _check_adjacent(config, cameras)
         self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
+        self._bc_on = bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._stores = Stores(spec, config, cameras, bc_on, self._count)
         self._current: dict[str, StoredEpisode] = {}  # the episode each session is in; it may have been dropped
@@ -101,27 +108,36 @@ class Replay:
         Raises ConfigError naming the capacity to set if they do not fit (nothing is added then), DataError if one
         does not belong to this robot or is there already, or if `replay.positive_fraction` finds none to balance.
         """
-        pool, store = self._stores.pool, self._stores.demo
         with self._lock:
-            rows, frames = store.rows, store.frames.copy()
-            for e in episodes:
-                pool.check(e.steps)
-                if e.end.final_observation is not None:
-                    pool.check_final(e.begin.episode_id, e.end.final_observation)
-                rows += e.steps.n + 1
-                frames += pool.frames_in(e.steps, demonstration=True)
-                frames += pool.final_frames(e.end.final_observation, demonstration=True)
-            if rows > store.max_rows or (frames > store.max_frames).any():
-                raise ConfigError(
-                    f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
-                    f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {store.max_rows}, "
-                    f"replay.image_capacity {store.max_frames}: raise the one that is too small (demonstrations stay)"
-                )
-            for e in episodes:
-                self._begin(DEMO_SESSION, e.begin, store)
-                self._steps(DEMO_SESSION, e.steps)
-                self._end(DEMO_SESSION, e.end)
+            self._stores.check_demos(episodes, leaving=())
+            self._add_demos(DEMO_SESSION, episodes)
             self._stores.check_balance()
+
+    def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
+        """Put `episodes` in the place of the demonstrations that the last call with this `tag` put there.
+
+        All others stay: those of `add_demo`, of other tags, and what people did online. No batch sees some of the old
+        with some of the new; one that was drawn before keeps what it shows. The arrays are copied.
+
+        Raises as `add_demo`, and DataError for images that are still in their files (`Frames`), which might be read
+        when they have gone; the old episodes then stay. What `replay.positive_fraction` balances is checked when the
+        first ones come; later ones of which all or none succeeded are drawn from uniformly.
+        """
+        if tag == DEMO_SESSION:
+            raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
+        with self._lock:
+            leaving = [e for key, e in self._stores.demo.episodes.items() if key[0] == tag]
+            self._stores.check_demos(episodes, leaving=leaving, files=False)
+            self._stores.remove_all(leaving)
+            self._add_demos(tag, episodes)
+            if not leaving:
+                self._stores.check_balance()
+
+    def _add_demos(self, session: str, episodes: Sequence[Episode]) -> None:
+        for e in episodes:
+            self._begin(session, e.begin, self._stores.demo)
+            self._steps(session, e.steps)
+            self._end(session, e.end)
 
     def insert(self, session: str, record: Record) -> int:
         """Take the next record of `session`; returns the number of steps stored.
@@ -155,6 +171,7 @@ class Replay:
             episode = self._held(session)
             if episode is not None and gone:
                 finished = self._end(session, _died(episode))
+                episode.given_up = True
                 self._count["episodes"] += finished is not None
             elif episode is not None and episode.end is None and episode.length:
                 self._close(episode, _died(episode))
@@ -205,8 +222,9 @@ class Replay:
         store.grow(block.n, frames)
         episode.human |= bool((block.source == Source.HUMAN).any())
         episode.decisions += decisions
-        self._stores.label(episode, first)
-        self._stores.index(episode)
+        if not episode.demonstration:  # which is whole at once: its end says all of it
+            self._stores.label(episode, first)
+            self._stores.index(episode)
         return block.n
 
     def _orphan(self, block: StepBlock) -> int:
@@ -277,6 +295,8 @@ class Replay:
         elif amend.discard:
             self._count["discarded_episodes"] += 1
             self._stores.remove(episode)
+        elif episode.given_up:  # what it was judged by is not here
+            self._count["orphan_records"] += 1
         elif episode.end is None:
             raise DataError(f"episode {amend.episode_id} of session {session!r} is amended before its end")
         else:
@@ -304,52 +324,84 @@ class Replay:
         """Counts of steps and windows, at this moment."""
         with self._lock:
             s = self._stores
-            return Ready(self._count["steps"], len(s.view_online), len(s.view_demo), len(s.view_all))
+            return Ready(self._count["steps"], len(s.windows_online), len(s.windows_demo), len(s.windows_all))
 
-    def sample(self, rng: np.random.Generator, batch_size: int, updates: int | None = None) -> ChunkBatch:
+    def sample(
+        self, rng: np.random.Generator, batch_size: int, updates: int | None = None, *, half: Half | None = None
+    ) -> ChunkBatch:
         """`batch_size` windows drawn with replacement; with `updates` = U, every array has a leading axis U.
 
         Each batch takes `round(demo_fraction * batch_size)` windows of the demonstration half, first, and the rest
-        of the online half; an empty half gives its share to the other. The arrays are fresh and belong to the
-        caller. Raises DataError while there is no complete window.
+        of the online half; an empty half gives its share to the other. With `half` that half alone gives them, whatever
+        the configuration says. The arrays are fresh and belong to the caller. Raises DataError while there is no
+        complete window.
         """
-        chunk = self._config.chunk
         with self._lock:
-            starts = self._draw(rng, 1 if updates is None else updates, batch_size)
-            out = gather(
-                self._stores.pool,
-                self._normaliser,
-                starts.ravel(),
-                horizon=chunk.horizon,
-                critic_steps=chunk.critic_steps,
-                discount=self._config.discount,
-            )
+            out = self._gather(self._draw(rng, 1 if updates is None else updates, batch_size, half))
             self._clipped += out.clipped
             self._actions += out.actions
         for images in out.deferred:  # without the lock: decoding takes a while, and records go on coming in
             images.fetch()
         return out.batch if updates is None else _lead(out.batch, updates, batch_size)
 
-    def _draw(self, rng: np.random.Generator, updates: int, batch_size: int) -> np.ndarray:
-        """Pool rows of window starts, int64[updates, batch_size]."""
+    def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
+        """Pool rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
         stores, share = self._stores, self._config.replay.demo_fraction
-        if not len(stores.view_all):
-            raise DataError("the replay holds no complete window yet: add demonstrations, or wait for `ready`")
+        if half is not None:
+            windows = stores.windows_demo if half == "demo" else stores.windows_online
+            if not len(windows):
+                raise DataError(self._no_window())
+            self._sampled += updates * batch_size
+            self._sampled_demo += updates * batch_size * (half == "demo")
+            return windows.draw(rng, (updates, batch_size))
         if isinstance(share, str):  # "uniform"
-            return stores.view_all.draw(rng, (updates, batch_size))
+            if not len(stores.windows_all):
+                raise DataError(self._no_window())
+            return stores.windows_all.draw(rng, (updates, batch_size))
+        demo, online = len(stores.windows_demo), len(stores.windows_online)
+        if not demo and not online:
+            raise DataError(self._no_window())
         n = int(share * batch_size + 0.5)
-        if not len(stores.view_demo):
+        if not demo:
             n = 0
-        elif not len(stores.view_online):
+        elif not online:
             n = batch_size
         self._sampled += updates * batch_size
         self._sampled_demo += updates * n
-        halves = [stores.draw_demo(rng, (updates, n))] if n else []
-        halves += [stores.view_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
+        halves = [stores.windows_demo.draw(rng, (updates, n))] if n else []
+        halves += [stores.windows_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
         return np.concatenate(halves, axis=1)
 
+    def _no_window(self) -> str:
+        chunk, held = self._config.chunk, self._stores
+        steps = sum(e.length for store in held.all for e in store.episodes.values())
+        needed = max(chunk.horizon, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
+        return (
+            f"the replay holds no complete window yet: a window takes {needed} consecutive steps, and it has "
+            f"{steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
+        )
+
+    def _gather(self, drawn: np.ndarray) -> Gathered:
+        """The windows that `_draw` drew, of shape [updates * batch_size, ...]."""
+        c, pool = self._config, self._stores.pool
+        horizon, returned = c.chunk.horizon, c.chunk.returned
+        if c.replay.windows == "episode":
+            return gather(
+                pool, self._normaliser, drawn.ravel(), horizon=horizon, returned=returned, discount=c.discount
+            )
+        return gather_neighbours(
+            pool,
+            self._normaliser,
+            drawn.reshape(-1, drawn.shape[-1]),
+            horizon=horizon,
+            returned=returned,
+            discount=c.discount,
+            bc_all=self._bc_on == "all",
+        )
+
     def episodes(self) -> list[Key]:
-        """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION`; oldest first per store."""
+        """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION` or the tag of
+        `replace_demos`; oldest first per store."""
         with self._lock:
             return [key for store in self._stores.all for key in store.episodes]
 
@@ -376,6 +428,20 @@ class Replay:
                 out["demo_share"] = self._sampled_demo / max(1, self._sampled)
                 out["empty_half"] = int(self.empty_half is not None)
         return {f"replay/{name}": value for name, value in out.items()}
+
+
+def _check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> None:
+    if cameras:
+        names = ", ".join(c.name for c in cameras)
+        raise ConfigError(
+            f"replay.windows=adjacent has states only, and agent.image_keys names {names}: leave out agent.image_keys, "
+            "or set replay.windows=episode"
+        )
+    if config.replay.positive_fraction is not None:
+        raise ConfigError(
+            f"replay.positive_fraction={config.replay.positive_fraction} balances whole episodes, and "
+            "replay.windows=adjacent knows none: leave one of them out"
+        )
 
 
 def _died(episode: StoredEpisode) -> End:

@@ -48,11 +48,13 @@ def figures(metrics: RunMetrics) -> list[Figure]:
         Figure(
             key="success",
             title="Success rate",
-            alt=f"Three line charts of the success rate of {episodes}, {span}: all episodes, episodes without "
-            "take-over, and evaluations with their 95 % intervals.",
+            alt=f"Four line charts of the success rate of {episodes}, over critic updates and {span}: all episodes, "
+            "episodes without take-over, and evaluations with their 95 % intervals.",
             caption=f"Lines: {rolling}. Grey: warm-up. The helper keeps training success high: watch the episodes "
             "without take-over, and the evaluations, where nobody helps.",
-            svg=plots.draw_figure(metrics, [plots.over(plots.draw_success, axis) for axis in plots.AXES]),
+            svg=plots.draw_figure(
+                metrics, [plots.over(plots.draw_success, axis) for axis in (plots.UPDATES, *plots.AXES)]
+            ),
             missing=no_episode,
         ),
         Figure(

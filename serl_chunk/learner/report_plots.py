@@ -34,7 +34,10 @@ _INK = "#010203"  # stands for the page's text colour, which follows the reader'
 _PNG_INK = "#1b1f24"
 _STYLE = "<style>:root{color:#1b1f24}@media(prefers-color-scheme:dark){:root{color:#e6e8eb}}</style>"
 
+UPDATES = ("step", "critic updates")
 AXES = (("env_steps", "environment steps"), ("human_ticks", "human ticks"), ("wall", "wall time (min)"))
+
+NEVER = {"human_ticks": "no person acted in this run", "env_steps": "no online steps in this run"}
 
 Draw = Callable[[Axes, RunMetrics], bool]
 
@@ -62,7 +65,7 @@ def save_summary(metrics: RunMetrics, headline: str, path: Path) -> None:
     """Four panels as a PNG (1400x1000): success, intervention share, Q against return, losses; text where empty."""
     losses = loss_keys(metrics)
     panels: list[tuple[str, Draw]] = [
-        ("Success rate", over(draw_success, AXES[0])),
+        ("Success rate", over(draw_success, AXES[0] if moved(metrics, "env_steps") else UPDATES)),
         ("Intervention share", over(draw_intervention, AXES[0])),
         ("Q against realised return", draw_calibration),
         (losses[0] if losses else "Losses", loss_panel(losses[0]) if losses else (lambda ax, metrics: False)),
@@ -73,7 +76,7 @@ def save_summary(metrics: RunMetrics, headline: str, path: Path) -> None:
         figure.suptitle(headline, fontsize=13)
         for ax, (title, draw) in zip(figure.subplots(2, 2).flat, panels, strict=True):
             ax.set_title(title)
-            if not draw(ax, metrics):
+            if not draw(ax, metrics) and not ax.texts:
                 _say_empty(ax, "nothing recorded yet")
         figure.savefig(path, format="png")
 
@@ -90,13 +93,16 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         if rows:
             ax.plot(*_thin(_x(rows, x_key), _rolling([r["succeed"] for r in rows])), style, color=colour, label=label)
     for mode, marker in (("mean", "D"), ("sampled", "o")):
-        if rows := [row for row in evaluations if row.get("mode") == mode]:
+        if rows := sorted((r for r in evaluations if r.get("mode") == mode), key=lambda r: r["step"]):
             rate = np.array([row["success_rate"] for row in rows], float)
             bounds = np.array([[row.get("low"), row.get("high")] for row in rows], float).T
             spread = np.nan_to_num(np.abs(bounds - rate))
             # An evaluation may have been made long after its checkpoint was written.
             x = _x([row | {"wall": metrics.trained_wall(row)} for row in rows], x_key)
-            ax.errorbar(x, rate, spread, fmt=marker, color=GREEN, capsize=3, ms=5, label=f"evaluation ({mode})")
+            line = "-" if sum(row.get("by") is not None for row in rows) > 1 else ""  # a learner's are a curve
+            ax.errorbar(
+                x, rate, spread, fmt=marker + line, lw=1, color=GREEN, capsize=3, ms=5, label=f"evaluation ({mode})"
+            )
     _shade_warmup(ax, metrics, x_key)
     _percent(ax, "success")
     return bool(judged or evaluations)
@@ -228,20 +234,25 @@ def loss_panel(key: str) -> Draw:
 
 
 def over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, str]) -> Draw:
-    """`draw` over one of `AXES`, with its label; says so where that axis never moved."""
+    """`draw` over `UPDATES` or one of `AXES`, with its label; says so where that axis never moved."""
     key, label = axis
 
     def panel(ax: Axes, metrics: RunMetrics) -> bool:
         ax.set_xlabel(label)
-        if key == "human_ticks" and not any(row[key] for rows in metrics.values() for row in rows):
-            _say_empty(ax, "no person acted in this run")
+        if key in NEVER and not moved(metrics, key):
+            _say_empty(ax, NEVER[key])
             return False
         drawn = draw(ax, metrics, key)
-        if drawn and key == "env_steps":  # one legend for the three columns
+        if drawn and key in ("step", "env_steps"):  # not in every column
             _legend(ax)
         return drawn
 
     return panel
+
+
+def moved(metrics: RunMetrics, key: str) -> bool:
+    """Whether a counter of the rows is above 0 anywhere."""
+    return any(row[key] for rows in metrics.values() for row in rows)
 
 
 def _svg(figure: Figure) -> str:

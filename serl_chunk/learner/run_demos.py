@@ -12,7 +12,10 @@ from serl_chunk.learner.run_source import FORMAT, read_json, spec_of_run
 from serl_chunk.types import DataError, Episode, RobotSpec
 
 DEMOS = "demos.json"  # in the run folder
-_SAID = ("color", "hz", "success", "scores", "reward_every_step", "env", "task")  # of ReadOptions: how they were read
+# Of ReadOptions: how they were read.
+_SAID = (
+    "color", "hz", "success", "scores", "reward_every_step", "env", "env_if_judged", "env_reward", "solved", "task",
+)  # fmt: skip
 
 
 def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from serl_chunk.data.frames import Encoded, Frames, decode_image
+from serl_chunk.learner.run_segments import Segment
 from serl_chunk.types import DataError
 
 
@@ -23,19 +23,21 @@ class Piece(NamedTuple):
 
 
 class JournalFrames(Frames):
-    """Frames in the segments of a journal. Nothing in a segment ever changes, but old ones are dropped.
+    """Frames in the segments of a journal.
 
     Args:
         shape: [H, W, 3].
         pieces: of each frame.
-        folder: of the journal.
-        suffix: of its segments' names.
+        segments: by their numbers, those of the pieces at least; old ones are dropped unless they are held.
         where: begins every error.
     """
 
-    def __init__(self, shape: tuple[int, int, int], pieces: list[Piece], folder: Path, suffix: str, where: str) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], pieces: list[Piece], segments: Mapping[int, Segment], where: str
+    ) -> None:
         super().__init__(shape, np.arange(len(pieces)))
-        self._pieces, self._folder, self._suffix, self._where = pieces, folder, suffix, where
+        self._pieces, self._where = pieces, where
+        self._segments = {n: segments[n] for n in {p.segment for p in pieces if p.data is None}}
 
     def decode(self, at: int) -> np.ndarray:
         """See Frames."""
@@ -53,27 +55,8 @@ class JournalFrames(Frames):
     def _read(self, piece: Piece) -> bytes:
         if piece.data is not None:
             return piece.data
-        path = segment_path(self._folder, piece.segment, self._suffix)
-        try:
-            with path.open("rb", buffering=0) as file:
-                data = os.pread(file.fileno(), piece.size, piece.offset)
-        except FileNotFoundError:
-            raise gone(self._where, path) from None
-        except OSError as error:
-            raise DataError(f"{self._where}: {path} cannot be read: {error.strerror}") from error
+        segment = self._segments[piece.segment]
+        data = segment.read(piece.offset, piece.size, self._where)
         if len(data) != piece.size:
-            raise DataError(f"{self._where}: {path} ends inside a frame; it was cut since it was indexed")
+            raise DataError(f"{self._where}: {segment.path} ends inside a frame; it was cut since it was indexed")
         return data
-
-
-def segment_path(folder: Path, segment: int, suffix: str) -> Path:
-    """The file of a segment."""
-    return folder / f"{segment:020d}{suffix}"
-
-
-def gone(where: str, path: Path) -> DataError:
-    """A segment is not there any more."""
-    return DataError(
-        f"{where}: {path} is there no more: the learner dropped it, because its replay does not need it "
-        "(transport.journal_bytes keeps more). Leave the episode out (--skip-bad), or list the run's episodes again"
-    )

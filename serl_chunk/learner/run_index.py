@@ -261,13 +261,12 @@ class _Pass:
 
     def _amend(self, session: str, amend: Amend) -> None:
         key, episode = f"{session}/{amend.episode_id}", self._open.get(session)
-        if key in self._closed and key not in self._cut:
+        if key in self._closed and amend.discard:
+            del self._closed[key]
+            self.counts["discarded"] += 1
+        elif key in self._closed and key not in self._cut:
             old = self._closed[key]
-            if amend.discard:
-                del self._closed[key]
-                self.counts["discarded"] += 1
-            else:
-                self._closed[key] = dataclasses.replace(old, amends=(*old.amends, amend))
+            self._closed[key] = dataclasses.replace(old, amends=(*old.amends, amend))
         elif episode is not None and episode.begin.episode_id == amend.episode_id and amend.discard:
             episode.discarded = True
         else:

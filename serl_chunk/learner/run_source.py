@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from serl_chunk.data.checks import check_episode
 from serl_chunk.data.frames import decode_image
 from serl_chunk.data.source import Format, ReadOptions, first_of
 from serl_chunk.data.writer import amended
-from serl_chunk.learner.run_frames import JournalFrames, Piece, gone, segment_path
+from serl_chunk.learner.run_frames import JournalFrames, Piece
 from serl_chunk.learner.run_index import LIMITS, Index, Indexed, read_index, segments_of, sentences
+from serl_chunk.learner.run_segments import Segment
 from serl_chunk.transport import records, segment, wire
-from serl_chunk.transport.journal import SUFFIX
 from serl_chunk.transport.wire import Message, WireError
 from serl_chunk.types import (
     IMAGE_PREFIX,
@@ -39,8 +39,9 @@ CONFIG = "config.json"
 class RunSource:
     """The closed episodes of a run's journal, as the learner's replay has them, in the order in which they ended.
 
-    Takes no lock and writes nothing. Images are read from the journal when they are looked at. `keys` indexes the
-    journal, again where it has grown; `read` then reads one episode's entries only.
+    Takes no lock and writes nothing. Images are read from the journal when they are looked at, which a learner that
+    goes on prevents once it drops their segments, unless they are held (`hold`). `keys` indexes the journal, again
+    where it has grown; `read` then reads one episode's entries only.
 
     Args:
         path: the run folder.
@@ -55,8 +56,14 @@ class RunSource:
         self.path, self._options = Path(path), options or ReadOptions()
         self.spec = spec_of_run(self.path)
         self.hz: float | None = self.spec.control_hz
+        if self._options.hz is not None and not math.isclose(self._options.hz, self.hz, rel_tol=1e-6):
+            raise ConfigError(
+                f"{self.path}: this run took {self.hz:g} steps a second, not {self._options.hz:g} (--hz): leave the "
+                "flag out"
+            )
         self._folder = self.path / JOURNAL
         self._index: Index | None = None
+        self._held: dict[int, Segment] | None = None  # where segments are held: all of them, by number
         if not self._folder.is_dir():
             raise ConfigError(
                 f"{self.path}: this run kept no journal (there is no {JOURNAL}): its episodes are gone. Journals are "
@@ -70,9 +77,30 @@ class RunSource:
     def keys(self) -> list[str]:
         """See data.source.Source: SESSION/EPISODE."""
         if self._index is None or self._index.segments != tuple(segments_of(self._folder)):
+            self._hold()
             self._index = read_index(self._folder)
+            self._hold()  # those that the learner began meanwhile
         keys = list(self._index.episodes)
         return keys if self._options.proportion == 1 else first_of(keys, self._options.proportion)
+
+    def hold(self) -> None:
+        """From now on, `keys` keeps the segments of the journal open, and so do the frames of episodes.
+
+        What it gives can be read, then and later, whatever the learner drops meanwhile; the disk gets that room back
+        when source and episodes are let go. Not inherited by copies in other processes.
+        """
+        self._held, self._index = {}, None
+
+    def _hold(self) -> None:
+        if self._held is None:
+            return
+        for name, _ in segments_of(self._folder):
+            segment = Segment(self._folder, int(Path(name).stem))
+            with contextlib.suppress(FileNotFoundError):  # dropped this moment: its episodes are not listed
+                self._held.setdefault(int(Path(name).stem), segment).hold()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": None}
 
     def notes(self) -> list[str]:
         """What is not among the episodes that `keys` gave last, and why."""
@@ -97,9 +125,9 @@ class RunSource:
         end, blocks, frames = entry.end, [], _Images(where, self.spec, self._options.cameras)
         try:
             with contextlib.ExitStack() as stack:
-                files: dict[int, tuple[int, int]] = {}  # segment -> descriptor and salt
+                segments = {number: self._segment(stack, number, where) for number in set(entry.places[:, 0].tolist())}
                 for place in entry.places.tolist():
-                    message = self._fetch(stack, files, place, where, frames)
+                    message = self._fetch(segments, place, where, frames)
                     _, record = records.decode_record(message)
                     if isinstance(record, Begin):
                         begin = record
@@ -108,7 +136,7 @@ class RunSource:
                     elif isinstance(record, End):
                         end = record
             assert begin is not None
-            episode = Episode(begin, joined(blocks, frames.rows(self._folder)), end)
+            episode = Episode(begin, joined(blocks, frames.rows(segments)), end)
         except WireError as error:
             raise DataError(f"{where}: an entry of the journal is no record: {error}; leave it out") from error
         for amend in entry.amends:
@@ -118,30 +146,28 @@ class RunSource:
         check_episode(where, episode, self._options.spec or self.spec)
         return episode
 
-    def _fetch(
-        self,
-        stack: contextlib.ExitStack,
-        files: dict[int, tuple[int, int]],
-        place: list[int],
-        where: str,
-        frames: _Images,
-    ) -> Message:
+    def _segment(self, stack: contextlib.ExitStack, number: int, where: str) -> Segment:
+        """One that is held, or one that is open until `stack` is left."""
+        if self._held is not None and number in self._held:
+            return self._held[number]
+        out = Segment(self._folder, number)
+        try:
+            out.hold()
+        except FileNotFoundError:
+            raise out.gone(where) from None
+        except OSError as error:
+            raise out.unreadable(where, error) from error
+        stack.callback(out.release)
+        return out
+
+    def _fetch(self, segments: dict[int, Segment], place: list[int], where: str, frames: _Images) -> Message:
         """One entry's message; the images of a block of steps go to `frames` instead."""
         number, offset, size = place
-        path = segment_path(self._folder, number, SUFFIX)
-        try:
-            if number not in files:
-                file = stack.enter_context(path.open("rb", buffering=0))
-                files[number] = file.fileno(), segment.salt_of(os.pread(file.fileno(), segment.HEADER_BYTES, 0))
-            fd, salt = files[number]
-            data = os.pread(fd, size, offset)
-        except FileNotFoundError:
-            raise gone(where, path) from None
-        except OSError as error:
-            raise DataError(f"{where}: {path} cannot be read: {error.strerror}") from error
+        file = segments[number]
+        data, salt = file.read(offset, size, where), segment.salt_of(file.read(0, segment.HEADER_BYTES, where))
         found = segment.parse(data, salt)
         if found is None:
-            raise DataError(f"{where}: {path} is damaged at byte {offset}")
+            raise DataError(f"{where}: {file.path} is damaged at byte {offset}")
         message = wire.decode(found.frames[1:], LIMITS)
         if message.kind == records.STEPS:
             return frames.take(message, number, offset, data)
@@ -200,12 +226,12 @@ class _Images:
         if values.dtype != np.uint8 or values.shape[1:] != shape:
             raise WireError(f"{key} has frames {values.dtype}{values.shape[1:]} among those of uint8{shape}")
 
-    def rows(self, folder: Path) -> dict[str, SparseRows]:
+    def rows(self, segments: dict[int, Segment]) -> dict[str, SparseRows]:
         """The frames, with the ticks they belong to."""
         out = {}
         for key, pieces in self._pieces.items():
             h, w, c = self._shapes[key]
-            frames = JournalFrames((h, w, c), pieces, folder, SUFFIX, self._where)
+            frames = JournalFrames((h, w, c), pieces, segments, self._where)
             out[key] = SparseRows(np.concatenate(self._ticks[key]).astype(np.int32), frames)
         return out
 

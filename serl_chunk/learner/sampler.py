@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.learner.replay import Replay
+from serl_chunk.learner.replay import Half, Replay
 from serl_chunk.types import ChunkBatch
 
 
@@ -23,6 +23,7 @@ class BatchStream:
     given it has returned, and may keep it as the device array itself.
 
     Args:
+        half: the half that whole batches are drawn from; None for both, as the configuration has it.
         put: applied to every batch where it is prepared, for example to copy it to a device.
     """
 
@@ -33,10 +34,11 @@ class BatchStream:
         batch_size: int,
         updates: int,
         *,
+        half: Half | None = None,
         put: Callable[[ChunkBatch], Any] = lambda batch: batch,
         prefetch: int = 0,
     ) -> None:
-        self._replay, self._rng, self._put = replay, rng, put
+        self._replay, self._rng, self._half, self._put = replay, rng, half, put
         self._batch_size, self._updates, self._prefetch = batch_size, updates, prefetch
         self._ready: deque[Any] = deque()
         self._changed = threading.Condition()
@@ -59,7 +61,7 @@ class BatchStream:
     def _prepare(self) -> Any:
         if self._closed:
             raise RuntimeError("the batch stream is closed")
-        return self._put(self._replay.sample(self._rng, self._batch_size, self._updates))
+        return self._put(self._replay.sample(self._rng, self._batch_size, self._updates, half=self._half))
 
     def _take(self) -> Any:
         with self._changed:

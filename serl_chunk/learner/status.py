@@ -24,6 +24,8 @@ class StatusFields(TypedDict, total=False):
 
     done: int  # of a phase with a known end: so many ...
     total: int  # ... out of so many; gives the time left
+    paused: float  # seconds so far in which nothing was trained, such as evaluations; the time left goes without them
+    evaluating: bool  # whether training stands still for an evaluation just now
     step: int  # critic updates
     updates_per_s: float
     env_steps: int
@@ -65,6 +67,7 @@ class StatusLine:
         self._phase = ""
         self._phase_start = 0.0
         self._phase_done = 0  # `done` when the phase began: a resumed phase does not begin at 0
+        self._phase_paused = 0.0
         self._fields: StatusFields = {}
         self._shown_at: float | None = None
         self._stale = False  # whether the newest state has not been shown
@@ -91,6 +94,7 @@ class StatusLine:
         with self._lock:
             if phase != self._phase:
                 self._phase, self._phase_start, self._phase_done = phase, now, fields.get("done", 0)
+                self._phase_paused = fields.get("paused", 0.0)
             self._fields, self._stale = fields, True
             if self._shown_at is None or now - self._shown_at >= self._period:
                 self._show()
@@ -120,9 +124,10 @@ class StatusLine:
     def _seconds_left(self, now: float) -> float | None:
         """Time to the end of the phase at its mean speed so far; None where the end or the speed is unknown."""
         done, total = self._fields.get("done"), self._fields.get("total")
-        if done is None or total is None or done <= self._phase_done or now - self._phase_start < STEADY:
+        spent = now - self._phase_start - (self._fields.get("paused", 0.0) - self._phase_paused)
+        if done is None or total is None or done <= self._phase_done or spent < STEADY:
             return None
-        return (now - self._phase_start) / (done - self._phase_done) * max(0, total - done)
+        return spent / (done - self._phase_done) * max(0, total - done)
 
 
 def format_status(phase: str, fields: StatusFields, seconds_left: float | None = None) -> str:
@@ -130,6 +135,8 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
     parts = [phase]
     if "done" in fields and "total" in fields:
         parts[0] += f" {fields['done']:,}/{fields['total']:,}"
+    if fields.get("evaluating"):
+        parts.append("evaluating")
     if seconds_left is not None:
         parts.append(f"eta {_clock_time(seconds_left)}")
     if "step" in fields:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.learner.adjacent import Neighbours
 from serl_chunk.learner.episode import StoredEpisode
 from serl_chunk.learner.memory import STORES
 from serl_chunk.learner.pool import StepPool
-from serl_chunk.learner.views import IndexView
+from serl_chunk.learner.views import BalancedView, IndexView, Windows
 from serl_chunk.learner.windows import BcOn, eligible_starts, imitation_weights
-from serl_chunk.types import CameraSpec, DataError, Outcome, RobotSpec, Source
+from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
 Key = tuple[str, str]  # (session, episode id)
 
@@ -28,6 +30,7 @@ class Store:
     frames: np.ndarray  # int64[C]
     rows: int = 0
     episodes: dict[Key, StoredEpisode] = dataclasses.field(default_factory=dict)
+    changes: int = 0  # to closed episodes: they left, were corrected, or opened again
 
     def fits(self, rows: int, frames: np.ndarray) -> bool:
         """Whether `rows` more rows and `frames` int64[C] more frames stay within the quota."""
@@ -41,6 +44,7 @@ class Store:
     def pop(self, episode: StoredEpisode) -> None:
         """Give an episode up with what it holds."""
         del self.episodes[episode.key]
+        self.changes += 1
         self.grow(-len(episode.rows), -episode.frame_counts)
 
     def grow(self, rows: int, frames: np.ndarray) -> None:
@@ -55,7 +59,9 @@ class Stores:
     Demonstrations stay. Online episodes leave whole, oldest first; those with interventions move to the human
     store, without being copied, and leave that one the same way. Not safe to use from two threads at once.
 
-    `view_online` and `view_demo` are what the halves of a batch draw from, `view_all` is their union.
+    The views are sets of windows within episodes: `view_online` and `view_demo` of the halves, `view_all` their union.
+    The halves of a batch draw from `windows_online` and `windows_demo`, a batch without halves from `windows_all`:
+    the views, or the neighbouring steps of the stores (`replay.windows=adjacent`; those of `human` are not drawn then).
     """
 
     def __init__(
@@ -80,6 +86,16 @@ class Stores:
         self.view_online, self.view_demo, self.view_all = (IndexView(rows) for _ in range(3))
         # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
         self._balanced = [] if r.positive_fraction is None else [IndexView(rows), IndexView(rows)]
+        self.windows_online: Windows = self.view_online
+        self.windows_demo: Windows = self.view_demo
+        self.windows_all: Windows = self.view_all
+        if r.positive_fraction is not None:
+            self.windows_demo = BalancedView(self.view_demo, self._balanced[0], self._balanced[1], r.positive_fraction)
+        if r.windows == "adjacent":
+            length = max(config.chunk.horizon, config.chunk.returned)
+            self.windows_online, self.windows_demo, self.windows_all = (
+                Neighbours(stores, length) for stores in ([self.online], [self.demo], [self.demo, self.online])
+            )
 
     @property
     def all(self) -> tuple[Store, Store, Store]:
@@ -129,9 +145,15 @@ class Stores:
 
     def remove(self, episode: StoredEpisode) -> None:
         """Forget `episode` and free what it held."""
-        self.unindex(episode)
-        self.of(episode).pop(episode)
-        self.pool.release(episode)
+        self.remove_all([episode])
+
+    def remove_all(self, episodes: Sequence[StoredEpisode]) -> None:
+        """`remove` them; views of thousands of short ones change at once."""
+        if episodes:
+            self._hide(np.concatenate([e.rows for e in episodes]))
+        for episode in episodes:
+            self.of(episode).pop(episode)
+            self.pool.release(episode)
 
     def label(self, episode: StoredEpisode, first: int = 0) -> None:
         """Effective rewards and imitation weights of the steps from tick `first` on."""
@@ -152,16 +174,16 @@ class Stores:
 
     def index(self, episode: StoredEpisode) -> None:
         """Offer the windows that have become complete since the last call."""
-        hc = self._config.chunk.critic_steps
+        returned = self._config.chunk.returned
         ticks, excluded = eligible_starts(
             self.pool.recent[episode.rows],
             first=episode.indexed,
             last=episode.last,
             terminated=episode.terminated,
-            critic_steps=hc,
+            returned=returned,
             keep_terminal=self._config.replay.terminal_windows == "keep",
         )
-        episode.indexed = max(episode.indexed, episode.last - hc + 1)
+        episode.indexed = max(episode.indexed, episode.last - returned + 1)
         episode.eligible += len(ticks)
         episode.excluded += excluded
         rows = episode.rows[ticks]
@@ -182,24 +204,46 @@ class Stores:
 
     def unindex(self, episode: StoredEpisode) -> None:
         """Offer no window of `episode` any more."""
-        for view in (self.view_online, self.view_demo, self.view_all, *self._balanced):
-            view.discard(episode.rows)
+        self._hide(episode.rows)
+        self.of(episode).changes += 1
         episode.indexed = episode.eligible = episode.excluded = 0
 
-    def draw_demo(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Windows of the demonstration half, int64[shape]: uniform, or balanced by `replay.positive_fraction`.
+    def _hide(self, rows: np.ndarray) -> None:
+        for view in (self.view_online, self.view_demo, self.view_all, *self._balanced):
+            view.discard(rows)
 
-        Balanced are the windows of demonstrations among them; those that start on an intervention keep their share.
+    def check_demos(self, episodes: Sequence[Episode], *, leaving: Sequence[StoredEpisode], files: bool = True) -> None:
+        """Raise unless demonstrations `episodes` fit the robot, and the store once those of `leaving` have left it.
+
+        Raises ConfigError naming the capacity to set, DataError for arrays of another robot, an episode given twice
+        and, unless `files`, images that are still in their files.
         """
-        rows, share = self.view_demo.draw(rng, shape), self._config.replay.positive_fraction
-        if share is None:
-            return rows
-        positive, negative = self._balanced
-        demonstrated = positive.contains(rows) | negative.contains(rows)
-        good = rng.random(shape) < share
-        for view, chosen in ((positive, demonstrated & good), (negative, demonstrated & ~good)):
-            rows[chosen] = view.draw(rng, (int(chosen.sum()),)) if chosen.any() else rows[chosen]
-        return rows
+        pool, store = self.pool, self.demo
+        rows = store.rows - sum(len(e.rows) for e in leaving)
+        frames = store.frames - sum((e.frame_counts for e in leaving), np.zeros_like(store.frames))
+        seen: set[str] = set()
+        for begin, steps, end in episodes:
+            pool.check(steps)
+            if end.final_observation is not None:
+                pool.check_final(begin.episode_id, end.final_observation)
+            if not files and pool.deferred_in(steps, end.final_observation):
+                raise DataError(
+                    f"episode {begin.episode_id}: its images are still in their files, and the episodes of a data set "
+                    "that takes turns leave again; train on the state alone (agent.image_keys), or give the data with "
+                    "--demo_path"
+                )
+            if begin.episode_id in seen:
+                raise DataError(f"episode {begin.episode_id} is given twice")
+            seen.add(begin.episode_id)
+            rows += steps.n + 1
+            frames += pool.frames_in(steps, demonstration=True)
+            frames += pool.final_frames(end.final_observation, demonstration=True)
+        if rows > store.max_rows or (frames > store.max_frames).any():
+            raise ConfigError(
+                f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
+                f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {store.max_rows}, "
+                f"replay.image_capacity {store.max_frames}: raise the one that is too small (demonstrations stay)"
+            )
 
     def check_balance(self) -> None:
         """Raise DataError where `replay.positive_fraction` has no successful demonstration to draw, or no other."""
@@ -228,9 +272,9 @@ class Stores:
         out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
         out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}
         return out | {
-            "online_windows": len(self.view_online),
-            "demo_windows": len(self.view_demo),
-            "windows": len(self.view_all),
+            "online_windows": len(self.windows_online),
+            "demo_windows": len(self.windows_demo),
+            "windows": len(self.windows_all),
             "excluded_share": excluded / max(1, eligible + excluded),
             "deferred_frames": sum(map(len, pool.deferred)),
             "frame_cache_bytes": decoded,

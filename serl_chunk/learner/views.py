@@ -1,8 +1,22 @@
-"""An index view: the set of rows a sampler may draw from."""
+"""Index views: the sets of rows a sampler may draw from."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
+
+
+class Windows(Protocol):
+    """What a half of a batch draws from."""
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        ...
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Pool rows of windows drawn with replacement: of their starts, int64[shape], or of all their steps."""
+        ...
 
 
 class IndexView:
@@ -58,3 +72,27 @@ class IndexView:
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Members drawn uniformly with replacement, int64[shape]. The view must not be empty."""
         return self._members[rng.integers(self._count, size=shape)]
+
+
+class BalancedView:
+    """Draws from `view` such that of the members in `positive` or `negative` a share of `share` is positive.
+
+    Members of neither keep their share. Where one of the two is empty the draw is uniform.
+    """
+
+    def __init__(self, view: IndexView, positive: IndexView, negative: IndexView, share: float) -> None:
+        self._view, self._positive, self._negative, self._share = view, positive, negative, share
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Members drawn with replacement, int64[shape]."""
+        rows = self._view.draw(rng, shape)
+        if not len(self._positive) or not len(self._negative):
+            return rows
+        sided = self._positive.contains(rows) | self._negative.contains(rows)
+        good = rng.random(shape) < self._share
+        for side, chosen in ((self._positive, sided & good), (self._negative, sided & ~good)):
+            rows[chosen] = side.draw(rng, (int(chosen.sum()),)) if chosen.any() else rows[chosen]
+        return rows

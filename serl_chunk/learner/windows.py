@@ -1,7 +1,8 @@
 """Windows of consecutive steps: which starts are sampled, what is imitated, and the batch they make.
 
-A window starts at step t of an episode of T steps and reaches n = min(Hc, T - t) steps, Hc being the critic's horizon.
-Its target is `sum_i gamma^i r_i + gamma^n * mask * Q'(o_{t+n}, a')` (Li, Zhou and Levine 2025, with n-step ends).
+A window starts at step t of an episode of T steps and reaches n = min(R, T - t) steps, R being the steps of the return:
+the critic's horizon, or more for n-step returns. Its target is `sum_i gamma^i r_i + gamma^n * mask * Q'(o_{t+n}, a')`
+(Li, Zhou and Levine 2025, with n-step ends).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions
 
 
 def eligible_starts(
-    recent: np.ndarray, *, first: int, last: int, terminated: bool, critic_steps: int, keep_terminal: bool
+    recent: np.ndarray, *, first: int, last: int, terminated: bool, returned: int, keep_terminal: bool
 ) -> tuple[np.ndarray, int]:
     """Starts at tick `first` or later that may be sampled, and how many were left out for want of a recent image.
 
@@ -28,14 +29,15 @@ def eligible_starts(
         last: tick of the last observation a window may end on.
         terminated: a true termination follows the last step; a window that reaches it needs no image there, because
             nothing is bootstrapped from it.
-        keep_terminal: also sample the windows shorter than `critic_steps` that end in a true termination.
+        returned: steps of a full window's return.
+        keep_terminal: also sample the windows shorter than `returned` that end in a true termination.
 
     Returns:
         int64[K] ticks, increasing, and the number of windows excluded.
     """
-    stop = last if terminated and keep_terminal else last - critic_steps + 1
+    stop = last if terminated and keep_terminal else last - returned + 1
     start = np.arange(first, max(first, stop))
-    end = np.minimum(start + critic_steps, last)
+    end = np.minimum(start + returned, last)
     bootstraps = ~((end == last) & terminated)
     good = recent[start] & (recent[end] | ~bootstraps)
     return start[good], int((~good).sum())
@@ -81,29 +83,29 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    pool: StepPool, normaliser: Normaliser, starts: np.ndarray, *, horizon: int, critic_steps: int, discount: float
+    pool: StepPool, normaliser: Normaliser, starts: np.ndarray, *, horizon: int, returned: int, discount: float
 ) -> Gathered:
     """The windows that start at pool rows `starts` int64[B], in model space; every array is fresh.
 
     Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
-    `rewards` are 0. `delay[b]` is the index in the window of the first action that came from a decision made on its
-    first observation; 0 where the window does not start on a decision.
+    `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
+    actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
+    observation; 0 where the window does not start on a decision.
     """
-    b = len(starts)
-    rows = np.empty((b, horizon + 1), np.int64)
+    b, reach = len(starts), max(horizon, returned)
+    rows = np.empty((b, reach + 1), np.int64)
     rows[:, 0] = starts
-    for i in range(horizon):
+    for i in range(reach):
         rows[:, i + 1] = pool.succ[rows[:, i]]  # a row that is not live leads to itself
-    steps, ends = rows[:, :horizon], rows[:, critic_steps]
-    live = pool.live[steps]
+    steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
+    exists = pool.live[rows[:, :reach]]
+    live, earned = exists[:, :horizon], exists[:, :returned]
     valid = live.astype(np.float32)
-    n = live[:, :critic_steps].sum(1)
+    n = earned.sum(1)
     last_step = live.sum(1) - 1
     executed = np.take_along_axis(steps, np.minimum(np.arange(horizon), last_step[:, None]), axis=1)
     state = pool.state[starts]
     actions = normaliser.encode(state, pool.action[executed])
-    rewards = np.zeros((b, horizon), np.float32)
-    rewards[:, :critic_steps] = np.where(live[:, :critic_steps], pool.effective[steps[:, :critic_steps]], 0)
     decided = live & (pool.decision_tick[steps] == pool.tick[starts][:, None])  # -1 where the policy did not act
     observations = {STATE: normaliser.observe(state)}
     next_observations = {STATE: normaliser.observe(pool.state[ends])}
@@ -116,13 +118,14 @@ def gather(
         observations=observations,
         actions=actions,
         valid=valid,
-        rewards=rewards,
+        rewards=np.where(earned, pool.effective[paid], np.float32(0)),
         mask=(~pool.terminal[ends]).astype(np.float32),
         discount_n=np.power(discount, n).astype(np.float32),
         next_observations=next_observations,
         demonstrated=pool.demonstrated[steps] * valid,
         bc=pool.bc[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
+        weight=np.ones(b, np.float32),
     )
     beyond = (np.abs(actions) > 1).sum(2)
     counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]

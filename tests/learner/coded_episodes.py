@@ -40,13 +40,15 @@ SPEC = RobotSpec(
 ENDS = ("success", "failure", "limit", "died", "terminated_without_observation")
 
 
-def config(horizon=6, critic_horizon=4, *, scale=0.5, offset=0.25, failure_reward=0.75, **replay) -> ExperimentConfig:
+def config(
+    horizon=6, critic_horizon=4, return_steps=None, *, scale=0.5, offset=0.25, failure_reward=0.75, **replay
+) -> ExperimentConfig:
     """Powers of two, so that every number below is exact in float32."""
     return ExperimentConfig(
         name="coded",
         robot=RobotConfig(max_episode_steps=LIMIT),
         agent=AcrlpdConfig(),
-        chunk=ChunkConfig(horizon, critic_horizon),
+        chunk=ChunkConfig(horizon, critic_horizon, return_steps=return_steps),
         replay=ReplayConfig(
             **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 3}
             | replay
@@ -181,11 +183,11 @@ class Coded:
 
     def starts(self, cfg: ExperimentConfig, image_keys: tuple[str, ...]) -> set[int]:
         """Ticks at which a window may start."""
-        hc, out = cfg.chunk.critic_steps, set()
+        full, out = cfg.chunk.returned, set()
         for t in range(self.last()):
-            end = min(t + hc, self.last())
+            end = min(t + full, self.last())
             terminal = self.terminated and end == self.length
-            if end - t < hc and not (terminal and cfg.replay.terminal_windows == "keep"):
+            if end - t < full and not (terminal and cfg.replay.terminal_windows == "keep"):
                 continue
             needed = [t] if terminal else [t, end]
             cameras = [c for c, cam in enumerate(SPEC.cameras) if cam.name in image_keys]
@@ -229,7 +231,7 @@ class Checker:
     def __init__(self, episodes: list[Coded], cfg: ExperimentConfig, *, image_keys=("a", "b"), bc_on="+successes"):
         self.cfg, self.image_keys, self.norm = cfg, image_keys, normaliser(cfg.chunk.horizon)
         self.episodes = {e.number: e for e in episodes}
-        n, width = max(self.episodes) + 1, LIMIT + cfg.chunk.horizon + 2
+        n, width = max(self.episodes) + 1, LIMIT + max(cfg.chunk.horizon, cfg.chunk.returned) + 2
         self.last, self.length = np.zeros(n, int), np.zeros(n, int)
         self.terminated, self.demo, self.final = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
         self.reward, self.bc = np.zeros((n, width), np.float32), np.zeros((n, width), np.float32)
@@ -262,19 +264,19 @@ class Checker:
 
     def check(self, batch: ChunkBatch, *, writing: bool = False) -> set[tuple[int, int]]:
         """Assert every number of `batch`; returns its windows as (episode, tick). `writing`: records still come in."""
-        h, hc = self.cfg.chunk.horizon, self.cfg.chunk.critic_steps
+        h, r = self.cfg.chunk.horizon, self.cfg.chunk.returned
         state = batch.observations["state"] * self.norm.state_std + self.norm.state_mean
         ep, t = state[:, 0].astype(int), state[:, 1].astype(int)
         np.testing.assert_array_equal(state[:, 2], ep + 2 * t)
         assert self.starts[ep, t].all(), "a window that may not be sampled"
         i = np.arange(h)
         at = t[:, None] + i
-        n = np.minimum(hc, self.last[ep] - t)
+        n = np.minimum(r, self.last[ep] - t)
         reach = np.minimum(h, self.last[ep] - t)
         count = batch.valid.sum(1).astype(int)
         np.testing.assert_array_equal(batch.valid, i < count[:, None])
-        if writing:  # an open episode shows fewer steps beyond the critic's, never more
-            assert ((count >= n) & (count <= reach)).all()
+        if writing:  # an open episode shows fewer steps beyond the return's, never more
+            assert ((count >= np.minimum(n, h)) & (count <= reach)).all()
         else:
             np.testing.assert_array_equal(count, reach)
         valid = batch.valid > 0
@@ -282,7 +284,8 @@ class Checker:
         executed[..., 1] += t[:, None]
         np.testing.assert_array_equal(executed[..., 0], np.broadcast_to(ep[:, None], (len(ep), h)))
         np.testing.assert_array_equal(executed[..., 1], t[:, None] + np.minimum(i, count[:, None] - 1))
-        rewards = np.where(i < n[:, None], self.reward[ep[:, None], at], 0)
+        k = np.arange(r)
+        rewards = np.where(k < n[:, None], self.reward[ep[:, None], t[:, None] + k], 0)
         np.testing.assert_array_equal(batch.rewards, rewards)
         terminal = self.terminated[ep] & (t + n == self.length[ep])
         np.testing.assert_array_equal(batch.mask, ~terminal)

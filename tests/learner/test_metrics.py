@@ -149,3 +149,17 @@ def test_what_cannot_be_a_metric_is_refused(tmp_path):
             log.train(Counters(0, 0, 0), {"thing": object()})
         with pytest.raises(DataError, match="2 q and 1 g"):
             add_episode(log, Counters(0, 0, 0), q=[0.1, 0.2], g=[0.1])
+
+
+def test_the_clock_of_a_run_stands_still_in_a_pause(tmp_path):
+    clock = Clock()
+    with open_log(tmp_path, clock) as log:
+        clock.now += 10
+        with log.pause():
+            clock.now += 100
+            add_evaluation(log, Counters(5, 0, 0), by="learner", seconds=100.0)
+        clock.now += 1
+        log.event("after")
+    rows = read_metrics(tmp_path)
+    assert [row["wall"] for row in (rows["eval"][0], rows["event"][-1])] == [10, 11]
+    assert rows["eval"][0]["seconds"] == 100

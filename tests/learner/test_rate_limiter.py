@@ -42,6 +42,21 @@ def test_a_resume_goes_on_where_the_ratio_stood():
     assert limiter.steps_allowed(1_000) == 100
 
 
+def test_what_was_owed_is_owed_after_a_resume():
+    limiter = RateLimiter(0.25, 100)
+    assert limiter.owed(100) is None
+    assert limiter.entitled(100) is None
+    limiter.start(100)
+    limiter.did_update(10)
+    owed = limiter.owed(203)
+    resumed, faster = RateLimiter(0.25, 100), RateLimiter(1.0, 100)
+    resumed.restore(203, 10, owed)
+    assert [resumed.updates_due(n) for n in (203, 204)] == [limiter.updates_due(n) for n in (203, 204)] == [15, 16]
+    assert resumed.entitled(204) == 26
+    faster.restore(203, 10, owed)  # another ratio is one for new steps
+    assert [faster.updates_due(n) for n in (203, 204)] == [16, 17]
+
+
 def test_what_each_side_waits_for_in_numbers():
     limiter = RateLimiter(0.25, 100)
     assert (limiter.steps_missing(5, 1), limiter.updates_due(5)) == (0, 0)  # nothing is limited yet

@@ -163,3 +163,19 @@ def test_imitation_rules_lengths_and_dropped_terminal_windows(bc_on, horizon, cr
         assert batch.valid[:, :critic].all()  # drop: every window is full
         seen |= checker.check(batch)
     assert seen == checker.windows()
+
+
+@pytest.mark.parametrize(("horizon", "critic", "returned"), [(1, 1, 5), (4, 2, 3), (3, 3, 7), (6, 2, 2)])
+@pytest.mark.parametrize("terminal", ["keep", "drop"])
+def test_returns_over_more_or_fewer_steps_than_the_chunk(horizon, critic, returned, terminal):
+    rng = np.random.default_rng(8)
+    cfg = config(horizon, critic, returned, terminal_windows=terminal, demo_fraction="uniform", max_image_age=2)
+    episodes = online(rng, 60)
+    replay = build(cfg)
+    feed(replay, episodes, rng)
+    checker, seen = Checker(episodes, cfg), set()
+    for _ in range(5):
+        batch = replay.sample(rng, BATCH)
+        assert batch.rewards.shape == (BATCH, returned)
+        seen |= checker.check(batch)
+    assert seen == checker.windows()

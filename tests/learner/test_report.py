@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from matplotlib.figure import Figure
+from metric_logs import Clock, add_evaluation, open_log
 
 from serl_chunk.learner import report_plots
 from serl_chunk.learner.metrics import MetricsLog
@@ -265,3 +266,22 @@ def test_a_folder_that_is_no_run_and_a_broken_configuration_are_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"config\.json is not JSON"):
         build_report(tmp_path)
+
+
+def test_an_offline_run_has_its_curve_over_updates_and_over_time(tmp_path):
+    with open_log(tmp_path, clock := Clock()) as log:
+        for step in (20, 10, 30):  # in any order
+            clock.now += 60
+            log.train(Counters(step, 0, 0), {"critic/critic_loss": 1.0})
+            add_evaluation(log, Counters(step, 0, 0), success_rate=step / 100, by="learner")
+    build_report(tmp_path)
+    metrics = read_metrics(tmp_path)
+    ax = Figure().subplots()
+    report_plots.draw_success(ax, metrics, "step")
+    curve = ax.containers[0].lines[0]
+    assert curve.get_xdata().tolist() == [10, 20, 30]
+    assert curve.get_ydata().tolist() == [0.1, 0.2, 0.3]
+    svg = base64.b64decode(Page(tmp_path / "report.html").images["success"]["src"].split(",")[1]).decode()
+    for label in ("critic updates", "wall time (min)"):
+        assert f">{label}</text>" in svg
+    assert "no online steps in this run" in svg

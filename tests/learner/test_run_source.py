@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -14,6 +18,7 @@ from coded_replay import RNG, coded
 from journal_runs import Run, assert_equal
 
 from serl_chunk.data.checks import check_episode
+from serl_chunk.data.demos import end_at_first_success, load_demos
 from serl_chunk.data.frames import Frames
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.replay import Replay
@@ -80,6 +85,55 @@ def test_they_are_what_the_replay_has(run, seed):
             np.testing.assert_array_equal(np.asarray(ours.steps.sparse[key].values), rows.values)
     assert [n.split(" ", 1)[0] for n in source.notes()] == ["1", "1"]  # open, discarded
     assert source.about(f"{episodes[2].session}/e2").outcome is Outcome.SUCCESS
+
+
+@pytest.mark.parametrize("amend_at", ["at once", "an episode later"])
+@pytest.mark.parametrize("discard", [False, True])
+def test_what_a_person_says_of_an_episode_that_was_given_up_means_the_same_live_restarted_and_exported(
+    run, discard, amend_at
+):
+    """Its last step is not what they judged: it keeps its truncation. To forget it is possible always."""
+    cfg, episodes = config(), [coded(k, 12, "success").episode() for k in range(3)]
+    live, restarted = (Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b")) for _ in range(2))
+
+    def put(record) -> None:
+        follows = "s" not in run.sessions or run.sessions["s"].follows(record)
+        run.put("s", record)
+        if follows:
+            live.insert("s", record)
+
+    def put_all(episode) -> None:
+        for record in episode:
+            put(record)
+
+    amend = Amend("e1", discard=True) if discard else Amend("e1", Outcome.SUCCESS, "a person", True, 1.0)
+    with run.opened():
+        put_all(episodes[0])
+        put(episodes[1].begin)
+        put(episodes[1].steps.slice(0, 7))
+        run.sessions["s"].open_episode = None  # as the intake does where records are lost for good
+        run.store.settle(run.sessions["s"].standing)
+        live.close_session("s", gone=True)
+        put(episodes[1].steps.slice(7, 12))  # late, and the end of it
+        put(episodes[1].end)
+        for part in [[amend], episodes[2]] if amend_at == "at once" else [episodes[2], [amend]]:
+            put_all(part)
+    with run.opened():
+        for stored in run.store.replay():
+            if stored.record is None:
+                restarted.close_session(stored.session, gone=True)
+            elif stored.delivered:
+                restarted.insert(stored.session, stored.record)
+    source = RunSource(run.path)
+    expected = ["e0", "e2"] if discard else ["e0", "e1", "e2"]
+    for keys in (live.episodes(), restarted.episodes(), [tuple(key.split("/")) for key in source.keys()]):
+        assert keys == [("s", name) for name in expected]
+    if not discard:
+        for e in (live.read("s", "e1"), restarted.read("s", "e1"), source.read("s/e1")):
+            assert (e.steps.n, e.end.terminated, e.end.truncated, e.end.outcome) == (7, False, True, Outcome.UNKNOWN)
+            assert e.end.reward is None
+            np.testing.assert_array_equal(e.steps.reward, episodes[1].steps.reward[:7])
+    assert live.ready == restarted.ready
 
 
 def test_a_dead_actor_s_episode_is_truncated_and_the_rest_of_it_is_not_delivered(run):
@@ -286,6 +340,8 @@ def test_cameras_tasks_and_proportions(tmp_path):
     assert not [k for k in bare.steps.sparse if k.startswith("images/")]
     with pytest.raises(ConfigError, match=r"robot coded has no camera 'c'; it has: a, b"):
         RunSource(run.path, ReadOptions(cameras=("c",)))
+    with pytest.raises(ConfigError, match=r"took 50 steps a second, not 20 \(--hz\)"):
+        RunSource(run.path, ReadOptions(hz=20))
 
 
 def test_what_is_known_without_reading(run):
@@ -340,3 +396,61 @@ def test_as_demonstrations_they_make_the_batches_of_their_decoded_episodes(tmp_p
         for key in a:
             np.testing.assert_array_equal(a[key], b[key])
     np.testing.assert_array_equal(one.rewards, two.rewards)
+
+
+def test_what_a_learner_loaded_stays_whole_when_its_run_drops_segments(tmp_path):
+    """`--demo_path` of a run that goes on: images are read for the batches, long after the retention was there."""
+    run, episodes = big_run(tmp_path / "run")
+    cfg = config()
+    loaded = load_demos([run.path], BIG, cameras=("a", "b"), more=(FORMAT,))
+    replay = Replay(BIG, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b"))
+    replay.add_demo(*loaded.episodes)
+    frames = loaded.episodes[0].steps.sparse["images/a"].values
+    elsewhere = pickle.dumps(frames)
+    for path in (run.path / JOURNAL).iterdir():
+        path.unlink()
+    other = Replay(BIG, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b"))
+    other.add_demo(*(end_at_first_success(e)[0] for e in episodes))
+    one, two = (r.sample(RNG(4), 50) for r in (replay, other))
+    for key in ("images/a", "images/b"):
+        np.testing.assert_array_equal(one.observations[key], two.observations[key])
+    with pytest.raises(DataError, match="is there no more: the learner dropped it"):
+        pickle.loads(elsewhere)[0]  # another process has the name alone
+
+
+def test_segments_that_are_held_are_let_go_with_the_last_who_looks_at_them(tmp_path):
+    def opened() -> int:
+        return sum(".journal" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_fd(fd))
+
+    def is_fd(fd: str) -> bool:
+        return os.path.lexists(f"/proc/self/fd/{fd}")
+
+    run, _ = big_run(tmp_path / "run")
+    source = RunSource(run.path)
+    source.read(source.keys()[0])
+    assert opened() == 0  # by their names
+    source.hold()
+    held = source.read(source.keys()[0])
+    assert opened() == len(list((run.path / JOURNAL).glob("*.journal"))) > 3
+    del source
+    gc.collect()
+    assert 0 < opened() < 4  # those of the frames
+    del held
+    gc.collect()
+    assert opened() == 0
+
+
+def test_too_many_segments_for_the_files_a_process_may_open_are_said(tmp_path):
+    run, _ = big_run(tmp_path / "run")
+    script = (
+        "import resource, sys; from serl_chunk.learner.run_source import RunSource; source = RunSource(sys.argv[1]); "
+        "keys = source.keys(); n = int(sys.argv[2]); resource.setrlimit(resource.RLIMIT_NOFILE, (66, n)); "
+        "source.hold(); print(source.keys() == keys)"
+    )
+
+    def run_it(limit: int) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", script, str(run.path), str(limit)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert run_it(200).stdout == "True\n"  # the soft limit is raised
+    assert "may have 66 files open at most" in run_it(66).stderr

@@ -91,6 +91,12 @@ def test_what_the_actors_wait_for(fields, words):
     assert waits({"learner_wait": 0.0, "actor_wait": 0.0, **fields}) == "both busy"
 
 
+def test_an_evaluation_under_way_is_said():
+    fields = {"done": 5, "total": 9, "evaluating": True, "step": 3}
+    assert format_status("train", fields, 60) == "train 5/9 | evaluating | eta 1:00 | step 3"
+    assert "evaluating" not in format_status("train", {**fields, "evaluating": False})
+
+
 def test_a_learner_that_takes_nothing_says_so():
     fields = {"learner_wait": 0.0, "actor_wait": 0.0, "stalled": "the disk is full", "version": 1}
     assert (
@@ -179,3 +185,12 @@ def test_a_narrow_terminal_shows_the_whole_line_also_below_a_message(clock, monk
         status.say("checkpoint 1 written")
         below = out.getvalue().split("checkpoint 1 written")[1]
         assert "snapshot" in below
+
+
+def test_time_left_goes_without_what_was_no_training(clock):
+    out = io.StringIO()
+    with StatusLine(out, tty=False, clock=clock) as status:
+        status.update("offline", {"done": 0, "total": 100, "paused": 5.0})
+        clock.now += 30
+        status.update("offline", {"done": 50, "total": 100, "paused": 25.0})
+    assert out.getvalue().splitlines()[-1] == "offline 50/100 | eta 0:10"

@@ -10,7 +10,7 @@ ALL = np.ones(11, bool)  # ten steps and a final observation
 
 
 def starts(recent=ALL, **kw):
-    return eligible_starts(recent, **{"first": 0, "last": 10, "critic_steps": 4, "keep_terminal": True} | kw)
+    return eligible_starts(recent, **{"first": 0, "last": 10, "returned": 4, "keep_terminal": True} | kw)
 
 
 def test_full_windows_of_a_truncated_episode():
@@ -26,7 +26,7 @@ def test_a_termination_adds_the_shorter_windows_unless_dropped():
 
 def test_an_episode_shorter_than_the_critic():
     for terminated, expected in ((True, [0, 1]), (False, [])):
-        ticks, _ = eligible_starts(ALL[:3], first=0, last=2, terminated=terminated, critic_steps=4, keep_terminal=True)
+        ticks, _ = eligible_starts(ALL[:3], first=0, last=2, terminated=terminated, returned=4, keep_terminal=True)
         np.testing.assert_array_equal(ticks, expected)
 
 
