@@ -15,7 +15,7 @@ DEMO_PORT ?= 5588
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev,video,lerobot,aloha-sim]'
+	$(BIN)/pip install --quiet --editable '.[dev,video,lerobot,aloha-sim,ogbench]'
 	touch $@
 
 demo: $(VENV)/installed

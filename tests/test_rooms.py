@@ -20,12 +20,13 @@ ROOT = PACKAGE.parent
 # room -> the rooms it may import (docs/architecture.md, section 2); each may import itself
 RULE: dict[str, set[str]] = {
     "types": set(),
+    "extras": {"types"},
     "config": {"types"},
     "models": {"types", "config"},
     "agents": {"types", "config", "models"},
     "transport": {"types", "config"},
-    "data": {"types", "config"},
-    "robots": {"types", "config"},
+    "data": {"types", "config", "extras"},
+    "robots": {"types", "config", "extras"},
     "actor": {"types", "config", "models", "agents", "transport", "data", "robots"},
     "learner": {"types", "config", "models", "agents", "transport", "data", "robots"},
 }
@@ -33,7 +34,7 @@ RULE["commands"] = {*RULE, "actor", "learner"}
 RULE["main"] = {*RULE}
 RULE["__main__"] = {"main"}
 RULE["__init__"] = set()
-WITHOUT_JAX = ("types", "config", "transport", "data", "robots")
+WITHOUT_JAX = ("types", "extras", "config", "transport", "data", "robots")
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
 
@@ -86,6 +87,17 @@ def test_rooms_without_jax_never_name_it():
         if room_of(path) in WITHOUT_JAX
         for line, name in imports(path)
         if name.split(".")[0] in ACCELERATED
+    ]
+    assert not wrong
+
+
+def test_simulators_are_imported_by_extras_alone():
+    """Whoever imports MuJoCo first decides how it renders, and each has one install hint."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules()
+        for line, name in imports(path)
+        if name.split(".")[0] in {"mujoco", "dm_control", "ogbench", "robosuite", "gym_aloha"}
     ]
     assert not wrong
 

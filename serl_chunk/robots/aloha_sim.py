@@ -2,26 +2,23 @@
 
 The model, start pose, start region of the cube and the reward stages are gym-aloha's. Its environment class is
 not used: it renders three 480x640 images on every step (2-7 steps/s), ignores the image size asked for and
-declares a wrong action box. This module is the only one that imports the simulator.
+declares a wrong action box.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import importlib.util
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from serl_chunk import extras
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim_spec import CONTROL_HZ, JOINTS, aloha_sim_spec
 from serl_chunk.robots.base import RobotEnv
+from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Observation
 
 if TYPE_CHECKING:
@@ -42,39 +39,13 @@ _GRIPPERS = np.array([6, 13])
 _CUBE_QPOS = slice(16, 23)
 
 
-def _import_simulator() -> tuple[ModuleType, Path]:
+def _import_simulator() -> tuple[Any, Path]:
     """MuJoCo and the path of gym-aloha's model; ConfigError with the install hint where one is missing."""
-    headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
-    if headless and "MUJOCO_GL" not in os.environ:
-        # Read by MuJoCo at its first import. Its EGL module fails that import where libEGL is missing, and joints
-        # need no OpenGL: then import without it, and let read_images say what to install.
-        try:
-            ctypes.CDLL("libEGL.so.1")
-        except OSError:
-            os.environ["MUJOCO_GL"] = "disabled"
-        else:
-            os.environ.setdefault("MUJOCO_GL", "egl")
     package = importlib.util.find_spec("gym_aloha")
-    try:
-        import mujoco
-    except ImportError as error:
-        raise ConfigError(
-            f"robot aloha_sim needs MuJoCo, which cannot be imported ({error}): {INSTALL_HINT}"
-        ) from error
-    except AttributeError as error:  # PyOpenGL's way of saying that the library behind MUJOCO_GL is missing
-        raise ConfigError(
-            f"MuJoCo cannot load MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r} ({error}): {_gl_hint()}"
-        ) from error
+    simulator = extras.mujoco("robot aloha_sim", "aloha-sim")
     if package is None or not package.submodule_search_locations:
         raise ConfigError(f"robot aloha_sim needs gym-aloha's model, which is not installed: {INSTALL_HINT}")
-    return mujoco, Path(package.submodule_search_locations[0]) / "assets" / MODEL_FILE
-
-
-def _gl_hint() -> str:
-    return (
-        "headless rendering needs MUJOCO_GL=egl (or unset) and, on Debian and Ubuntu, "
-        "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri`"
-    )
+    return simulator, Path(package.submodule_search_locations[0]) / "assets" / MODEL_FILE
 
 
 class AlohaSimState(NamedTuple):
@@ -103,8 +74,7 @@ class AlohaSimEnv(RobotEnv):
         self._mujoco, path = _import_simulator()
         self.model = self._mujoco.MjModel.from_xml_path(str(path))
         self._data = self._mujoco.MjData(self.model)
-        self._set_render_quality(config.image_size)
-        self._renderer: Any = None
+        self._camera = MujocoCamera(self._mujoco, self.model, config.image_size)
         self._substeps = round(1 / (CONTROL_HZ * self.model.opt.timestep))
         self._state_kind = self._mujoco.mjtState.mjSTATE_INTEGRATION
         self._cube_in_state = config.cube_in_state
@@ -189,9 +159,7 @@ class AlohaSimEnv(RobotEnv):
         images = {}
         for name in names:
             self.robot_spec.camera(name)
-            renderer = self._open_renderer()
-            renderer.update_scene(self._data, name)
-            images[IMAGE_PREFIX + name] = renderer.render()
+            images[IMAGE_PREFIX + name] = self._camera.frame(self._data, name)
         return images
 
     def save_state(self) -> AlohaSimState:
@@ -215,10 +183,7 @@ class AlohaSimEnv(RobotEnv):
 
     def close(self) -> None:
         """Free the OpenGL context (otherwise freed at exit); the physics stays usable."""
-        if self._renderer is not None:
-            atexit.unregister(self._renderer.close)
-            self._renderer.close()
-            self._renderer = None
+        self._camera.close()
 
     def _observe(self) -> Observation:
         joints = self.joints
@@ -234,26 +199,3 @@ class AlohaSimEnv(RobotEnv):
         fingers = FINGER_CLOSED + action[_GRIPPERS].astype(np.float64) * (FINGER_OPEN - FINGER_CLOSED)
         left, right = fingers
         return np.concatenate([action[:6], (left, -left), action[7:13], (right, -right)])
-
-    def _set_render_quality(self, size: int) -> None:
-        """Frames of `size` pixels without the shadow map and multisampling, which cost 90 % of a frame's time."""
-        self.model.vis.quality.offsamples = 0
-        self.model.vis.quality.shadowsize = 0
-        self.model.vis.global_.offwidth = max(size, self.model.vis.global_.offwidth)
-        self.model.vis.global_.offheight = max(size, self.model.vis.global_.offheight)
-
-    def _open_renderer(self) -> Any:
-        """The renderer, made at the first call."""
-        if self._renderer is None:
-            size = self.robot_spec.cameras[0].height
-            try:
-                renderer = self._mujoco.Renderer(self.model, size, size)
-            except Exception as error:  # MuJoCo, PyOpenGL, EGL and GLFW each raise their own kind here
-                raise ConfigError(f"MuJoCo cannot create an OpenGL context ({error}): {_gl_hint()}") from error
-            renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = False
-            renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_REFLECTION] = False
-            # At exit, MuJoCo takes the display down before this object goes; hooks run in reverse order, so this one
-            # frees the context in time.
-            atexit.register(renderer.close)
-            self._renderer = renderer
-        return self._renderer

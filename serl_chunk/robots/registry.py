@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, RobotConfig
+from serl_chunk.config.robots import (
+    AlohaSimConfig,
+    FakeAlohaConfig,
+    GymConfig,
+    OgbenchConfig,
+    RobomimicConfig,
+    RobotConfig,
+)
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
 
@@ -22,6 +29,14 @@ def robot_spec(config: RobotConfig) -> RobotSpec:
         from serl_chunk.robots.aloha_sim_spec import aloha_sim_spec
 
         return aloha_sim_spec(config)
+    if isinstance(config, OgbenchConfig):
+        from serl_chunk.robots.ogbench_spec import ogbench_spec
+
+        return ogbench_spec(config)
+    if isinstance(config, RobomimicConfig):
+        from serl_chunk.robots.robomimic_spec import robomimic_spec
+
+        return robomimic_spec(config)
     if isinstance(config, GymConfig):
         from serl_chunk.robots.gym_adapter import GymAdapter
 
@@ -41,6 +56,14 @@ def make_env(config: RobotConfig, *, images: str = "on_request") -> RobotEnv:
         from serl_chunk.robots.aloha_sim import AlohaSimEnv
 
         return AlohaSimEnv(config, images=images)
+    if isinstance(config, OgbenchConfig):
+        from serl_chunk.robots.ogbench import OgbenchEnv
+
+        return OgbenchEnv(config, images=images)
+    if isinstance(config, RobomimicConfig):
+        from serl_chunk.robots.robomimic import RobomimicEnv
+
+        return RobomimicEnv(config, images=images)
     if isinstance(config, GymConfig):
         from serl_chunk.robots.gym_adapter import GymAdapter
 
@@ -84,5 +107,6 @@ def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
 
 def _unknown(config: RobotConfig) -> ConfigError:
     return ConfigError(
-        f"unknown robot configuration {type(config).__name__}; valid: FakeAloha, AlohaSim, Gym (…Config)"
+        f"unknown robot configuration {type(config).__name__}; valid: FakeAloha, AlohaSim, Ogbench, Robomimic, Gym "
+        "(…Config)"
     )

@@ -14,6 +14,7 @@ from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots import registry
 from serl_chunk.robots.aloha_sim_expert import GRIP, arm_joints
 from serl_chunk.robots.aloha_sim_spec import ARM_HIGH, ARM_LOW, CAMERAS, aloha_sim_spec
+from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 
 # Looked up, not imported: how MuJoCo renders is fixed by whoever imports it first, which is what is tested here.
@@ -188,10 +189,10 @@ class TestEpisode:
 
 class TestImages:
     def test_renders_only_when_asked(self, env, monkeypatch):
-        def refuse():
+        def refuse(camera, data, name):
             raise AssertionError("rendered without being asked")
 
-        monkeypatch.setattr(env, "_open_renderer", refuse)
+        monkeypatch.setattr(MujocoCamera, "frame", refuse)
         assert set(env.reset(seed=0)[0]) == {"state"}
         assert set(env.step(HOLD)[0]) == {"state"}
 

@@ -1,0 +1,68 @@
+"""Optional simulators: each is imported in one function here, on use, with what to install in the error.
+
+Every room may use these functions; none of the packages is needed to import this module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+import warnings
+from typing import Any
+
+from serl_chunk.types import ConfigError
+
+OPENGL_HINT = (
+    "headless rendering needs MUJOCO_GL=egl (or unset) and, on Debian and Ubuntu, "
+    "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri`"
+)
+
+
+def mujoco(user: str, extra: str) -> Any:
+    """The module `mujoco`, which `user` needs; raises ConfigError naming the extra to install, or OpenGL's library."""
+    return _simulator("mujoco", user, extra)
+
+
+def ogbench(user: str) -> Any:
+    """The package `ogbench`, which `user` needs; raises ConfigError as `mujoco` does."""
+    package = _simulator("ogbench", user, "ogbench")
+    _simulator("ogbench.relabel_utils", user, "ogbench")
+    # OGBench builds its action space anew on every reset, and gymnasium remarks on its type each time it may.
+    warnings.filterwarnings("ignore", message=".*Box (low|high)'s precision lowered")
+    return package
+
+
+def robosuite(user: str) -> Any:
+    """The package `robosuite`, which `user` needs; raises ConfigError as `mujoco` does."""
+    return _simulator("robosuite", user, "robomimic")
+
+
+def _simulator(module: str, user: str, extra: str) -> Any:
+    _choose_opengl()
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{user} needs {module.partition('.')[0]}, which cannot be imported ({error}): "
+            f"pip install 'serl-chunk[{extra}]'"
+        ) from error
+    except AttributeError as error:  # PyOpenGL's way of saying that the library behind MUJOCO_GL is missing
+        raise ConfigError(
+            f"MuJoCo cannot load MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r} ({error}): {OPENGL_HINT}"
+        ) from error
+
+
+def _choose_opengl() -> None:
+    """Set MUJOCO_GL on a headless machine, unless it is set; MuJoCo reads it at its first import."""
+    headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
+    if headless and "MUJOCO_GL" not in os.environ:
+        # MuJoCo's EGL module fails that import where libEGL is missing, and states need no OpenGL: then import without
+        # it, and let whoever renders say what to install.
+        try:
+            ctypes.CDLL("libEGL.so.1")
+        except OSError:
+            os.environ["MUJOCO_GL"] = "disabled"
+        else:
+            os.environ["MUJOCO_GL"] = "egl"
