@@ -12,10 +12,8 @@ from typing import NamedTuple
 from serl_chunk.data.manifest import Manifest
 from serl_chunk.data.sink import Json, Sink
 from serl_chunk.data.source import Source
-from serl_chunk.data.staging import Fault, InProcess, Job, Processes, Refused, Result, Staged, Stagers, Work
+from serl_chunk.data.staging import QUEUED, Fault, InProcess, Job, Processes, Refused, Result, Staged, Stagers, Work
 from serl_chunk.types import ConfigError, DataError
-
-_AHEAD = 2  # episodes staged or being staged per worker: what lies on disk twice, and what an interruption costs
 
 
 class Progress(NamedTuple):
@@ -172,7 +170,7 @@ class _Conversion:
         n = min(workers, len(self.keys) - self.decided)
         stagers: Stagers = Processes(work, n, self.manifest.descriptor) if n else InProcess(work)
         try:
-            self.drive(stagers, window=max(1, _AHEAD * n))
+            self.drive(stagers, window=max(1, QUEUED * n))
         finally:
             stagers.close()
 

@@ -30,7 +30,12 @@ from serl_chunk.types import (
 )
 
 SUCCESS_REWARD = 1.0  # a step with at least this reward is a success (docs/architecture.md, section 3)
+_SAME_GREY = 6.0  # by which the mean of a block may differ between two encodings of an image, of 255
 _HDF5 = "episodes"  # the format of HDF5 files that hold one episode each
+
+
+class NothingThere(ConfigError):
+    """A path of demonstrations leads to none."""
 
 
 class Origin(NamedTuple):
@@ -49,7 +54,7 @@ class DemoSet(NamedTuple):
     origins: list[Origin]  # of episodes[k]
     files: list[Path]  # files[k] holds episodes[k]
     dropped_steps: int  # steps after a first success, in all episodes
-    duplicates: int  # episodes left out because another one has the same content
+    duplicates: int  # episodes left out because another one has the same content, in another format perhaps
     digest: str  # sixteen hex digits that depend on the contents only; "" without any
     notes: tuple[str, ...] = ()  # what their sources say of them, see data.source.Source
 
@@ -79,7 +84,8 @@ def load_demos(
         progress: called with (episodes done, episodes in all) after each one.
 
     Raises:
-        ConfigError: a path is empty or matches no demonstration.
+        NothingThere: a path is empty or matches no demonstration.
+        ConfigError: a file cannot be read as what it is said to be.
         DataError: a file is damaged or of another robot; names the file and the field.
     """
     said = options or ReadOptions()
@@ -92,6 +98,8 @@ def load_demos(
         proportion=1.0,  # of all paths together
     )
     sources = [open_demos(path, options, format, more) for path in find_demos(paths, options, format, more)]
+    for source in sources:
+        getattr(source, "hold", lambda: None)()  # of a run that goes on: what is loaded stays whole
     wanted = [(source, key) for source in sources for key in source.keys()]
     empty = next((source for source in sources if not any(source is s for s, _ in wanted)), None)
     if empty is not None:
@@ -100,6 +108,7 @@ def load_demos(
         wanted = wanted[: len(first_of([key for _, key in wanted], said.proportion))]
     loaded = DemoSet([], [], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()
+    numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
     ids: set[str] = set()
     dropped = 0
     for done, (source, key) in enumerate(wanted, 1):
@@ -110,8 +119,9 @@ def load_demos(
             _check_rate(source, spec)
             origin = Origin(source.path, source.format, key, digest or content_digest(whole))
             digest = digest or _with_images(origin.digest, whole)
-            if digest not in digests:
-                digests.add(digest)
+            alike = numbers.setdefault(numbers_digest(whole), [])
+            if digest not in digests and not any(_look_alike(loaded.episodes[k], whole) for k in alike):
+                alike.append(len(loaded.episodes))
                 tells = getattr(source, "rewards_tell", True)
                 episode, after = end_at_first_success(whole) if tells else (whole, 0)
                 if episode.begin.episode_id in ids:  # stores tell episodes apart by id alone
@@ -123,6 +133,7 @@ def load_demos(
                 alone = file is not None and key not in getattr(source, "rewards", {})
                 loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
                 loaded.files.append(file or source.path)
+            digests.add(digest)  # a copy's too, so that the order in which they are given does not matter
         if progress is not None:
             progress(done, len(wanted))
     digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
@@ -144,7 +155,7 @@ def find_demos(
     format: str | None = None,
     more: Sequence[Format] = (),
 ) -> list[Path]:
-    """The files and data sets that `paths` name, as in `load_demos`; raises ConfigError where one names none."""
+    """The files and data sets that `paths` name, as in `load_demos`; raises NothingThere where one names none."""
     if isinstance(paths, str | Path):
         paths = [paths]
     scored = options is not None and bool(options.scores)
@@ -188,6 +199,44 @@ def content_digest(episode: Episode) -> str:
     return digest.hexdigest()
 
 
+def numbers_digest(episode: Episode) -> str:
+    """Of states, actions, rewards and outcome, 64 hex digits: what every format keeps of an episode, to the bit."""
+    _, steps, end = episode
+    reward = steps.reward if end.reward is None else np.append(steps.reward[:-1], np.float32(end.reward))
+    digest = hashlib.sha256(repr((end.terminated, end.outcome.value)).encode())
+    for column in (steps.observation[STATE], steps.action, reward):
+        digest.update(repr(column.shape).encode() + np.ascontiguousarray(column, np.float32).tobytes())
+    return digest.hexdigest()
+
+
+def _look_alike(a: Episode, b: Episode) -> bool:
+    """Whether the images of two episodes with the same numbers are the same but for their encoding.
+
+    A few of the ticks that both have are compared, in blocks: JPEG and video change pixels, and hardly their means.
+    """
+    cameras = [{k: v for k, v in e.steps.sparse.items() if k.startswith(IMAGE_PREFIX) and len(v.index)} for e in (a, b)]
+    if set(cameras[0]) != set(cameras[1]):
+        return False
+    for key in cameras[0]:
+        rows = [c[key] for c in cameras]
+        if rows[0].values.shape[1:] != rows[1].values.shape[1:]:
+            return False
+        ticks, *places = np.intersect1d(rows[0].index, rows[1].index, return_indices=True)
+        for i in sorted({0, len(ticks) // 2, len(ticks) - 1}) if len(ticks) else ():
+            one, two = (_blocks(np.asarray(r.values[int(p[i])])) for r, p in zip(rows, places, strict=True))
+            if np.abs(one - two).max() > _SAME_GREY:
+                return False
+    return True
+
+
+def _blocks(image: np.ndarray) -> np.ndarray:
+    """Means of about 8 by 8 blocks of an image uint8[H, W, 3], float64."""
+    edges = [np.unique(np.linspace(0, size, 9, dtype=int)[:-1]) for size in image.shape[:2]]
+    sums = np.add.reduceat(np.add.reduceat(image.astype(np.float64), edges[0], 0), edges[1], 1)
+    sizes = [np.diff([*e, size]) for e, size in zip(edges, image.shape[:2], strict=True)]
+    return sums / (sizes[0][:, None, None] * sizes[1][None, :, None])
+
+
 def _with_images(digest: str, episode: Episode) -> str:
     """As `digest`, but that of the same motions before other cameras differs: a few frames of each are looked at."""
     images = hashlib.sha256(digest.encode())
@@ -197,6 +246,28 @@ def _with_images(digest: str, episode: Episode) -> str:
             for i in sorted({0, n // 2, n - 1}):
                 images.update(np.ascontiguousarray(rows.values[i]).tobytes())
     return images.hexdigest()
+
+
+class Demonstrations:
+    """A source whose episodes are checked and ended at their first success, as `load_demos` does it."""
+
+    def __init__(self, source: Source, spec: RobotSpec) -> None:
+        self._source, self._spec = source, spec
+        self.format, self.path, self.hz = source.format, source.path, source.hz
+
+    def keys(self) -> list[str]:
+        """See `source.Source`."""
+        return self._source.keys()
+
+    def read(self, key: str) -> Episode:
+        """See `source.Source`."""
+        episode = self._source.read(key)
+        _check_rate(self._source, self._spec)
+        return end_at_first_success(episode)[0] if getattr(self._source, "rewards_tell", True) else episode
+
+    def notes(self) -> list[str]:
+        """See `source.Source`."""
+        return self._source.notes()
 
 
 def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
@@ -227,7 +298,7 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
 def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool) -> list[Path]:
     valid = "give an HDF5 file, a folder of *.hdf5 files, a data set, or a pattern such as 'demos/*.hdf5'"
     if not text.strip():
-        raise ConfigError(f"a demonstration path is empty; {valid}")
+        raise NothingThere(f"a demonstration path is empty; {valid}")
     path = Path(text).expanduser()
     if not path.is_dir():
         if path.exists():
@@ -237,7 +308,7 @@ def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool)
             (p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=lambda p: natural(str(p))
         )
         if not files:
-            raise ConfigError(f"no demonstration matches {text!r}; {valid}")
+            raise NothingThere(f"no demonstration matches {text!r}; {valid}")
         return files
     files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=lambda p: natural(str(p)))
     if files and format in (None, _HDF5) and not scored:
@@ -245,7 +316,7 @@ def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool)
     if format is None and _format_of(path, more) is None:
         suffixes = Counter(p.suffix or "no suffix" for p in path.iterdir() if p.is_file())
         holds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items())) or "no file"
-        raise ConfigError(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}); {valid}")
+        raise NothingThere(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}); {valid}")
     return [path]
 
 

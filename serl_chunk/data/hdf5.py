@@ -94,9 +94,12 @@ def write_file(
     compress: bool = False,
     sim: bool | None = None,
     hz: float | None = None,
+    joints: Sequence[int] | None = None,
     where: str = "",
 ) -> None:
     """Write `episode` to the new file `part` and wait until it is on disk; arguments as for `write_episode`.
+
+    `joints`: the state columns that are `qpos`, where no `spec` says so.
 
     Raises DataError, beginning with `where`, for an episode that cannot be written, and OSError where the disk is at
     fault. What then is at `part` is the caller's to remove.
@@ -105,7 +108,8 @@ def write_file(
     check_episode(where, episode, spec)
     try:
         with new_hdf5(part) as (file, check_disk):
-            _write(file, episode, spec, compress, sim, hz, check_disk)
+            columns = list(range(episode.steps.observation[STATE].shape[1])) if joints is None else list(joints)
+            _write(file, episode, columns if spec is None else joint_columns(spec), spec, compress, sim, hz, check_disk)
     except (DataError, OSError):
         raise
     except (RuntimeError, ValueError, TypeError) as error:  # values h5py has no type for
@@ -181,6 +185,7 @@ def open_episode(path: Path, options: ReadOptions, reward: float | None = None) 
 def _write(
     file: h5py.File,
     episode: Episode,
+    joints: list[int],
     spec: RobotSpec | None,
     compress: bool,
     sim: bool | None,
@@ -189,14 +194,12 @@ def _write(
 ) -> None:
     begin, steps, end = episode
     state = steps.observation[STATE]
-    everything = list(range(state.shape[1]))
-    joints = everything if spec is None else joint_columns(spec)
     # Groups are made by name: one that HDF5 makes on the way to a dataset keeps the time of day, and the same episode
     # would not become the same bytes.
     file.create_group("observations")["qpos"] = state[:, joints]
     file["action"] = steps.action
     rl = file.create_group("rl")
-    if joints != everything:
+    if joints != list(range(state.shape[1])):
         rl["state"] = state
     for name in STEP_COLUMNS:
         rl[name] = getattr(steps, name)

@@ -68,6 +68,25 @@ def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOpt
     return Episode(begin, StepBlock(begin.episode_id, 0, {STATE: state}, action, **columns, sparse=sparse), end)
 
 
+def joints_in(file: h5py.File) -> tuple[int, ...] | None:
+    """The state columns that `qpos` of a file of this layout holds; None where it is the whole state, or no part of it.
+
+    Raises what h5py raises.
+    """
+    if member("", file, "/rl/state") is None:
+        return None
+    state, qpos = file["/rl/state"][()], file["/observations/qpos"][()]
+    left = list(range(state.shape[1]))
+    columns = []
+    for joint in qpos.T:
+        found = next((i for i in left if np.array_equal(state[:, i], joint)), None)
+        if found is None:
+            return None
+        left.remove(found)
+        columns.append(found)
+    return tuple(columns)
+
+
 def _read_final(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Observation | None:
     group = member(path, file, "/rl/final_observation")
     if group is None:

@@ -22,11 +22,13 @@ class Hdf5Sink:
         folder: where the files go.
         spec: the robot, if its layout (which state values are joints, its rate) is wanted.
         compress: gzip the frames, see `data.hdf5.write_episode`.
+        joints: which state values are joints, where `spec` is not known.
     """
 
     folder: Path
     spec: RobotSpec | None = None
     compress: bool = False
+    joints: tuple[int, ...] | None = None
 
     def layout(self, sample: Episode, hz: float | None) -> Json:
         """See Sink. A rate is kept where one is known, and not demanded."""
@@ -44,7 +46,9 @@ class Hdf5Sink:
         part.unlink(missing_ok=True)
         try:
             where = f"episode {episode.begin.episode_id}"
-            write_file(part, episode, self.spec, compress=self.compress, hz=layout["hz"], where=where)
+            write_file(
+                part, episode, self.spec, compress=self.compress, hz=layout["hz"], joints=self.joints, where=where
+            )
         except BaseException:
             part.unlink(missing_ok=True)
             raise

@@ -1,4 +1,4 @@
-"""Which states of a data set solve an OGBench task, asked of OGBench itself (extra `[ogbench]`)."""
+"""What a task of OGBench says of a data set's states, asked of OGBench itself (extra `[ogbench]`)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from serl_chunk import extras
+from serl_chunk.data.relabel import Judgement, judge_states
 from serl_chunk.types import ConfigError, DataError
 
 _EXAMPLE = "cube-single-play-singletask-task1-v0"
 
 
-def task_successes(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> np.ndarray:
-    """Success of every row, bool[N], in the task that OGBench calls `task`.
+def judge_by_task(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> Judgement:
+    """What the task that OGBench calls `task` says of the state of every row.
 
     Args:
         where: begins the messages.
@@ -24,14 +26,7 @@ def task_successes(where: str, task: str, arrays: dict[str, np.ndarray], width: 
         ConfigError: `ogbench` is not installed, or does not know the task.
         DataError: the file is of another one, or lacks what the task is judged by.
     """
-    try:
-        import ogbench
-        from ogbench.relabel_utils import relabel_dataset
-    except ImportError as error:
-        raise ConfigError(
-            f"{where}: the rewards of --env={task} are computed by OGBench's own environment, which cannot be imported "
-            f"({error}); pip install 'serl-chunk[ogbench]', or leave --env out to read the data without rewards"
-        ) from error
+    ogbench = extras.ogbench(f"{where}: --env={task}, whose rewards OGBench computes,")
     if "singletask" not in task.split("-"):
         raise ConfigError(f"--env={task}: only single-task environments have rewards, such as {_EXAMPLE}")
     try:
@@ -44,7 +39,7 @@ def task_successes(where: str, task: str, arrays: dict[str, np.ndarray], width: 
             raise DataError(f"{where}: observations of {width} values, --env={task} has {[*shape]}: another one")
         rows: dict[str, np.ndarray] = dict(arrays)
         try:
-            relabel_dataset(env.unwrapped.spec.id, env, rows)
+            ogbench.relabel_utils.relabel_dataset(env.unwrapped.spec.id, env, rows)
         except (KeyError, ValueError, IndexError) as error:
             raise DataError(
                 f"{where}: --env={task} cannot judge these states ({error}); it needs qpos, and button_states where "
@@ -52,4 +47,4 @@ def task_successes(where: str, task: str, arrays: dict[str, np.ndarray], width: 
             ) from error
     finally:
         env.close()
-    return np.asarray(rows["masks"]) == 0
+    return judge_states(where, rows["rewards"], rows["masks"])

@@ -1,7 +1,8 @@
 """A data set larger than memory: a folder of shards, of which one after the other is there.
 
 Each `replace_interval` calls of `advance` the shard in use gives way to the next, which a thread has read meanwhile. So
-at most two are in memory, as long as the caller keeps nothing of the one that has gone.
+at most two are in memory, as long as the caller keeps nothing of the one that has gone; one, beside the caller's copy,
+where he gets the episodes with `take`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class ShardedSource:
         options: what is read of each, see `source.ReadOptions`.
         replace_interval: calls of `advance` between two shards.
         seed: of the order.
+        updates: begin where so many calls of `advance` lead, for a run that goes on where it stopped; the shards before
+            are not read.
         open_shard: how one file is opened.
 
     Raises:
@@ -69,6 +72,7 @@ class ShardedSource:
         *,
         replace_interval: int,
         seed: int = 0,
+        updates: int = 0,
         open_shard: Open = OgbenchSource,
     ) -> None:
         if replace_interval < 1:
@@ -77,18 +81,19 @@ class ShardedSource:
         self.files = shard_files(self.path)
         self._options, self._interval, self._open = options, replace_interval, open_shard
         self._rng = np.random.default_rng(seed)
-        self._order: list[int] = []
-        self._calls = 0
+        self._order: list[int] = []  # the shards of the first so many turns
+        self._turn, self._calls = divmod(updates, self._interval)
         self._loader: _Loader | None = None
-        self._current = self._next_number(None)
-        self.episodes: list[Episode] = self._read(self._current)
-        """Of the shard in use, in its order."""
+        self.notes: list[str] = []
+        """What is to be known of the first shard that was read, see `source.Source`; the others are of its kind."""
+        self.episodes: list[Episode] = self._read(self._turn, self.notes)
+        """Of the shard in use, in its order; none after `take`."""
         self._load_next()
 
     @property
     def current(self) -> Path:
         """The shard in use."""
-        return self.files[self._current]
+        return self.files[self._number(self._turn)]
 
     def advance(self) -> bool:
         """Count one update; True where `episodes` now are those of another shard.
@@ -105,9 +110,26 @@ class ShardedSource:
         if self._calls < self._interval:
             return False
         self.episodes = loader.take()
-        self._calls, self._current, self._loader = 0, self._next, None
+        self._turn, self._calls, self._loader = self._turn + 1, 0, None
         self._load_next()
         return True
+
+    def seek(self, updates: int) -> None:
+        """Be where `updates` calls of `advance` lead from the beginning, without reading the shards between.
+
+        For a run that goes on where it stopped. Raises DataError where the shard cannot be read.
+        """
+        turn, self._calls = divmod(updates, self._interval)
+        if self._loader is not None and turn != self._turn:
+            self.close()  # what is being read is of no use: at the best it is the shard wanted
+            self._turn, self.episodes = turn, []  # first, so that there never are three
+            self.episodes = self._read(turn)
+            self._load_next()
+
+    def take(self) -> list[Episode]:
+        """The episodes of the shard in use, which are kept here no longer: for a caller who copies them."""
+        taken, self.episodes = self.episodes, []
+        return taken
 
     def close(self) -> None:
         """Wait for the thread, and let go of what it read."""
@@ -121,21 +143,25 @@ class ShardedSource:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next_number(self, current: int | None) -> int:
-        """Of the shard after `current`."""
-        if not self._order:
-            self._order = [int(i) for i in self._rng.permutation(len(self.files))]
-            if self._order[0] == current and len(self._order) > 1:
-                self._order.append(self._order.pop(0))
-        return self._order.pop(0)
+    def _number(self, turn: int) -> int:
+        """Of the shard in that turn."""
+        while len(self._order) <= turn:
+            order = [int(i) for i in self._rng.permutation(len(self.files))]
+            if order[:1] == self._order[-1:] and len(order) > 1:
+                order.append(order.pop(0))
+            self._order += order
+        return self._order[turn]
 
     def _load_next(self) -> None:
         if len(self.files) > 1:
-            self._next = self._next_number(self._current)
-            number = self._next
-            self._loader = _Loader(lambda: self._read(number), f"shard {self.files[number].name}")
+            turn = self._turn + 1
+            name = f"shard {self.files[self._number(turn)].name}"
+            self._loader = _Loader(lambda: self._read(turn), name)
             self._loader.start()
 
-    def _read(self, number: int) -> list[Episode]:
-        source = self._open(self.files[number], self._options)
-        return [materialised(source.read(key)) for key in source.keys()]
+    def _read(self, turn: int, notes: list[str] | None = None) -> list[Episode]:
+        source = self._open(self.files[self._number(turn)], self._options)
+        episodes = [materialised(source.read(key)) for key in source.keys()]
+        if notes is not None:
+            notes += source.notes()
+        return episodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -31,6 +31,12 @@ class ReadOptions:
         reward_every_step: give that reward on every step instead of the last one (as document 000 has it; the value
             of a state then is the time left, not the chance of success).
         env: task of an environment whose rewards are computed from stored states (OGBench).
+        env_if_judged: nobody asked for `env`, it is the robot's: files that have labels, and not what it is judged by,
+            keep theirs.
+        env_reward: "sparse", 1 at its success and 0 elsewhere, or "dense", 1 minus the parts of it still to be done.
+        solved: what becomes of steps that begin in a solved state, where the data go on after successes (OGBench):
+            "drop", or "keep" them, which helps a critic and no clone: those that stay in it as episodes of one step
+            each, the one that leaves it as the first of what follows.
         proportion: of the episodes, from the first on.
     """
 
@@ -43,6 +49,9 @@ class ReadOptions:
     scores: tuple[tuple[str, float], ...] = ()
     reward_every_step: bool = False
     env: str = ""
+    env_if_judged: bool = False
+    env_reward: Literal["sparse", "dense"] = "sparse"
+    solved: Literal["drop", "keep"] = "drop"
     proportion: float = 1.0
 
 

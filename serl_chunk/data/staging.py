@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,8 @@ import numpy as np
 from serl_chunk.data.sink import Json, Sink
 from serl_chunk.data.source import Source
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError, StepBlock
+
+QUEUED = 8  # jobs a process has: what lies on disk twice where one of them takes long
 
 
 class Work(NamedTuple):
@@ -69,10 +72,10 @@ class Stagers(Protocol):
     """Somebody who stages episodes."""
 
     def idle(self) -> int:
-        """How many jobs would be begun at once."""
+        """How many jobs may be submitted now."""
 
     def submit(self, job: Job) -> None:
-        """Begin a job; only where somebody is idle."""
+        """Hand over a job; only where `idle` admits one."""
 
     def results(self) -> Sequence[Result]:
         """Wait until a job is done; raises DataError naming the episode whose process died."""
@@ -172,8 +175,9 @@ def _inherit(copy: Any) -> _Held:
 
 
 class Processes:
-    """See Stagers: `n` processes of one job each, started anew (`spawn`), since a fork would copy this one's threads.
+    """See Stagers: `n` processes, started anew (`spawn`), since a fork would copy this one's threads.
 
+    Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
     They end with this process, however that ends. `held` is a descriptor that they keep open until then.
     """
 
@@ -181,7 +185,7 @@ class Processes:
         context = multiprocessing.get_context("spawn")
         self._where = work.source.path
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._jobs: dict[int, Job] = {}  # index of a worker -> what it does
+        self._jobs: list[deque[Job]] = []  # of each worker, the one it works on first
         try:
             for i in range(n):
                 ours, theirs = context.Pipe()
@@ -191,18 +195,19 @@ class Processes:
                 process.start()
                 theirs.close()
                 self._workers.append((process, ours))
+                self._jobs.append(deque())
         except BaseException:
             self.close()
             raise
 
     def idle(self) -> int:
         """See Stagers."""
-        return len(self._workers) - len(self._jobs)
+        return QUEUED * len(self._jobs) - sum(map(len, self._jobs))
 
     def submit(self, job: Job) -> None:
         """See Stagers."""
-        index = next(i for i in range(len(self._workers)) if i not in self._jobs)
-        self._jobs[index] = job
+        index = min(range(len(self._jobs)), key=lambda i: len(self._jobs[i]))
+        self._jobs[index].append(job)
         with contextlib.suppress(OSError):  # it is dead: `results` says so
             self._workers[index][1].send(job)
 
@@ -210,7 +215,7 @@ class Processes:
         """See Stagers."""
         found: list[Result] = []
         while not found:
-            busy = {i: self._workers[i] for i in self._jobs}
+            busy = {i: self._workers[i] for i, jobs in enumerate(self._jobs) if jobs}
             ready = wait([each for process, ours in busy.values() for each in (ours, process.sentinel)])
             for i, (process, ours) in busy.items():
                 if ours not in ready and process.sentinel not in ready:
@@ -219,8 +224,9 @@ class Processes:
                     found.append(ours.recv())  # what it sent before it died counts
                 except (EOFError, OSError):
                     process.join()
-                    raise DataError(f"{self._where}: episode {self._jobs[i].key}: {_death(process.exitcode)}") from None
-                del self._jobs[i]
+                    key = self._jobs[i][0].key
+                    raise DataError(f"{self._where}: episode {key}: {_death(process.exitcode)}") from None
+                self._jobs[i].popleft()
         return found
 
     def close(self) -> None:

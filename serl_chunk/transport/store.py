@@ -255,8 +255,8 @@ class _Episodes:
             self.whole[session] = record.episode_id
             self._broken.pop(session, None)
             return True
-        if isinstance(record, Amend):
-            return record.episode_id != self._broken.get(session)
+        if isinstance(record, Amend):  # whatever is missing, an episode that is to be forgotten is not needed
+            return record.discard or record.episode_id != self._broken.get(session)
         follows = record.episode_id == self.whole.get(session)
         if follows and isinstance(record, End):
             del self.whole[session]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serl_chunk.data.convert import convert
 from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos, open_demos
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.frames import Frames
@@ -103,6 +104,39 @@ def test_every_content_is_loaded_once(folder, spec):
     assert [p.name for p in demos.files] == ["episode_1.hdf5", "episode_2.hdf5", "episode_10.hdf5"]
     assert [e.steps.n for e in demos.episodes] == [4, 5, 6]
     assert demos.duplicates == 2
+
+
+@pytest.mark.parametrize("codec", ["png", "jpeg"])
+def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make_episode, codec):
+    pytest.importorskip("pyarrow")
+    from serl_chunk.data.lerobot.sink import LeRobotSink
+
+    ours, other = tmp_path / "ours", tmp_path / "lerobot"
+    ours.mkdir()
+    shades = np.linspace(0, 200, 20, dtype=np.uint8)
+
+    def smooth(episode: Episode, add: int) -> Episode:
+        sparse = {}
+        for key, rows in episode.steps.sparse.items():
+            frames = rows.values
+            if key.startswith("images/"):
+                frames = np.broadcast_to((shades[rows.index] + add)[:, None, None, None], frames.shape).copy()
+            sparse[key] = rows._replace(values=frames)
+        stamp = np.arange(episode.steps.n) / spec.control_hz
+        return episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse, stamp=stamp))
+
+    for k in range(2):
+        write_episode(ours / f"episode_{k}.hdf5", smooth(make_episode(spec, 6 + k, seed=k), 0), spec)
+    source = open_demos(ours, ReadOptions(spec=spec), None)
+    convert(source, source.keys(), LeRobotSink(other, image_codec=codec, tolerance_s=None), other, workers=0)
+    # The same motions, rendered in another light, are other demonstrations.
+    write_episode(tmp_path / "light.hdf5", smooth(make_episode(spec, 6, seed=0), 50), spec)
+    alone = load_demos([ours], spec)
+    for paths in ([ours, other, tmp_path / "light.hdf5"], [tmp_path / "light.hdf5", other, ours]):
+        demos = load_demos(paths, spec)
+        assert (len(demos.episodes), demos.duplicates) == (3, 2)
+    assert load_demos([ours, other], spec).digest == load_demos([other, ours], spec).digest
+    assert alone.duplicates == 0
 
 
 def test_the_digest_is_of_the_contents(folder, spec, make_episode):

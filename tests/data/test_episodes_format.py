@@ -270,6 +270,10 @@ def test_the_rate_is_the_files_else_what_the_caller_says_else_nobody_knows(tmp_p
     assert (unknown.format, unknown.hz) == ("episodes", None)
     assert not unknown.read("a.hdf5").steps.stamp.any()
     assert any("--hz" in note for note in unknown.notes())
+    assert "nothing says who acted: all steps are taken for a person's" in unknown.notes()
+    assert not any("one step earlier" in note for note in unknown.notes())
+    judged = FORMAT.open(path, ReadOptions(color="rgb", success=True))
+    assert any("episodes end one step earlier" in note for note in judged.notes())
     said = FORMAT.open(path, ReadOptions(color="rgb", hz=20))
     assert said.hz == 20
     np.testing.assert_allclose(np.diff(said.read("a.hdf5").steps.stamp), 1 / 20)
@@ -278,7 +282,9 @@ def test_the_rate_is_the_files_else_what_the_caller_says_else_nobody_knows(tmp_p
     with pytest.raises(DataError, match=r"b\.hdf5: recorded at 30 Hz, the other episodes at 20"):
         mixed.read("b.hdf5")
     (tmp_path / "a.hdf5").unlink()
-    assert FORMAT.open(tmp_path, ReadOptions(hz=20)).hz == 30
+    assert FORMAT.open(tmp_path, RGB).hz == 30
+    with pytest.raises(DataError, match=r"b\.hdf5: recorded at 30 steps a second, not at 20 \(--hz\)"):
+        FORMAT.open(tmp_path, ReadOptions(hz=20))
     Recorder(tmp_path / "b.hdf5").attributes(hz=0.0)
     with pytest.raises(DataError, match=r"b\.hdf5: attribute hz is .*not a rate"):
         FORMAT.open(tmp_path, RGB).read("b.hdf5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import sys
 import types
@@ -93,7 +94,34 @@ def test_labelled_rows_end_episodes_at_successes(tmp_path: Path, masked: bool) -
     assert (c.end.truncated, c.end.outcome) == (True, Outcome.UNKNOWN)
     (note,) = [n for n in OgbenchSource(path, ReadOptions()).notes() if "successes" in n]
     assert "2 episodes of 3" in note
-    assert "3 steps that begin in a solved state" in note
+    assert "3 steps that begin in a solved state are left out" in note
+    kept = read_all(path, solved="keep")  # the step from row 2 to 3; those that leave begin what follows
+    assert [e.steps.n for e in kept] == [2, 1, 3, 1, 3]
+    assert (kept[1].steps.observation["state"][0, 0], kept[1].end.final_observation["state"][0]) == (2, 3)
+    assert (kept[1].steps.reward.tolist(), kept[1].end.terminated, kept[1].end.outcome) == ([1], True, Outcome.SUCCESS)
+    (note,) = [n for n in OgbenchSource(path, ReadOptions(solved="keep")).notes() if "successes" in n]
+    assert "are episodes of one step" in note
+
+
+def test_dense_rewards_count_what_is_missing_after_a_step(tmp_path: Path) -> None:
+    """1 minus the parts, of the state a step leads to: with an offset of -1 OGBench's numbers, a step earlier."""
+    content = arrays((6, 3))
+    content["rewards"] = np.array([-3, -2, -3, 0, -1, -1, -2, -1, -1], np.float32)
+    path = save(tmp_path / "scene.npz", content)
+    first, second, third = read_all(path, env_reward="dense")
+    assert first.steps.reward.tolist() == [-1, -2, 1]
+    assert (first.end.terminated, first.end.outcome) == (True, Outcome.SUCCESS)
+    assert (second.steps.reward.tolist(), second.end.outcome) == ([0], Outcome.UNKNOWN)
+    assert third.steps.reward.tolist() == [0, 0]
+    assert first.steps.reward.dtype == np.float32
+    for dense, sparse in zip((first, second, third), read_all(path), strict=True):
+        assert (dense.steps.n, dense.end.outcome) == (sparse.steps.n, sparse.end.outcome)
+        assert sparse.steps.reward.tolist() == [float(r == 1) for r in dense.steps.reward]
+    (note,) = [n for n in OgbenchSource(path, ReadOptions(env_reward="dense")).notes() if "successes" in n]
+    assert "1 minus the parts still to be done" in note
+    for unlabelled in (arrays(), content | {"rewards": np.zeros(9), "masks": np.arange(9) % 2.0}):
+        with pytest.raises(DataError, match="dense rewards are wanted: name the task with --env"):
+            read_all(save(path, unlabelled), env_reward="dense")
 
 
 def test_an_outcome_may_be_said(tmp_path: Path) -> None:
@@ -123,6 +151,7 @@ def fake_ogbench(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def relabel(name: str, env: Any, rows: Arrays) -> None:
         seen["name"] = name
         rows["masks"] = np.where(rows["qpos"][:, 0] > 1, 0.0, 1.0)
+        rows["rewards"] = -np.clip(2 - rows["qpos"][:, 0], 0, 2).round()
 
     utils = types.ModuleType("ogbench.relabel_utils")
     package = types.ModuleType("ogbench")
@@ -142,7 +171,9 @@ def test_a_task_is_judged_by_its_environment(tmp_path: Path, fake_ogbench: dict[
     assert got.steps.n == 3
     assert got.steps.reward.tolist() == [0, 0, 1]
     assert got.begin.task == TASK
-    assert fake_ogbench == {"closed": 1, "name": "cube-single-singletask-task1-v0"}
+    (dense,) = read_all(path, env=TASK, env_reward="dense")
+    assert dense.steps.reward.tolist() == [-1, -1, 1]
+    assert fake_ogbench == {"closed": 2, "name": "cube-single-singletask-task1-v0"}
     with pytest.raises(ConfigError, match=r"--env=cube-nope-singletask-v0: OGBench cannot make it \(doesn't exist\)"):
         read_all(path, env="cube-nope-singletask-v0")
     with pytest.raises(ConfigError, match="only single-task environments have rewards"):
@@ -159,13 +190,16 @@ def test_a_task_without_ogbench_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "ogbench", None)
     path = save(tmp_path / "cube.npz", arrays())
     assert len(read_all(path)) == 2
-    with pytest.raises(ConfigError, match=r"pip install 'serl-chunk\[ogbench\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs ogbench, which cannot be imported .*pip install 'serl-chunk\[ogbench\]'"
+    ):
         read_all(path, env=TASK)
 
 
 def test_real_rows_by_the_real_environment() -> None:
     """Rows 35 to 89 of the first trajectory are successes of task 1."""
-    pytest.importorskip("ogbench")
+    if importlib.util.find_spec("ogbench") is None:  # looked up only: importing it decides how MuJoCo renders
+        pytest.skip("the [ogbench] extra is not installed")
     before, after, other = read_all(PLAY, env=TASK)
     assert (before.steps.n, after.steps.n, other.steps.n) == (35, 29, 39)
     assert before.steps.reward.tolist() == [0] * 34 + [1]

@@ -1,33 +1,14 @@
-"""Reward shifts of the benchmarks, and episodes cut at successes."""
+"""Labels of states, and episodes cut at successes."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.data.relabel import (
-    antmaze_reward,
-    cut_at_successes,
-    robomimic_reward,
-    shifted,
-    sparse_reward,
-    state_successes,
-)
-from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
-
-
-def test_shifts_are_the_published_ones() -> None:
-    reward = np.array([0, 0, 1], np.float64)
-    for shift in (robomimic_reward, antmaze_reward):
-        assert shift(reward).tolist() == [-1, -1, 0]
-        assert shift(reward).dtype == np.float32
-    assert sparse_reward(np.array([-4, -1, 0, 0.5])).tolist() == [-1, -1, 0, -1]
-    assert sparse_reward(reward).dtype == np.float32
-    assert reward.tolist() == [0, 0, 1]
+from serl_chunk.data.relabel import cut_at_successes, judge_states
+from serl_chunk.types import DataError
 
 
 @given(st.integers(1, 60), st.floats(0.5, 0.999))
@@ -36,17 +17,6 @@ def test_both_conventions_order_states_alike(k: int, gamma: float) -> None:
     ours = sum(gamma**i * r for i, r in enumerate([0] * (k - 1) + [1]))
     theirs = sum(gamma**i * -1 for i in range(k))
     assert theirs == pytest.approx((gamma * ours - 1) / (1 - gamma))
-
-
-def test_an_episode_is_shifted_with_its_correction(spec: RobotSpec, make_episode: Callable[..., Episode]) -> None:
-    episode: Episode = make_episode(spec, 4, success_at=(3,), reward=1.0)
-    out = shifted(episode, "robomimic")
-    assert np.array_equal(out.steps.reward, episode.steps.reward - 1)
-    assert out.end.reward == 0
-    assert out.end.truncated == episode.end.truncated
-    assert shifted(episode._replace(end=episode.end._replace(reward=None)), "sparse").end.reward is None
-    with pytest.raises(ConfigError, match="no reward shift 'maze'; valid: robomimic, antmaze, sparse"):
-        shifted(episode, "maze")
 
 
 @pytest.mark.parametrize(
@@ -78,14 +48,38 @@ def test_every_step_outside_a_success_is_in_one_episode(flags: list[bool]) -> No
         assert s.success or s.stop == len(flags) - 1
 
 
-def test_which_states_are_successes() -> None:
-    rewards = np.array([-2.0, -1.0, 0.0])
-    assert state_successes("f", rewards, np.array([1, 1, 0])).tolist() == [False, False, True]
-    assert state_successes("f", np.zeros(3), np.array([1.0, 0.0, 1.0])).tolist() == [False, True, False]
-    assert state_successes("f", rewards, None).tolist() == [False, False, True]
-    assert state_successes("f", np.array([0, 1, 0]), None).tolist() == [False, True, False]
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_with_solved_steps_every_step_is_in_one_episode_which_ends_at_its_first_success(flags: list[bool]) -> None:
+    success = np.array(flags)
+    kept = cut_at_successes(success, keep_solved=True)
+    assert [t for s in kept for t in range(s.start, s.stop)] == list(range(len(flags) - 1))
+    for s in kept:
+        assert not success[s.start + 1 : s.stop].any()
+        assert s.success == success[s.stop]
+        assert s.success or s.stop == len(flags) - 1
+
+
+def test_a_kept_step_that_leaves_a_success_begins_what_follows() -> None:
+    success = np.array([c == "S" for c in ".SSS..S."])
+    kept = cut_at_successes(success, keep_solved=True)
+    assert kept == [(0, 1, True), (1, 2, True), (2, 3, True), (3, 6, True), (6, 7, False)]
+
+
+def test_which_states_are_successes_and_what_the_others_lack() -> None:
+    def judged(rewards: list[float], masks: list[float] | None = None) -> tuple[list[bool], list[float] | None]:
+        out = judge_states("f", np.array(rewards, np.float32), None if masks is None else np.array(masks))
+        return out.success.tolist(), None if out.missing is None else out.missing.tolist()
+
+    assert judged([-2, -1, 0], [1, 1, 0]) == ([False, False, True], [2, 1, 0])
+    assert judged([-2, -1, 0]) == ([False, False, True], [2, 1, 0])
+    assert judged([0, 1, 0]) == ([False, True, False], [1, 0, 1])
+    assert judged([0, 1, 0], [1, 0, 1]) == ([False, True, False], [1, 0, 1])
+    assert judged([0, 0], [1, 1]) == ([False, False], [1, 1])
+    assert judged([0, 0], [0, 0]) == ([True, True], [0, 0])
+    for shaped in ([0, 0, 0], [0.5, 0.25, 0]):  # masks tell a success from the rest, and nothing tells more
+        assert judged(shaped, [1, 0, 1]) == ([False, True, False], None)
     for unclear in ([0, 0], [0.5, 0], [-1, 1]):
         with pytest.raises(DataError, match=r"f: rewards from .* do not say which states are successes"):
-            state_successes("f", np.array(unclear, np.float32), None)
+            judged(unclear)
     with pytest.raises(DataError, match="masks must be 0"):
-        state_successes("f", rewards, np.array([1, 2, 0]))
+        judged([-2, -1, 0], [1, 2, 0])

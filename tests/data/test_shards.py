@@ -72,6 +72,69 @@ def test_a_shard_stays_for_the_interval(folder: Path) -> None:
             assert source.episodes is not before
 
 
+@pytest.mark.parametrize("updates", [0, 1, 2, 3, 7, 14, 40])
+@pytest.mark.parametrize("before", [0, 2])
+def test_seeking_leads_where_advancing_does(folder: Path, updates: int, before: int) -> None:
+    walked, skipped = (ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5) for _ in range(2))
+    with walked, skipped:
+        for _ in range(before):
+            walked.advance(), skipped.advance()
+        for _ in range(updates):
+            walked.advance()
+        skipped.seek(before + updates)
+        for _ in range(20):
+            assert shard_of(walked) == shard_of(skipped)
+            assert walked.advance() == skipped.advance()
+
+
+def test_beginning_later_leads_there_too_and_back(folder: Path) -> None:
+    with ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5) as source:
+        at = []
+        for _ in range(20):
+            at.append((shard_of(source), source.advance()))
+    for updates in (0, 2, 7, 12):
+        with ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5, updates=updates) as source:
+            for expected in at[updates:]:
+                assert (shard_of(source), source.advance()) == expected
+            source.seek(1)
+            assert [(shard_of(source), source.advance()) for _ in range(8)] == at[1:9]
+
+
+def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path) -> None:
+    read: list[str] = []
+
+    class Noted(OgbenchSource):
+        def read(self, key: str) -> Episode:
+            read.append(key.split(":")[0])
+            return super().read(key)
+
+    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Noted) as source:
+        source.seek(1_000)
+        now = source.current.stem
+    assert len(read) == 2 * 4  # the first, the one after it, the one wanted, and the one after that
+    assert now in read
+    read.clear()
+    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Noted, updates=1_000) as source:
+        assert read[:2] == [now] * 2  # the one wanted at once
+    assert len(read) == 2 * 2
+    read.clear()
+
+
+def test_what_is_to_be_known_of_the_first_shard(folder: Path) -> None:
+    with ShardedSource(folder, ReadOptions(), replace_interval=1) as source:
+        assert any("no rewards in the data" in note for note in source.notes)
+
+
+def test_taken_episodes_are_the_callers_alone(folder: Path) -> None:
+    with ShardedSource(folder, ReadOptions(), replace_interval=1) as source:
+        alive = [weakref.ref(e.steps.observation["state"]) for e in source.take()]
+        gc.collect()
+        assert not any(ref() is not None for ref in alive)
+        assert source.episodes == []
+        assert source.advance()
+        assert shard_of(source) >= 0
+
+
 def test_two_shards_are_in_memory_at_most(folder: Path) -> None:
     alive: list[weakref.ref[np.ndarray]] = []
     most = 0

@@ -200,12 +200,13 @@ def damage(folder, number):
 
 @pytest.mark.parametrize("hit", [0, 1, 2])
 def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
-    """The rest of the episode is an orphan, so are amendments of it while it is open; the next one counts."""
+    """The rest of the episode is an orphan, so are amendments of it while it is open, but that it be forgotten."""
     a = new_session("a")
     with opened(tmp_path) as store:
         put_episode(store, a, "before")
         numbers = put_episode(store, a, "hit", (2, 2, 2))
         put(store, a, Amend("hit", Outcome.FAILURE))
+        put(store, a, Amend("hit", discard=True))
         put_episode(store, a, "after")
         last = a.standing
     damage(tmp_path, numbers[hit + 1] if hit else numbers[0])
@@ -216,7 +217,7 @@ def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
         assert got[-4:] == [("after", True)] * 4
         middle = got[4:-4]
         whole = {0: 0, 1: 2, 2: 3}[hit]  # records before the hole
-        assert [d for _, d in middle] == [True] * whole + [False] * (4 - whole) + [not whole]
+        assert [d for _, d in middle] == [True] * whole + [False] * (4 - whole) + [not whole, True]
         assert store.standings() == [last]
 
 

@@ -7,6 +7,7 @@ A path is one such file, a folder of them, or a folder of folders whose names sa
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import h5py
 
 from serl_chunk.data.aloha import IMAGES, recorded_hz
 from serl_chunk.data.hdf5 import open_episode
+from serl_chunk.data.hdf5_own import joints_in
 from serl_chunk.data.hdf5_reading import ERRORS, member, names
 from serl_chunk.data.imported import natural
 from serl_chunk.data.source import Format, ReadOptions, first_of
@@ -59,6 +61,16 @@ class EpisodeFiles:
         options = dataclasses.replace(self.options, hz=self.hz)
         return open_episode(self.files[key], options, self.rewards.get(key))
 
+    def joints(self) -> tuple[int, ...] | None:
+        """The state columns that are joints, by the first file that can be read; None where it does not say."""
+        for path in self.files.values():
+            try:
+                with h5py.File(path, "r") as file:
+                    return joints_in(file)
+            except ERRORS:
+                continue
+        return None
+
     def notes(self) -> list[str]:
         """See Source. Files are taken to be like the first one that can be read."""
         notes = []
@@ -83,7 +95,15 @@ class EpisodeFiles:
             notes.append("no file records its rate: time stamps are all 0; --hz gives it")
         if self.options.success is None and key not in self.rewards:
             notes.append("files record no outcome: episodes are unfinished ones; --success, --failure or --scores say")
-        if "chunk_starts" in names(file):
+        else:
+            notes.append(
+                "files lack the observation after the last action: episodes end one step earlier, with the last "
+                "observation as the final one"
+            )
+        if "chunk_starts" not in names(file):
+            who = "a script's (attribute sim)" if file.attrs.get("sim", False) else "a person's"
+            notes.append(f"nothing says who acted: all steps are taken for {who}")
+        else:
             notes.append("chunk_starts: all steps are taken for the policy's; what a person did is not recorded")
         read = _READ | {f"{IMAGES[1:]}/{camera}" for camera in member(key, file, IMAGES) or ()}
         spec = self.options.spec
@@ -152,8 +172,12 @@ def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, 
 
 
 def _rate(files: dict[str, Path], options: ReadOptions) -> float | None:
-    """That of the first file which can be read, else of the options, else of the robot."""
+    """That of the first file which can be read, else of the options, else of the robot.
+
+    Raises DataError where the options say another one than that file.
+    """
     recorded = None
+    said = options.hz
     for path in files.values():
         try:
             with h5py.File(path, "r") as file:
@@ -161,7 +185,9 @@ def _rate(files: dict[str, Path], options: ReadOptions) -> float | None:
                 break
         except ERRORS:
             continue  # reading that episode says what is wrong with it
-    return recorded or options.hz or (options.spec.control_hz if options.spec else None)
+    if recorded is not None and said is not None and not math.isclose(recorded, said, rel_tol=1e-6):
+        raise DataError(f"{path}: recorded at {recorded:g} steps a second, not at {said:g} (--hz): leave the flag out")
+    return recorded or said or (options.spec.control_hz if options.spec else None)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -4,14 +4,17 @@ A trajectory of T steps has T + 1 rows: the last one, where `terminals` is 1, ho
 action that leads nowhere. So T steps and a final observation come out of it.
 
 Data sets have no rewards. `ReadOptions.env` names a task, and OGBench says which states solve it; files that were
-relabelled before have `rewards` and mostly `masks`. Either way an episode ends with reward 1 at the step that reaches a
-success, and the trajectory goes on as the next episode (`relabel.cut_at_successes`). Without a task a trajectory is one
-episode with rewards of 0 and an unknown outcome.
+relabelled before have `rewards` and mostly `masks`; the robot's task (`env_if_judged`) leaves those as they are that
+cannot be judged anew. Either way an episode ends with reward 1 at the step that reaches a
+success, and the trajectory goes on as the next episode (`relabel.cut_at_successes`). Before that a step has reward 0,
+or with `ReadOptions.env_reward="dense"` 1 minus the parts of the task that are still to be done after it. Without a
+task a trajectory is one episode with rewards of 0 and an unknown outcome.
 """
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,7 @@ import numpy as np
 
 from serl_chunk.data import npz
 from serl_chunk.data.imported import Ending, imported_episode, natural, position, rate, said
-from serl_chunk.data.relabel import Stretch, cut_at_successes, state_successes
+from serl_chunk.data.relabel import Judgement, Stretch, cut_at_successes, judge_states
 from serl_chunk.data.source import Format, ReadOptions, first_of
 from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
 
@@ -50,6 +53,8 @@ class OgbenchSource:
         self._keys: list[str] = []
         self._rows = self._empty = self._open = self._solved = 0
         self._labelled: bool | None = None
+        self._own: int = 0  # files whose own labels are used
+        self._dense: dict[int, np.ndarray] = {}  # file -> reward of the step that leads to a row, where they are wanted
         self._held: tuple[int, dict[str, np.ndarray]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,6 +72,8 @@ class OgbenchSource:
         reward = np.zeros(stop - start, np.float32)
         final = {STATE: np.array(arrays["observations"][stop], np.float32)}
         ending = Ending(final, False, Outcome.UNKNOWN)
+        if file in self._dense:
+            reward = self._dense[file][start + 1 : stop + 1].copy()
         if success or (not self._labelled and self._options.success):
             reward[-1] = 1
             ending = Ending(final, True, Outcome.SUCCESS)
@@ -91,11 +98,17 @@ class OgbenchSource:
         spans = self._index()
         out = ["every action is taken for a script's (OGBench's data was collected without people)"]
         if self._labelled:
-            by = f"OGBench's task {self._options.env}" if self._options.env else "the file's own labels"
+            dense = self._options.env_reward == "dense"
+            reward = "1 minus the parts still to be done" if dense else "1 at a success and 0 elsewhere"
+            kept = self._options.solved == "keep"
+            fate = "are episodes of one step, or the first of the next one if they leave it" if kept else "are left out"
+            by = "the file's own labels" if self._own else f"OGBench's task {self._options.env}"
+            if self._own and self._options.env:
+                by += f" (it has no qpos to judge {self._options.env} by: they must be of that task)"
             out.append(
                 f"successes by {by}: {said(sum(s.success for s in spans), 'episode')} of {len(spans)} ends in one; "
-                f"{said(self._solved, 'step')} that begin in a solved state are left out; the reward is 1 at a success "
-                "and 0 elsewhere (OGBench's own is one less, and one step later)"
+                f"{said(self._solved, 'step')} that begin in a solved state {fate}; the reward is {reward} "
+                f"(OGBench's own is one less{'' if dense else ', or less,'} and one step later)"
             )
         elif self._options.success is None:
             out.append("no rewards in the data: all are 0 and no outcome is known (--env names a task)")
@@ -110,7 +123,7 @@ class OgbenchSource:
     def _index(self) -> list[_Span]:
         if self._spans is not None:
             return self._spans
-        spans = [_Span(i, *stretch) for i, path in enumerate(self._files) for stretch in self._stretches(path)]
+        spans = [_Span(i, *stretch) for i in range(len(self._files)) for stretch in self._stretches(i)]
         if not spans:
             raise DataError(f"{self.path}: no trajectory has a step")
         keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
@@ -118,10 +131,12 @@ class OgbenchSource:
         self._spans = spans[: len(self._keys)]
         return self._spans
 
-    def _stretches(self, path: Path) -> list[Stretch]:
+    def _stretches(self, file: int) -> list[Stretch]:
         """The episodes of one file, in rows."""
+        path = self._files[file]
         there = _checked_headers(path)
-        labels = tuple(k for k in (_JUDGED if self._options.env else _LABELS) if k in there)
+        env = self._env(there)
+        labels = tuple(k for k in (_JUDGED if env else _LABELS) if k in there)
         arrays = npz.load(path, ("terminals", *labels))
         _check_finite(path, {k: v for k, v in arrays.items() if k != "button_states"})
         ends = np.flatnonzero(arrays["terminals"])
@@ -129,31 +144,44 @@ class OgbenchSource:
         if not len(ends) or ends[-1] != n - 1:
             self._open += 1
             ends = np.append(ends, n - 1)
-        success = self._successes(path, arrays, there["observations"].shape[1])
+        judged = self._judged(path, env, arrays, there["observations"].shape[1])
+        self._own += judged is not None and not env
+        if self._options.env_reward == "dense":
+            if judged is None or judged.missing is None:
+                raise DataError(
+                    f"{path}: its rewards, or their absence, do not say how much of a task is still to be done, and "
+                    "dense rewards are wanted: name the task with --env"
+                )
+            self._dense[file] = 1 - judged.missing.astype(np.float32)
         out = []
         start = 0
         for end in map(int, ends):
             self._empty += end == start
-            if success is None:
+            if judged is None:
                 out += [Stretch(start, end, False)] if end > start else []
             else:
-                cuts = cut_at_successes(success[start : end + 1])
-                self._solved += int(success[start:end].sum())
+                cuts = cut_at_successes(judged.success[start : end + 1], keep_solved=self._options.solved == "keep")
+                self._solved += int(judged.success[start:end].sum())
                 out += [Stretch(start + a, start + b, reached) for a, b, reached in cuts]
             start = end + 1
-        if self._labelled not in (None, success is not None):
+        if self._labelled not in (None, judged is not None):
             raise DataError(f"{path}: it has rewards and files before it none, or they do and it has not; use --env")
-        self._labelled = success is not None
+        self._labelled = judged is not None
         return out
 
-    def _successes(self, path: Path, arrays: dict[str, np.ndarray], width: int) -> np.ndarray | None:
-        if self._options.env:
-            from serl_chunk.data.ogbench_task import task_successes
+    def _env(self, there: Mapping[str, object]) -> str:
+        """The task by which a file with the arrays `there` is judged, "" for its own labels or none."""
+        labelled = "rewards" in there and "qpos" not in there
+        return "" if self._options.env_if_judged and labelled else self._options.env
 
-            judged = {k: arrays[k] for k in _JUDGED if k in arrays}
-            return task_successes(str(path), self._options.env, judged, width)
+    def _judged(self, path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> Judgement | None:
+        if env:
+            from serl_chunk.data.ogbench_task import judge_by_task
+
+            states = {k: arrays[k] for k in _JUDGED if k in arrays}
+            return judge_by_task(str(path), env, states, width)
         if "rewards" in arrays:
-            return state_successes(str(path), arrays["rewards"], arrays.get("masks"))
+            return judge_states(str(path), arrays["rewards"], arrays.get("masks"))
         return None
 
     def _load(self, file: int) -> dict[str, np.ndarray]:

@@ -108,9 +108,9 @@ def _on_every_row(
     at, data = -1, b""
     for frame in newest(rows.index, n):
         while at < frame:
-            at, data = next(encoded)
+            at, (data, image) = next(encoded)
             if histogram.wants(at):
-                histogram.add(data, f"{where}: frame {at} of camera {name}")
+                histogram.add(data if image is None else image, f"{where}: frame {at} of camera {name}")
         yield data
 
 
