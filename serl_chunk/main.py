@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from serl_chunk.types import ConfigError, SerlChunkError
 
+LOOPBACK = "127.0.0.1"
 EPILOG = """\
 Any field of the experiment can be set: --config.agent.lr=1e-4 --config.replay.demo_fraction=uniform
 
@@ -23,8 +24,12 @@ one machine:
 evaluate:
   serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 --checkpoint_path runs/first
 
+an algorithm by its name, on data alone, evaluated meanwhile (serl-chunk presets lists the names):
+  serl-chunk --exp_name fake_aloha --learner --preset qc --demo_path demos/fake_aloha --offline_steps 20000 \
+      --online_steps 0 --eval_interval 5000
+
 other commands (each with --help): serl-chunk record, serl-chunk data, serl-chunk report, serl-chunk keys,
-serl-chunk doctor
+serl-chunk doctor, serl-chunk presets
 """
 
 
@@ -33,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that has no such letters
-    commands = {"record": _record, "report": _report, "keys": _keys, "doctor": _doctor, "data": _data}
+    commands = {
+        "record": _record, "report": _report, "keys": _keys, "doctor": _doctor, "data": _data, "presets": _presets
+    }  # fmt: skip
     try:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
@@ -62,6 +69,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
+    from serl_chunk.commands.aliases import add_experiment_flags, add_learner_flags
+
     p = _Parser(
         prog="serl-chunk",
         description="Reinforcement learning for real robots in action chunks, with a person in the loop.",
@@ -75,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--local", action="store_true", help="both loops in this process, reproducible, without sockets")
     p.add_argument("--seed", type=int, help="seed of everything random (default: the experiment's)")
     p.add_argument("--debug", action="store_true", help="no wandb")
+    add_experiment_flags(p)
     learner = p.add_argument_group("learner")
     learner.add_argument(
         "--demo_path", action="append", default=[], metavar="PATH",
@@ -84,17 +94,28 @@ def _parser() -> argparse.ArgumentParser:
     learner.add_argument("--demo_color", choices=("rgb", "bgr"), help="order of stored channels where files have none")
     learner.add_argument("--demo_hz", type=float, metavar="HZ", help="steps a second where files do not record it")
     learner.add_argument("--demo_env", default="", metavar="TASK", help="OGBench task whose rewards are computed")
-    learner.add_argument("--demo_proportion", type=float, default=1.0, metavar="P", help="use the first P of them")
+    learner.add_argument(
+        "--demo_solved", choices=("drop", "keep"), default="keep",
+        help="steps of OGBench's data that begin in a solved state: left out, or examples of success (default: keep)",
+    )  # fmt: skip
+    learner.add_argument(
+        "--demo_proportion", "--dataset_proportion", type=float, default=1.0, metavar="P",
+        help="use the first P of them, and of every shard",
+    )  # fmt: skip
+    learner.add_argument(
+        "--dataset_dir", metavar="DIR", help="OGBench's .npz files, one after the other, for data larger than memory"
+    )
     ended = learner.add_mutually_exclusive_group()
     ended.add_argument("--demo_success", action="store_true", help="demonstrations that record no outcome succeeded")
     ended.add_argument("--demo_failure", action="store_true", help="they failed")
     ended.add_argument("--demo_scores", metavar="DIR=R,...", help="rewards by folder, such as score_5=1,score_1=0")
+    add_learner_flags(learner)
     learner.add_argument(
         "--checkpoint_path", metavar="DIR", help="run folder: created, or resumed (default: runs/EXP_NAME/TIME)"
     )
     learner.add_argument(
         "--bind",
-        default="127.0.0.1",
+        default=LOOPBACK,
         help="address to listen on; 0.0.0.0 for all. Beyond this machine keys are used, and made where there are none "
         "(default: this machine only)",
     )
@@ -108,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     actor.add_argument("--eval_checkpoint_step", default="0", metavar="N", help="evaluate checkpoint N, latest or best")
     actor.add_argument("--eval_n_trajs", type=int, default=0, metavar="K", help="episodes of the evaluation")
     actor.add_argument("--save_video", action="store_true", help="film the evaluation's episodes")
-    actor.add_argument("--eval_stochastic", action="store_true", help="evaluate the sampled policy beside the mean one")
+    actor.add_argument("--eval_stochastic", action="store_true", help="evaluate the mean policy and the sampled one")
     actor.add_argument(
         "--eval_validation", action="store_true", help="use the start states that checkpoints are chosen on (for best)"
     )
@@ -132,11 +153,13 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: list[str]) -> int:
     parser = _parser()
     flags, rest = parser.parse_known_args(arguments)
-    from serl_chunk.commands.setup import load, split_overrides
+    from serl_chunk.commands.aliases import load_flags, refuse_what_has_no_use
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     _quiet_libraries()
-    config = load(flags.exp_name, split_overrides(rest), flags.seed)
+    if flags.preset == "help":
+        return _presets([])
+    config = load_flags(flags, rest)
     evaluating = flags.eval_checkpoint_step not in ("0", "")
     port = DEFAULT_PORT if flags.port is None else flags.port
     if not (flags.learner or flags.actor or flags.local):
@@ -144,6 +167,19 @@ def _run(arguments: list[str]) -> int:
     if evaluating != (flags.eval_n_trajs > 0):
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
     _refuse_what_would_be_ignored(flags, evaluating)
+    refuse_what_has_no_use(flags, config, networked=_networked(flags), evaluating=evaluating)
+    if config.learner.online_steps == 0 and not evaluating:
+        from serl_chunk.commands.learner import DemoReading
+        from serl_chunk.commands.offline import run_offline
+
+        return run_offline(
+            config,
+            flags.demo_path,
+            flags.checkpoint_path,
+            wandb=not flags.debug,
+            threaded=not flags.local,
+            reading=DemoReading.of(flags),
+        )
     if flags.local:
         from serl_chunk.commands.learner import DemoReading
         from serl_chunk.commands.local import run_local
@@ -201,6 +237,11 @@ def _run(arguments: list[str]) -> int:
     )
 
 
+def _networked(flags: argparse.Namespace) -> bool:
+    """Whether a flag says how learner and actor find each other."""
+    return flags.bind != LOOPBACK or flags.port is not None or flags.keys is not None or flags.insecure
+
+
 def _refuse_what_would_be_ignored(flags: argparse.Namespace, evaluating: bool) -> None:
     """A flag that means nothing beside the others is a mistake, and silence would hide it."""
     if flags.local and (flags.learner or flags.actor):
@@ -230,11 +271,14 @@ def _record(arguments: list[str]) -> int:
     p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
     p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
     p.add_argument("--cameras", default="", help="cameras to record, separated by commas, or all (default: none)")
+    from serl_chunk.commands.aliases import add_experiment_flags, load_flags
+
+    add_experiment_flags(p)
     flags, rest = p.parse_known_args(arguments)
     from serl_chunk.commands.record import run_record
-    from serl_chunk.commands.setup import load, spec_of, split_overrides
+    from serl_chunk.commands.setup import spec_of
 
-    config = load(flags.exp_name, split_overrides(rest))
+    config = load_flags(flags, rest)
     cameras = tuple(c for c in flags.cameras.split(",") if c)
     if cameras == ("all",):
         cameras = tuple(c.name for c in spec_of(config).cameras)
@@ -249,6 +293,14 @@ def _report(arguments: list[str]) -> int:
 
     print(build_report(flags.run))
     return 0
+
+
+def _presets(arguments: list[str]) -> int:
+    p = _Parser(prog="serl-chunk presets", description="List the algorithms that --preset names.", allow_abbrev=False)
+    p.parse_args(arguments)
+    from serl_chunk.commands.aliases import run_presets
+
+    return run_presets()
 
 
 def _data(arguments: list[str]) -> int:
@@ -312,18 +364,19 @@ def _doctor(arguments: list[str]) -> int:
     p.add_argument("--actor_id", default="actor", help="name that the robot will have; it is not taken meanwhile")
     p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
     p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
+    from serl_chunk.commands.aliases import add_experiment_flags, load_flags
+
+    add_experiment_flags(p)
     flags, rest = p.parse_known_args(arguments)
     from serl_chunk.commands.doctor import Where, run_doctor
-    from serl_chunk.commands.setup import load, split_overrides
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     if flags.keys is not None and flags.insecure:
         raise ConfigError("--insecure means no keys: leave it out, or --keys")
-    overrides = split_overrides(rest)
-    if overrides and flags.exp_name is None:
+    if rest and flags.exp_name is None:
         raise ConfigError("--config changes an experiment: give its --exp_name too")
     _quiet_libraries()
-    config = load(flags.exp_name, overrides) if flags.exp_name is not None else None
+    config = load_flags(flags, rest) if flags.exp_name is not None else None
     port = DEFAULT_PORT if flags.port is None else flags.port
     where = Where(flags.ip, port, flags.keys, flags.insecure, flags.actor_id, flags.spool_path)
     return run_doctor(config, where, flags.json)

@@ -86,6 +86,11 @@ class EvalResult:
         return sum(lengths) / len(lengths) * self.tick_seconds if lengths else None
 
     @property
+    def mean_return(self) -> float:
+        """Undiscounted sum of an episode's rewards, before scale and offset; 0 without episodes."""
+        return sum(e.total_reward for e in self.episodes) / self.n if self.n else 0.0
+
+    @property
     def mean_length(self) -> float:
         """Ticks of all episodes."""
         return sum(e.length for e in self.episodes) / self.n if self.n else 0.0
@@ -103,6 +108,7 @@ class EvalResult:
             "mode": self.mode,
             "mean_time_s": self.mean_time_s,
             "mean_length": self.mean_length,
+            "mean_return": self.mean_return,
             "seed_base": self.seed_base,
             "policy_version": self.policy_version,
             "episodes": [{k: _plain(getattr(e, k)) for k in keep} for e in self.episodes],
@@ -141,6 +147,7 @@ def evaluate(
     seed_base: int = EVAL_SEED_BASE,
     deterministic: bool = True,
     save_video: Path | None = None,
+    filmed: int | None = None,
     progress: Callable[[int, EpisodeSummary], None] | None = None,
     clock: Clock | None = None,
     inference: Inference | None = None,
@@ -152,6 +159,7 @@ def evaluate(
         config: the training's: its clock, delay and lengths apply here too.
         deterministic: the policy's mean instead of a sample.
         save_video: a folder for one mp4 per episode, named by its outcome.
+        filmed: how many episodes are filmed, the first ones; None for all.
         progress: called after each episode with the number done and its summary.
         stop: a word ends the evaluation; the episode it cuts short is not counted.
 
@@ -162,11 +170,13 @@ def evaluate(
     video: EpisodeVideo | None = None
 
     def film(_tick: int) -> None:
-        assert video is not None
-        video.add(env.read_images())
+        if video is not None:
+            video.add(env.read_images())
 
     if save_video is not None and not env.robot_spec.cameras:
-        raise ConfigError(f"robot {env.robot_spec.name!r} has no camera to film with: leave --save_video out")
+        raise ConfigError(
+            f"robot {env.robot_spec.name!r} has no camera to film with: leave --save_video (or --video_episodes) out"
+        )
     runner = EpisodeRunner(
         env,
         policy,
@@ -183,7 +193,7 @@ def evaluate(
         for i in range(n):
             if stop() is not None:
                 break
-            if save_video is not None:
+            if save_video is not None and (filmed is None or i < filmed):
                 video = EpisodeVideo(save_video / f"{mode}_{i:03d}.mp4", env.robot_spec.control_hz)
             summary = runner.run_episode(seed_base + i, explore=not deterministic)
             if summary.ended_by == stop():  # cut short

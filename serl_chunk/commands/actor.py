@@ -212,7 +212,8 @@ def _evaluate(
     import rich.console
 
     results = []
-    for deterministic in (True, False) if stochastic else (True,):
+    own = config.learner.eval_mode == "mean"
+    for deterministic in (True, False) if stochastic else (own,):
         policy = ChunkPolicy(
             agent, normaliser, env.robot_spec, image_keys=config.agent.image_keys, seed=config.seed + 1
         )
@@ -261,5 +262,6 @@ def _log(run: Path, counters: Counters, results: list[EvalResult]) -> None:
                 mode="mean" if r.mode == "mean" else "sampled",
                 mean_time_s=r.mean_time_s or 0.0,
                 mean_length=r.mean_length,
+                mean_return=r.mean_return,
                 checkpoint=counters.step,
             )

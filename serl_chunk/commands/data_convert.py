@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from serl_chunk.commands.data_options import add_reading, keys_of, options_of, parse_episodes, source_of
 from serl_chunk.data.convert import Progress, Report, convert
+from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.sink import Json, Sink
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import ConfigError
@@ -84,9 +85,12 @@ def run_convert(flags: argparse.Namespace) -> int:
     keys = keys_of(source, parse_episodes(flags.episodes))
     if options.spec is None:
         options = dataclasses.replace(options, spec=getattr(source, "spec", None))
-    sink, target = _sink(flags, folder, options)
+    joints: tuple[int, ...] | None = None
+    if flags.to == "hdf5" and options.spec is None and isinstance(source, EpisodeFiles):
+        joints = source.joints()
+    sink, target = _sink(flags, folder, options, joints)
     notes = source.notes()
-    if flags.to == "hdf5" and options.spec is None:
+    if flags.to == "hdf5" and options.spec is None and joints is None:
         notes.append("the robot is not known: /observations/qpos is the whole state; --exp_name keeps its joints alone")
     for note in notes:
         print(f"note: {note}", flush=True)
@@ -131,12 +135,15 @@ def _refuse_what_would_be_ignored(flags: argparse.Namespace) -> None:
         raise ConfigError("--push_to_hub needs --repo_id USER/NAME")
 
 
-def _sink(flags: argparse.Namespace, folder: Path, options: ReadOptions) -> tuple[Sink, Json]:
+def _sink(
+    flags: argparse.Namespace, folder: Path, options: ReadOptions, joints: tuple[int, ...] | None
+) -> tuple[Sink, Json]:
     """The target, and what of it the data set depends on."""
     if flags.to == "hdf5":
         from serl_chunk.data.hdf5_sink import Hdf5Sink
 
-        return Hdf5Sink(folder, options.spec, flags.compress), {"to": flags.to, "compress": flags.compress}
+        sink = Hdf5Sink(folder, options.spec, flags.compress, joints)
+        return sink, {"to": flags.to, "compress": flags.compress}
     from serl_chunk.data.lerobot.sink import LeRobotSink
 
     target: Json = {

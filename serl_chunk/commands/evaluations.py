@@ -10,7 +10,7 @@ from serl_chunk.agents.checkpoints import CheckpointError, CheckpointStore
 from serl_chunk.commands.setup import write_json
 
 FOLDER = "evaluations"
-VALIDATION = "validation"
+VALIDATION = "validation"  # purposes: this one, "evaluation", and "learner" (learner.eval_interval)
 
 
 def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]]) -> Path:

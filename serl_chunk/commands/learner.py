@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import math
 import threading
 import time
@@ -18,12 +19,16 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.data_options import parse_scores
 from serl_chunk.commands.evaluations import resolve_step
 from serl_chunk.commands.keys import invite_first, learner_keys
+from serl_chunk.commands.own_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.commands.relay import status_line
 from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of, stop_on_signals, write_json
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.data.demos import DemoSet, load_demos
+from serl_chunk.config.robots import OgbenchConfig, RobotConfig
+from serl_chunk.data.demos import Demonstrations, DemoSet, NothingThere, load_demos
+from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.normaliser import Normaliser, fit_normaliser
+from serl_chunk.data.shards import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.metrics import MetricsLog
@@ -47,10 +52,14 @@ FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the
 
 
 class DemoReading(NamedTuple):
-    """How `--demo_path` is read: what the files do not say about themselves, and what they are."""
+    """How `--demo_path` is read: what the files do not say about themselves, and what they are.
 
-    options: ReadOptions = ReadOptions()
+    `dataset`: the folder of shards that `--dataset_dir` names, read in the same way.
+    """
+
+    options: ReadOptions = ReadOptions(solved="keep")
     format: str | None = None
+    dataset: str | None = None
 
     @classmethod
     def of(cls, flags: argparse.Namespace) -> DemoReading:
@@ -65,8 +74,19 @@ class DemoReading(NamedTuple):
             scores=parse_scores(flags.demo_scores),
             env=flags.demo_env,
             proportion=flags.demo_proportion,
+            solved=flags.demo_solved,
         )
-        return cls(options, flags.demo_format)
+        return cls(options, flags.demo_format, flags.dataset_dir)
+
+    def of_robot(self, robot: RobotConfig) -> DemoReading:
+        """With what a robot says of its data: an OGBench environment is the task whose rewards they get."""
+        if not isinstance(robot, OgbenchConfig):
+            return self
+        asked = self.options.env
+        options = dataclasses.replace(
+            self.options, env=asked or robot.env_name, env_if_judged=not asked, env_reward=robot.reward
+        )
+        return self._replace(options=options)
 
 
 def read_demos(
@@ -77,9 +97,12 @@ def read_demos(
     reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
 ) -> DemoSet:
     """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
-    demos = load_demos(
-        paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
-    )
+    try:
+        demos = load_demos(
+            paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
+        )
+    except NothingThere as error:
+        raise ConfigError(_with_hint(str(error), config)) from error
     if paths:
         steps = sum(e.steps.n for e in demos.episodes)
         more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
@@ -88,6 +111,51 @@ def read_demos(
             tell(f"demonstrations: {note}")
         tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
     return demos
+
+
+def _with_hint(message: str, config: ExperimentConfig) -> str:
+    """`message` and where the robot's published data come from, if it has such."""
+    return f"{message}. {config.robot.data_hint}" if config.robot.data_hint else message
+
+
+def _needs_data(config: ExperimentConfig) -> bool:
+    """Whether training begins on demonstrations; without any the learner then refuses to, before all else."""
+    c = config.learner
+    return c.offline_steps + c.pretrain_steps + c.critic_pretrain_steps > 0
+
+
+def open_dataset(
+    config: ExperimentConfig,
+    spec: RobotSpec,
+    reading: DemoReading,
+    tell: Callable[[str], None],
+    updates: int = 0,
+) -> ShardedSource | None:
+    """The shards of `--dataset_dir`, None where it is not given; raises DataError or ConfigError.
+
+    `updates`: those that a run which goes on has made, so that it begins with the shard it had.
+    """
+    if reading.dataset is None:
+        return None
+    if not Path(reading.dataset).expanduser().is_dir():
+        raise ConfigError(_with_hint(f"--dataset_dir={reading.dataset}: there is no such folder", config))
+    options = dataclasses.replace(reading.options, spec=spec, cameras=tuple(config.agent.image_keys))
+    dataset = ShardedSource(
+        reading.dataset,
+        options,
+        replace_interval=config.replay.dataset_replace_interval,
+        seed=config.seed,
+        updates=updates,
+        open_shard=lambda path, said: Demonstrations(OgbenchSource(path, said), spec),
+    )
+    for note in dataset.notes:
+        tell(f"data set: {note}")
+    steps = sum(e.steps.n for e in dataset.episodes)
+    tell(
+        f"data set: {len(dataset.files)} shards, another one each {config.replay.dataset_replace_interval} updates; "
+        f"{dataset.current.name}: {len(dataset.episodes)} episodes, {steps} steps"
+    )
+    return dataset
 
 
 def build_learner(
@@ -101,32 +169,52 @@ def build_learner(
     wandb: bool,
     tell: Callable[[str], None],
     reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Learner:
-    """The learner of a run with its demonstrations, metrics and (on resume) its checkpoint; the caller closes both.
+    """The learner of a run with its data, metrics and (on resume) its checkpoint; the caller closes both.
 
-    Raises ConfigError, DataError or CheckpointError.
+    `stopping`: whether the process was asked to end, for what takes long. Raises ConfigError, DataError or
+    CheckpointError.
     """
+    check_simulator(config)
+    reading = reading.of_robot(config.robot)
     demos = read_demos(config, spec, demo_paths, tell, reading)
     try:
         write_json(run.path / DEMOS, note_of(demos, reading.options))
     except OSError as error:
         raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
     agent = make_agent(config, spec)
-    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, demos.episodes)
+    dataset = open_dataset(config, spec, reading, tell, max(CheckpointStore(run.path).steps(), default=0))
+    # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
+    fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
+    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, fitted)
+    del fitted
     metrics = MetricsLog(
         run.path,
         wandb_project="serl-chunk" if wandb else None,
         wandb_name=f"{config.name}-{run.path.name}",
         config=to_dict(config),
     )
+    holder: list[Learner] = []
+    evaluate: OwnEvaluation | None = None
     try:
+        if config.learner.eval_interval:
+            evaluate = OwnEvaluation(
+                config, agent, lambda: holder[0].normaliser, run.path, metrics, tell, stopping,
+                tick=lambda: holder[0].tick(),
+            )  # fmt: skip
         learner = Learner(
             config, spec, agent, normaliser, demos.episodes, run.path,
-            publish=publish, metrics=metrics, threaded=threaded, say=tell,
+            publish=publish, metrics=metrics, threaded=threaded, dataset=dataset, evaluate=evaluate, say=tell,
         )  # fmt: skip
-    except BaseException:
+    except BaseException as error:
         metrics.close()  # wandb would wait for this run's end
+        if evaluate is not None:
+            evaluate.close()
+        if isinstance(error, ConfigError) and _needs_data(config) and not demos.episodes and dataset is None:
+            raise ConfigError(_with_hint(str(error), config)) from error
         raise
+    holder.append(learner)
     tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
     return learner
 
@@ -215,7 +303,7 @@ def run_learner(
             invite_first(server_keys, bind, port, status.say)
         learner = build_learner(
             config, demo_paths, run, spec,
-            publish=server.publish, threaded=True, wandb=wandb, tell=status.say, reading=reading,
+            publish=server.publish, threaded=True, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
@@ -230,8 +318,7 @@ def run_learner(
         status.update(str(learner.phase), status_fields(config, learner))
         server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
         _let_actors_finish(server)
-        trained = learner.phase in (Phase.TRAIN, Phase.DONE)
-        status.say("writing the last checkpoint" if trained else f"stopped during {learner.phase}: nothing to write")
+        say_what_is_written(learner, status.say)
     return close_run(learner)
 
 
@@ -281,6 +368,12 @@ def _let_actors_finish(server: LearnerServer) -> None:
         time.sleep(0.05)
 
 
+def say_what_is_written(learner: Learner, tell: Callable[[str], None]) -> None:
+    """Before a learner is closed: whether that writes a checkpoint."""
+    nothing = f"stopped during {learner.phase}: nothing to write"
+    tell("writing the last checkpoint" if learner.writes_checkpoint else nothing)
+
+
 def close_run(learner: Learner) -> int:
     """Totals and report of a run whose learner is closed; returns 1 where something could not be written, else 0."""
     path = learner.checkpoints.run_dir
@@ -322,18 +415,32 @@ class _Shown:
 def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerServer | None = None) -> StatusFields:
     """The learner's present state for the status line, with its network's where there is one."""
     c = config.learner
+    offline = (learner.offline_updates, c.offline_steps)
     totals = {
         Phase.PRETRAIN: (learner.phase_updates, c.pretrain_steps),
         Phase.CRITIC_PRETRAIN: (learner.phase_updates, c.critic_pretrain_steps),
+        Phase.OFFLINE: offline,
         Phase.WARMUP: (learner.episodes, c.warmup_episodes),
         Phase.CRITIC_WARMUP: (learner.phase_updates, c.critic_warmup_steps),
     }
-    done, total = totals.get(learner.phase, (learner.updates, c.max_steps))
+    online = (learner.online_updates, learner.updates_wanted)
+    done, total = totals.get(learner.phase, offline if c.online_steps == 0 else online)
     limited = config.actor.clock == "lockstep" and learner.phase is Phase.TRAIN
+    if c.online_steps == 0:  # there are no actors
+        return {
+            "done": done,
+            "total": total,
+            "paused": learner.evaluation_seconds,
+            "evaluating": learner.evaluating,
+            "step": learner.updates,
+            "updates_per_s": learner.rates.get("rates/updates_per_s", 0.0),
+        }
     alone = [success for success, helped in learner.recent if not helped and success is not None]
     fields: StatusFields = {
         "done": done,
         "total": total,
+        "paused": learner.evaluation_seconds,
+        "evaluating": learner.evaluating,
         "step": learner.updates,
         "updates_per_s": learner.rates.get("rates/updates_per_s", 0.0),
         "env_steps": learner.env_steps,
@@ -343,7 +450,7 @@ def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerSer
         "learner_wait": learner.waiting[0],
         "actor_wait": learner.waiting[1],
         "steps_missing": learner.steps_missing(),
-        "updates_due": learner.limiter.updates_due(learner.env_steps),
+        "updates_due": learner.updates_due,
         "may_record": learner.steps_allowed() if limited else None,
         "empty_half": learner.replay.empty_half,
         "version": learner.version,

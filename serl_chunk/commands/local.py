@@ -134,7 +134,7 @@ def train_local(
             stack.callback(intervention.close)
         learner = build_learner(
             config, demo_paths, run, spec,
-            publish=link.publish, threaded=False, wandb=wandb, tell=status.say, reading=reading,
+            publish=link.publish, threaded=False, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)

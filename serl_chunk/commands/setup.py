@@ -16,7 +16,8 @@ from typing import IO, Any, NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.overrides import apply_overrides, difference, to_dict
+from serl_chunk.config.overrides import difference, to_dict
+from serl_chunk.config.presets import configured
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError, RobotSpec
 
@@ -65,14 +66,24 @@ def split_overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
     return out
 
 
-def load(exp_name: str | None, overrides: Sequence[tuple[str, str]], seed: int | None = None) -> ExperimentConfig:
-    """The experiment, with `--config.…` and `--seed` applied."""
+def load(
+    exp_name: str | None,
+    overrides: Sequence[tuple[str, str]],
+    seed: int | None = None,
+    *,
+    preset: str | None = None,
+    compat: str | None = None,
+) -> ExperimentConfig:
+    """The experiment; then `--preset`, `--compat`, and last `--config.…` and `--seed`, which win."""
     if exp_name is None:
         raise ConfigError(
             "--exp_name is needed: a packaged experiment (fake_aloha), one in ./experiments, or a .py file"
         )
+    for path, _ in overrides:
+        if path in ("preset", "compat"):
+            raise ConfigError(f"--config.{path} only records what was applied: use --{path}")
     extra = [] if seed is None else [("seed", str(seed))]
-    return apply_overrides(load_experiment(exp_name), [*overrides, *extra])
+    return configured(load_experiment(exp_name), [*overrides, *extra], preset=preset, compat=compat)
 
 
 class RunFolder(NamedTuple):
@@ -180,6 +191,10 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
         f"{config.normaliser.actions} actions; discount {config.discount:g} per tick, "
         f"discount**{spec.max_episode_steps} = {reach:.3f}"
     )
+    if config.preset or config.compat:
+        preset = f"preset {config.preset}" if config.preset else ""
+        compat = f"conventions of the published code {config.compat}" if config.compat else ""
+        tell(", ".join(said for said in (preset, compat) if said))
     r = config.reward
     tell(f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}")
     if reach < 0.05:

@@ -130,6 +130,13 @@ def test_videos_hold_every_moment_and_are_named_by_outcome(tmp_path):
     assert f"{1 / DT:g} fps" in decoded.stderr.decode()
 
 
+def test_only_the_first_episodes_are_filmed_where_that_is_wanted(tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
+    result = evaluate(EverySecond(), make_policy(NoisyAgent(8)), make_config(), n=3, save_video=tmp_path, filmed=1)
+    assert result.n == 3
+    assert [p.name[:8] for p in tmp_path.iterdir()] == ["mean_000"]
+
+
 def test_a_crash_leaves_no_half_video(tmp_path):
     pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
     with pytest.raises(RuntimeError, match="motor"):

@@ -20,7 +20,7 @@ from serl_chunk.commands import data_convert
 from serl_chunk.data.convert import Progress, Report
 from serl_chunk.data.hdf5 import read_episode, write_episode
 from serl_chunk.main import main
-from serl_chunk.types import STEP_COLUMNS, Begin, End, Episode, Outcome, Source, Step, StepBlock
+from serl_chunk.types import STEP_COLUMNS, Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
 
 
 def _episode(n: int, seed: int) -> Episode:
@@ -70,6 +70,20 @@ def test_a_folder_becomes_a_folder(folder, tmp_path, capsys):
         assert file["/observations/images/top"].compression is None
     assert _run(folder, "--to", "hdf5", "--out", out, "--resume") == 0
     assert "(5 episodes were there before)" in capsys.readouterr().out
+
+
+def test_the_joints_among_the_state_stay_the_joints(tmp_path, capsys):
+    """Without --exp_name: the files say it themselves, by which state values `qpos` repeats."""
+    robot = RobotSpec("arm", 25.0, 3, (-9.0, -9.0), (9.0, 9.0), (2, 0), (), (CameraSpec("top", 8, 8),), 50)
+    (tmp_path / "in").mkdir()
+    for i in range(2):
+        write_episode(tmp_path / "in" / f"episode_{i}.hdf5", _episode(6, i), robot)
+    assert _run(tmp_path / "in", "--to", "hdf5", "--out", tmp_path / "out") == 0
+    assert "the robot is not known" not in capsys.readouterr().out
+    for i in range(2):
+        before, after = (h5py.File(tmp_path / folder / f"episode_{i}.hdf5") for folder in ("in", "out"))
+        for name in ("/observations/qpos", "/rl/state", "/action"):
+            assert before[name][()].tobytes() == after[name][()].tobytes()
 
 
 def test_only_what_was_asked_for(folder, tmp_path):

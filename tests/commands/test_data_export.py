@@ -253,14 +253,14 @@ def test_a_learner_notes_its_demonstrations(tmp_path):
 def test_flags_say_how_demonstrations_are_read():
     plain = argparse.Namespace(
         demo_color=None, demo_hz=None, demo_success=False, demo_failure=False, demo_scores=None, demo_env="",
-        demo_format=None, demo_proportion=1.0,
+        demo_format=None, demo_proportion=1.0, demo_solved="keep", dataset_dir=None,
     )  # fmt: skip
     assert learner_command.DemoReading.of(plain) == learner_command.DemoReading()
     flags = argparse.Namespace(
         **(vars(plain) | {"demo_color": "bgr", "demo_hz": 30.0, "demo_failure": True, "demo_format": "robomimic"})
     )
     reading = learner_command.DemoReading.of(flags)
-    assert reading == (ReadOptions(color="bgr", hz=30.0, success=False), "robomimic")
+    assert reading == (ReadOptions(color="bgr", hz=30.0, success=False, solved="keep"), "robomimic", None)
     flags.demo_scores = "score_5=1,score_1=0"
     assert learner_command.DemoReading.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
     flags.demo_scores = "score_5"

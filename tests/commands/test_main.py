@@ -47,7 +47,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     [
         ([], r"--exp_name is needed"),
         (["--learner"], r"--exp_name is needed"),
-        (["train"], r"unknown command 'train'; valid: record, report, keys, doctor, data, or flags \(--help\)"),
+        (
+            ["train"],
+            r"unknown command 'train'; valid: record, report, keys, doctor, data, presets, or flags \(--help\)",
+        ),
         (RUN, r"say what to run: --learner, --actor, both, or --local"),
         ([*RUN, "--lerner"], r"unknown argument '--lerner'; see serl-chunk --help"),
         ([*RUN, "--learn"], r"unknown argument '--learn'"),  # no abbreviations
