@@ -1,5 +1,7 @@
 """Batches per second the replay delivers, from states alone and with two cameras, one update at a time.
 
+States are also drawn as the published sampler of Q-chunking does, and shards of a data set replaced.
+
 Also from demonstrations alone whose images are decoded beforehand, or stay in HDF5 files (raw, or JPEG rows) until a
 batch shows them: with a cache that holds them all, and with one that holds a tenth.
 
@@ -72,8 +74,13 @@ def episode(name: str, rng: np.random.Generator, side: int, image_every: int) ->
     return Episode(Begin(name), steps, End(name, LENGTH, final, True, False, Outcome.SUCCESS, reward=1.0))
 
 
-def measure(seconds: float, steps: int, *, batch: int, horizon: int, side: int, images: bool) -> dict[str, float]:
-    """Fill a replay with `steps` online steps and a tenth of demonstrations, then insert and sample for `seconds`."""
+def measure(
+    seconds: float, steps: int, *, batch: int, horizon: int, side: int, images: bool, adjacent: bool = False
+) -> dict[str, float]:
+    """Fill a replay with `steps` online steps and a tenth of demonstrations, then insert and sample for `seconds`.
+
+    Then a data set's shard of half as many steps gives way to another one.
+    """
     rng, spec = np.random.default_rng(0), robot(side)
     config = ExperimentConfig(
         name="benchmark",
@@ -81,7 +88,12 @@ def measure(seconds: float, steps: int, *, batch: int, horizon: int, side: int, 
         agent=AcrlpdConfig(),
         chunk=ChunkConfig(horizon),
         replay=ReplayConfig(
-            capacity=steps * 2, demo_capacity=steps, human_capacity=1, image_capacity=steps // horizon * 2
+            capacity=steps * 2,
+            demo_capacity=steps,
+            human_capacity=1,
+            image_capacity=steps // horizon * 2,
+            windows="adjacent" if adjacent else "episode",
+            terminal_windows="drop" if adjacent else "keep",
         ),
     )
     every = horizon if images else 0  # frames at every decision
@@ -106,12 +118,18 @@ def measure(seconds: float, steps: int, *, batch: int, horizon: int, side: int, 
     for block in singles:
         replay.insert("s", block)
     live = time.perf_counter() - start
+    shards = [[episode(f"{s}{k}", rng, side, every) for k in range(max(1, count // 2))] for s in "xy"]
+    replay.replace_demos(shards[0])
+    start = time.perf_counter()
+    replay.replace_demos(shards[1])
+    replaced = time.perf_counter() - start
     stats = replay.stats()
     return {
         "batches_per_second": sampled / took,
         "windows_per_second": sampled * batch / took,
         "milliseconds_per_batch": 1000 * took / sampled,
         "live_steps_inserted_per_second": LENGTH / live,
+        "milliseconds_to_replace_1000_steps": 1e6 * replaced / (len(shards[1]) * LENGTH),
         "windows": stats["replay/windows"],
         "megabytes": stats["replay/bytes"] / 1e6,
         "seconds_to_fill": filled,
@@ -209,8 +227,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     figures: dict[str, float] = {}
-    for name, images in (("state", False), ("two_cameras", True)):
-        case = measure(args.seconds, args.steps, batch=args.batch, horizon=args.horizon, side=args.side, images=images)
+    for name, images, adjacent in (
+        ("state", False, False),
+        ("state_adjacent", False, True),
+        ("two_cameras", True, False),
+    ):
+        case = measure(
+            args.seconds,
+            args.steps,
+            batch=args.batch,
+            horizon=args.horizon,
+            side=args.side,
+            images=images,
+            adjacent=adjacent,
+        )
         figures |= {f"{name}_{key}": round(value, 3) for key, value in case.items()}
     if args.demos:
         measured = measure_demos(args.seconds, args.demos, batch=args.batch, horizon=args.horizon, side=args.side)

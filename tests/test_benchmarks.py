@@ -1,4 +1,4 @@
-"""The transport's benchmark runs and adds up; its figures are not judged on a busy machine."""
+"""The benchmarks of transport and updates run and add up; their figures are not judged on a busy machine."""
 
 from __future__ import annotations
 
@@ -72,3 +72,39 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path):
     done = subprocess.run([*command, "--agentlace", str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"--agentlace={tmp_path}: no checkout of agentlace" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, dict[str, float]]]]:
+    """The tables of a quick run of updates.py, and its figures."""
+    file = tmp_path_factory.mktemp("updates") / "figures.json"
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "updates.py"),
+        "--quick",
+        "--json",
+        str(file),
+        "--presets",
+        "qc-rlpd,qc",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())
+
+
+def test_our_update_is_the_plain_one_and_is_compiled_once(updates: tuple[str, dict[str, dict[str, dict[str, float]]]]):
+    table, figures = updates
+    assert figures["qc"]["ours"]["loss_difference"] < 1e-4
+    assert figures["qc"]["ours"]["recompiled"] == 0
+    assert f"{figures['qc']['plain']['updates_per_s']:.2f}" in table
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--qc=.", "no checkout of Q-chunking's code"), ("--presets=qcc", "'qcc' is none; valid: qc-rlpd, qc-fql, qc")],
+)
+def test_what_cannot_be_measured_is_refused(option: str, message: str):
+    command = [sys.executable, str(BENCHMARKS / "updates.py"), "--quick", option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert message in done.stderr

@@ -20,7 +20,7 @@ from serl_chunk.commands.local import train_local
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig
+from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, OgbenchConfig, RobomimicConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.robots.registry import robot_spec
 
@@ -33,6 +33,7 @@ STUBBED = (
     "serl_chunk.commands.local.run_local",
     "serl_chunk.commands.both.run_both",
     "serl_chunk.commands.learner.run_learner",
+    "serl_chunk.commands.offline.run_offline",
     "serl_chunk.commands.actor.run_evaluation",
     "serl_chunk.commands.actor.run_training_actor",
     "serl_chunk.commands.record.run_record",
@@ -265,7 +266,8 @@ def groups() -> dict[str, set[str]]:
     """`learner -> {batch_size, ...}` for every part of an experiment; all kinds of agents and robots together."""
     out = {}
     base = load_experiment("fake_aloha")
-    kinds = {"agent": tuple(IMPLEMENTATIONS), "robot": (FakeAlohaConfig, AlohaSimConfig, GymConfig)}
+    robots = (FakeAlohaConfig, AlohaSimConfig, OgbenchConfig, RobomimicConfig, GymConfig)
+    kinds = {"agent": tuple(IMPLEMENTATIONS), "robot": robots}
     for field in dataclasses.fields(base):
         classes = kinds.get(field.name, (type(getattr(base, field.name)),))
         if all(dataclasses.is_dataclass(c) for c in classes):

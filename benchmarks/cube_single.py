@@ -1,0 +1,176 @@
+"""OGBench's cube-single, task 1: Q-chunking's family on the same data, offline and then through real actors.
+
+Every method is one run of the product (a learner and an actor on loopback) on the data set given. A run that was
+interrupted goes on, one that is complete is not made again, and the plot is of what there is:
+
+    python benchmarks/cube_single.py --data cube-single-play-v0.npz --out runs/cube_single --plot cube_single.png
+
+The sizes are small enough for two cores: networks of 2 x 256, best of 8. Success is over `--episodes` held-out starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from serl_chunk.learner.metrics import read_metrics
+
+TASK = "cube-single-play-singletask-task1-v0"
+SMALL = (
+    "agent.critic.hidden=256,256",
+    "agent.flow.hidden=256,256",
+    "agent.flow.steps=5",
+)
+GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
+
+
+class Method(NamedTuple):
+    """What is changed of the experiment `ogbench`, and how its curve is drawn."""
+
+    label: str
+    preset: str | None
+    settings: tuple[str, ...]
+    color: str
+
+
+METHODS = {
+    "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
+    "qc": Method(
+        "QC, best of 8", "qc",
+        (*SMALL, "agent.candidates=8", "agent.pretrain_candidates=8", "agent.target_candidates=8"), "#1f77b4",
+    ),
+    "qc-fql": Method("QC-FQL, alpha 300", "qc-fql", (*SMALL, "agent.alpha=300"), "#2ca02c"),
+    "qc-rlpd": Method("QC-RLPD", "qc-rlpd", GAUSSIAN, "#9467bd"),
+    "rlpd": Method("RLPD", "rlpd", GAUSSIAN, "#8c564b"),
+    "bc": Method("BC (flow)", "bc", ("agent.flow.hidden=256,256", "agent.flow.steps=5"), "#7f7f7f"),
+}  # fmt: skip
+
+# The published code at the same sizes on a data set of this size: (updates, success of 50 episodes).
+PUBLISHED = {"QC, best of 8": ((5_000, 0.20), (10_000, 0.26), (20_000, 0.50), (25_000, 0.72), (30_000, 0.50))}
+PUBLISHED_SECONDS = 470 / 30_000  # per update, on two quiet cores
+
+
+def command(method: Method, args: argparse.Namespace, seed: int, run: Path) -> list[str]:
+    """The product's command line for one run."""
+    out = [sys.executable, "-m", "serl_chunk", "--exp_name", "ogbench", "--learner", "--debug", "--seed", str(seed)]
+    out += ["--demo_path", str(args.data), "--demo_env", TASK, "--checkpoint_path", str(run)]
+    out += ["--offline_steps", str(args.offline_steps), "--online_steps", str(args.online_steps)]
+    out += ["--eval_interval", str(args.eval_interval), "--eval_episodes", str(args.episodes)]
+    out += ["--preset", method.preset] if method.preset else []
+    # Online collection is single-process here: an actor beside the learner on loopback, in lockstep.
+    out += ["--actor", "--port", str(args.port)] if args.online_steps else []
+    fixed = [f"learner.max_steps={max(1, args.online_steps)}", f"learner.checkpoint_period={args.eval_interval}"]
+    fixed += [f"learner.training_starts={min(1_000, args.online_steps)}"]
+    return out + [f"--config.{s}" for s in (*fixed, *method.settings, *args.set)]
+
+
+def curve(run: Path) -> list[dict[str, Any]]:
+    """A run's evaluations: `updates`, `env_steps`, `wall` (seconds, evaluations left out), `rate`, `low`, `high`."""
+    return [
+        {
+            "updates": row["step"],
+            "env_steps": row["env_steps"],
+            "wall": row["wall"],
+            "rate": row["success_rate"],
+            "low": row["low"],
+            "high": row["high"],
+        }
+        for row in sorted(read_metrics(run)["eval"], key=lambda row: row["step"])
+    ]
+
+
+def plot(curves: dict[str, list[dict[str, Any]]], offline_steps: int, episodes: int, path: Path) -> None:
+    """Success with 95 % intervals over updates and over training time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
+    for name, points in curves.items():
+        method = METHODS[name.partition("/")[0]]
+        for axis, key, unit in ((axes[0], "updates", 1000), (axes[1], "wall", 60)):
+            x = [p[key] / unit for p in points]
+            axis.fill_between(
+                x, [p["low"] for p in points], [p["high"] for p in points], color=method.color, alpha=0.12
+            )
+            axis.plot(x, [p["rate"] for p in points], marker=".", color=method.color, label=method.label)
+    for label, points in PUBLISHED.items():
+        updates = [u for u, _ in points]
+        for axis, x in (
+            (axes[0], [u / 1000 for u in updates]),
+            (axes[1], [u * PUBLISHED_SECONDS / 60 for u in updates]),
+        ):
+            axis.plot(x, [r for _, r in points], "k:", marker="x", label=f"published code, {label}, offline")
+    axes[0].axvline(offline_steps / 1000, color="black", linewidth=0.8)
+    axes[0].text(offline_steps / 1000, 1.01, " online from here", fontsize=8)
+    axes[0].set(
+        xlabel="updates, thousands", ylabel=f"success, {episodes} held-out starts, 95 % interval", ylim=(0, 1.05)
+    )
+    axes[1].set(xlabel="training time, minutes (evaluations left out)")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes[1].legend(unique.values(), unique.keys(), loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Run what is missing, print a line for each evaluation, write the figures and the plot."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--data", type=Path, required=True, help="OGBench's cube-single-play .npz")
+    p.add_argument("--out", type=Path, default=Path("runs/cube_single"), help="folder of the runs")
+    p.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(METHODS)}")
+    p.add_argument("--seeds", default="0", help="separated by commas")
+    p.add_argument("--offline_steps", type=int, default=30_000)
+    p.add_argument("--online_steps", type=int, default=20_000)
+    p.add_argument("--eval_interval", type=int, default=10_000)
+    p.add_argument("--episodes", type=int, default=50)
+    p.add_argument("--port", type=int, default=5688)
+    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override, for every method")
+    p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
+    p.add_argument("--json", type=Path, help="write the curves here")
+    args = p.parse_args()
+    unknown = sorted(set(args.methods.split(",")) - set(METHODS))
+    if unknown:
+        p.error(f"unknown method {unknown[0]!r}; valid: {', '.join(METHODS)}")
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for seed in map(int, args.seeds.split(",")):
+        for name in args.methods.split(","):
+            run = args.out / f"{name}_seed{seed}"
+            done = run / "complete.json"
+            plan = [args.offline_steps, args.online_steps, args.episodes, *args.set]
+            if not done.exists() or json.loads(done.read_text()) != plan:
+                print(f"{name}, seed {seed}: {run}", flush=True)
+                log = args.out / f"{name}_seed{seed}.log"
+                args.out.mkdir(parents=True, exist_ok=True)
+                environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+                with log.open("a") as file:
+                    status = subprocess.run(
+                        command(METHODS[name], args, seed, run), stdout=file, stderr=file, env=environment, check=False
+                    ).returncode
+                if status:
+                    raise SystemExit(f"{name}, seed {seed} ended with status {status}; see {log}")
+                done.write_text(json.dumps(plan))
+            curves[f"{name}/{seed}"] = curve(run)
+            for point in curves[f"{name}/{seed}"]:
+                print(
+                    f"  {name:8s} seed {seed}  {point['updates']:6d} updates {point['env_steps']:6d} online steps "
+                    f"{point['wall']:6.0f} s  {point['rate']:.2f} [{point['low']:.2f}, {point['high']:.2f}]",
+                    flush=True,
+                )
+    if args.json:
+        args.json.write_text(json.dumps({"published": PUBLISHED, "curves": curves}, indent=1))
+    if args.plot:
+        plot(curves, args.offline_steps, args.episodes, args.plot)
+
+
+if __name__ == "__main__":
+    main()
