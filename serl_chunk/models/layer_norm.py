@@ -20,6 +20,11 @@ def _dot(x: jax.Array, vector: jax.Array) -> jax.Array:
     return jnp.matmul(x, vector[:, None], precision=jax.lax.Precision.HIGHEST)
 
 
+def _row(vector: jax.Array, like: jax.Array) -> jax.Array:
+    """`vector` [N] with as many axes as `like` has."""
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
+
+
 @jax.custom_vjp
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     """(x - mean) / sqrt(variance + 1e-6) * scale + bias over the last axis of x float32[..., N] (Ba et al. 2016)."""
@@ -30,14 +35,14 @@ def _forward(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array
     ones = jnp.full((x.shape[-1],), 1 / x.shape[-1], x.dtype)
     mean = _dot(x, ones)
     rate = jax.lax.rsqrt(jnp.maximum(_dot(x * x, ones) - mean * mean, 0.0) + EPSILON)
-    return (x - mean) * rate * scale + bias, (x, mean, rate, scale)
+    return (x - mean) * rate * _row(scale, x) + _row(bias, x), (x, mean, rate, scale)
 
 
 def _backward(saved: _Saved, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, mean, rate, scale = saved
     normal = (x - mean) * rate
     share = scale / x.shape[-1]
-    inward = grad * scale - _dot(grad, share) - normal * _dot(grad * normal, share)
+    inward = grad * _row(scale, x) - _dot(grad, share) - normal * _dot(grad * normal, share)
     rows = grad.reshape(-1, x.shape[-1])
     ones = jnp.ones((1, len(rows)), x.dtype)
     high = jax.lax.Precision.HIGHEST
