@@ -1,6 +1,7 @@
 """Episodes of a data set that take turns in the demonstration store: shard, episode and tick are in every array."""
 
 import dataclasses
+import itertools
 import threading
 
 import numpy as np
@@ -63,17 +64,19 @@ def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
     done, seen = threading.Event(), []
 
     def turn():
-        for k in range(150):
+        for k in itertools.count():
+            if done.is_set():
+                return
             replay.replace_demos(shards[k % SHARDS])
-        done.set()
 
     writer = threading.Thread(target=turn)
     writer.start()
-    while not done.is_set():
+    while len(seen) < 40 or (len(set(seen)) == 1 and len(seen) < 2_000):
         number = stream.next().observations["state"][..., 0].astype(int) * 2 + 8
         (one,) = set((number // 16).ravel().tolist())
         seen.append(one)
         assert replay.stats()["replay/demo_rows"] <= most
+    done.set()
     writer.join()
     stream.close()
     assert len(set(seen)) > 1

@@ -33,7 +33,8 @@ SMALL = {
     "transport.heartbeat": 0.3,
     "transport.silence": 2.0,
 }
-LISTENING = {"learner__max_steps": 1_000}  # of the learner that several tests share: more than the run has
+# Of the learner that several tests share: more updates than the run has, and none before actors have come.
+LISTENING = {"learner__max_steps": 1_000, "learner__warmup_episodes": 1_000}
 
 
 def settings(**changes: object) -> list[str]:

@@ -159,7 +159,7 @@ def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port, caplog):
     log = caplog.text
     assert f"control message from {HERE}: unknown key: {key_exchange.fingerprint(unknown.pair.public)}" in log
     assert "run `serl-chunk keys add NAME --keys" in log
-    assert "a connection without a key" in log
+    assert "a connection without a key" in log or "a connection that ended before it named a key" in log  # a race
     assert "a key exchange for another learner" in log
 
 
