@@ -129,8 +129,7 @@ class Acfql(Agent):
         chunk = self.flat_critic_actions(batch, tail)
         target = self.critic_target(critic, state, batch, draws)
         features = self.critic.features(critic, batch.observations)
-        outputs = self.critic.outputs(critic, features, chunk)
-        loss = regression_loss(outputs, target, kind, batch.weight)
+        loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
         metrics = self.critic.metrics(loss, critic_values(outputs, kind), target, batch.rewards)
         if self.config.target == "expectile":
             q = self.critic.target_values(
@@ -195,7 +194,7 @@ class Acfql(Agent):
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         critic = state.target if self.config.act_by == "target" else state.critic
-        policy = state.policy_average
+        policy = self.acting_policy(state)
         return {
             "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
             "critic": {k: critic[k] for k in ("encoder", "q")},

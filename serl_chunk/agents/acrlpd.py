@@ -16,7 +16,7 @@ from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Pr
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
-from serl_chunk.agents.losses import bootstrap_target, critic_values, regression_loss
+from serl_chunk.agents.losses import bootstrap_target, critic_values
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
@@ -107,8 +107,8 @@ class Acrlpd(Agent):
             tail_flat, _ = self.distribution(state.policy, batch.observations).sample_and_log_prob(draws["tail"])
             tail = self.gaussian.chunks(tail_flat)
         features = self.critic.features(critic, batch.observations)
-        outputs = self.critic.outputs(critic, features, self.flat_critic_actions(batch, tail))
-        loss = regression_loss(outputs, target, self.config.critic.loss, batch.weight)
+        chunk = self.flat_critic_actions(batch, tail)
+        loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
         return loss, self.critic.metrics(loss, critic_values(outputs, self.config.critic.loss), target, batch.rewards)
 
     # -- policy --------------------------------------------------------------------------------------------
@@ -150,17 +150,15 @@ class Acrlpd(Agent):
         target = self.config.target_entropy_per_dim * self.dimensions
         return jnp.exp(temperature["log_alpha"]) * (entropy - target)
 
-    def policy_step(
-        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
-    ) -> tuple[AgentState, Metrics]:
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> tuple[AgentState, Metrics]:
         before = state.temperature
-        state, metrics = super().policy_step(state, batch, draws, imitate_only=imitate_only)
-        if imitate_only:
+        state, metrics = super()._apply_policy_gradient(state, grads, metrics)
+        if "actor/entropy" not in metrics:  # imitation alone
             return state, metrics
         loss, grad = jax.value_and_grad(self._temperature_loss)(before, metrics["actor/entropy"])
         updates, temperature_opt = self.temperature_optimiser.update(grad, state.temperature_opt, before)
-        metrics["temperature/temperature_loss"] = loss
-        return state.replace(temperature=optax.apply_updates(before, updates), temperature_opt=temperature_opt), metrics
+        state = state.replace(temperature=optax.apply_updates(before, updates), temperature_opt=temperature_opt)
+        return state, {**metrics, "temperature/temperature_loss": loss}
 
     # -- acting --------------------------------------------------------------------------------------------
 
@@ -185,7 +183,7 @@ class Acrlpd(Agent):
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return {
-            "policy": state.policy_average,
+            "policy": self.acting_policy(state),
             "critic": state.target if self.config.act_by == "target" else state.critic,
             "candidates": self.published_candidates(pretrained=pretrained),
         }

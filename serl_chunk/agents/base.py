@@ -70,9 +70,11 @@ class Agent(abc.ABC):
             optax.adamw(config.lr, weight_decay=config.weight_decay) if config.weight_decay else optax.adam(config.lr)
         )
         self.optimiser = self._clipped(adam)
-        self.update = jax.jit(self._update, donate_argnums=0)
-        self.update_policy = jax.jit(self._update_policy, donate_argnums=0)
-        self.update_critic = jax.jit(self._update_critic, donate_argnums=0)
+        # Donated buffers go to the outputs of their shape in order. Were an unused one left out, all behind it would
+        # move up by one, and each would be copied.
+        self.update = jax.jit(self._update, donate_argnums=0, keep_unused=True)
+        self.update_policy = jax.jit(self._update_policy, donate_argnums=0, keep_unused=True)
+        self.update_critic = jax.jit(self._update_critic, donate_argnums=0, keep_unused=True)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
 
     def _clipped(self, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -183,18 +185,18 @@ class Agent(abc.ABC):
     def _update(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
         if self.config.update_order == "together":
             state, metrics = jax.lax.scan(self._joint_step, state, batches)
-            return state, jax.tree.map(jnp.mean, metrics)
+            return self._averaged(state), jax.tree.map(jnp.mean, metrics)
         state, metrics = self._update_critic(state, batches)
         last = self._augment(state, jax.tree.map(lambda x: x[-1], batches))
         state, policy_metrics = self._policy_steps(state, last, self.policy_updates, imitate_only=False)
-        return state, {**metrics, **policy_metrics}
+        return self._averaged(state), {**metrics, **policy_metrics}
 
     def _update_policy(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
         def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
             return self._policy_steps(s, self._augment(s, batch), 1, imitate_only=True)
 
         state, metrics = jax.lax.scan(step, state, batches)
-        return state, jax.tree.map(jnp.mean, metrics)
+        return self._averaged(state), jax.tree.map(jnp.mean, metrics)
 
     def _update_critic(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
         state, metrics = jax.lax.scan(self._critic_step, state, batches)
@@ -228,51 +230,64 @@ class Agent(abc.ABC):
 
     def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
         """One critic update, and the target's: towards the critic of after it, or before (`target_average`)."""
-        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, state, batch, draws)
-        updates, critic_opt = self.optimiser.update(grads, state.critic_opt, state.critic)
-        critic = optax.apply_updates(state.critic, updates)
-        followed = critic if self.config.critic.target_average == "new" else state.critic
-        target = soft_update({k: followed[k] for k in state.target}, state.target, self.config.critic.tau)
-        metrics["critic/grad_norm"] = optax.tree.norm(grads)
-        return (
-            state.replace(critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1),
-            metrics,
-        )
+        grads, metrics = self._critic_gradient(state, batch, draws)
+        return self._apply_critic_gradient(state, grads), metrics
 
     def policy_step(
         self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[AgentState, Metrics]:
         """One policy update; what else belongs to it (a temperature) is the agent's."""
-        grads, metrics = jax.grad(self._policy_loss, has_aux=True)(
-            state.policy, state, batch, draws, imitate_only=imitate_only
-        )
-        return self._apply_policy_gradient(state, grads), metrics
+        grads, metrics = self._policy_gradient(state, batch, draws, imitate_only=imitate_only)
+        return self._apply_policy_gradient(state, grads, metrics)
 
     def joint_step(
         self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
     ) -> tuple[AgentState, Metrics]:
         """Critic and policy, each by its gradient at the parameters of before the step (Q-chunking's code)."""
-        after_critic, metrics = self.critic_step(state, batch, critic_draws)
-        after_policy, policy_metrics = self.policy_step(state, batch, policy_draws, imitate_only=False)
-        joint = after_policy.replace(
-            critic=after_critic.critic,
-            critic_opt=after_critic.critic_opt,
-            target=after_critic.target,
-            critic_updates=after_critic.critic_updates,
-        )
-        return joint, {**metrics, **policy_metrics}
+        critic_grads, metrics = self._critic_gradient(state, batch, critic_draws)
+        policy_grads, policy_metrics = self._policy_gradient(state, batch, policy_draws, imitate_only=False)
+        state = self._apply_critic_gradient(state, critic_grads)
+        state, policy_metrics = self._apply_policy_gradient(state, policy_grads, policy_metrics)
+        return state, {**metrics, **policy_metrics}
 
-    def _apply_policy_gradient(self, state: AgentState, grads: Params) -> AgentState:
-        updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
-        policy = optax.apply_updates(state.policy, updates)
-        n = state.policy_updates.astype(jnp.float32)
-        decay = jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # the first policies are soon forgotten
+    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[Params, Metrics]:
+        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, state, batch, draws)
+        return grads, {**metrics, "critic/grad_norm": optax.tree.norm(grads)}
+
+    def _policy_gradient(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[Params, Metrics]:
+        loss = functools.partial(self._policy_loss, imitate_only=imitate_only)
+        return jax.grad(loss, has_aux=True)(state.policy, state, batch, draws)
+
+    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        updates, critic_opt = self.optimiser.update(grads, state.critic_opt, state.critic)
+        critic = optax.apply_updates(state.critic, updates)
+        followed = critic if self.config.critic.target_average == "new" else state.critic
+        target = soft_update({k: followed[k] for k in state.target}, state.target, self.config.critic.tau)
         return state.replace(
-            policy=policy,
-            policy_average=soft_update(policy, state.policy_average, 1 - decay),
-            policy_opt=policy_opt,
-            policy_updates=state.policy_updates + 1,
+            critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1
         )
+
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> tuple[AgentState, Metrics]:
+        updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
+        policy, average = optax.apply_updates(state.policy, updates), state.policy_average
+        if self.config.policy_ema:
+            n = state.policy_updates.astype(jnp.float32)
+            decay = jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # the first policies are soon forgotten
+            average = soft_update(policy, average, 1 - decay)
+        state = state.replace(
+            policy=policy, policy_average=average, policy_opt=policy_opt, policy_updates=state.policy_updates + 1
+        )
+        return state, metrics
+
+    def _averaged(self, state: AgentState) -> AgentState:
+        """Where nothing is averaged, the average is the policy; once a call is enough for that."""
+        return state if self.config.policy_ema else state.replace(policy_average=state.policy)
+
+    def acting_policy(self, state: AgentState) -> Params:
+        """The policy that acts: the average, or the newest where `policy_ema` is 0."""
+        return state.policy_average if self.config.policy_ema else state.policy
 
     def _sample_chunk(
         self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool

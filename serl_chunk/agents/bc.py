@@ -58,8 +58,11 @@ class Bc(Agent):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
         return {} if self.flow is None else self.flow.draws(key, batch)
 
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
-        return state.replace(critic_updates=state.critic_updates + 1), {}
+    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[Params, Metrics]:
+        return {}, {}
+
+    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        return state.replace(critic_updates=state.critic_updates + 1)
 
     def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
         return self.critic_step(state, batch, {})
@@ -97,4 +100,4 @@ class Bc(Agent):
         return with_prefix(self.gaussian.chunks(flat)[None], prefix)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        return {"policy": state.policy_average}
+        return {"policy": self.acting_policy(state)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Metrics, Params
-from serl_chunk.agents.losses import aggregate_heads, critic_values
+from serl_chunk.agents.losses import aggregate_heads, critic_values, regression_loss
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder
+from serl_chunk.models.heads import mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
+
+_MANY_ROWS = 128
 
 
 def observation_encoder(config: AgentConfig) -> ObservationEncoder:
@@ -36,8 +40,8 @@ class ChunkCritic:
             "activation": c.activation,
             "kernel_init": config.kernel_init,
         }
+        self.head: Any = Mlp(c.hidden, 1, **layers)
         self.q: Any = CriticEnsemble(c.hidden, c.ensemble, **layers)
-        self.subset: Any = CriticEnsemble(c.hidden, c.target_subset, **layers)
         self.v: Any = Mlp(c.hidden, 1, **layers) if with_value else None
 
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
@@ -46,7 +50,7 @@ class ChunkCritic:
         encoder = self.encoder.init(k_encoder, observation).get("params", {})
         features = self.encoder.apply({"params": encoder}, observation)
         chunk = jnp.zeros((*features.shape[:-1], self.spec.critic_steps * self.spec.action_dim), jnp.float32)
-        params = {"encoder": encoder, "q": self.q.init(k_q, features, chunk)["params"]}
+        params = {"encoder": encoder, "q": self.q.init(k_q, jnp.concatenate([features, chunk], axis=-1))["params"]}
         if self.v is not None:
             params["v"] = self.v.init(k_v, features)["params"]
         return params
@@ -55,17 +59,48 @@ class ChunkCritic:
         """Observation features float32[..., F]."""
         return self.encoder.apply({"params": params.get("encoder", {})}, observation)
 
-    def outputs(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Raw outputs of the Q heads float32[K, ...] for flat chunks."""
-        return self.q.apply({"params": params["q"]}, features, chunk)
+    def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
+        """Raw outputs of Q heads float32[K, ...], for their parameters `q` and flat chunks."""
+        heads = CriticEnsemble.heads(q)
+        x = jnp.concatenate([features, chunk], axis=-1)
+        count = len(jax.tree.leaves(heads)[0])
+        # Of few rows the parameters are most of the work, and taking them apart would be more.
+        if one_by_one(count) and math.prod(x.shape[:-1]) >= _MANY_ROWS:
+            return jax.lax.map(lambda head: self._of_head(head, x), heads)
+        return self.q.clone(ensemble=count).apply({"params": q}, x)
+
+    def _of_head(self, head: Params, x: jax.Array) -> jax.Array:
+        return self.head.apply({"params": head}, x)[..., 0]
+
+    def regression(
+        self, params: Params, features: jax.Array, chunk: jax.Array, target: jax.Array, weight: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """`regression_loss` of all heads to one target float32[B], and their raw outputs float32[K, B] as constants."""
+        kind, count = self.config.loss, self.config.ensemble
+        if not one_by_one(count):
+            outputs = self.outputs(params["q"], features, chunk)
+            return regression_loss(outputs, target, kind, weight), jax.lax.stop_gradient(outputs)
+
+        def loss(head: Params, x: jax.Array, constants: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            output, (target, weight) = self._of_head(head, x), constants
+            return regression_loss(output, target, kind, weight) / count, output
+
+        x = jnp.concatenate([features, chunk], axis=-1)
+        return summed_loss(loss, CriticEnsemble.heads(params["q"]), x, (target, weight))
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Q_k float32[K, ...]."""
-        return critic_values(self.outputs(params, features, chunk), self.config.loss)
+        return critic_values(self.outputs(params["q"], features, chunk), self.config.loss)
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """The mean over heads: what policies climb, float32[...]."""
-        return jnp.mean(self.values(params, features, chunk), axis=0)
+        """The mean over heads: what policies climb, float32[B] for batches; a function of the chunks alone."""
+        if not one_by_one(self.config.ensemble):
+            return jnp.mean(self.values(params, features, chunk), axis=0)
+
+        def values(head: Params, x: jax.Array) -> jax.Array:
+            return critic_values(self._of_head(head, x), self.config.loss)
+
+        return mean_values(values, CriticEnsemble.heads(params["q"]), jnp.concatenate([features, chunk], axis=-1))
 
     def candidate_values(self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
         """What candidates are chosen by, float32[..., N], for flat chunks float32[..., N, Hc*A] of one observation.
@@ -91,12 +126,10 @@ class ChunkCritic:
         self, target: Params, draws: Mapping[str, jax.Array], features: jax.Array, chunk: jax.Array
     ) -> jax.Array:
         """Aggregate of the drawn target heads, float32[...]; the others are not evaluated."""
+        q = target["q"]
         if "heads" in draws:
-            drawn = jax.tree.map(lambda p: p[draws["heads"]], target["q"])
-            values = critic_values(self.subset.apply({"params": drawn}, features, chunk), self.config.loss)
-        else:
-            values = self.values(target, features, chunk)
-        return aggregate_heads(values, self.config.target_aggregate)
+            q = jax.tree.map(lambda p: p[draws["heads"]], q)
+        return aggregate_heads(self.values({"q": q}, features, chunk), self.config.target_aggregate)
 
     def metrics(self, loss: jax.Array, values: jax.Array, target: jax.Array, rewards: jax.Array) -> Metrics:
         """HIL-SERL's critic metrics, and the ensemble's spread."""

@@ -58,7 +58,7 @@ class Mlp(nn.Module):
 
 
 class CriticEnsemble(nn.Module):
-    """K chunk critics on (observation features float32[..., F], flat chunk float32[..., D]): float32[K, ...]."""
+    """K critics of inputs float32[..., F], the observation's features and a flat chunk: float32[K, ...]."""
 
     hidden: Sequence[int]
     ensemble: int
@@ -68,7 +68,7 @@ class CriticEnsemble(nn.Module):
     kernel_init: KernelInit = "lecun_normal"
 
     @nn.compact
-    def __call__(self, features: jax.Array, chunk: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         heads = nn.vmap(
             Mlp,
             variable_axes={"params": 0},
@@ -77,4 +77,10 @@ class CriticEnsemble(nn.Module):
             out_axes=0,
             axis_size=self.ensemble,
         )(self.hidden, 1, self.norm, self.out_bias, self.activation, self.kernel_init)
-        return heads(jnp.concatenate([features, chunk], axis=-1))[..., 0]
+        return heads(x)[..., 0]
+
+    @staticmethod
+    def heads(params: Any) -> Any:
+        """The parameters of the K Mlps, with a leading axis K: each one's are what an Mlp of its own has."""
+        (stacked,) = params.values()
+        return stacked

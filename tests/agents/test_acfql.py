@@ -97,7 +97,7 @@ def test_a_policy_target_is_chosen_by_the_critic_and_valued_by_its_target():
     values = np.zeros((2, 8, 6))
     for who, params in enumerate((state.critic, state.target)):
         for n in range(6):
-            heads = agent.critic.q.apply({"params": params["q"]}, observation, chunks[:, n].reshape(8, -1))
+            heads = agent.critic.outputs(params["q"], observation, chunks[:, n].reshape(8, -1))
             values[who, :, n] = heads.mean(0)
     best = values[0].argmax(1)
     assert (best != values[1].argmax(1)).any()

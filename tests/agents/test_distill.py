@@ -50,7 +50,7 @@ def test_its_loss_by_hand():
     )
     taught = agent.flow.sample(state.policy, batch.observations, noise[:, None]).reshape(8, 6)
     distance = float(((raw - taught) ** 2).mean())  # the teacher is clipped, the student is not
-    q = agent.critic.q.apply({"params": state.critic["q"]}, observation, jnp.clip(raw, -1, 1)).mean()
+    q = agent.critic.outputs(state.critic["q"], observation, jnp.clip(raw, -1, 1)).mean()
     flow = float(agent.flow.loss(state.policy, batch, draws))
     assert float(metrics["actor/distill_loss"]) == pytest.approx(distance, abs=1e-5)
     assert float(loss) == pytest.approx(flow + 3.0 * distance - float(q), abs=1e-4)
@@ -100,7 +100,7 @@ def test_a_target_of_the_one_step_policy():
     raw = agent.one_step.net.apply(
         {"params": state.policy["onestep"]["net"]}, jnp.concatenate([following, draws["next"][:, 0]], -1)
     )
-    value = agent.critic.q.apply({"params": state.target["q"]}, following, jnp.clip(raw, -1, 1)).mean(0)
+    value = agent.critic.outputs(state.target["q"], following, jnp.clip(raw, -1, 1)).mean(0)
     wanted = batch.rewards @ np.array([1, 0.9, 0.81], np.float32) + batch.discount_n * batch.mask * value
     np.testing.assert_allclose(agent.critic_target(state.critic, state, batch, draws), wanted, atol=1e-5)
 

@@ -103,6 +103,13 @@ class TestForeign:
         every = read(foreign, success=True, reward_every_step=True)[0]
         assert (every.steps.reward == 1).all()
 
+    def test_all_texts_of_an_episode_with_several(self, foreign: Path):
+        """Parts of a task: the steps of one episode have different task_index values."""
+        parts = [0] * 3 + [1] * 6 + [1] * 7 + [0] * 25
+        rewrite(foreign / DATA, lambda table: replaced(table, "task_index", pa.array(parts)))
+        tasks = [e.begin.task for e in read(foreign, success=True)]
+        assert tasks[:3] == ["stack; insert", "insert", "stack"]
+
     def test_success_recorded(self, ours: Path):
         (ours / SIDE).unlink()
         found = read(ours, success=True)  # what is recorded counts

@@ -65,16 +65,16 @@ def test_groups_of_outputs_are_drawn_like_layers_of_their_own():
 
 
 def test_heads_of_an_ensemble_are_independent():
-    features, chunk = jnp.ones((5, 3)), jnp.ones((5, 4))
+    inputs = jnp.ones((5, 7))
     critic = CriticEnsemble((8,), 3, out_bias=0.5)
-    params = critic.init(jax.random.key(0), features, chunk)["params"]
-    values = critic.apply({"params": params}, features, chunk)
+    params = critic.init(jax.random.key(0), inputs)["params"]
+    values = critic.apply({"params": params}, inputs)
     assert values.shape == (3, 5)
     assert np.unique(np.asarray(values[:, 0])).size == 3  # initialised apart
     changed = jax.tree.map(lambda leaf: leaf.at[1].add(1.0), params)  # head 1 only
-    after = critic.apply({"params": changed}, features, chunk)
+    after = critic.apply({"params": changed}, inputs)
     np.testing.assert_array_equal(after[::2], values[::2])
     assert (after[1] != values[1]).all()
-    single = critic.apply({"params": params}, features[0], chunk[0])
+    single = critic.apply({"params": params}, inputs[0])
     assert single.shape == (3,)
     np.testing.assert_allclose(single, values[:, 0], atol=1e-5)

@@ -245,10 +245,13 @@ class LeRobotSource:
     def _task(self, where: str, columns: dict[str, np.ndarray]) -> str:
         if names.TASK_INDEX not in columns:
             return self.options.task
-        number = int(columns[names.TASK_INDEX][0, 0])
-        if not 0 <= number < len(self.index.tasks):
-            raise DataError(f"{where}: task_index is {number}, there are {len(self.index.tasks)} tasks, from 0 on")
-        return self.index.tasks[number] or self.options.task
+        texts = []
+        # An episode of ours has one text: where the steps have several (parts of a task), all of them in their order.
+        for number in dict.fromkeys(map(int, columns[names.TASK_INDEX][:, 0])):
+            if not 0 <= number < len(self.index.tasks):
+                raise DataError(f"{where}: task_index is {number}, there are {len(self.index.tasks)} tasks, from 0 on")
+            texts.append(self.index.tasks[number])
+        return "; ".join(t for t in texts if t) or self.options.task
 
     def _beside(self, where: str, number: int) -> dict[str, Any]:
         path = self.path / names.SIDE

@@ -1,0 +1,90 @@
+"""Ensembles of equal networks, computed one network after the other where that is faster.
+
+On a CPU what one network of the usual sizes needs stays in a core's cache, and what ten of them need does not: side by
+side, every layer of all ten is written to memory and read back. Ten critics of 4 x 512 at batch 256 take a quarter less
+time for their gradient one by one, two a few hundredths. Accelerators are faster with all of them at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+LossOfHead = Callable[[Tree, Tree, Tree], tuple[jax.Array, Tree]]
+ValuesOfHead = Callable[[Tree, jax.Array], jax.Array]
+
+
+def one_by_one(heads: int) -> bool:
+    """Whether `heads` networks are better computed one after the other."""
+    return heads > 1 and jax.default_backend() == "cpu"
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def summed_loss(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree) -> tuple[jax.Array, Tree]:
+    """sum over k of `loss(heads[k], inputs, constants)[0]` float32[], and the second results stacked, [K, ...].
+
+    `heads` has a leading axis K on every leaf. The sum has gradients with respect to `heads` and `inputs`; `constants`
+    and the second results carry none.
+    """
+    losses, others = jax.lax.map(lambda head: loss(head, inputs, constants), heads)
+    return jnp.sum(losses), others
+
+
+def _summed_forward(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree) -> tuple[Any, Any]:
+    # Forward and backward of one head before the next one's: what the backward pass needs is then still in the cache.
+    with_gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+
+    def step(total: Tree, head: Tree) -> tuple[Tree, Any]:
+        (value, other), (to_head, to_inputs) = with_gradient(head, inputs, constants)
+        return jax.tree.map(jnp.add, total, to_inputs), (value, other, to_head)
+
+    zeros = jax.tree.map(jnp.zeros_like, inputs)
+    to_inputs, (losses, others, to_heads) = jax.lax.scan(step, zeros, heads)
+    return (jnp.sum(losses), others), (to_heads, to_inputs, constants)
+
+
+def _summed_backward(_: LossOfHead, saved: Any, cotangents: Any) -> tuple[Tree, Tree, Tree]:
+    to_heads, to_inputs, constants = saved
+    scale = cotangents[0]
+    scaled = jax.tree.map(lambda g: scale * g, (to_heads, to_inputs))
+    return *scaled, jax.tree.map(jnp.zeros_like, constants)
+
+
+summed_loss.defvjp(_summed_forward, _summed_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def mean_values(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> jax.Array:
+    """The mean over k of `values(heads[k], inputs)` float32[B], for inputs float32[B, F].
+
+    Each row's value must depend on its own inputs alone. The gradient is with respect to `inputs`; the heads are
+    constants.
+    """
+    return jnp.mean(jax.lax.map(lambda head: values(head, inputs), heads), axis=0)
+
+
+def _mean_forward(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> tuple[jax.Array, Any]:
+    def total(inputs: jax.Array, head: Tree) -> tuple[jax.Array, jax.Array]:
+        out = values(head, inputs)
+        return jnp.sum(out), out
+
+    def step(sums: tuple[jax.Array, jax.Array], head: Tree) -> tuple[tuple[jax.Array, jax.Array], None]:
+        (_, out), to_inputs = jax.value_and_grad(total, has_aux=True)(inputs, head)
+        return (sums[0] + out, sums[1] + to_inputs), None
+
+    count = len(jax.tree.leaves(heads)[0])
+    (out, to_inputs), _ = jax.lax.scan(step, (jnp.zeros(inputs.shape[:-1]), jnp.zeros_like(inputs)), heads)
+    return out / count, (to_inputs / count, heads)
+
+
+def _mean_backward(_: ValuesOfHead, saved: Any, cotangent: jax.Array) -> tuple[Tree, jax.Array]:
+    to_inputs, heads = saved
+    return jax.tree.map(jnp.zeros_like, heads), cotangent[..., None] * to_inputs
+
+
+mean_values.defvjp(_mean_forward, _mean_backward)
