@@ -23,7 +23,8 @@ from loopback import connected, other_process, serving
 from serl_chunk.actor.run import run_actor
 from serl_chunk.actor.summary import EpisodeSummary
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.config.agents import AcfqlConfig, CriticConfig, FlowConfig
+from serl_chunk.config.agents import AcfqlConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normaliser import fit_normaliser

@@ -20,7 +20,8 @@ import numpy as np
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normaliser import fit_normaliser
 from serl_chunk.learner.replay import Replay

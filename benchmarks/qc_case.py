@@ -20,7 +20,8 @@ from serl_chunk.agents.base import Agent, AgentState, Draws
 from serl_chunk.agents.losses import chunk_return
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, FlowConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import apply_compat, apply_preset
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.learner.adjacent import Rows, gather_adjacent

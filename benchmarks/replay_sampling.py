@@ -23,7 +23,9 @@ import numpy as np
 from PIL import Image
 
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig, ReplayConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ExperimentConfig, NormaliserConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.hdf5 import write_episode

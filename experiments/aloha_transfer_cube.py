@@ -1,14 +1,10 @@
 """gym-aloha's TransferCube in MuJoCo: the right arm lifts a cube and hands it to the left arm."""
 
-from serl_chunk.config.agents import AcfqlConfig, CriticConfig, FlowConfig
-from serl_chunk.config.experiment import (
-    ActorConfig,
-    ChunkConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    NormaliserConfig,
-    ReplayConfig,
-)
+from serl_chunk.config.agents import AcfqlConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaSimConfig
 
 

@@ -8,14 +8,9 @@ The other tasks are --env_name can and --env_name square, each with its own data
 """
 
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.experiment import (
-    ActorConfig,
-    ChunkConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    NormaliserConfig,
-    ReplayConfig,
-)
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobomimicConfig
 
 

@@ -6,61 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from serl_chunk.types import ConfigError
-
-Aggregate = Literal["mean", "min"]
-Activation = Literal["relu", "gelu"]
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError(message) unless `condition`."""
-    if not condition:
-        raise ConfigError(message)
-
-
-def require_choices(config: Any, where: str) -> None:
-    """Raise ConfigError for a field annotated `Literal` that holds none of its values.
-
-    Only type checkers look at annotations, and code that asks `x == "a"` takes a misspelt "a" for the other choice.
-    `where` comes before the field's name in the message, for example `agent.critic.`.
-    """
-    for name, hint in typing.get_type_hints(type(config)).items():
-        if typing.get_origin(hint) is Literal:
-            value, valid = getattr(config, name), typing.get_args(hint)
-            require(value in valid, f"{where}{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticConfig:
-    """An ensemble of chunk critics Q_k(o, a_0..a_{H-1})."""
-
-    hidden: tuple[int, ...] = (256, 256)
-    ensemble: int = 10  # RLPD's K
-    target_subset: int = 2  # REDQ: heads aggregated in a target; equal to `ensemble` to use them all
-    target_aggregate: Aggregate = "min"
-    loss: Literal["squared", "bounded"] = (
-        "squared"  # bounded: Q = sigmoid(logit), cross-entropy; needs returns in [0, 1]
-    )
-    initial_logit: float = -2.0  # bias of the bounded critic's logit: a fresh Q is about 0.12
-    tau: float = 0.005  # target <- tau * critic + (1 - tau) * target, after the gradient step
-    tail: Literal["repeat", "policy"] = "repeat"  # what the critic sees as actions after a termination
-    activation: Activation = "relu"  # gelu is FQL's (tanh approximation)
-    layer_norm: Literal["before", "after", "none"] = "before"  # the activation; after is FQL's
-    # The target moves towards the critic of after the gradient step; "old": towards the one before (Q-chunking's code).
-    target_average: Literal["new", "old"] = "new"
-
-    def __post_init__(self) -> None:
-        require_choices(self, "agent.critic.")
-        require(self.ensemble >= 1, f"agent.critic.ensemble must be at least 1, got {self.ensemble}")
-        require(
-            1 <= self.target_subset <= self.ensemble,
-            f"agent.critic.target_subset must be 1..{self.ensemble} (ensemble), got {self.target_subset}",
-        )
-        require(0 < self.tau <= 1, f"agent.critic.tau must be in (0, 1], got {self.tau}")
-        _check_hidden("agent.critic.hidden", self.hidden)
+from serl_chunk.config.critics import Activation, Aggregate, CriticConfig
+from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.validation import require, require_choices, require_widths
 
 
 def _check_together(order: str, policy_updates: int) -> None:
@@ -68,26 +18,6 @@ def _check_together(order: str, policy_updates: int) -> None:
         order != "together" or policy_updates == 1,
         f"agent.policy_updates must be 1 with agent.update_order=together, got {policy_updates}: there the policy "
         "takes one step beside each of the critic's",
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class EncoderConfig:
-    """One small convolutional encoder, shared by cameras; used only where `image_keys` names some."""
-
-    features: tuple[int, ...] = (16, 32, 32)  # channels of the stride-2 3x3 convolutions
-    latent: int = 64  # width of each camera's embedding
-    shift: int = 4  # random-shift augmentation in pixels (DrQ); 0 switches it off
-
-    def __post_init__(self) -> None:
-        _check_hidden("agent.encoder.features", self.features)
-        require(self.latent >= 1, f"agent.encoder.latent must be at least 1, got {self.latent}")
-        require(self.shift >= 0, f"agent.encoder.shift must be >= 0 pixels, got {self.shift}")
-
-
-def _check_hidden(name: str, value: tuple[int, ...]) -> None:
-    require(
-        len(value) >= 1 and all(v >= 1 for v in value), f"{name} must list at least one positive width, got {value}"
     )
 
 
@@ -155,7 +85,7 @@ class AcrlpdConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_hidden("agent.hidden", self.hidden)
+        require_widths("agent.hidden", self.hidden)
         require(self.bc_alpha >= 0, f"agent.bc_alpha must be >= 0, got {self.bc_alpha}")
         require(self.log_std_min < 2, f"agent.log_std_min must be below 2, got {self.log_std_min}")
         require(0 < self.bc_clip < 0.1, f"agent.bc_clip must be in (0, 0.1), got {self.bc_clip}")
@@ -177,7 +107,7 @@ class FlowConfig:
 
     def __post_init__(self) -> None:
         require_choices(self, "agent.flow.")
-        _check_hidden("agent.flow.hidden", self.hidden)
+        require_widths("agent.flow.hidden", self.hidden)
         require(0 <= self.noise_low <= 1, f"agent.flow.noise_low must be in [0, 1], got {self.noise_low}")
         require(
             self.fourier_dim >= 4 and self.fourier_dim % 2 == 0,
@@ -244,5 +174,5 @@ class BcConfig(AgentConfig):
         super().__post_init__()
         require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
         _check_together(self.update_order, self.policy_updates)
-        _check_hidden("agent.hidden", self.hidden)
+        require_widths("agent.hidden", self.hidden)
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")

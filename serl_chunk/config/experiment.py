@@ -9,57 +9,11 @@ import dataclasses
 import math
 from typing import Literal
 
-from serl_chunk.config.agents import AcfqlConfig, AgentConfig, require, require_choices
+from serl_chunk.config.agents import AcfqlConfig, AgentConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class ChunkConfig:
-    """Lengths in ticks. Default: all three equal `horizon`."""
-
-    horizon: int = 5  # actions the policy outputs
-    critic_horizon: int | None = None  # actions the critic scores
-    execute_steps: int | None = None  # a chunk is followed by the next one at this index (delay included)
-    return_steps: int | None = None  # rewards in the critic's target before it bootstraps; n-step returns where larger
-
-    def __post_init__(self) -> None:
-        require(self.horizon >= 1, f"chunk.horizon must be at least 1, got {self.horizon}")
-        require(
-            1 <= self.critic_steps <= self.horizon,
-            f"chunk.critic_horizon must be 1..{self.horizon} (horizon), got {self.critic_horizon}",
-        )
-        require(
-            1 <= self.executed <= self.horizon,
-            f"chunk.execute_steps must be 1..{self.horizon} (horizon), got {self.execute_steps}",
-        )
-        require(
-            self.executed >= self.critic_steps,
-            f"chunk.execute_steps={self.executed} is below chunk.critic_horizon={self.critic_steps}: the critic would "
-            "score actions that are never executed, so nothing ever corrects the tail's value. Lower critic_horizon to "
-            "execute_steps, or execute the whole chunk.",
-        )
-
-        require(
-            self.returned >= self.critic_steps,
-            f"chunk.return_steps={self.return_steps} is below chunk.critic_horizon={self.critic_steps}: the target "
-            "would bootstrap in the middle of the actions the critic scores. Set it to at least critic_horizon, or "
-            "leave it out.",
-        )
-
-    @property
-    def critic_steps(self) -> int:
-        """`critic_horizon`, or `horizon` where it is not given."""
-        return self.horizon if self.critic_horizon is None else self.critic_horizon
-
-    @property
-    def executed(self) -> int:
-        """`execute_steps`, or `horizon` where it is not given."""
-        return self.horizon if self.execute_steps is None else self.execute_steps
-
-    @property
-    def returned(self) -> int:
-        """`return_steps`, or `critic_steps` where it is not given."""
-        return self.critic_steps if self.return_steps is None else self.return_steps
+from serl_chunk.config.validation import require, require_choices
 
 
 def return_for_ever(reward: float, discount: float) -> float:
@@ -108,64 +62,6 @@ class NormaliserConfig:
             self.action_scale_floor > 0,
             f"normaliser.action_scale_floor must be positive, got {self.action_scale_floor}",
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplayConfig:
-    """Stores and sampling (docs/architecture.md, section 4)."""
-
-    capacity: int = 200_000  # steps of the online ring
-    demo_capacity: int = 100_000  # steps of demonstrations; more is refused, never evicted
-    human_capacity: int = 50_000  # steps kept from evicted episodes that hold interventions
-    image_capacity: int = 20_000  # frames per camera and store; only for image agents
-    frame_cache_bytes: int = 1 << 30  # decoded frames kept of demonstrations whose images stay in their files
-    demo_fraction: float | Literal["uniform"] = 0.5
-    positive_fraction: float | None = None  # of demonstration windows from successful ones; None: as many as there are
-    terminal_windows: Literal["keep", "drop"] = "keep"
-    # A window lies within its episode; "adjacent": as many neighbouring rows of a store, whatever episode they are of,
-    # the ends told by `valid` (Q-chunking's published sampler, for comparisons).
-    windows: Literal["episode", "adjacent"] = "episode"
-    dataset_replace_interval: int = 1_000  # critic updates between two shards of --dataset_dir
-    max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
-    exclude_before_takeover: int = 40  # ticks of a successful episode before a take-over that are not imitated
-    prefetch: int = 2  # batches prepared ahead by a thread; 0 samples in the training thread
-
-    def __post_init__(self) -> None:
-        require_choices(self, "replay.")
-        for name in ("capacity", "demo_capacity", "human_capacity", "image_capacity"):
-            require(getattr(self, name) >= 1, f"replay.{name} must be at least 1, got {getattr(self, name)}")
-        if self.demo_fraction != "uniform":
-            require(
-                not isinstance(self.demo_fraction, str) and 0 <= self.demo_fraction <= 1,
-                f'replay.demo_fraction must be a number in 0..1 or "uniform", got {self.demo_fraction!r}',
-            )
-        require(
-            self.positive_fraction is None or 0 < self.positive_fraction < 1,
-            f"replay.positive_fraction must lie between 0 and 1, or be none for uniform, got {self.positive_fraction}",
-        )
-        require(
-            self.positive_fraction is None or self.demo_fraction not in ("uniform", 0),
-            "replay.positive_fraction is about the demonstration half, and there is none: set replay.demo_fraction "
-            "above 0",
-        )
-        require(
-            self.frame_cache_bytes >= 0,
-            f"replay.frame_cache_bytes must be >= 0 (0: nothing stays decoded), got {self.frame_cache_bytes}",
-        )
-        require(self.max_image_age >= 0, f"replay.max_image_age must be >= 0 ticks, got {self.max_image_age}")
-        require(
-            self.exclude_before_takeover >= 0,
-            f"replay.exclude_before_takeover must be >= 0 ticks, got {self.exclude_before_takeover}",
-        )
-        require(
-            self.dataset_replace_interval >= 1,
-            f"replay.dataset_replace_interval must be at least 1 update, got {self.dataset_replace_interval}",
-        )
-        require(
-            self.windows == "episode" or self.terminal_windows == "drop",
-            "replay.windows=adjacent has no terminal windows: set replay.terminal_windows=drop beside it",
-        )
-        require(self.prefetch >= 0, f"replay.prefetch must be >= 0, got {self.prefetch}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,10 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, CriticConfig, FlowConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, return_for_ever
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ExperimentConfig, RewardConfig, return_for_ever
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.types import ConfigError
 

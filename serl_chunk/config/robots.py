@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
-from serl_chunk.config.agents import require, require_choices
+from serl_chunk.config.validation import require, require_choices
 
 
 @dataclasses.dataclass(frozen=True)

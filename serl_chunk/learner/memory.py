@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from serl_chunk.config.experiment import ReplayConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.learner.lazy_frames import cached_frames
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
 

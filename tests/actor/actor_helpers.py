@@ -11,7 +11,8 @@ import numpy as np
 
 from serl_chunk.actor.inference import Request, Result
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, RewardConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.robots.base import InterventionCommand, RobotEnv

@@ -12,7 +12,8 @@ from actor_helpers import ListSink, chunk_starts
 from serl_chunk.actor.loop import EpisodeRunner
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.config.agents import AcfqlConfig, CriticConfig, FlowConfig
+from serl_chunk.config.agents import AcfqlConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.normaliser import fit_normaliser

@@ -12,15 +12,9 @@ import numpy as np
 
 from serl_chunk.agents.base import Agent, AgentState
 from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
-from serl_chunk.config.agents import (
-    AcfqlConfig,
-    AcrlpdConfig,
-    AgentConfig,
-    BcConfig,
-    CriticConfig,
-    EncoderConfig,
-    FlowConfig,
-)
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.types import CameraSpec, ChunkBatch
 
 CAMERA = CameraSpec("top", 32, 32)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, CriticConfig, FlowConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.types import ConfigError
 
 

@@ -17,7 +17,8 @@ from serl_chunk.main import main
 
 RUN = ["--exp_name", "fake_aloha"]
 OGBENCH = """
-from serl_chunk.config.agents import AcfqlConfig, CriticConfig
+from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig
 

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, CriticConfig, EncoderConfig, FlowConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import (
     ActorConfig,
-    ChunkConfig,
     ExperimentConfig,
     LearnerConfig,
     NormaliserConfig,
-    ReplayConfig,
     RewardConfig,
     TransportConfig,
 )
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, RobotConfig
 from serl_chunk.types import ConfigError
 

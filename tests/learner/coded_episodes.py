@@ -8,7 +8,9 @@ import dataclasses
 import numpy as np
 
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, ReplayConfig, RewardConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ExperimentConfig, RewardConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.replay import Replay

@@ -10,8 +10,11 @@ import gymnasium
 import numpy as np
 
 from serl_chunk.commands.record import record_episode
-from serl_chunk.config.agents import AcfqlConfig, CriticConfig, FlowConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, LearnerConfig, NormaliserConfig, ReplayConfig
+from serl_chunk.config.agents import AcfqlConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.writer import EpisodeWriter
 from serl_chunk.robots.registry import make_env

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from serl_chunk import extras
-from serl_chunk.config.agents import AcfqlConfig, CriticConfig
+from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig
 from serl_chunk.data.formats.ogbench import OgbenchSource

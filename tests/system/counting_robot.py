@@ -11,16 +11,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from serl_chunk.config.agents import AcfqlConfig, CriticConfig, FlowConfig
-from serl_chunk.config.experiment import (
-    ActorConfig,
-    ChunkConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    NormaliserConfig,
-    ReplayConfig,
-    TransportConfig,
-)
+from serl_chunk.config.agents import AcfqlConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig, TransportConfig
+from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
 
 LENGTH = 40  # ticks of an episode

@@ -7,7 +7,8 @@ import numpy as np
 from processes import PATIENCE
 
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, TransportConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ExperimentConfig, TransportConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.replay import Replay

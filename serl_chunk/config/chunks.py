@@ -1,0 +1,56 @@
+"""Lengths of chunks, in ticks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from serl_chunk.config.validation import require
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkConfig:
+    """Lengths in ticks. Default: all three equal `horizon`."""
+
+    horizon: int = 5  # actions the policy outputs
+    critic_horizon: int | None = None  # actions the critic scores
+    execute_steps: int | None = None  # a chunk is followed by the next one at this index (delay included)
+    return_steps: int | None = None  # rewards in the critic's target before it bootstraps; n-step returns where larger
+
+    def __post_init__(self) -> None:
+        require(self.horizon >= 1, f"chunk.horizon must be at least 1, got {self.horizon}")
+        require(
+            1 <= self.critic_steps <= self.horizon,
+            f"chunk.critic_horizon must be 1..{self.horizon} (horizon), got {self.critic_horizon}",
+        )
+        require(
+            1 <= self.executed <= self.horizon,
+            f"chunk.execute_steps must be 1..{self.horizon} (horizon), got {self.execute_steps}",
+        )
+        require(
+            self.executed >= self.critic_steps,
+            f"chunk.execute_steps={self.executed} is below chunk.critic_horizon={self.critic_steps}: the critic would "
+            "score actions that are never executed, so nothing ever corrects the tail's value. Lower critic_horizon to "
+            "execute_steps, or execute the whole chunk.",
+        )
+
+        require(
+            self.returned >= self.critic_steps,
+            f"chunk.return_steps={self.return_steps} is below chunk.critic_horizon={self.critic_steps}: the target "
+            "would bootstrap in the middle of the actions the critic scores. Set it to at least critic_horizon, or "
+            "leave it out.",
+        )
+
+    @property
+    def critic_steps(self) -> int:
+        """`critic_horizon`, or `horizon` where it is not given."""
+        return self.horizon if self.critic_horizon is None else self.critic_horizon
+
+    @property
+    def executed(self) -> int:
+        """`execute_steps`, or `horizon` where it is not given."""
+        return self.horizon if self.execute_steps is None else self.execute_steps
+
+    @property
+    def returned(self) -> int:
+        """`return_steps`, or `critic_steps` where it is not given."""
+        return self.critic_steps if self.return_steps is None else self.return_steps
