@@ -255,12 +255,12 @@ def run_learner(
     delivered: dict[str, int] = {}  # session -> its steps so far; the server's thread alone reads and writes it
 
     def on_record(info: SessionInfo, record: Record) -> None:
-        ready().insert(_session(info), record, store.next if store is not None else None)
+        ready().inbox.insert(_session(info), record, store.next if store is not None else None)
         if isinstance(record, StepBlock):
             delivered[info.session] = delivered.get(info.session, 0) + record.n
 
     def on_silent(info: SessionInfo, gone: bool) -> None:
-        ready().close_session(_session(info), gone=gone, position=store.next if store is not None else None)
+        ready().inbox.close_session(_session(info), gone=gone, position=store.next if store is not None else None)
 
     def allowance(session: str) -> int | None:
         left = ready().steps_allowed()
@@ -351,7 +351,7 @@ def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], sta
                 shown = time.monotonic()
                 status.say(f"reading the journal: entry {stored.number:,} of {store.next:,}")
 
-    steps = learner.refill(records())
+    steps = learner.inbox.refill(records())
     delivered.update({s.session: s.steps for s in store.standings()})
     if store.next:
         status.say(f"journal: {steps:,} online steps put back from {store.nbytes / 2**20:.0f} MiB")
@@ -450,7 +450,7 @@ def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerSer
         "learner_wait": learner.waiting[0],
         "actor_wait": learner.waiting[1],
         "steps_missing": learner.steps_missing(),
-        "updates_due": learner.updates_due,
+        "updates_due": learner.pace.updates_due,
         "may_record": learner.steps_allowed() if limited else None,
         "empty_half": learner.replay.empty_half,
         "version": learner.version,

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,17 +22,18 @@ from serl_chunk.agents.base import Agent, AgentState
 from serl_chunk.agents.checkpoints import CheckpointStore, Restored
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner.episode import EpisodeStats
+from serl_chunk.learner.inbox import Inbox, Taken
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.own_evaluation import Evaluate, Schedule, last_evaluated
+from serl_chunk.learner.pace import Pace
 from serl_chunk.learner.period import Period
 from serl_chunk.learner.phase import Phase
+from serl_chunk.learner.progress import Progress, how_to_go_on, resumed_phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
-from serl_chunk.learner.rate_limiter import RateLimiter
 from serl_chunk.learner.replay import Replay
 from serl_chunk.learner.run_metrics import Counters, read_metrics
 from serl_chunk.learner.sampler import BatchStream
-from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Outcome, Record, RobotSpec, Snapshot
+from serl_chunk.types import ChunkBatch, ConfigError, Episode, Outcome, RobotSpec, Snapshot
 
 __all__ = ["Dataset", "Learner", "Phase"]
 
@@ -102,14 +103,11 @@ class Learner:
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
         self._dataset = dataset
         self.normaliser = self._restored_normaliser(normaliser, restored)
-        self.replay = Replay(
-            spec,
-            config,
-            self.normaliser,
-            image_keys=config.agent.image_keys,
-            bc_on=config.agent.bc_on,
-            on_episode=self._on_episode,
+        keys, bc_on = config.agent.image_keys, config.agent.bc_on
+        self.inbox = Inbox(
+            lambda ended: Replay(spec, config, self.normaliser, image_keys=keys, bc_on=bc_on, on_episode=ended), say
         )
+        self.replay = self.inbox.replay
         if demos or dataset is None:
             self.replay.add_demo(*demos)
         if dataset is not None and restored is not None:
@@ -121,26 +119,18 @@ class Learner:
         # A critic that has seen successes alone misleads whoever chooses by it.
         self._data_has_failures = any(e.end.outcome is not Outcome.SUCCESS for e in [*demos, *first])
         del first
-        self.limiter = RateLimiter(c.utd_ratio, c.max_lag_steps)
+        self.pace = Pace(c, self.inbox)
         self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
         self._prefetch = config.replay.prefetch if threaded else 0
         self._rng = np.random.default_rng(config.seed)
         self._stream: BatchStream | None = None
         self._stream_updates = 0
-        self._wake = threading.Condition()
-        self._finished_episodes: deque[EpisodeStats] = deque()
-        self._reported: list[EpisodeStats] = []  # by the replay, on its way to the counters
-        self._position = 0  # journal entries that the counters cover
         self.phase = Phase.PRETRAIN
         self.phase_updates = 0
         self.updates = 0  # critic updates of the offline and the online phase
         self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
-        self.env_steps = 0
         self.human_ticks = 0
         self.episodes = 0
-        self._human_held = 0  # steps of earlier lives' interventions that outlived the online store
-        self._resumed_steps = 0  # online steps of earlier lives, whose transitions are gone
-        self._limiter_resumed = False  # whether the steps of earlier lives entitle to updates as they did
         self._period = Period()
         self._evaluate, self._schedule = evaluate, Schedule(c.eval_interval)
         self.evaluated = 0.0  # seconds that finished evaluations took, which are no time of training
@@ -151,80 +141,6 @@ class Learner:
         self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, helped) of the last episodes
         if restored is not None:
             self._resume(*restored[:3])
-
-    # -- records in (any thread) -----------------------------------------------------------------------------
-
-    def insert(self, session: str, record: Record, position: int | None = None) -> None:
-        """Take a record of an actor; raises DataError where it cannot be one. One thread inserts.
-
-        `position`: how many journal entries there are, this record's included. A checkpoint says how many of them its
-        counters cover.
-        """
-        steps = self.replay.insert(session, record)
-        with self._wake:
-            self.env_steps += steps
-            self._finished_episodes.extend(self._reported)
-            self._reported.clear()
-            self._position = self._position if position is None else position
-            self._wake.notify()
-
-    def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
-        """An actor fell silent, or is gone for good: see Replay.close_session. For the inserting thread."""
-        self.replay.close_session(session, gone=gone)
-        with self._wake:
-            self._finished_episodes.extend(self._reported)
-            self._reported.clear()
-            self._position = self._position if position is None else position
-
-    def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
-        """Put back what a learner before this one received: (journal entry, session, record), oldest first.
-
-        No record: the session was given up there, in the middle of an episode perhaps. What the checkpoint's counters
-        cover fills the replay and is not counted again. Returns the steps put back. A record that does not fit (the
-        experiment was changed) is left out, and said.
-        """
-        counted, self._position = self._position, 0
-        steps = refused = 0
-        for number, session, record in records:
-            try:
-                if number >= counted:
-                    before = self.env_steps
-                    if record is None:
-                        self.close_session(session, gone=True, position=number + 1)
-                    else:
-                        self.insert(session, record, number + 1)
-                    steps += self.env_steps - before
-                else:
-                    self._position = number + 1
-                    covered = 0
-                    if record is None:
-                        self.replay.close_session(session, gone=True)
-                    else:
-                        covered = self.replay.insert(session, record)
-                    steps, self._resumed_steps = steps + covered, self._resumed_steps - covered
-                    self._reported.clear()
-            except DataError as error:
-                refused += 1
-                if refused == 1:
-                    self._say(f"WARNING: the journal holds a record that does not fit: {error}")
-        if refused:
-            self._say(f"WARNING: {refused} records of the journal were left out")
-        if self._position < counted:
-            self._say(
-                f"WARNING: the journal ends at entry {self._position}, the checkpoint has seen {counted}: what lies "
-                "between is missing in the replay"
-            )
-            self._position = counted
-        held = int(self.replay.stats()["replay/human_rows"])
-        if held < self._human_held:
-            self._say(
-                f"WARNING: {self._human_held - held} of {self._human_held} steps of old interventions could not be put "
-                "back: the journal keeps the newest steps (transport.journal_bytes keeps more of them)"
-            )
-        return steps
-
-    def _on_episode(self, stats: EpisodeStats) -> None:
-        self._reported.append(stats)
 
     @property
     def offline_updates(self) -> int:
@@ -237,15 +153,6 @@ class Learner:
         return self.updates - self.offline_updates
 
     @property
-    def updates_wanted(self) -> int:
-        """Online updates after which training ends, as far as it is known."""
-        c = self.config.learner
-        entitled = None if c.online_steps is None else self.limiter.entitled(c.online_steps)
-        if entitled is None:
-            return c.max_steps
-        return min(c.max_steps, max(self.online_updates, entitled // c.cta_ratio * c.cta_ratio))
-
-    @property
     def evaluating(self) -> bool:
         """Whether an evaluation is under way."""
         return self._evaluation_start is not None
@@ -256,53 +163,23 @@ class Learner:
         start = self._evaluation_start
         return self.evaluated + (0.0 if start is None else time.perf_counter() - start)
 
+    @property
+    def env_steps(self) -> int:
+        """Online steps so far."""
+        return self.inbox.env_steps
+
+    @property
+    def updates_wanted(self) -> int:
+        """Online updates after which training ends, as far as it is known."""
+        return self.pace.updates_wanted(self.online_updates)
+
     def steps_allowed(self) -> int | None:
         """How many more steps lockstep actors may record now; None: no limit."""
-        if self.phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
-            return 0
-        # The warm-up waits for steps whatever the limiter of an earlier life says.
-        allowed = None if self.phase is Phase.WARMUP else self.limiter.steps_allowed(self.env_steps)
-        wanted = self.config.learner.online_steps
-        if wanted is None:
-            return allowed
-        left = max(0, wanted - self.env_steps)
-        return left if allowed is None else min(left, allowed)
+        return self.pace.steps_allowed(self.phase)
 
     def steps_missing(self) -> int:
         """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
-        c = self.config.learner
-        if self.phase is Phase.WARMUP and self.episodes >= c.warmup_episodes:
-            return max(0, self._starts_after - self._fresh_steps)
-        return self.limiter.steps_missing(self._steps_used, c.cta_ratio) if self.phase is Phase.TRAIN else 0
-
-    @property
-    def updates_due(self) -> int:
-        """Critic updates that the recorded steps entitle to and that are not done."""
-        return self.limiter.updates_due(self._steps_used)
-
-    @property
-    def _steps_used(self) -> int:
-        """Online steps that entitle to updates: at most `online_steps`, however far ahead realtime actors are."""
-        wanted = self.config.learner.online_steps
-        return self.env_steps if wanted is None else min(wanted, self.env_steps)
-
-    @property
-    def _steps_over(self) -> bool:
-        wanted = self.config.learner.online_steps
-        return wanted is not None and self.env_steps >= wanted
-
-    @property
-    def _fresh_steps(self) -> int:
-        """Online steps whose transitions came in this life, or were put back."""
-        return self.env_steps - self._resumed_steps
-
-    @property
-    def _starts_after(self) -> int:
-        """Fresh steps before training: `training_starts`, or all that are still to come where these are fewer."""
-        c = self.config.learner
-        if c.online_steps is None:
-            return c.training_starts
-        return min(c.training_starts, max(0, c.online_steps - self._resumed_steps))
+        return self.pace.steps_missing(self.phase, self.episodes)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -313,8 +190,7 @@ class Learner:
         while self.phase is not Phase.DONE and not stop.is_set():
             if not self.work():
                 start = time.perf_counter()
-                with self._wake:
-                    self._wake.wait(0.02)
+                self.inbox.wait(0.02)
                 now = time.perf_counter()
                 self._period.waited += now - start
                 if now - self._period.start > MEASURE_AFTER:
@@ -324,12 +200,12 @@ class Learner:
     def say_if_empty(self) -> None:
         """Tell that a resumed run has no online steps to train on, as where no journal was kept."""
         if self.online_updates and self.phase is not Phase.DONE and not self.replay.ready.online:
-            need = self._starts_after
+            need = self.pace.starts_after
             self._say(f"the online replay is empty: training goes on after {need} new steps")
 
     def work(self) -> bool:
         """One piece of work; False where there is none until more steps arrive."""
-        self._drain_episodes()
+        self._count_episodes()
         c = self.config.learner
         if self._evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
             return True
@@ -396,19 +272,16 @@ class Learner:
 
     def _warm_up(self) -> bool:
         c = self.config.learner
-        waits = self.episodes < c.warmup_episodes or self._fresh_steps < self._starts_after
-        if (waits and not self._steps_over) or self.replay.ready.online == 0:
-            return self._steps_over and self._end_unready()
+        over = self.pace.steps_over
+        waits = self.episodes < c.warmup_episodes or self.inbox.fresh_steps < self.pace.starts_after
+        if (waits and not over) or self.replay.ready.online == 0:
+            return over and self._end_unready()
         if waits:  # no more steps will come
             self._say(
                 f"the warm-up ends early: all {c.online_steps} online steps are recorded, in {self.episodes} of "
                 f"learner.warmup_episodes={c.warmup_episodes} episodes"
             )
-        if not self._limiter_resumed and not self.online_updates:
-            # Steps that the warm-up took from training's share entitle to updates, for there will be no others.
-            self.limiter.start(min(c.training_starts, self.env_steps) if self._steps_over else self.env_steps)
-        elif not self._limiter_resumed:  # a checkpoint that does not say
-            self.limiter.restore(self._steps_used, self.online_updates)
+        self.pace.begin(self.online_updates)
         # After online updates the critic has been warmed up, in an earlier life.
         self._enter(Phase.TRAIN if self.online_updates else Phase.CRITIC_WARMUP)
         return True
@@ -425,18 +298,17 @@ class Learner:
 
     def _train(self) -> bool:
         c = self.config.learner
-        more = self.limiter.may_update(self._steps_used, c.cta_ratio)
-        if self.online_updates >= c.max_steps or (self._steps_over and not more):
+        if self.pace.is_over(self.online_updates):
             if not self._evaluate_if_due(now=True):
                 if not self.online_updates:
-                    self._say(f"training ends without an update: {self._steps_used} online steps entitle to none")
+                    self._say(f"training ends without an update: {self.pace.steps_used} online steps entitle to none")
                 self._enter(Phase.DONE)
             return True
-        if not more:
+        if not self.pace.may_update:
             return False
         start, actors_wait = time.perf_counter(), self.steps_allowed() == 0
         self._update()
-        self.limiter.did_update(c.cta_ratio)
+        self.pace.did_update()
         if actors_wait:
             self._period.actors_waited += time.perf_counter() - start
         if _crossed(self.updates - c.cta_ratio, self.updates, c.steps_per_update):
@@ -527,9 +399,10 @@ class Learner:
         self.metrics.train(self.counters(), {**values, **self.rates, **stats})
         self._period.begin_anew(self.env_steps, now)
 
-    def _drain_episodes(self) -> None:
-        while self._finished_episodes:
-            e = self._finished_episodes.popleft()
+    def _count_episodes(self) -> Taken:
+        """Note what ended since the last time; what had come in at that moment."""
+        taken = self.inbox.take()
+        for e in taken.episodes:
             self.episodes += 1
             self.human_ticks += e.human_ticks
             if e.success is not None:
@@ -548,6 +421,7 @@ class Learner:
                 q=[q for q, _ in e.decisions],
                 g=[g for _, g in e.decisions],
             )
+        return taken
 
     # -- out -------------------------------------------------------------------------------------------------
 
@@ -572,23 +446,23 @@ class Learner:
     def checkpoint(self) -> bool:
         """Write a checkpoint of the present step in the background."""
         policy = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
-        with self._wake:  # counters and position of one moment
-            env_steps, position = self.env_steps, self._position
-            self._drain_episodes()
+        taken = self._count_episodes()
         meta = {
             "experiment": self.config.name,
             "agent": self.config.agent.kind,
             "normaliser_mode": self.normaliser.mode,
             "normaliser_digest": self.normaliser.digest(),
-            "env_steps": env_steps,
-            "journal_position": position,
-            "human_ticks": self.human_ticks,
-            "episodes": self.episodes,
-            "human_steps_held": int(self.replay.stats()["replay/human_rows"]),
-            "phase": str(self.phase),
-            "offline_updates": self.offline_updates,
-            "updates_owed": self.limiter.owed(env_steps),
-            "sampler_rng": self._rng.bit_generator.state,
+            **Progress(
+                env_steps=taken.env_steps,
+                human_ticks=self.human_ticks,
+                episodes=self.episodes,
+                sampler_rng=self._rng.bit_generator.state,
+                journal_position=taken.position,
+                human_steps_held=int(self.replay.stats()["replay/human_rows"]),
+                phase=str(self.phase),
+                offline_updates=self.offline_updates,
+                updates_owed=self.pace.owed(taken.env_steps),
+            ).notes(),
         }
         return self.checkpoints.save(self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
 
@@ -603,7 +477,7 @@ class Learner:
         A full disk or a failed hand-over raises nothing: it is said.
         """
         self._close_stream()
-        self._drain_episodes()
+        self._count_episodes()
         if self.writes_checkpoint:
             self.checkpoint()
         self.checkpoints.close()
@@ -626,23 +500,25 @@ class Learner:
         return saved
 
     def _resume(self, step: int, state: AgentState, meta: dict[str, Any]) -> None:
+        saved = Progress.of(meta)
         self.state = state
         self.updates = step
-        self.env_steps = self._resumed_steps = int(meta["env_steps"])
-        self.human_ticks, self.episodes = int(meta["human_ticks"]), int(meta["episodes"])
-        self._position = int(meta.get("journal_position", 0))
-        self._rng.bit_generator.state = meta["sampler_rng"]
-        self._human_held = int(meta.get("human_steps_held", 0))
-        # Runs of before there was an offline phase do not say.
-        self._offline_updates = int(meta.get("offline_updates", 0))
-        # Not the steps themselves: under another ratio they would entitle to far more updates, or to none for long.
-        if (owed := meta.get("updates_owed")) is not None:
-            self.limiter.restore(self.env_steps, self.online_updates, float(owed))
-            self._limiter_resumed = True
+        self.inbox.resume(saved.env_steps, saved.journal_position, saved.human_steps_held)
+        self.human_ticks, self.episodes = saved.human_ticks, saved.episodes
+        self._rng.bit_generator.state = dict(saved.sampler_rng)
+        self._offline_updates = saved.offline_updates
+        self.pace.resume(self.online_updates, saved.updates_owed)
         self.metrics.resumed(self.counters(), self.episodes)
         if self._evaluate is not None:
             self._schedule.last = last_evaluated(read_metrics(self.checkpoints.run_dir))
-        self.phase = self._resumed_phase(str(meta.get("phase", "")))
+        self.phase = resumed_phase(
+            self.config.learner,
+            saved.phase,
+            offline_updates=self.offline_updates,
+            online_updates=self.online_updates,
+            over=self.pace.is_over(self.online_updates),
+            missed=self._evaluate is not None and self._schedule.due(self.updates, now=True),
+        )
         if self.phase is Phase.OFFLINE:
             self._offline_updates = None
         if self.phase is Phase.DONE:
@@ -655,29 +531,8 @@ class Learner:
         if self.phase is not Phase.OFFLINE:
             self.publish()
 
-    def _resumed_phase(self, saved: str) -> Phase:
-        """Where a run goes on whose checkpoint was written in phase `saved`."""
-        c = self.config.learner
-        # A stop may have cut short the evaluation that a phase ends with.
-        missed = self._evaluate is not None and self._schedule.due(self.updates, now=True)
-        if not self.online_updates:
-            more = self.offline_updates < c.offline_steps  # also where it was over, and more of it is wanted now
-            if more or (missed and saved == Phase.OFFLINE):
-                return Phase.OFFLINE
-        owed = self.limiter.may_update(self._steps_used, c.cta_ratio)
-        if self.online_updates >= c.max_steps or (self._steps_over and not owed):
-            return Phase.TRAIN if missed and saved == Phase.TRAIN else Phase.DONE
-        return Phase.WARMUP
-
     def _how_to_go_on(self) -> str:
-        c = self.config.learner
-        if c.online_steps == 0 and self.online_updates:
-            return "after online updates the offline phase is over; leave --online_steps 0 out to go on online"
-        if c.online_steps == 0:
-            return "raise --offline_steps to go on, or leave --online_steps 0 out to go on online"
-        if self._steps_over:
-            return "raise --online_steps to go on"
-        return "raise --config.learner.max_steps to go on"
+        return how_to_go_on(self.config.learner, online_updates=self.online_updates, steps_over=self.pace.steps_over)
 
 
 def _crossed(before: int, after: int, period: int) -> bool:

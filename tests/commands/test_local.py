@@ -22,6 +22,10 @@ class Recorder:
         self.records: list = []
         self.phase = Phase.TRAIN
 
+    @property
+    def inbox(self) -> Recorder:
+        return self
+
     def insert(self, session: str, record) -> None:
         assert session == SESSION
         self.records.append(record)

@@ -184,15 +184,15 @@ def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
         assert "actors" not in fields  # no network
         return fields["steps_missing"], fields["updates_due"], fields["may_record"]
 
-    learner.env_steps = 30
+    learner.inbox.env_steps = 30
     assert told() == (0, 0, None)  # it waits for episodes, of which the line shows how many
     learner.episodes = config.learner.warmup_episodes
     assert told() == (70, 0, None)
-    learner.limiter.start(100)
+    learner.pace.limiter.start(100)
     learner.phase = Phase.TRAIN
-    learner.env_steps = 100
+    learner.inbox.env_steps = 100
     assert told() == (2 * config.learner.cta_ratio, 0, 40)
-    learner.env_steps = 130
+    learner.inbox.env_steps = 130
     assert told() == (0, 15, 10)
     realtime = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
     assert learner_command.status_fields(realtime, learner)["may_record"] is None
