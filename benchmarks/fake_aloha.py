@@ -27,6 +27,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.config.presets import configured
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.metrics import read_metrics
 from serl_chunk.robots.registry import make_env
@@ -65,6 +66,15 @@ def _no_demos(config: ExperimentConfig) -> ExperimentConfig:
     return replace(config, agent=replace(config.agent, bc_on="all"))
 
 
+def _preset(name: str, *settings: str) -> Callable[[ExperimentConfig], ExperimentConfig]:
+    """A published algorithm with networks of this task's size, the training loop and the helper as they are."""
+    small = ["agent.critic.hidden=256,256", *settings]
+    return lambda config: configured(config, [tuple(s.split("=", 1)) for s in small], preset=name)  # type: ignore[misc]
+
+
+FLOW = ("agent.flow.hidden=256,256", "agent.flow.steps=5")
+BEST_OF_8 = ("agent.candidates=8", "agent.pretrain_candidates=8", "agent.target_candidates=8")
+
 VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
     "rl_helper": lambda c: c,
     "rl_helper_1000": lambda c: _with(c, actor={"max_human_ticks": 1000}),
@@ -75,6 +85,10 @@ VARIANTS: dict[str, Callable[[ExperimentConfig], ExperimentConfig]] = {
     "horizon_1": lambda c: replace(c, chunk=replace(c.chunk, horizon=1)),
     "gaussian": _gaussian,
     "no_demos": _no_demos,
+    "qc": _preset("qc", *FLOW, *BEST_OF_8),
+    "qc_fql": _preset("qc-fql", *FLOW),
+    "qc_rlpd": _preset("qc-rlpd", "agent.hidden=256,256"),
+    "rlpd": _preset("rlpd", "agent.hidden=256,256"),
 }
 # BC is not an online run: its checkpoints are of pretraining, under both normalisers (best is reported).
 BC_NORMALISERS = ("relative", "absolute_demo")
