@@ -7,11 +7,9 @@ the actor go on.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,11 +20,11 @@ from serl_chunk.agents.base import Agent, AgentState
 from serl_chunk.agents.checkpoints import CheckpointStore, Restored
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.learner.accounts import Accounts
 from serl_chunk.learner.inbox import Inbox, Taken
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.own_evaluation import Evaluate, Schedule, last_evaluated
 from serl_chunk.learner.pace import Pace
-from serl_chunk.learner.period import Period
 from serl_chunk.learner.phase import Phase
 from serl_chunk.learner.progress import Progress, how_to_go_on, resumed_phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
@@ -39,7 +37,6 @@ __all__ = ["Dataset", "Learner", "Phase"]
 
 PRETRAIN_SCAN = 20  # pretraining updates in one compiled call (lengths are rounded up): amortises the dispatch
 _ON_DATA = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN, Phase.OFFLINE)  # phases of the demonstrations alone
-MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
 
 
 class Dataset(Protocol):
@@ -131,14 +128,9 @@ class Learner:
         self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
         self.human_ticks = 0
         self.episodes = 0
-        self._period = Period()
         self._evaluate, self._schedule = evaluate, Schedule(c.eval_interval)
-        self.evaluated = 0.0  # seconds that finished evaluations took, which are no time of training
-        self._evaluation_start: float | None = None
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
-        self.rates: dict[str, float] = {}
-        self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates, of late
-        self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, helped) of the last episodes
+        self.accounts = Accounts(metrics, self.replay, c.log_period, self.counters)
         if restored is not None:
             self._resume(*restored[:3])
 
@@ -151,17 +143,6 @@ class Learner:
     def online_updates(self) -> int:
         """Critic updates of the online phase."""
         return self.updates - self.offline_updates
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether an evaluation is under way."""
-        return self._evaluation_start is not None
-
-    @property
-    def evaluation_seconds(self) -> float:
-        """Seconds that evaluations took so far, one that is under way included."""
-        start = self._evaluation_start
-        return self.evaluated + (0.0 if start is None else time.perf_counter() - start)
 
     @property
     def env_steps(self) -> int:
@@ -191,10 +172,7 @@ class Learner:
             if not self.work():
                 start = time.perf_counter()
                 self.inbox.wait(0.02)
-                now = time.perf_counter()
-                self._period.waited += now - start
-                if now - self._period.start > MEASURE_AFTER:
-                    self._measure(now)
+                self.accounts.waited(time.perf_counter() - start)
             tick()
 
     def say_if_empty(self) -> None:
@@ -228,7 +206,7 @@ class Learner:
         if self.phase_updates < total:
             self.state, metrics = update(self.state, self._batches(PRETRAIN_SCAN))
             self.phase_updates += PRETRAIN_SCAN
-            self._count(PRETRAIN_SCAN, metrics)
+            self.accounts.updated(PRETRAIN_SCAN, metrics)
         if self.phase_updates >= total:
             if following is Phase.WARMUP:
                 self._begin_online()
@@ -261,7 +239,7 @@ class Learner:
         c = self.config.learner
         self.state, metrics = self.agent.update(self.state, self._batches(c.cta_ratio))
         self.updates += c.cta_ratio
-        self._count(c.cta_ratio, metrics)
+        self.accounts.updated(c.cta_ratio, metrics)
         if self._dataset is not None and sum(self._dataset.advance() for _ in range(c.cta_ratio)):
             self.replay.replace_demos(self._dataset.take())
 
@@ -310,7 +288,7 @@ class Learner:
         self._update()
         self.pace.did_update()
         if actors_wait:
-            self._period.actors_waited += time.perf_counter() - start
+            self.accounts.actors_waited(time.perf_counter() - start)
         if _crossed(self.updates - c.cta_ratio, self.updates, c.steps_per_update):
             self.publish()
         self._checkpoint_if_due()
@@ -324,23 +302,11 @@ class Learner:
         if self._evaluate is None or not self._schedule.due(self.updates, now=now):
             return False
         params = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
-        with self.metrics.pause(), self._left_out():
+        with self.accounts.evaluation():
             self.tick()
             self._evaluate(Snapshot(self.updates, params), self.counters())
         self._schedule.last = self.updates  # also where a stop cut it short: the next life makes up for it
         return True
-
-    @contextlib.contextmanager
-    def _left_out(self) -> Iterator[None]:
-        start, env_steps = time.perf_counter(), self.env_steps
-        self._evaluation_start = start
-        try:
-            yield
-        finally:
-            self._evaluation_start = None
-        seconds = time.perf_counter() - start
-        self.evaluated += seconds
-        self._period.leave_out(seconds, self.env_steps - env_steps)
 
     def _enter(self, phase: Phase) -> None:
         self._close_stream()  # what it prepared ahead was drawn from the data of the phase that ends
@@ -362,10 +328,8 @@ class Learner:
                 prefetch=self._prefetch,
             )
             self._stream_updates = updates
-        start = time.perf_counter()
-        batch = self._stream.next()
-        self._period.sampling += time.perf_counter() - start
-        return batch
+        with self.accounts.sampling():
+            return self._stream.next()
 
     def _close_stream(self) -> None:
         if self._stream is not None:
@@ -378,49 +342,15 @@ class Learner:
         """Where the run stands."""
         return Counters(self.updates, self.env_steps, self.human_ticks)
 
-    def _count(self, updates: int, metrics: dict[str, jax.Array]) -> None:
-        # Waiting for the update before last bounds what is dispatched ahead, and makes the rates true.
-        jax.block_until_ready(self._period.last_metrics)
-        self._period.last_metrics = metrics
-        before = self._period.updates
-        self._period.updates += updates
-        if before // self.config.learner.log_period != self._period.updates // self.config.learner.log_period:
-            self._log(metrics)
-
-    def _measure(self, now: float) -> None:
-        """Rates and waits since the last metric row."""
-        self.rates, self.waiting = self._period.rates(self.env_steps, now), self._period.waits(now)
-
-    def _log(self, metrics: dict[str, jax.Array]) -> None:
-        now = time.perf_counter()
-        self._measure(now)
-        stats = self.replay.stats()
-        values = {k: float(v) for k, v in metrics.items()}
-        self.metrics.train(self.counters(), {**values, **self.rates, **stats})
-        self._period.begin_anew(self.env_steps, now)
-
     def _count_episodes(self) -> Taken:
         """Note what ended since the last time; what had come in at that moment."""
         taken = self.inbox.take()
         for e in taken.episodes:
             self.episodes += 1
             self.human_ticks += e.human_ticks
-            if e.success is not None:
-                self.recent.append((e.success, e.human_ticks > 0))
-            self.metrics.episode(
-                self.counters(),
-                actor_id=e.session.rpartition("/")[0] or e.session,
-                ret=e.episode_return,
-                length=e.length,
-                succeed=e.success,
-                intervention_steps=e.human_ticks,
-                intervention_count=e.segments,
-                # A resumed run gathers data before it trains on, but with a policy that has been trained.
-                phase="train" if self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates else "warmup",
-                number=self.episodes,
-                q=[q for q, _ in e.decisions],
-                g=[g for _, g in e.decisions],
-            )
+            # A resumed run gathers data before it trains on, but with a policy that has been trained.
+            trained = self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates
+            self.accounts.episode(e, number=self.episodes, phase="train" if trained else "warmup")
         return taken
 
     # -- out -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from serl_chunk.commands import learner as learner_command
 from serl_chunk.commands.local import LocalLink, train_local
 from serl_chunk.commands.setup import open_run
 from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner import learner as learner_module
+from serl_chunk.learner import accounts
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import ConfigError, Snapshot
@@ -157,7 +157,7 @@ def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: 
 
 
 def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatch):
-    monkeypatch.setattr(learner_module, "MEASURE_AFTER", 0.05)
+    monkeypatch.setattr(accounts, "MEASURE_AFTER", 0.05)
     learner, stop = build(experiment(), demos, tmp_path / "run"), threading.Event()
     ticks: list[Phase] = []
 
@@ -167,8 +167,8 @@ def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatc
             stop.set()
 
     learner.run(stop, tick)
-    assert learner.waiting[0] > 0.5
-    assert learner.rates["rates/updates_per_s"] == 0  # not those of pretraining
+    assert learner.accounts.waiting[0] > 0.5
+    assert learner.accounts.rates["rates/updates_per_s"] == 0  # not those of pretraining
     learner.close()
     learner.metrics.close()
 
