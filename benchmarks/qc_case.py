@@ -226,6 +226,7 @@ class Case:
             bc=b["valid"][:, :h],
             delay=np.zeros(size, np.int32),
             weight=b["valid"][:, -1],
+            realised=np.full(size, -np.inf, np.float32),
         )
 
     def sampled(self, steps: int, returned: int, offset: int = 0) -> ChunkBatch:

@@ -25,7 +25,7 @@ from serl_chunk.data.demos import load_demos
 from serl_chunk.robots.registry import robot_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIAL = ROOT / "docs" / "bring_your_own_robot.md"
 LANGUAGES = {"console", "bash", "python", "text"}  # text is not tried: pictures and fragments
 FOREIGN_FLAGS = {"--successes_needed"}  # of the programs the documents compare ours with

@@ -251,4 +251,5 @@ def _windows(b: Batch) -> ChunkBatch:
         bc=b["valid"],
         delay=np.zeros(size, np.int32),
         weight=b["valid"][:, -1],
+        realised=np.full(size, -np.inf, np.float32),
     )

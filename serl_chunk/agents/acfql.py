@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
-from serl_chunk.agents.losses import bootstrap_target, critic_values, expectile_weight, regression_loss
+from serl_chunk.agents.losses import expectile_weight
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.blocks import map_blocks
@@ -108,21 +108,23 @@ class Acfql(Agent):
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
     def critic_target(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws) -> jax.Array:
-        """R + gamma^n mask V', float32[B]: V' the value head's, or the target critic's of `next_chunk`."""
+        """R + gamma^n mask V', float32[B]: V' the value head's, or the target critic's of `next_chunk`.
+
+        With `critic.target_floor` not below a demonstration's realised return.
+        """
         if self.config.target == "expectile":
             features = self.critic.features(critic, batch.next_observations)
-            next_value = critic_values(self.critic.value_output(critic, features), self.config.critic.loss)
+            next_value = self.critic.read(self.critic.value_output(critic, features))
         else:
             chunk = self.next_chunk(state, batch.next_observations, draws["next"])
             features = self.critic.features(state.target, batch.next_observations)
             next_value = self.critic.target_values(state.target, draws, features, chunk)
-        return bootstrap_target(batch, self.spec.discount, next_value)
+        return self.critic.target(batch, next_value)
 
     def _critic_loss(
         self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
     ) -> tuple[jax.Array, Metrics]:
         """Q regression to the target, plus, for `expectile`, V regression to Q (IQL, equations 5 and 6)."""
-        kind = self.config.critic.loss
         tail = None
         if "tail" in draws:
             tail = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
@@ -130,16 +132,16 @@ class Acfql(Agent):
         target = self.critic_target(critic, state, batch, draws)
         features = self.critic.features(critic, batch.observations)
         loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
-        metrics = self.critic.metrics(loss, critic_values(outputs, kind), target, batch.rewards)
+        metrics = self.critic.metrics(loss, outputs, target, batch)
         if self.config.target == "expectile":
             q = self.critic.target_values(
                 state.target, draws, self.critic.features(state.target, batch.observations), chunk
             )
             # The value head reads the encoder without training it: the Q loss alone shapes the features.
             output = self.critic.value_output(critic, jax.lax.stop_gradient(features))
-            value = critic_values(output, kind)
+            value = self.critic.read(output)
             weight = expectile_weight(q, value, self.config.expectile) * batch.weight
-            value_loss = regression_loss(output, jax.lax.stop_gradient(q), kind, weight)
+            value_loss = self.critic.head_loss(output, jax.lax.stop_gradient(q), weight)
             loss = loss + value_loss
             metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(value)}
         return loss, metrics

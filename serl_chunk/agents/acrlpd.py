@@ -16,7 +16,6 @@ from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Pr
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
-from serl_chunk.agents.losses import bootstrap_target, critic_values
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
@@ -95,7 +94,7 @@ class Acrlpd(Agent):
         )
         if self.config.backup_entropy:
             next_value = next_value - jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
-        return bootstrap_target(batch, self.spec.discount, next_value)
+        return self.critic.target(batch, next_value)
 
     def _critic_loss(
         self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
@@ -109,7 +108,7 @@ class Acrlpd(Agent):
         features = self.critic.features(critic, batch.observations)
         chunk = self.flat_critic_actions(batch, tail)
         loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
-        return loss, self.critic.metrics(loss, critic_values(outputs, self.config.critic.loss), target, batch.rewards)
+        return loss, self.critic.metrics(loss, outputs, target, batch)
 
     # -- policy --------------------------------------------------------------------------------------------
 

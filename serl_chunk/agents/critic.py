@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Metrics, Params
-from serl_chunk.agents.losses import aggregate_heads, critic_values, regression_loss
+from serl_chunk.agents.losses import aggregate_heads, bootstrap_target
 from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.heads import mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
+from serl_chunk.types import ChunkBatch
 
 _MANY_ROWS = 128
 
@@ -30,19 +32,19 @@ class ChunkCritic:
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
         self.config = c = config.critic
-        self.choose_by = config.choose_by
+        self.choose_by, self.choose_std = config.choose_by, config.choose_std
+        self.support, self.width = support_of(c), outputs_per_head(c)
         self.spec = spec
         self.encoder: Any = observation_encoder(config)
-        bias = c.initial_logit if c.loss == "bounded" else 0.0
         layers: dict[str, Any] = {
             "norm": c.layer_norm,
-            "out_bias": bias,
+            "out_bias": initial_bias(c),
             "activation": c.activation,
             "kernel_init": config.kernel_init,
         }
-        self.head: Any = Mlp(c.hidden, 1, **layers)
-        self.q: Any = CriticEnsemble(c.hidden, c.ensemble, **layers)
-        self.v: Any = Mlp(c.hidden, 1, **layers) if with_value else None
+        self.head: Any = Mlp(c.hidden, self.width, **layers)
+        self.q: Any = CriticEnsemble(c.hidden, c.ensemble, out=self.width, **layers)
+        self.v: Any = Mlp(c.hidden, self.width, **layers) if with_value else None
 
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""
@@ -60,7 +62,10 @@ class ChunkCritic:
         return self.encoder.apply({"params": params.get("encoder", {})}, observation)
 
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Raw outputs of Q heads float32[K, ...], for their parameters `q` and flat chunks."""
+        """Raw outputs of Q heads float32[K, ...], for their parameters `q` and flat chunks; hl_gauss: [K, ..., bins].
+
+        `read` makes values of them.
+        """
         heads = CriticEnsemble.heads(q)
         x = jnp.concatenate([features, chunk], axis=-1)
         count = len(jax.tree.leaves(heads)[0])
@@ -70,27 +75,38 @@ class ChunkCritic:
         return self.q.clone(ensemble=count).apply({"params": q}, x)
 
     def _of_head(self, head: Params, x: jax.Array) -> jax.Array:
-        return self.head.apply({"params": head}, x)[..., 0]
+        return self._outputs_of(self.head.apply({"params": head}, x))
+
+    def _outputs_of(self, last: jax.Array) -> jax.Array:
+        return last[..., 0] if self.width == 1 else last
+
+    def read(self, outputs: jax.Array) -> jax.Array:
+        """Values float32[...] of raw outputs, of Q heads as of the value head."""
+        return critic_values(outputs, self.config.loss, self.support)
+
+    def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> jax.Array:
+        """`regression_loss` of raw outputs [..., B] (or with bins) to a target float32[B]: float32[]."""
+        return regression_loss(outputs, target, self.config.loss, weight, self.support)
 
     def regression(
         self, params: Params, features: jax.Array, chunk: jax.Array, target: jax.Array, weight: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """`regression_loss` of all heads to one target float32[B], and their raw outputs float32[K, B] as constants."""
-        kind, count = self.config.loss, self.config.ensemble
+        """`regression_loss` of all heads to one target float32[B], and their raw outputs as constants."""
+        count = self.config.ensemble
         if not one_by_one(count):
             outputs = self.outputs(params["q"], features, chunk)
-            return regression_loss(outputs, target, kind, weight), jax.lax.stop_gradient(outputs)
+            return self.head_loss(outputs, target, weight), jax.lax.stop_gradient(outputs)
 
         def loss(head: Params, x: jax.Array, constants: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             output, (target, weight) = self._of_head(head, x), constants
-            return regression_loss(output, target, kind, weight) / count, output
+            return self.head_loss(output, target, weight) / count, output
 
         x = jnp.concatenate([features, chunk], axis=-1)
         return summed_loss(loss, CriticEnsemble.heads(params["q"]), x, (target, weight))
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Q_k float32[K, ...]."""
-        return critic_values(self.outputs(params["q"], features, chunk), self.config.loss)
+        return self.read(self.outputs(params["q"], features, chunk))
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """The mean over heads: what policies climb, float32[B] for batches; a function of the chunks alone."""
@@ -98,23 +114,24 @@ class ChunkCritic:
             return jnp.mean(self.values(params, features, chunk), axis=0)
 
         def values(head: Params, x: jax.Array) -> jax.Array:
-            return critic_values(self._of_head(head, x), self.config.loss)
+            return self.read(self._of_head(head, x))
 
         return mean_values(values, CriticEnsemble.heads(params["q"]), jnp.concatenate([features, chunk], axis=-1))
 
     def candidate_values(self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
         """What candidates are chosen by, float32[..., N], for flat chunks float32[..., N, Hc*A] of one observation.
 
-        One call for all of them, the observation encoded once.
+        One call for all of them, the observation encoded once. The heads' mean, less `choose_std` of their deviations,
+        or their minimum (`choose_by`).
         """
         features = self.features(params, observation)
         features = jnp.broadcast_to(features[..., None, :], (*chunks.shape[:-1], features.shape[-1]))
-        return aggregate_heads(self.values(params, features, chunks), self.choose_by)
+        return aggregate_heads(self.values(params, features, chunks), self.choose_by, self.choose_std)
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
-        """Raw output of the value head float32[...]."""
+        """Raw output of the value head float32[...], for hl_gauss [..., bins]; `read` makes values of it."""
         assert self.v is not None
-        return self.v.apply({"params": params["v"]}, features)[..., 0]
+        return self._outputs_of(self.v.apply({"params": params["v"]}, features))
 
     def head_draw(self, key: jax.Array) -> dict[str, jax.Array]:
         """The random subset of target heads (REDQ) as draws: "heads" int32[subset], or nothing where all count."""
@@ -131,12 +148,20 @@ class ChunkCritic:
             q = jax.tree.map(lambda p: p[draws["heads"]], q)
         return aggregate_heads(self.values({"q": q}, features, chunk), self.config.target_aggregate)
 
-    def metrics(self, loss: jax.Array, values: jax.Array, target: jax.Array, rewards: jax.Array) -> Metrics:
-        """HIL-SERL's critic metrics, and the ensemble's spread."""
-        return {
+    def target(self, batch: ChunkBatch, next_value: jax.Array) -> jax.Array:
+        """`bootstrap_target` with the floor that is configured, float32[B]."""
+        return bootstrap_target(batch, self.spec.discount, next_value, self.config.target_floor)
+
+    def metrics(self, loss: jax.Array, outputs: jax.Array, target: jax.Array, batch: ChunkBatch) -> Metrics:
+        """HIL-SERL's critic metrics, the ensemble's spread, and the share of targets that the floor holds up."""
+        values = self.read(outputs)
+        metrics = {
             "critic/critic_loss": loss,
             "critic/predicted_qs": jnp.mean(values),
             "critic/target_qs": jnp.mean(target),
-            "critic/rewards": jnp.mean(jnp.sum(rewards, -1)),
+            "critic/rewards": jnp.mean(jnp.sum(batch.rewards, -1)),
             "critic/head_std": jnp.mean(jnp.std(values, axis=0)),
         }
+        if self.config.target_floor == "mc":
+            metrics["critic/floored"] = jnp.mean((target == batch.realised) & (batch.mask > 0))
+        return metrics

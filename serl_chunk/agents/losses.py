@@ -16,33 +16,19 @@ def chunk_return(rewards: jax.Array, discount: float) -> jax.Array:
     return rewards @ powers
 
 
-def bootstrap_target(batch: ChunkBatch, discount: float, next_value: jax.Array) -> jax.Array:
-    """y = R + gamma^n * mask * V(o_{t+n}), without a gradient: float32[B]."""
-    y = chunk_return(batch.rewards, discount) + batch.discount_n * batch.mask * next_value
-    return jax.lax.stop_gradient(y)
-
-
-def critic_values(outputs: jax.Array, loss: Literal["squared", "bounded"]) -> jax.Array:
-    """Q from the critic's raw outputs: themselves, or their sigmoid."""
-    return jax.nn.sigmoid(outputs) if loss == "bounded" else outputs
-
-
-def regression_loss(
-    outputs: jax.Array, target: jax.Array, loss: Literal["squared", "bounded"], weight: jax.Array | float = 1.0
+def bootstrap_target(
+    batch: ChunkBatch, discount: float, next_value: jax.Array, floor: Literal["none", "mc"] = "none"
 ) -> jax.Array:
-    """Mean loss of raw outputs float32[..., B] against targets float32[B], each row times its `weight` float32[B].
+    """y = R + gamma^n * mask * V(o_{t+n}), without a gradient: float32[B].
 
-    The divisor counts every row, whatever its weight.
-    squared: (Q - y)^2. bounded: cross-entropy of sigmoid(output) against y in [0, 1], whose minimum is y as
-    well, and whose gradient does not vanish at a confident mistake.
+    mc: max(y, G), G the return that was realised from o_t to the task's termination (`batch.realised`, -inf where it is
+    not known). What a demonstrator achieved, the best policy achieves at least: the reference values of Cal-QL
+    (Nakamoto et al. 2023), applied to the target.
     """
-    target = jnp.broadcast_to(target, outputs.shape)
-    if loss == "squared":
-        error = (outputs - target) ** 2
-    else:
-        target = jnp.clip(target, 0.0, 1.0)
-        error = jax.nn.softplus(outputs) - target * outputs
-    return jnp.mean(jnp.broadcast_to(weight, error.shape) * error)
+    y = chunk_return(batch.rewards, discount) + batch.discount_n * batch.mask * next_value
+    if floor == "mc":
+        y = jnp.maximum(y, batch.realised)
+    return jax.lax.stop_gradient(y)
 
 
 def expectile_weight(target: jax.Array, value: jax.Array, expectile: float) -> jax.Array:
@@ -65,9 +51,15 @@ def replace_tail(actions: jax.Array, valid: jax.Array, sampled: jax.Array) -> ja
     return jnp.where(valid[..., None] > 0, actions, sampled)
 
 
-def aggregate_heads(values: jax.Array, how: Literal["mean", "min"]) -> jax.Array:
-    """Mean or minimum over the leading ensemble axis."""
-    return jnp.mean(values, axis=0) if how == "mean" else jnp.min(values, axis=0)
+def aggregate_heads(values: jax.Array, how: Literal["mean", "min"], deviations: float = 0.0) -> jax.Array:
+    """Mean or minimum over the leading ensemble axis; of the mean, less `deviations` of the heads' deviations.
+
+    mean_k Q_k - lambda * std_k Q_k (population deviation) is a lower bound that tightens where heads agree.
+    """
+    if how == "min":
+        return jnp.min(values, axis=0)
+    mean = jnp.mean(values, axis=0)
+    return mean - deviations * jnp.std(values, axis=0) if deviations else mean
 
 
 def soft_update(online: object, target: object, tau: float | jax.Array) -> object:

@@ -165,6 +165,11 @@ def read_config(run: Path) -> dict[str, Any]:
 
 def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
     """What learner and actor must share; the handshake names whatever differs."""
+    critic = config.agent.critic
+    # Networks of equal shape whose outputs mean other values.
+    critic_values = "squared"
+    if critic.loss != "squared":
+        critic_values = f"{critic.loss} {critic.value_low:g} to {critic.value_high:g}"
     return {
         "experiment": config.name,
         "robot": spec.name,
@@ -177,6 +182,7 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
         "delay_ticks": str(config.actor.delay_ticks),
         "actions": config.normaliser.actions,
         "agent": config.agent.kind,
+        "critic": critic_values,
         "network": network,
     }
 

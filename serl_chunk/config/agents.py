@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 from serl_chunk.config.critics import Activation, Aggregate, CriticConfig
@@ -41,6 +42,7 @@ class AgentConfig:
     policy_ema: float = 0.0  # decay per policy update of the averaged policy that acts; 0 acts with the newest
     act_by: Literal["online", "target"] = "online"  # the critic that chooses among candidates at acting
     choose_by: Aggregate = "mean"  # over the heads, where candidates are compared
+    choose_std: float = 0.0  # deviations over the heads subtracted from that mean: what heads disagree on is avoided
     # U critic steps, then the policy's against the new critic (RLPD); or both at once on every batch, each from the
     # parameters before the step (Q-chunking's code).
     update_order: Literal["critic_first", "together"] = "critic_first"
@@ -59,6 +61,17 @@ class AgentConfig:
         require(
             self.pretrain_candidates >= 1,
             f"agent.pretrain_candidates must be at least 1, got {self.pretrain_candidates}",
+        )
+        require(0 <= self.choose_std < math.inf, f"agent.choose_std must be >= 0, got {self.choose_std}")
+        require(
+            self.choose_std == 0 or self.choose_by == "mean",
+            f"agent.choose_std={self.choose_std:g} is subtracted from a mean over heads: set agent.choose_by=mean, or "
+            "agent.choose_std=0",
+        )
+        require(
+            self.choose_std == 0 or self.critic.ensemble > 1,
+            f"agent.choose_std={self.choose_std:g} needs heads that may disagree: set agent.critic.ensemble to 2 or "
+            "more, or agent.choose_std=0",
         )
         require(
             self.use_state or bool(self.image_keys),
@@ -86,6 +99,11 @@ class AcrlpdConfig(AgentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_widths("agent.hidden", self.hidden)
+        require(
+            self.critic.target_floor == "none" or not self.backup_entropy,
+            "agent.critic.target_floor=mc compares the target with rewards alone, and agent.backup_entropy adds "
+            "entropy to it: switch one of them off",
+        )
         require(self.bc_alpha >= 0, f"agent.bc_alpha must be >= 0, got {self.bc_alpha}")
         require(self.log_std_min < 2, f"agent.log_std_min must be below 2, got {self.log_std_min}")
         require(0 < self.bc_clip < 0.1, f"agent.bc_clip must be in (0, 0.1), got {self.bc_clip}")
@@ -176,3 +194,4 @@ class BcConfig(AgentConfig):
         _check_together(self.update_order, self.policy_updates)
         require_widths("agent.hidden", self.hidden)
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")
+        require(self.choose_std == 0, "agent.choose_std must be 0 for bc: it has no critic to choose by")

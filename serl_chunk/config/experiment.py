@@ -35,6 +35,16 @@ class RewardConfig:
             require(math.isfinite(value), f"reward.{field.name} must be a finite number, got {value}")
 
 
+def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, float]:
+    """The least and the greatest discounted return from any step on, for recorded rewards of 0, and 1 at a success.
+
+    k steps of the offset c and an end e return c (1 - gamma^k) / (1 - gamma) + gamma^k e, which lies between e and
+    c / (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever).
+    """
+    ends = return_for_ever(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
+    return min(ends), max(ends)
+
+
 @dataclasses.dataclass(frozen=True)
 class NormaliserConfig:
     """How observations and chunks enter model space (docs/architecture.md, section 3)."""
@@ -234,19 +244,37 @@ class ExperimentConfig:
                 f"set reward.failure_reward to at most offset/(1-discount)={named:.12g} "
                 f"(it is {self.reward.failure_reward})",
             )
-        bounded = self.agent.critic.loss == "bounded"
+        if self.agent.critic.loss != "squared":
+            self._check_value_range()
         require(
-            not bounded or (step_reward == 0 and 0 < self.reward.scale <= 1 and 0 <= self.reward.failure_reward <= 1),
-            "agent.critic.loss=bounded needs returns in [0, 1]: use reward.scale <= 1, offset 0 and failure_reward in "
-            "[0, 1], or agent.critic.loss=squared",
-        )
-        require(
-            not bounded or not self.robot.negative_rewards,
-            "agent.critic.loss=bounded needs returns in [0, 1], and this robot's rewards may be negative: use "
-            "robot.reward=sparse, or agent.critic.loss=squared",
+            self.agent.critic.target_floor == "none" or self.replay.windows == "episode",
+            "agent.critic.target_floor=mc needs the return to an episode's end, and windows of replay.windows=adjacent "
+            "belong to no episode: set replay.windows=episode, or agent.critic.target_floor=none",
         )
         require(
             self.actor.delay_ticks < self.chunk.executed,
             f"actor.delay_ticks={self.actor.delay_ticks} must be below chunk.execute_steps={self.chunk.executed}: a "
             "chunk that arrives after it should have been executed leaves the robot holding",
+        )
+
+    def _check_value_range(self) -> None:
+        """A critic with a range must be able to say every return that rewards of 0, and 1 at a success, allow."""
+        c, r, kind = self.agent.critic, self.reward, f"agent.critic.loss={self.agent.critic.loss}"
+        require(r.scale > 0, f"{kind} needs reward.scale above 0, got {r.scale:g}")
+        low, high = possible_returns(r, self.discount)
+        dust = 1e-9 * max(1.0, abs(low), abs(high))  # of rounded sums
+        # Whoever sets what he read has a range that holds them.
+        least, most = math.floor((low + dust) * 1e4) / 1e4, math.ceil((high - dust) * 1e4) / 1e4
+        require(
+            c.value_low <= low + dust and high - dust <= c.value_high,
+            f"{kind} needs returns in [{c.value_low:.12g}, {c.value_high:.12g}], and the reward settings allow "
+            f"{least:.12g} to {most:.12g}: set agent.critic.value_low to {least:.12g} or less and "
+            f"agent.critic.value_high to {most:.12g} or more; or change reward.scale, offset or failure_reward, or "
+            "agent.critic.loss=squared",
+        )
+        require(
+            c.value_low < low - dust or not self.robot.negative_rewards,
+            f"{kind} needs returns in [{c.value_low:.12g}, {c.value_high:.12g}], and this robot's own rewards may be "
+            "negative: set agent.critic.value_low to the least discounted return there can be, use "
+            "robot.reward=sparse, or agent.critic.loss=squared",
         )

@@ -217,8 +217,11 @@ def _published(agent: AgentConfig) -> AgentConfig:
         "policy_ema": 0.0,
         "act_by": "online",
         "bc_on": "all",
+        "choose_std": 0.0,
     }
-    critic = dataclasses.replace(agent.critic, loss="squared", target_average="old", tau=0.005, tail="repeat")
+    critic = dataclasses.replace(
+        agent.critic, loss="squared", target_floor="none", target_average="old", tau=0.005, tail="repeat"
+    )
     if isinstance(agent, AcrlpdConfig):
         critic = dataclasses.replace(critic, activation="relu", layer_norm="before")
         return dataclasses.replace(

@@ -64,6 +64,7 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
         bc=valid.copy(),
         delay=np.zeros(len(starts), np.int32),
         weight=reached[:, returned - 1].copy(),
+        realised=np.full(len(starts), -np.inf, np.float32),  # windows across ends belong to no episode
     )
 
 

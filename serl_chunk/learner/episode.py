@@ -119,13 +119,21 @@ def decision_values(block: StepBlock) -> list[tuple[int, float]]:
     return list(zip((block.first_tick + q.index).tolist(), best.tolist(), strict=True))
 
 
+def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
+    """sum_{i >= t} gamma^(i - t) r_i of rewards float32[T] for each t, and 0 behind the last: float64[T + 1]."""
+    to_go = np.zeros(len(rewards) + 1)
+    total = 0.0
+    for t, reward in zip(range(len(rewards) - 1, -1, -1), reversed(rewards.tolist()), strict=True):
+        total = reward + discount * total
+        to_go[t] = total
+    return to_go
+
+
 def summarise(
     episode: StoredEpisode, source: np.ndarray, reward: np.ndarray, effective: np.ndarray, discount: float
 ) -> EpisodeStats:
     """Figures of a closed `episode` from its columns: source uint8[T], reward and effective reward float32[T]."""
-    to_go = np.zeros(episode.length + 1)
-    for t in range(episode.length - 1, -1, -1):
-        to_go[t] = effective[t] + discount * to_go[t + 1]
+    to_go = returns_to_go(effective, discount)
     segments = human_segments(source)
     session, episode_id = episode.key
     return EpisodeStats(

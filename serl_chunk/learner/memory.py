@@ -17,7 +17,7 @@ _MIB = 1 << 20
 def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
     """Bytes a replay takes when every store is full: columns, index views, free lists, the images of `cameras`
     and the decoded ones of demonstrations that stay in their files."""
-    floats = 4 * (spec.state_dim + spec.action_dim + 4)  # reward, effective, demonstrated, bc
+    floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, realised, demonstrated, bc
     fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8  # source, tick, decision, version, age, stamp, succ
     fixed += 1 + 1 + 1  # live, terminal, recent
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list

@@ -108,6 +108,8 @@ class StepPool:
         self.action = np.empty((n, spec.action_dim), np.float32)  # as executed, robot units
         self.reward = np.empty(n, np.float32)  # as recorded
         self.effective = np.empty(n, np.float32)  # as trained on
+        # Discounted sum of `effective` from here to the task's termination; -inf where none is known.
+        self.realised = np.empty(n, np.float32)
         self.source = np.empty(n, np.uint8)
         self.tick = np.empty(n, np.int32)
         self.decision_tick = np.empty(n, np.int32)
@@ -258,6 +260,7 @@ class StepPool:
         """Link `rows` behind the episode's last row; the newest one ends every window for now."""
         self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
         self.terminal[rows] = False
+        self.realised[rows] = -np.inf
         before = np.concatenate([episode.rows[-1:], rows[:-1]])
         after = rows if len(episode.rows) else rows[1:]
         self.succ[before] = after

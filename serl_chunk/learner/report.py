@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serl_chunk.learner.calibration import value_range
 from serl_chunk.learner.report_page import Page, Table, figures, render
 from serl_chunk.learner.report_plots import save_summary
 from serl_chunk.learner.run_metrics import Row, RunMetrics, read_metrics
@@ -36,13 +37,13 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
         title=f"{name}: {run.resolve().name}",
         facts=headline(metrics, config),
         notes=_notes(metrics),
-        figures=figures(metrics),
+        figures=figures(metrics, value_range(config)),
         evaluations=_evaluations(metrics),
         configuration=(("setting", "value"), list(_flat(config))),
         events=_events(metrics["event"]),
     )
     image = run / "report.png.part"
-    save_summary(metrics, f"{page.title}\n{page.facts[0][1]}", image)
+    save_summary(metrics, f"{page.title}\n{page.facts[0][1]}", image, limits=value_range(config))
     os.replace(image, run / "report.png")
     part, report = run / "report.html.part", run / "report.html"
     part.write_text(render(page), encoding="utf-8")

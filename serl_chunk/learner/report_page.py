@@ -36,8 +36,8 @@ class Page(NamedTuple):
     events: Table
 
 
-def figures(metrics: RunMetrics) -> list[Figure]:
-    """Every figure of the page, in reading order."""
+def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> list[Figure]:
+    """Every figure of the page, in reading order; `limits`: the range of a bounded critic."""
     last = metrics.last() or {"env_steps": 0, "human_ticks": 0}
     span = f"over {last['env_steps']:,} environment steps, {last['human_ticks']:,} human ticks and wall time"
     episodes, rolling = f"{len(metrics['episode'])} episodes", f"mean of the last {plots.WINDOW} episodes"
@@ -78,12 +78,14 @@ def figures(metrics: RunMetrics) -> list[Figure]:
             key="q-return",
             title="Q against realised return",
             alt="Scatter of the critic's value at decisions against the discounted return realised from there, with "
-            "the mean return per value bin and the line of equality; beside it both means over environment steps, and "
-            "the values and targets in training batches over wall time.",
-            caption=f"Left: decisions of the last {plots.CALIBRATION_EPISODES} episodes. Points below the dashed line "
-            "are states the critic thought better than they proved. Where a person took over, the return is not the "
-            "policy's own.",
-            svg=plots.draw_figure(metrics, [plots.draw_calibration, plots.draw_q_trend, plots.draw_q_train]),
+            "the mean return per value bin with its 95 % interval, the line of equality and the range of a bounded "
+            "critic; beside it both means over environment steps, and the values and targets in training batches over "
+            "wall time.",
+            caption=f"Left: decisions of the last {plots.CALIBRATION_EPISODES} episodes. The critic is calibrated "
+            "where the squares' intervals, of a tenth of the decisions each, reach the dashed line; below it are "
+            "states it thought better than they proved. Intervals count episodes, not decisions. Where a person took "
+            "over, the return is not the policy's own, and the squares leave it out as long as there are others.",
+            svg=plots.draw_figure(metrics, [plots.calibration_panel(limits), plots.draw_q_trend, plots.draw_q_train]),
             missing="No value of the critic has been recorded in this run yet.",
         ),
         Figure(

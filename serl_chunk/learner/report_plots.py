@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from serl_chunk.learner.calibration import binned, decisions
 from serl_chunk.learner.run_metrics import Row, RunMetrics
 
 WINDOW = 20  # episodes in a rolling mean
@@ -61,13 +62,16 @@ def draw_figure(metrics: RunMetrics, panels: Sequence[Draw]) -> str | None:
         return _svg(figure) if any(drawn) else None
 
 
-def save_summary(metrics: RunMetrics, headline: str, path: Path) -> None:
-    """Four panels as a PNG (1400x1000): success, intervention share, Q against return, losses; text where empty."""
+def save_summary(metrics: RunMetrics, headline: str, path: Path, *, limits: tuple[float, float] | None = None) -> None:
+    """Four panels as a PNG (1400x1000): success, intervention share, Q against return, losses; text where empty.
+
+    `limits`: the range of a bounded critic.
+    """
     losses = loss_keys(metrics)
     panels: list[tuple[str, Draw]] = [
         ("Success rate", over(draw_success, AXES[0] if moved(metrics, "env_steps") else UPDATES)),
         ("Intervention share", over(draw_intervention, AXES[0])),
-        ("Q against realised return", draw_calibration),
+        ("Q against realised return", calibration_panel(limits)),
         (losses[0] if losses else "Losses", loss_panel(losses[0]) if losses else (lambda ax, metrics: False)),
     ]
     with _style(_PNG_INK):
@@ -75,8 +79,9 @@ def save_summary(metrics: RunMetrics, headline: str, path: Path) -> None:
         FigureCanvasAgg(figure)
         figure.suptitle(headline, fontsize=13)
         for ax, (title, draw) in zip(figure.subplots(2, 2).flat, panels, strict=True):
-            ax.set_title(title)
-            if not draw(ax, metrics) and not ax.texts:
+            drawn = draw(ax, metrics)
+            ax.set_title(f"{title} ({ax.get_title()})" if ax.get_title() else title)
+            if not drawn and not ax.texts:
                 _say_empty(ax, "nothing recorded yet")
         figure.savefig(path, format="png")
 
@@ -135,40 +140,60 @@ def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
     return bool(rows)
 
 
-def draw_calibration(ax: Axes, metrics: RunMetrics) -> bool:
-    """Realised discounted return over the critic's value, one point a decision, with bin means and equality."""
-    rows = [row for row in metrics["episode"] if row.get("q")][-CALIBRATION_EPISODES:]
-    alone = _pairs(row for row in rows if not row.get("intervention_count"))
-    helped = _pairs(row for row in rows if row.get("intervention_count"))
-    if not len(alone) and not len(helped):
-        return False
-    for pairs, label, marker, colour in ((helped, "with take-over", "x", VERMILLION), (alone, "without", ".", BLUE)):
-        if len(pairs):
-            ax.plot(*_thin(pairs[:, 0], pairs[:, 1]), marker, color=colour, ms=4, alpha=0.45, label=label)
-    best = alone if len(alone) else helped
-    values, returns = _bin_means(best)
-    ax.plot(values, returns, "s-", color=GREEN, ms=5, label="mean return per bin")
-    both = np.concatenate([alone, helped])
-    span = [both.min(), both.max()]
-    ax.plot(span, span, "--", color=_ink(), lw=1, label="equal")
-    ax.set_xlabel("critic's value Q at the decision")
-    ax.set_ylabel("realised discounted return")
-    _legend(ax)
-    return True
+def calibration_panel(limits: tuple[float, float] | None) -> Draw:
+    """Realised discounted return over the critic's value, one point a decision; `limits` are a bounded critic's.
+
+    Bins of decisions without take-over (of all where every episode had one) have their mean and its 95 % interval. On
+    the line of equality the critic is calibrated.
+    """
+
+    def draw(ax: Axes, metrics: RunMetrics) -> bool:
+        rows = [row for row in metrics["episode"] if row.get("q")][-CALIBRATION_EPISODES:]
+        alone = decisions(row for row in rows if not row.get("intervention_count"))
+        helped = decisions(row for row in rows if row.get("intervention_count"))
+        if not len(alone.value) and not len(helped.value):
+            return False
+        for d, label, marker, colour in ((helped, "with take-over", "x", VERMILLION), (alone, "without", ".", BLUE)):
+            if len(d.value):
+                ax.plot(*_thin(d.value, d.realised), marker, color=colour, ms=4, alpha=0.3, label=label)
+        ends = np.concatenate([*alone[:2], *helped[:2], limits or ()])
+        span = [ends.min(), ends.max()]
+        ax.plot(span, span, "--", color=_ink(), lw=1, label="equal: calibrated")
+        if limits is not None:
+            for end, name in zip(limits, ("range of the critic", ""), strict=True):
+                ax.axvline(end, color=_ink(), ls=":", lw=1, label=name)
+                ax.axhline(end, color=_ink(), ls=":", lw=1)
+        best = alone if len(alone.value) else helped
+        bins = np.array(binned(best))
+        ax.errorbar(
+            bins[:, 0], bins[:, 1], bins[:, 2], fmt="s-", color=GREEN, ms=5, lw=1.6, capsize=3, zorder=3,
+            label="mean of a tenth, 95 %",
+        )  # fmt: skip
+        for text, x, y, place in (("critic too low", 0.1, 0.92, "top"), ("critic too high", 0.94, 0.09, "bottom")):
+            side = "left" if x < 0.5 else "right"
+            ax.text(x, y, text, transform=ax.transAxes, ha=side, va=place, fontsize=8, style="italic", alpha=0.7)
+        who = "without take-over" if len(alone.value) else "with take-over"
+        ax.set_title(f"Q - return, {who}: {best.bias:+.3g}", fontsize=9)
+        ax.set_xlabel("critic's value Q at the decision")
+        ax.set_ylabel("realised discounted return")
+        _legend(ax)
+        return True
+
+    return draw
 
 
 def draw_q_trend(ax: Axes, metrics: RunMetrics) -> bool:
     """Mean value and mean realised return of each episode, rolling, over environment steps."""
-    rows = [row for row in metrics["episode"] if row.get("q") and len(_pairs([row]))]
-    if rows:
-        means = np.array([_pairs([row]).mean(axis=0) for row in rows])
-        x = _x(rows, "env_steps")
+    told = [(row, d) for row in metrics["episode"] if row.get("q") and len((d := decisions([row])).value)]
+    if told:
+        means = np.array([(d.value.mean(), d.realised.mean()) for _, d in told])
+        x = _x([row for row, _ in told], "env_steps")
         ax.plot(*_thin(x, _rolling(means[:, 0])), color=BLUE, label="Q")
         ax.plot(*_thin(x, _rolling(means[:, 1])), "--", color=VERMILLION, label="realised return")
         _legend(ax)
     ax.set_xlabel("environment steps")
     ax.set_ylabel("mean over an episode")
-    return bool(rows)
+    return bool(told)
 
 
 def draw_q_train(ax: Axes, metrics: RunMetrics) -> bool:
@@ -307,19 +332,6 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return x, y
     at = np.linspace(0, len(x) - 1, MAX_POINTS).round().astype(int)
     return x[at], y[at]
-
-
-def _pairs(rows: Sequence[Row] | Iterator[Row]) -> np.ndarray:
-    """(value, realised return) of every decision where both are known, float64[N, 2]."""
-    pairs = [(q, g) for row in rows for q, g in zip(row["q"], row["g"], strict=False) if None not in (q, g)]
-    return np.array(pairs, float).reshape(-1, 2)
-
-
-def _bin_means(pairs: np.ndarray, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Mean value and mean return of `bins` equally large groups of decisions, ordered by value."""
-    groups = np.array_split(pairs[np.argsort(pairs[:, 0])], min(bins, len(pairs)))
-    means = np.array([group.mean(axis=0) for group in groups])
-    return means[:, 0], means[:, 1]
 
 
 def _lines(

@@ -10,7 +10,7 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.adjacent import Neighbours
-from serl_chunk.learner.episode import StoredEpisode
+from serl_chunk.learner.episode import StoredEpisode, returns_to_go
 from serl_chunk.learner.memory import STORES
 from serl_chunk.learner.pool import StepPool
 from serl_chunk.learner.views import BalancedView, IndexView, Windows
@@ -156,13 +156,20 @@ class Stores:
             self.pool.release(episode)
 
     def label(self, episode: StoredEpisode, first: int = 0) -> None:
-        """Effective rewards and imitation weights of the steps from tick `first` on."""
+        """Effective rewards, realised returns and imitation weights of the steps from tick `first` on.
+
+        A realised return is known of demonstrations whose end the task made, and they come whole (`first` is 0).
+        """
         pool, reward = self.pool, self._config.reward
         rows = episode.rows[first : episode.length]
         source = pool.source[rows]
         pool.effective[rows] = pool.reward[rows] * reward.scale + reward.offset
         if episode.terminated and episode.outcome == Outcome.FAILURE:
             pool.effective[rows[-1]] = reward.failure_reward
+        # Corrections may move either, and call this for the whole episode.
+        pool.realised[rows] = -np.inf
+        if episode.terminated and episode.demonstration:
+            pool.realised[rows] = returns_to_go(pool.effective[rows], self._config.discount)[:-1]
         pool.demonstrated[rows] = episode.demonstration | (source == Source.HUMAN)
         pool.bc[rows] = imitation_weights(
             source,

@@ -126,6 +126,7 @@ def gather(
         bc=pool.bc[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
+        realised=pool.realised[starts],
     )
     beyond = (np.abs(actions) > 1).sum(2)
     counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]

@@ -38,7 +38,7 @@ class Mlp(nn.Module):
     hidden: Sequence[int]
     out: int
     norm: Norm = "none"
-    out_bias: float = 0.0  # initial value of the last bias
+    out_bias: float | tuple[float, ...] = 0.0  # initial value of the last bias, one for all outputs or one each
     activation: Activation = "relu"
     kernel_init: KernelInit = "lecun_normal"
     out_blocks: int = 1  # groups of outputs that are initialised apart; matters where fan-out counts (xavier)
@@ -54,18 +54,23 @@ class Mlp(nn.Module):
             if self.norm == "after":
                 x = LayerNorm()(x)
         last = kernel if self.out_blocks == 1 else _blocks(kernel, self.out_blocks)
-        return nn.Dense(self.out, kernel_init=last, bias_init=nn.initializers.constant(self.out_bias))(x)
+        bias = self.out_bias if isinstance(self.out_bias, float) else jnp.asarray(self.out_bias, jnp.float32)
+        return nn.Dense(self.out, kernel_init=last, bias_init=nn.initializers.constant(bias))(x)
 
 
 class CriticEnsemble(nn.Module):
-    """K critics of inputs float32[..., F], the observation's features and a flat chunk: float32[K, ...]."""
+    """K critics of inputs float32[..., F], the observation's features and a flat chunk: float32[K, ...].
+
+    With `out` other than 1 each has so many outputs: float32[K, ..., out].
+    """
 
     hidden: Sequence[int]
     ensemble: int
-    out_bias: float = 0.0
+    out_bias: float | tuple[float, ...] = 0.0
     norm: Norm = "before"
     activation: Activation = "relu"
     kernel_init: KernelInit = "lecun_normal"
+    out: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -76,8 +81,9 @@ class CriticEnsemble(nn.Module):
             in_axes=None,
             out_axes=0,
             axis_size=self.ensemble,
-        )(self.hidden, 1, self.norm, self.out_bias, self.activation, self.kernel_init)
-        return heads(x)[..., 0]
+        )(self.hidden, self.out, self.norm, self.out_bias, self.activation, self.kernel_init)
+        outputs = heads(x)
+        return outputs[..., 0] if self.out == 1 else outputs
 
     @staticmethod
     def heads(params: Any) -> Any:

@@ -93,6 +93,7 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
         "bc": valid,
         "delay": np.zeros(lead, np.int32),
         "weight": np.ones(lead, np.float32),
+        "realised": np.full(lead, -np.inf, np.float32),
     }
     return ChunkBatch(**{**fields, **changes})
 

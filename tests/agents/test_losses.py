@@ -11,13 +11,12 @@ from serl_chunk.agents.losses import (
     aggregate_heads,
     bootstrap_target,
     chunk_return,
-    critic_values,
     expectile_weight,
     imitation_mean,
-    regression_loss,
     replace_tail,
     soft_update,
 )
+from serl_chunk.agents.value_heads import critic_values, regression_loss
 from serl_chunk.types import ChunkBatch
 
 
@@ -26,8 +25,9 @@ def windows(rewards: list[list[float]], mask: list[float], discount_n: list[floa
     r = np.array(rewards, np.float32)
     nothing = np.zeros(len(r), np.float32)
     return ChunkBatch(
-        {}, nothing, r, r, np.array(mask, np.float32), np.array(discount_n, np.float32), {}, r, r, nothing, nothing + 1
-    )
+        {}, nothing, r, r, np.array(mask, np.float32), np.array(discount_n, np.float32), {}, r, r, nothing, nothing + 1,
+        np.full(len(r), -np.inf, np.float32),
+    )  # fmt: skip
 
 
 def test_the_return_is_discounted_per_step():
@@ -43,6 +43,13 @@ def test_the_target_bootstraps_after_n_steps_and_not_after_a_termination():
     target = bootstrap_target(batch, 0.5, jnp.array([8.0, 100.0, 4.0, 100.0]))
     #                         0.25 + 8/8        1 + 0       0.5 + 4/4       0
     assert target.tolist() == [1.25, 1.0, 1.5, 0.0]
+
+
+def test_a_target_is_not_below_what_was_realised_where_that_is_known():
+    batch = windows([[0.0, 1.0]] * 3, [1.0, 1.0, 0.0], [0.25, 0.25, 0.25])
+    batch = batch._replace(realised=np.array([2.0, -np.inf, 0.1], np.float32))
+    assert bootstrap_target(batch, 0.5, jnp.array([2.0, 2.0, 2.0]), "mc").tolist() == [2.0, 1.0, 0.5]
+    assert bootstrap_target(batch, 0.5, jnp.array([2.0, 2.0, 2.0])).tolist() == [1.0, 1.0, 0.5]
 
 
 def test_no_gradient_flows_into_the_target():
@@ -119,6 +126,7 @@ def test_heads_are_aggregated_over_the_ensemble():
     values = jnp.array([[1.0, 5.0], [3.0, 1.0]])
     assert aggregate_heads(values, "mean").tolist() == [2.0, 3.0]
     assert aggregate_heads(values, "min").tolist() == [1.0, 1.0]
+    assert aggregate_heads(values, "mean", 0.5).tolist() == [1.5, 2.0]  # deviations 1 and 2
 
 
 def test_the_target_follows_slowly():

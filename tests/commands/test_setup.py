@@ -165,6 +165,7 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
         (("chunk.horizon", "6"), "horizon"),
         (("actor.delay_ticks", "1"), "delay_ticks"),
         (("normaliser.actions", "absolute_range"), "actions"),
+        (("agent.critic.value_high", "2"), "critic"),
         (("name", "x"), "experiment"),
     ]:
         changed = contract(load("fake_aloha", [override]), SPEC, "net")

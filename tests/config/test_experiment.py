@@ -20,7 +20,7 @@ from serl_chunk.config.experiment import (
     TransportConfig,
 )
 from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, RobotConfig
+from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, OgbenchConfig, RobotConfig
 from serl_chunk.types import ConfigError
 
 ZERO = ("journal_bytes", "journal_days", "sync_interval", "jpeg_quality")  # of TransportConfig: 0 has a meaning
@@ -29,7 +29,34 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (CriticConfig, {"target_subset": 11}, r"agent\.critic\.target_subset must be 1\.\.10 \(ensemble\), got 11"),
     (CriticConfig, {"target_subset": 0}, r"target_subset must be 1\.\.10"),
     (CriticConfig, {"tau": 0}, r"agent\.critic\.tau must be in \(0, 1\], got 0"),
-    (CriticConfig, {"loss": "bound"}, r"agent\.critic\.loss must be one of squared, bounded, got 'bound'"),
+    (CriticConfig, {"loss": "bound"}, r"agent\.critic\.loss must be one of squared, bounded, hl_gauss, got 'bound'"),
+    (
+        CriticConfig,
+        {"value_low": 1.0},
+        r"agent\.critic\.value_low must be below agent\.critic\.value_high.*1\.0 and 1\.0",
+    ),
+    (CriticConfig, {"value_high": float("inf")}, r"value_low must be below agent\.critic\.value_high, and both finite"),
+    (CriticConfig, {"initial_logit": float("nan")}, r"agent\.critic\.initial_logit must be finite, got nan"),
+    (CriticConfig, {"sigma_bins": 0.2}, r"agent\.critic\.sigma_bins must be at least 0\.5, got 0\.2"),
+    (CriticConfig, {"bins": 7}, r"agent\.critic\.bins must be at least 8 with agent\.critic\.sigma_bins=0\.75 .*got 7"),
+    (CriticConfig, {"target_floor": "min"}, r"agent\.critic\.target_floor must be one of none, mc, got 'min'"),
+    (AcfqlConfig, {"choose_std": -1.0}, r"agent\.choose_std must be >= 0, got -1\.0"),
+    (
+        AcfqlConfig,
+        {"choose_std": 1.0, "choose_by": "min"},
+        r"subtracted from a mean over heads: set agent\.choose_by=mean",
+    ),
+    (
+        AcfqlConfig,
+        {"choose_std": 0.5, "critic": CriticConfig(ensemble=1, target_subset=1)},
+        r"agent\.choose_std=0\.5 needs heads that may disagree: set agent\.critic\.ensemble to 2 or more",
+    ),
+    (BcConfig, {"choose_std": 1.0}, r"agent\.choose_std must be 0 for bc: it has no critic"),
+    (
+        AcrlpdConfig,
+        {"backup_entropy": True, "critic": CriticConfig(target_floor="mc")},
+        r"agent\.critic\.target_floor=mc .* agent\.backup_entropy adds entropy to it: switch one of them off",
+    ),
     (CriticConfig, {"target_aggregate": "max"}, r"agent\.critic\.target_aggregate must be one of mean, min, got 'max'"),
     (CriticConfig, {"tail": None}, r"agent\.critic\.tail must be one of repeat, policy, got None"),
     (AcfqlConfig, {"target": "expectiles"}, r"agent\.target must be one of policy, expectile, got 'expectiles'"),
@@ -157,6 +184,49 @@ def test_parts_that_do_not_fit_together_are_refused(values, message):
     defaults = {"name": "x", "robot": FakeAlohaConfig(), "discount": 0.99}
     with pytest.raises(ConfigError, match=message):
         ExperimentConfig(**{**defaults, **values})
+
+
+@pytest.mark.parametrize("loss", ["bounded", "hl_gauss"])
+@pytest.mark.parametrize(
+    ("reward", "low", "high"),
+    [
+        (RewardConfig(offset=-1.0, failure_reward=-100.0), -100.0, 0.0),
+        (RewardConfig(offset=-0.1, failure_reward=-30.0), -30.0, 0.9),
+        (RewardConfig(scale=2.0, failure_reward=-1.0), -1.0, 2.0),
+        (RewardConfig(offset=0.5), 0.0, 50.0),
+    ],
+)
+def test_a_critic_with_a_range_needs_one_that_holds_every_return(loss, reward, low, high):
+    def build(low, high):
+        agent = AcfqlConfig(critic=CriticConfig(loss=loss, value_low=low, value_high=high))
+        return ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, reward=reward, discount=0.99)
+
+    said = rf"loss={loss} needs .* allow {low:g} to {high:g}: set agent\.critic\.value_low to {low:g} or less and "
+    for narrow in ((low + 0.01, high), (low, high - 0.01)):
+        with pytest.raises(ConfigError, match=said + rf"agent\.critic\.value_high to {high:g} or more"):
+            build(*narrow)
+    assert build(low, high).agent.critic.value_low == low  # what the message says is enough
+    # Nothing the settings can pay leaves the range.
+    g = 0.99
+    for k in (0, 1, 7, 500):
+        waited = reward.offset * (1 - g**k) / (1 - g)
+        for end in (reward.scale + reward.offset, reward.failure_reward):
+            assert low - 1e-6 <= waited + g**k * end <= high + 1e-6, (k, end)
+
+
+def test_negative_rewards_of_a_robots_own_need_a_range_that_was_chosen_for_them():
+    robot = OgbenchConfig(reward="dense")
+    with pytest.raises(ConfigError, match=r"own rewards may be negative: set agent\.critic\.value_low to the least"):
+        ExperimentConfig(name="x", robot=robot)
+    agent = AcfqlConfig(critic=CriticConfig(loss="bounded", value_low=-200.0))
+    assert ExperimentConfig(name="x", robot=robot, agent=agent).agent.critic.value_low == -200
+
+
+def test_a_floor_needs_windows_that_belong_to_an_episode():
+    agent = AcfqlConfig(critic=CriticConfig(loss="squared", target_floor="mc"))
+    adjacent = ReplayConfig(windows="adjacent", terminal_windows="drop")
+    with pytest.raises(ConfigError, match=r"target_floor=mc needs .*: set replay\.windows=episode, or"):
+        ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, replay=adjacent)
 
 
 def test_a_step_cost_is_allowed_where_failing_early_does_not_pay():

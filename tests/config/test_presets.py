@@ -72,3 +72,21 @@ def test_the_highest_failure_reward_that_is_named_is_accepted() -> None:
     overrides = [("reward.offset", "-1"), ("discount", "0.97"), ("reward.failure_reward", named)]
     config = configured(BASE, [*overrides, ("agent.critic.loss", "squared")])
     assert config.reward.failure_reward == float(named)
+
+
+def test_a_presets_rewards_with_a_bounded_critic_say_which_range_to_set() -> None:
+    bounded = [("discount", "0.99"), ("agent.critic.loss", "bounded")]
+    with pytest.raises(
+        ConfigError, match=r"set agent\.critic\.value_low to -100 or less and .*value_high to 0 or more"
+    ):
+        configured(BASE, bounded, preset="qc")
+    said = [("agent.critic.value_low", "-100"), ("agent.critic.value_high", "0")]
+    critic = configured(BASE, bounded + said, preset="qc").agent.critic
+    assert (critic.loss, critic.value_low, critic.value_high) == ("bounded", -100.0, 0.0)
+
+
+def test_published_conventions_switch_our_options_of_the_critic_off() -> None:
+    critic = dataclasses.replace(BASE.agent.critic, loss="hl_gauss", target_floor="mc")
+    ours = dataclasses.replace(BASE, agent=dataclasses.replace(BASE.agent, critic=critic, choose_std=1.0))
+    agent = configured(ours, compat="qc").agent
+    assert (agent.critic.loss, agent.critic.target_floor, agent.choose_std) == ("squared", "none", 0.0)

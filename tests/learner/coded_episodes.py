@@ -292,6 +292,10 @@ class Checker:
         terminal = self.terminated[ep] & (t + n == self.length[ep])
         np.testing.assert_array_equal(batch.mask, ~terminal)
         np.testing.assert_array_equal(batch.discount_n, self.cfg.discount**n)
+        powers = float(self.cfg.discount) ** np.arange(LIMIT + 1)
+        to_go = [self.reward[k, s : self.length[k]] @ powers[: self.length[k] - s] for k, s in zip(ep, t, strict=True)]
+        known = self.demo[ep] & self.terminated[ep]
+        np.testing.assert_allclose(batch.realised, np.where(known, to_go, -np.inf), rtol=1e-6)
         after = batch.next_observations["state"] * self.norm.state_std + self.norm.state_mean
         end = np.where(self.final[ep], t + n, np.minimum(t + n, self.length[ep] - 1))
         np.testing.assert_array_equal(after, np.stack([ep, end, ep + 2 * end], 1))

@@ -7,6 +7,7 @@ import pytest
 from coded_episodes import Checker, config, feed
 from coded_replay import RNG, build, coded, windows
 
+from serl_chunk.learner.replay import DEMO_SESSION
 from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Source, SparseRows, StepBlock
 
 
@@ -219,3 +220,31 @@ def test_episode_figures():
     assert (stats.success, stats.outcome, stats.human_ticks, stats.segments) == (False, Outcome.FAILURE, 3, 1)
     last = 4 + 0.5 * 0.5  # the declared failure's reward stands for the recorded 5
     assert stats.decisions == ((0.25, 1 / 2 + 2 / 4 + 3 / 8 + last / 16), (0.75, last))
+
+
+def test_realised_returns_follow_corrections_and_are_of_demonstrations_that_the_task_ended():
+    cfg = config(scale=1.0, offset=-1.0, failure_reward=-2.0)
+    replay = build(cfg)
+    kinds = {"success": 0, "limit": 1, "died": 2, "failure": 3}
+    replay.add_demo(*(coded(k, 8, end, demonstration=True, last_reward=1.0).episode() for end, k in kinds.items()))
+    feed(replay, [coded(10, 8, "success", last_reward=1.0)], RNG(0))
+
+    def realised():
+        batch = replay.sample(RNG(0), 4_000)
+        state = batch.observations["state"]
+        found = {}
+        for number, value in zip((state[:, 0] * 2 + 8).astype(int), batch.realised, strict=True):
+            found.setdefault(int(number), set()).add(float(value))
+        return found
+
+    first = realised()
+    assert all(first[k] == {-np.inf} for k in (1, 2, 10))
+    assert len(first[0]) == len(first[3]) == 8
+    assert 0.0 in first[0]  # 1 - 1, on the step that succeeds
+    assert -2.0 in first[3]  # a declared failure's reward, whatever was recorded
+    replay.insert(DEMO_SESSION, Amend("e0", reward=9.0))
+    assert 8.0 in realised()[0]
+    replay.insert(DEMO_SESSION, Amend("e3", Outcome.SUCCESS, "person"))
+    assert 0.0 in realised()[3]
+    replay.insert(DEMO_SESSION, Amend("e0", Outcome.UNKNOWN, "person", False))
+    assert realised()[0] == {-np.inf}

@@ -173,7 +173,10 @@ def test_curves_hold_the_right_values(full):
     assert everyone[-1] == pytest.approx(13 / 20)  # of episodes 10..29
     _, share = line(report_plots.draw_intervention, metrics, "of steps", "human_ticks")
     assert share[-1] == pytest.approx(6 * 20 / 2_000)
-    values, returns = line(report_plots.draw_calibration, metrics, "mean return per bin")
+    ax = Figure().subplots()
+    assert report_plots.calibration_panel(None)(ax, metrics)
+    (bars,) = ax.containers
+    values, returns = bars.lines[0].get_data()
     assert values.min() == pytest.approx(0.4)
     assert returns[values == 0.6].mean() == pytest.approx(0.5, abs=0.1)
     _, waits = line(report_plots.draw_waits, metrics, "learner waits for actors")
