@@ -122,6 +122,12 @@ class Agent(abc.ABC):
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         """The tree that `sample` needs, nothing else; `pretrained`: as long as the critic has seen no failure."""
 
+    trains_critic: bool = True  # False: `update_critic` changes nothing, and no batch need be drawn for it
+
+    def batches_used(self, updates: int) -> int:
+        """How many batches `update` wants for `updates` of the learner's critic updates; all of them, as a rule."""
+        return updates
+
     # -- what callers use ------------------------------------------------------------------------------------
 
     def sample(

@@ -19,9 +19,10 @@ from serl_chunk.types import ChunkBatch
 
 
 class Bc(Agent):
-    """No critic: the critic half of an update is empty."""
+    """No critic: the critic half of an update is empty, and no batch is drawn for it."""
 
     config: BcConfig
+    trains_critic = False
 
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
@@ -51,6 +52,10 @@ class Bc(Agent):
             temperature={},
             temperature_opt={},
         )
+
+    def batches_used(self, updates: int) -> int:
+        """The batch that the policy learns from; beside each critic step (`together`) there is one."""
+        return updates if self.config.update_order == "together" else 1
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
         return {}

@@ -26,6 +26,7 @@ OF_BOTH_SIDES = (
     Alias("env_name", "robot.env_name", "NAME", "environment, for robots that have several"),
 )
 OF_THE_LEARNER = (
+    Alias("pretrain_steps", "learner.pretrain_steps", "N", "imitation updates on demonstrations before actors begin"),
     Alias("offline_steps", "learner.offline_steps", "N", "updates on demonstrations before actors begin"),
     Alias("online_steps", "learner.online_steps", "N", "online steps after which training ends; 0: offline only"),
     Alias("start_training", "learner.training_starts", "N", "online steps before training"),

@@ -202,7 +202,10 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
         compat = f"conventions of the published code {config.compat}" if config.compat else ""
         tell(", ".join(said for said in (preset, compat) if said))
     r = config.reward
-    tell(f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}")
+    charged = f", the step before a take-over {r.intervention_penalty:g} less" if r.intervention_penalty else ""
+    tell(
+        f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}{charged}"
+    )
     if reach < 0.05:
         better = 0.2 ** (1 / spec.max_episode_steps)
         tell(

@@ -23,6 +23,7 @@ from serl_chunk.types import ConfigError
 HORIZON = 5  # actions in a published chunk
 HIDDEN = (512, 512, 512, 512)  # of every published network
 FLOW_STEPS = 10
+HG_DAGGER_PRETRAIN = 20_000  # HIL-SERL's --pretrain_steps
 
 Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
 
@@ -95,7 +96,7 @@ def _gaussian(config: ExperimentConfig, discount: float, *, horizon: int, bc_alp
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
 
 
-def _clone(config: ExperimentConfig, *, policy: str) -> Changes:
+def _clone(config: ExperimentConfig, *, policy: str, bc_on: str = "all") -> Changes:
     agent = BcConfig(
         **_common(config),  # type: ignore[arg-type]
         policy=policy,  # type: ignore[arg-type]
@@ -103,9 +104,21 @@ def _clone(config: ExperimentConfig, *, policy: str) -> Changes:
         hidden=HIDDEN,
         policy_updates=1,
         policy_ema=0.0,
-        bc_on="all",
+        bc_on=bc_on,  # type: ignore[arg-type]
     )
     return {"agent": agent, "chunk": _lengths(config, HORIZON)}
+
+
+def _hg_dagger(config: ExperimentConfig, *, policy: str) -> Changes:
+    """Cloning of demonstrations, then of these and what people did online (Kelly 2019; HIL-SERL's train_hgdagger)."""
+    learner = config.learner
+    if not learner.pretrain_steps:
+        learner = dataclasses.replace(learner, pretrain_steps=HG_DAGGER_PRETRAIN)
+    return _clone(config, policy=policy, bc_on="demo+interventions") | {
+        # The demonstration half has the windows that start on a person's step too: every row is imitated.
+        "replay": dataclasses.replace(config.replay, demo_fraction=1.0),
+        "learner": learner,
+    }
 
 
 PRESETS: dict[str, Preset] = {
@@ -145,6 +158,13 @@ PRESETS: dict[str, Preset] = {
     "bc-gaussian": Preset(
         "behaviour cloning with a tanh-squashed Gaussian, chunks of 5", lambda c, g: _clone(c, policy="gaussian")
     ),
+    "hg-dagger": Preset(
+        "HG-DAgger: clones demonstrations, then also what people do online; flow policy, chunks of 5",
+        lambda c, g: _hg_dagger(c, policy="flow"),
+    ),
+    "hg-dagger-gaussian": Preset(
+        "as hg-dagger, with a tanh-squashed Gaussian", lambda c, g: _hg_dagger(c, policy="gaussian")
+    ),
 }
 
 
@@ -166,6 +186,11 @@ def configured(
         return apply_overrides(config, overrides)  # which refuses it
     changes = _preset_changes(config, preset, discount) if preset is not None else {}
     if compat is not None:
+        if (preset or config.preset) in NOT_OF_COMPAT:
+            raise ConfigError(
+                f"--compat={compat} with --preset={preset or config.preset}: the published code has no HG-DAgger, and "
+                "its sampler draws no interventions; leave --compat out"
+            )
         changes |= _compat_changes(config, changes.get("agent", config.agent), compat, discount)
     return apply_overrides(config, overrides, changes)
 
@@ -184,6 +209,7 @@ def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Cha
 
 
 COMPAT = ("qc",)
+NOT_OF_COMPAT = ("hg-dagger", "hg-dagger-gaussian")  # presets of which the published code has no version
 
 
 def apply_compat(config: ExperimentConfig, name: str) -> ExperimentConfig:
@@ -199,8 +225,10 @@ def _compat_changes(config: ExperimentConfig, agent: AgentConfig, name: str, dis
         raise ConfigError(f"--compat={name}: no such published code; valid: {', '.join(COMPAT)}")
     return {
         "agent": _published(agent),
-        "reward": _rewards_of(config, discount),
-        "replay": dataclasses.replace(config.replay, windows="adjacent", terminal_windows="drop"),
+        "reward": dataclasses.replace(_rewards_of(config, discount), intervention_penalty=0.0),
+        "replay": dataclasses.replace(
+            config.replay, windows="adjacent", terminal_windows="drop", intervention_windows="keep"
+        ),
         "normaliser": dataclasses.replace(
             config.normaliser, actions="absolute_range", state=False, norm_stats="", extreme=1.0
         ),

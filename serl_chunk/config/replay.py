@@ -26,6 +26,8 @@ class ReplayConfig:
     dataset_replace_interval: int = 1_000  # critic updates between two shards of --dataset_dir
     max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
     exclude_before_takeover: int = 40  # ticks of a successful episode before a take-over that are not imitated
+    # A window that begins before a person takes over: on into the person's steps, or up to the take-over only.
+    intervention_windows: Literal["keep", "cut"] = "keep"
     prefetch: int = 2  # batches prepared ahead by a thread; 0 samples in the training thread
 
     def __post_init__(self) -> None:
@@ -62,5 +64,10 @@ class ReplayConfig:
         require(
             self.windows == "episode" or self.terminal_windows == "drop",
             "replay.windows=adjacent has no terminal windows: set replay.terminal_windows=drop beside it",
+        )
+        require(
+            self.windows == "episode" or self.intervention_windows == "keep",
+            "replay.intervention_windows=cut needs windows that know their episode, and those of "
+            "replay.windows=adjacent do not: leave one of them out",
         )
         require(self.prefetch >= 0, f"replay.prefetch must be >= 0, got {self.prefetch}")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
+from serl_chunk.config.helpers import HelperConfig
 from serl_chunk.config.validation import require, require_choices
 
 
@@ -51,6 +52,7 @@ class FakeAlohaConfig(RobotConfig):
     grasp_tolerance: float = 0.03  # metres between grip point and cube at which closing fingers hold it
     place_tolerance: float = 0.05  # metres from the target at which releasing counts
     image_size: int = 64  # pixels, square
+    helper: HelperConfig = dataclasses.field(default_factory=HelperConfig)  # the person of actor.intervention=scripted
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,6 +47,7 @@ class StoredEpisode:
     provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
     given_up: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
     human: bool = False  # some step was executed by a person
+    cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks windows stop at
     frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
     latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
     latest_frame_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C]
@@ -100,6 +101,20 @@ def human_segments(source: np.ndarray) -> np.ndarray:
     owned = np.concatenate([[False], (decided >= 0) & human[np.maximum(decided, 0)], [False]])
     change = np.flatnonzero(owned[1:] != owned[:-1])
     return change.reshape(-1, 2)
+
+
+def takeovers(source: np.ndarray) -> np.ndarray:
+    """Where a person took the robot from whatever moved it, from source uint8[T]: int64[K, 2], increasing.
+
+    First column: the last tick on which the robot acted by itself; second: the person's first one. HOLD ticks between
+    the two are the approach: the person is already coming, or nothing was planned. A person who had the robot from the
+    beginning, or after HOLD ticks alone, took it from nobody.
+    """
+    begins = human_segments(source)[:, 0]
+    acted = np.flatnonzero(source != Source.HOLD)
+    before = np.searchsorted(acted, begins) - 1
+    # Between two segments lies a tick of the robot's own: otherwise they were one.
+    return np.stack([acted[before[before >= 0]], begins[before >= 0]], axis=1)
 
 
 def decision_values(block: StepBlock) -> list[tuple[int, float]]:

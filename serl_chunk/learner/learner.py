@@ -191,16 +191,20 @@ class Learner:
             return self._pretrain(c.pretrain_steps, self.agent.update_policy, Phase.CRITIC_PRETRAIN)
         if self.phase is Phase.CRITIC_PRETRAIN:
             following = Phase.OFFLINE if c.offline_steps else Phase.WARMUP
-            return self._pretrain(c.critic_pretrain_steps, self.agent.update_critic, following)
+            return self._pretrain(self._of_critic(c.critic_pretrain_steps), self.agent.update_critic, following)
         if self.phase is Phase.OFFLINE:
             return self._train_offline()
         if self.phase is Phase.WARMUP:
             return self._warm_up()
         if self.phase is Phase.CRITIC_WARMUP:
-            return self._pretrain(c.critic_warmup_steps, self.agent.update_critic, Phase.TRAIN)
+            return self._pretrain(self._of_critic(c.critic_warmup_steps), self.agent.update_critic, Phase.TRAIN)
         if self.phase is Phase.TRAIN:
             return self._train()
         return False
+
+    def _of_critic(self, updates: int) -> int:
+        """`updates` of the critic alone, where there is one."""
+        return updates if self.agent.trains_critic else 0
 
     def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
         if self.phase_updates < total:
@@ -237,7 +241,7 @@ class Learner:
     def _update(self) -> None:
         """One compiled update of everything."""
         c = self.config.learner
-        self.state, metrics = self.agent.update(self.state, self._batches(c.cta_ratio))
+        self.state, metrics = self.agent.update(self.state, self._batches(self.agent.batches_used(c.cta_ratio)))
         self.updates += c.cta_ratio
         self.accounts.updated(c.cta_ratio, metrics)
         if self._dataset is not None and sum(self._dataset.advance() for _ in range(c.cta_ratio)):

@@ -19,7 +19,7 @@ def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[Came
     and the decoded ones of demonstrations that stay in their files."""
     floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, realised, demonstrated, bc
     fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8  # source, tick, decision, version, age, stamp, succ
-    fixed += 1 + 1 + 1  # live, terminal, recent
+    fixed += 1 + 1 + 1 + 1  # live, terminal, cut, recent
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
     index += 16 if config.windows == "adjacent" else 0  # the order of the steps, while it is drawn up anew
     per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age

@@ -119,6 +119,7 @@ class StepPool:
         self.succ = np.empty(n, np.int64)
         self.live = np.zeros(n, np.bool_)
         self.terminal = np.zeros(n, np.bool_)  # the observation after a true termination
+        self.cut = np.zeros(n, np.bool_)  # windows that began before end here (`replay.intervention_windows=cut`)
         self.demonstrated = np.zeros(n, np.float32)
         self.bc = np.zeros(n, np.float32)
         self.frame = np.empty((n, c), np.int64)
@@ -259,7 +260,7 @@ class StepPool:
     def _finish_rows(self, episode: StoredEpisode, rows: np.ndarray) -> None:
         """Link `rows` behind the episode's last row; the newest one ends every window for now."""
         self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
-        self.terminal[rows] = False
+        self.terminal[rows] = self.cut[rows] = False
         self.realised[rows] = -np.inf
         before = np.concatenate([episode.rows[-1:], rows[:-1]])
         after = rows if len(episode.rows) else rows[1:]

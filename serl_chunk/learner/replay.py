@@ -387,7 +387,13 @@ class Replay:
         horizon, returned = c.chunk.horizon, c.chunk.returned
         if c.replay.windows == "episode":
             return gather(
-                pool, self._normaliser, drawn.ravel(), horizon=horizon, returned=returned, discount=c.discount
+                pool,
+                self._normaliser,
+                drawn.ravel(),
+                horizon=horizon,
+                returned=returned,
+                discount=c.discount,
+                cut=c.replay.intervention_windows == "cut",
             )
         return gather_neighbours(
             pool,

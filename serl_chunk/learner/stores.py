@@ -10,7 +10,7 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.adjacent import Neighbours
-from serl_chunk.learner.episode import StoredEpisode, returns_to_go
+from serl_chunk.learner.episode import StoredEpisode, returns_to_go, takeovers
 from serl_chunk.learner.memory import STORES
 from serl_chunk.learner.pool import StepPool
 from serl_chunk.learner.views import BalancedView, IndexView, Windows
@@ -170,6 +170,8 @@ class Stores:
         pool.realised[rows] = -np.inf
         if episode.terminated and episode.demonstration:
             pool.realised[rows] = returns_to_go(pool.effective[rows], self._config.discount)[:-1]
+        if (source == Source.HUMAN).any():
+            self._mark_takeovers(episode, first)
         pool.demonstrated[rows] = episode.demonstration | (source == Source.HUMAN)
         pool.bc[rows] = imitation_weights(
             source,
@@ -178,6 +180,19 @@ class Stores:
             outcome=episode.outcome,
             exclude_before_takeover=self._config.replay.exclude_before_takeover,
         )
+
+    def _mark_takeovers(self, episode: StoredEpisode, first: int) -> None:
+        """Cut windows at the take-overs, and charge those from tick `first` on to the steps that led to them."""
+        penalty, cut = self._config.reward.intervention_penalty, self._config.replay.intervention_windows == "cut"
+        if not penalty and not cut:
+            return
+        pool = self.pool
+        found = takeovers(pool.source[episode.rows[: episode.length]])
+        if cut:
+            episode.cuts = found[:, 1]
+            pool.cut[episode.rows[episode.cuts]] = True
+        if penalty and not episode.demonstration:  # the step to blame may have come with an earlier record
+            pool.effective[episode.rows[found[found[:, 1] >= first, 0]]] -= np.float32(penalty)
 
     def index(self, episode: StoredEpisode) -> None:
         """Offer the windows that have become complete since the last call."""
@@ -189,8 +204,9 @@ class Stores:
             terminated=episode.terminated,
             returned=returned,
             keep_terminal=self._config.replay.terminal_windows == "keep",
+            cuts=episode.cuts,
         )
-        episode.indexed = max(episode.indexed, episode.last - returned + 1)
+        episode.indexed = max(episode.indexed, episode.last - returned + 1, *episode.cuts[-1:].tolist())
         episode.eligible += len(ticks)
         episode.excluded += excluded
         rows = episode.rows[ticks]

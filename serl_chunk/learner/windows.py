@@ -18,9 +18,18 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch, Outcome, Source
 
 BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
 
+_NO_CUTS = np.empty(0, np.int64)
+
 
 def eligible_starts(
-    recent: np.ndarray, *, first: int, last: int, terminated: bool, returned: int, keep_terminal: bool
+    recent: np.ndarray,
+    *,
+    first: int,
+    last: int,
+    terminated: bool,
+    returned: int,
+    keep_terminal: bool,
+    cuts: np.ndarray = _NO_CUTS,
 ) -> tuple[np.ndarray, int]:
     """Starts at tick `first` or later that may be sampled, and how many were left out for want of a recent image.
 
@@ -31,13 +40,18 @@ def eligible_starts(
             nothing is bootstrapped from it.
         returned: steps of a full window's return.
         keep_terminal: also sample the windows shorter than `returned` that end in a true termination.
+        cuts: int64[K] ticks up to `last`, increasing, at which every window that began before ends, and bootstraps.
 
     Returns:
         int64[K] ticks, increasing, and the number of windows excluded.
     """
     stop = last if terminated and keep_terminal else last - returned + 1
+    if len(cuts):
+        stop = max(stop, int(cuts[-1]))  # whatever begins before a cut is complete with it
     start = np.arange(first, max(first, stop))
     end = np.minimum(start + returned, last)
+    if len(cuts):
+        end = np.minimum(end, np.append(cuts, last)[np.searchsorted(cuts, start, side="right")])
     bootstraps = ~((end == last) & terminated)
     good = recent[start] & (recent[end] | ~bootstraps)
     return start[good], int((~good).sum())
@@ -83,22 +97,32 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    pool: StepPool, normaliser: Normaliser, starts: np.ndarray, *, horizon: int, returned: int, discount: float
+    pool: StepPool,
+    normaliser: Normaliser,
+    starts: np.ndarray,
+    *,
+    horizon: int,
+    returned: int,
+    discount: float,
+    cut: bool,
 ) -> Gathered:
     """The windows that start at pool rows `starts` int64[B], in model space; every array is fresh.
 
     Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
     `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
     actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
-    observation; 0 where the window does not start on a decision.
+    observation; 0 where the window does not start on a decision. With `cut` a window also ends where a person took over
+    after its first step (`pool.cut`): as at an episode's end, but its mask is 1.
     """
     b, reach = len(starts), max(horizon, returned)
     rows = np.empty((b, reach + 1), np.int64)
     rows[:, 0] = starts
     for i in range(reach):
         rows[:, i + 1] = pool.succ[rows[:, i]]  # a row that is not live leads to itself
-    steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
     exists = pool.live[rows[:, :reach]]
+    if cut:
+        _stop_at_cuts(pool, rows, exists)
+    steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
     live, earned = exists[:, :horizon], exists[:, :returned]
     valid = live.astype(np.float32)
     n = earned.sum(1)
@@ -131,3 +155,11 @@ def gather(
     beyond = (np.abs(actions) > 1).sum(2)
     counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]
     return Gathered(batch, *counted, deferred)
+
+
+def _stop_at_cuts(pool: StepPool, rows: np.ndarray, exists: np.ndarray) -> None:
+    """Let windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
+    crossed = np.logical_or.accumulate(pool.cut[rows[:, 1:]], axis=1)  # by the step that leads to each row, and later
+    exists[:, 1:] &= ~crossed[:, :-1]
+    stay = np.where(crossed.any(1), crossed.argmax(1) + 1, rows.shape[1] - 1)
+    rows[:] = np.take_along_axis(rows, np.minimum(np.arange(rows.shape[1]), stay[:, None]), axis=1)

@@ -14,12 +14,14 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.presets import PRESETS, apply_compat, apply_preset
+from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, apply_compat, apply_preset
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import RobotSpec
 
 ROBOT = RobotSpec("arm", 50.0, 4, (-1.0,) * 2, (1.0,) * 2, (-1,) * 2, (), (), 100)
-BOTH = pytest.mark.parametrize("compat", ["", "qc"], ids=["ours", "compat"])
+BOTH = pytest.mark.parametrize(
+    ("preset", "compat"), [(p, c) for p in PRESETS for c in ("", "qc") if not (c and p in NOT_OF_COMPAT)]
+)
 
 
 def small(preset: str, compat: str) -> tuple[ExperimentConfig, Agent]:
@@ -49,7 +51,6 @@ def check(agent: Agent, before, after, metrics, chunk) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_can_be_compiled(preset, compat):
     config, agent = small(preset, compat)
     state = jax.eval_shape(agent.init, jax.random.key(0))
@@ -62,7 +63,7 @@ def test_every_preset_can_be_compiled(preset, compat):
             jax.random.key(0),
         )
     check(agent, state, after, metrics, chunk)
-    assert agent.spec.horizon == (5 if preset.startswith(("qc", "bc")) or preset == "rlpd-ac" else 1)
+    assert agent.spec.horizon == (5 if preset.startswith(("qc", "bc", "hg")) or preset == "rlpd-ac" else 1)
     assert (config.preset, config.compat) == (preset, compat)
 
 
@@ -88,6 +89,5 @@ def test_published_conventions_update_and_act(preset):
 
 @pytest.mark.slow
 @BOTH
-@pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_updates_and_acts(preset, compat):
     run(preset, compat)

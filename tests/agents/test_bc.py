@@ -78,3 +78,37 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     mode = agent.gaussian.distribution(state.policy, observation).mode()
     np.testing.assert_allclose(mean.reshape(-1), mode, atol=1e-6)
     assert not np.allclose(agent.sample(params, observation, jax.random.key(0), explore=True)[0], mean, atol=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["bc", "bc-gaussian"])
+def test_imitation_trains_the_image_encoder(policy):
+    """Every layer of it, in pretraining and online, and what is not imitated leaves it alone."""
+    agent = build(config_of(f"{policy}-image"), horizon=2, actions=1)
+    shown = np.ones((2, 8, 2), np.float32)
+    for update in (agent.update_policy, agent.update):
+        for weight, moves in ((shown, True), (0 * shown, False)):
+            state = agent.init(jax.random.key(0))
+            before = jax.tree.map(np.array, state.policy["encoder"])
+            state, _ = update(state, on_device(agent.spec, bc=weight, valid=shown))
+            after = jax.tree.map(np.array, state.policy["encoder"])
+            changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after)
+            assert set(jax.tree.leaves(changed)) == {moves}, changed
+            acting = agent.policy_params(state)["policy"]["encoder"]  # what travels is the trained one
+            assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), after, acting))
+
+
+def test_no_batch_is_asked_for_that_nothing_is_learnt_from():
+    agent = build(config_of("bc"))
+    assert not agent.trains_critic
+    assert agent.batches_used(4) == 1
+    assert build(config_of("bc-together")).batches_used(4) == 4  # there the policy steps on each
+    assert build(config_of("acfql")).batches_used(4) == 4
+
+
+def test_the_batches_that_are_not_asked_for_would_change_nothing():
+    agent = build(config_of("bc-gaussian"), horizon=2, actions=1)  # no draws: nothing else differs
+    batches = on_device(agent.spec)
+    asked = jax.tree.map(lambda x: x[-1:], batches)
+    many, few = (agent.update(agent.init(jax.random.key(0)), b)[0] for b in (batches, asked))
+    for x, y in zip(jax.tree.leaves(many.policy), jax.tree.leaves(few.policy), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)

@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig
 from serl_chunk.config.presets import PRESETS, configured
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", RobotConfig())
-OF_FAILING = [name for name in PRESETS if not name.startswith("bc")]
+OF_FAILING = [name for name in PRESETS if not name.startswith(("bc", "hg-dagger"))]
 
 
 @pytest.mark.parametrize("discount", ["0.9", "0.97", "0.995", "0.9999"])
@@ -90,3 +91,23 @@ def test_published_conventions_switch_our_options_of_the_critic_off() -> None:
     ours = dataclasses.replace(BASE, agent=dataclasses.replace(BASE.agent, critic=critic, choose_std=1.0))
     agent = configured(ours, compat="qc").agent
     assert (agent.critic.loss, agent.critic.target_floor, agent.choose_std) == ("squared", "none", 0.0)
+
+
+@pytest.mark.parametrize(("preset", "policy"), [("hg-dagger", "flow"), ("hg-dagger-gaussian", "gaussian")])
+def test_hg_dagger_imitates_every_row_it_draws(preset: str, policy: str) -> None:
+    config = configured(BASE, preset=preset)
+    assert isinstance(config.agent, BcConfig)
+    assert (config.agent.policy, config.agent.bc_on) == (policy, "demo+interventions")
+    assert config.replay.demo_fraction == 1.0
+    assert config.learner.pretrain_steps == 20_000  # as published
+    own = dataclasses.replace(BASE, learner=LearnerConfig(pretrain_steps=300))
+    assert configured(own, preset=preset).learner.pretrain_steps == 300
+    assert configured(own, [("learner.pretrain_steps", "7")], preset=preset).learner.pretrain_steps == 7
+
+
+def test_the_published_code_has_no_hg_dagger() -> None:
+    message = r"--compat=qc with --preset=hg-dagger: the published code has no HG-DAgger.*leave --compat out"
+    with pytest.raises(ConfigError, match=message):
+        configured(BASE, preset="hg-dagger", compat="qc")
+    with pytest.raises(ConfigError, match=message):
+        configured(configured(BASE, preset="hg-dagger"), compat="qc")

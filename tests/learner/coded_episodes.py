@@ -43,7 +43,15 @@ ENDS = ("success", "failure", "limit", "died", "terminated_without_observation")
 
 
 def config(
-    horizon=6, critic_horizon=4, return_steps=None, *, scale=0.5, offset=0.25, failure_reward=0.75, **replay
+    horizon=6,
+    critic_horizon=4,
+    return_steps=None,
+    *,
+    scale=0.5,
+    offset=0.25,
+    failure_reward=0.75,
+    penalty=0.0,
+    **replay,
 ) -> ExperimentConfig:
     """Powers of two, so that every number below is exact in float32."""
     return ExperimentConfig(
@@ -55,7 +63,7 @@ def config(
             **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 3}
             | replay
         ),
-        reward=RewardConfig(scale, offset, failure_reward),
+        reward=RewardConfig(scale, offset, failure_reward, penalty),
         discount=0.5,
     )
 
@@ -183,13 +191,32 @@ class Coded:
             out.append(float(chosen and s != Source.HOLD and not failed))
         return out
 
+    def takeovers(self) -> list[tuple[int, int]]:
+        """(last tick of the robot's own, first tick of the person's) where somebody took the robot from the policy."""
+        out, own, held = [], None, False
+        for t, s in enumerate(self.source):
+            if s == Source.HUMAN:
+                if not held and own is not None:
+                    out.append((own, t))
+                held = True
+            elif s != Source.HOLD:
+                own, held = t, False
+        return out
+
+    def stop(self, cfg: ExperimentConfig, t: int) -> int:
+        """Tick of the last observation that a window from tick t may end on."""
+        cuts = [k for _, k in self.takeovers() if k > t and cfg.replay.intervention_windows == "cut"]
+        return min([self.last(), *cuts])
+
     def starts(self, cfg: ExperimentConfig, image_keys: tuple[str, ...]) -> set[int]:
         """Ticks at which a window may start."""
         full, out = cfg.chunk.returned, set()
         for t in range(self.last()):
-            end = min(t + full, self.last())
+            stop = self.stop(cfg, t)
+            end, cut = min(t + full, stop), stop < self.last()
+            cut |= any(k == stop for _, k in self.takeovers()) and cfg.replay.intervention_windows == "cut"
             terminal = self.terminated and end == self.length
-            if end - t < full and not (terminal and cfg.replay.terminal_windows == "keep"):
+            if end - t < full and not cut and not (terminal and cfg.replay.terminal_windows == "keep"):
                 continue
             needed = [t] if terminal else [t, end]
             cameras = [c for c, cam in enumerate(SPEC.cameras) if cam.name in image_keys]
@@ -242,6 +269,7 @@ class Checker:
         self.decision = np.full((n, width), -1)
         self.frame = np.full((n, len(SPEC.cameras), width), -1)
         self.starts = np.zeros((n, width), bool)
+        self.stop = np.zeros((n, width), int)
         for e in episodes:
             k, t = e.number, e.length
             self.last[k], self.length[k], self.terminated[k] = e.last(), t, e.terminated
@@ -250,6 +278,10 @@ class Checker:
             self.reward[k, :t] = [e.reward(i) * r.scale + r.offset for i in range(t)]
             if e.terminated and e.outcome == Outcome.FAILURE:
                 self.reward[k, t - 1] = r.failure_reward
+            self.stop[k, :t] = [e.stop(cfg, i) for i in range(t)]
+            if not e.demonstration:
+                for own, _ in e.takeovers():
+                    self.reward[k, own] -= r.intervention_penalty
             exclude = cfg.replay.exclude_before_takeover
             self.bc[k, :t] = e.weights(bc_on, exclude)
             self.open_bc[k, :t] = dataclasses.replace(e, end="limit").weights(bc_on, exclude)
@@ -273,8 +305,8 @@ class Checker:
         assert self.starts[ep, t].all(), "a window that may not be sampled"
         i = np.arange(h)
         at = t[:, None] + i
-        n = np.minimum(r, self.last[ep] - t)
-        reach = np.minimum(h, self.last[ep] - t)
+        n = np.minimum(r, self.stop[ep, t] - t)
+        reach = np.minimum(h, self.stop[ep, t] - t)
         count = batch.valid.sum(1).astype(int)
         np.testing.assert_array_equal(batch.valid, i < count[:, None])
         if writing:  # an open episode shows fewer steps beyond the return's, never more

@@ -16,6 +16,7 @@ from serl_chunk.agents.registry import agent_spec
 from serl_chunk.commands import learner as learner_command
 from serl_chunk.commands.local import LocalLink, train_local
 from serl_chunk.commands.setup import open_run
+from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner import accounts
 from serl_chunk.learner.learner import Learner, Phase
@@ -250,3 +251,21 @@ def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tm
     imitation, learned = (success_rate(config, tmp_path / "run", step) for step in (0, 1_200))
     assert learned >= 0.8
     assert imitation <= learned - 0.3
+
+
+def test_an_agent_without_a_critic_draws_no_batch_for_one(demos, tmp_path, monkeypatch):
+    drawn = []
+    sample = learner_module.Replay.sample
+
+    def counted(self, rng, batch_size, updates=None, **kw):
+        drawn.append(updates)
+        return sample(self, rng, batch_size, updates, **kw)
+
+    monkeypatch.setattr(learner_module.Replay, "sample", counted)
+    config = experiment(cta_ratio=2, critic_pretrain_steps=20, critic_warmup_steps=20)
+    config = dataclasses.replace(config, agent=BcConfig(flow=FlowConfig(hidden=(16,), steps=2)))
+    learner, _ = train_local(config, [demos], str(tmp_path / "run"))
+    assert (learner.phase, learner.updates) == (Phase.DONE, config.learner.max_steps)
+    assert drawn.count(20) == config.learner.pretrain_steps // 20  # of the policy's pretraining alone
+    assert drawn.count(1) == config.learner.max_steps // 2  # one for each compiled update, not two
+    assert set(drawn) == {1, 20}

@@ -1,12 +1,20 @@
 import numpy as np
 import pytest
 
+from serl_chunk.config.helpers import HelperConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import helper as helper_module
 from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
-from serl_chunk.robots.fake.helper import CORRECTION_TICKS, REACTION_TICKS, STALL_TICKS, progress
+from serl_chunk.robots.fake.helper import progress
 from serl_chunk.robots.fake.kinematics import RIGHT
+from serl_chunk.robots.fake.spec import GRIPPER
 from serl_chunk.robots.registry import make_intervention
+from serl_chunk.types import ConfigError
+
+USUAL = HelperConfig()
+STALL_TICKS, REACTION_TICKS, CORRECTION_TICKS = USUAL.stall_ticks, USUAL.reaction_ticks, USUAL.correction_ticks
 
 
 @pytest.fixture
@@ -151,3 +159,79 @@ def test_progress_rises_along_a_demonstration(env):
     assert trace[0] < 1 < 2 < trace[-1]
     drops = np.maximum.accumulate(trace) - trace
     assert drops.max() < helper_module.FALL
+
+
+def _takeovers(config, seeds=30, ticks=60):
+    """First tick of the person's in episodes of a policy that does nothing; None where nobody came."""
+    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, helper=config))
+    helper, begins = env.make_helper(), []
+    for seed in range(seeds):
+        env.reset(seed=seed)
+        helper.reset(seed)
+        said = _polls(env, helper, ticks)
+        begins.append(next((i for i, s in enumerate(said) if s is not None), None))
+    return begins
+
+
+def test_the_delay_is_as_configured():
+    begins = _takeovers(HelperConfig(stall_ticks=5, reaction_ticks=(3, 3)))
+    assert set(begins) == {5 + 3 - 1}  # counted from tick 0
+
+
+def test_a_person_who_misses_occasions_comes_later_or_not_at_all():
+    often, half, never = (
+        _takeovers(HelperConfig(stall_ticks=10, reaction_ticks=(2, 2), miss_rate=rate)) for rate in (0.0, 0.5, 1.0)
+    )
+    assert set(often) == {11}
+    assert set(never) == {None}
+    at_once = half.count(11)
+    assert 5 <= at_once <= 25  # of 30, 15 are expected
+    assert {21, 31} & set(half)  # the next occasions
+
+
+def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
+    usual, fumbled = [], []
+    for rate, out in ((0.0, usual), (1.0, fumbled)):
+        env = FakeAlohaEnv(FakeAlohaConfig(helper=HelperConfig(stall_ticks=1, reaction_ticks=(0, 0), fault_rate=rate)))
+        helper = env.make_helper()
+        env.reset(seed=3)
+        helper.reset(3)
+        while (command := helper.poll(0, {}, True)) is None:
+            env.step(_stay(env))
+        out.append(command.action)
+    arms = [i for i in range(14) if i not in GRIPPER]
+    np.testing.assert_allclose(fumbled[0][list(GRIPPER)], 1 - usual[0][list(GRIPPER)], atol=1e-6)
+    assert usual[0][arms].shape == (12,)
+    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, helper=HelperConfig(fault_rate=1.0)))
+    helper, solved = env.make_helper(), 0
+    for seed in range(5):
+        env.reset(seed=seed)
+        helper.reset(seed)
+        solved += any(
+            env.step(_stay(env) if (c := helper.poll(t, {}, t % 5 == 0)) is None else c.action)[2] for t in range(300)
+        )
+    assert solved == 0  # nobody can do it with such hands
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"stall_ticks": 0}, r"robot\.helper\.stall_ticks must be at least 1, got 0"),
+        ({"reaction_ticks": (9, 3)}, r"robot\.helper\.reaction_ticks must be two numbers of ticks"),
+        ({"correction_ticks": (5,)}, r"robot\.helper\.correction_ticks must be two numbers of ticks"),
+        ({"speed": (0.5, 1.5)}, r"robot\.helper\.speed must be two shares in \(0, 1\]"),
+        ({"noise": -1}, r"robot\.helper\.noise must be >= 0 radians"),
+        ({"miss_rate": 1.5}, r"robot\.helper\.miss_rate must be a share in 0\.\.1, got 1\.5"),
+        ({"fault_rate": -0.1}, r"robot\.helper\.fault_rate must be a share in 0\.\.1"),
+    ],
+)
+def test_a_helper_that_cannot_be_is_refused(bad, message):
+    with pytest.raises(ConfigError, match=message):
+        HelperConfig(**bad)
+
+
+def test_it_is_set_from_the_command_line():
+    config = apply_overrides(
+        load_experiment("fake_aloha"), [("robot.helper.reaction_ticks", "0,5"), ("robot.helper.fault_rate", "0.2")]
+    )
+    assert config.robot.helper == HelperConfig(reaction_ticks=(0, 5), fault_rate=0.2)

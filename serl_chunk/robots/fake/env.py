@@ -165,7 +165,7 @@ class FakeAlohaEnv(RobotEnv):
         """The scripted person who takes over when the policy gets nowhere."""
         from serl_chunk.robots.fake.helper import ScriptedHelper
 
-        return ScriptedHelper(self)
+        return ScriptedHelper(self, self.config.helper)
 
     def _place(self, joints: Sequence[float], cube: Point, holder: int, offset: Point) -> None:
         self.joints = list(joints)

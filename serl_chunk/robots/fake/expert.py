@@ -38,11 +38,11 @@ class ScriptedExpert:
 
     Args:
         env: the environment to act in; read, never changed.
-        speed: range from which `reset` draws the share of the joint rate limit used.
+        speed: the least and the most, from which `reset` draws the share of the joint rate limit used.
         noise: standard deviation of the noise on every joint, radians.
     """
 
-    def __init__(self, env: FakeAlohaEnv, *, speed: tuple[float, float] = (0.7, 1.0), noise: float = 0.01) -> None:
+    def __init__(self, env: FakeAlohaEnv, *, speed: tuple[float, ...] = (0.7, 1.0), noise: float = 0.01) -> None:
         self._env = env
         self._speed_range = speed
         self._noise_scale = noise * math.sqrt(1.0 - _NOISE_MEMORY**2)  # stationary standard deviation = noise
@@ -51,7 +51,7 @@ class ScriptedExpert:
     def reset(self, seed: int) -> None:
         """Draw this episode's speed and start its noise afresh."""
         self._rng = np.random.default_rng(seed)
-        self._speed = float(self._rng.uniform(*self._speed_range))
+        self._speed = float(self._rng.uniform(self._speed_range[0], self._speed_range[1]))
         self._noise = [0.0] * task.ACTION_DIM
 
     def act(self) -> np.ndarray:

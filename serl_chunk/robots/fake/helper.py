@@ -7,21 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serl_chunk.config.helpers import HelperConfig
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.fake.expert import HAND_OVER, ScriptedExpert, fetching_arm
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point
-from serl_chunk.robots.fake.spec import PLACE
+from serl_chunk.robots.fake.spec import GRIPPER, PLACE
 from serl_chunk.types import Observation
 
 if TYPE_CHECKING:
     from serl_chunk.robots.fake.env import FakeAlohaEnv
 
-STALL_TICKS = 15  # without a rise of the progress measure before the person starts to react
 FALL = 0.5  # of the progress measure, at once a reason to react: a dropped cube
-REACTION_TICKS = (10, 25)  # both included; 0.2-0.5 s at 50 Hz
-CORRECTION_TICKS = (20, 44)  # both included
-SPEED = (0.6, 0.9)  # share of the joint rate limit
-NOISE = 0.02  # radians, twice the demonstrators'
 
 _RISE = 0.01  # of the progress measure, about 5 mm: less is noise
 _RANGE = 0.5  # metres at which a distance counts as no progress at all
@@ -42,15 +38,18 @@ class ScriptedHelper:
 
     A person's faults are part of it: the reaction comes late (and not at all if the policy recovers meanwhile),
     the correction is slower and twice as noisy as a demonstration and stops when its time is up rather than
-    when the problem is solved, and before handing back there are idle ticks.
+    when the problem is solved, and before handing back there are idle ticks. Unless the configuration says otherwise
+    that is all; with it the person also misses occasions (and watches on until the next one), and fumbles corrections:
+    fingers then open where they should close, and close where they should open.
 
     Args:
         env: the environment that is watched and corrected; read, never changed.
+        config: how late, how long, how fast and how badly.
     """
 
-    def __init__(self, env: FakeAlohaEnv) -> None:
-        self._env = env
-        self._hands = ScriptedExpert(env, speed=SPEED, noise=NOISE)
+    def __init__(self, env: FakeAlohaEnv, config: HelperConfig) -> None:
+        self._env, self._config = env, config
+        self._hands = ScriptedExpert(env, speed=config.speed, noise=config.noise)
         self.reset(0)
 
     def reset(self, seed: int) -> None:
@@ -58,6 +57,7 @@ class ScriptedHelper:
         self._rng = np.random.default_rng(seed)
         self._in_control = False
         self._correcting = 0  # ticks left of the present correction
+        self._fumbles = False  # in the present correction
         self._watch()
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
@@ -66,11 +66,15 @@ class ScriptedHelper:
             self._in_control = self._wants_control()
             if not self._in_control:
                 return None
-            self._correcting = int(self._rng.integers(*CORRECTION_TICKS, endpoint=True))
+            self._correcting = self._draw(self._config.correction_ticks)
             self._hands.reset(int(self._rng.integers(2**31)))
+            self._fumbles = self._happens(self._config.fault_rate)
         if self._correcting > 0:
             self._correcting -= 1
-            return InterventionCommand(self._hands.act())
+            command = self._hands.act()
+            if self._fumbles:
+                command[list(GRIPPER)] = 1 - command[list(GRIPPER)]
+            return InterventionCommand(command)
         if not decision_tick:
             return InterventionCommand(np.array(self._env.joints, np.float32), idle=True)
         self._in_control = False
@@ -86,6 +90,13 @@ class ScriptedHelper:
         self._since_rise = 0
         self._reaction: int | None = None  # ticks until take-over; None while there is no reason for one
 
+    def _draw(self, ticks: tuple[int, ...]) -> int:
+        return int(self._rng.integers(ticks[0], ticks[1], endpoint=True))
+
+    def _happens(self, rate: float) -> bool:
+        """True in a share `rate` of the calls; a rate of 0 draws nothing, and leaves what follows as it was."""
+        return rate > 0 and bool(self._rng.random() < rate)
+
     def _wants_control(self) -> bool:
         """Watch one tick; True when a reaction has run its time without the policy recovering."""
         now = progress(self._env)
@@ -97,8 +108,11 @@ class ScriptedHelper:
         if fell:
             self._best, self._since_rise = now, 0  # recovering is measured from here
         if self._reaction is None:
-            if fell or self._since_rise >= STALL_TICKS:
-                self._reaction = int(self._rng.integers(*REACTION_TICKS, endpoint=True))
+            if fell or self._since_rise >= self._config.stall_ticks:
+                if self._happens(self._config.miss_rate):
+                    self._since_rise = 0
+                else:
+                    self._reaction = self._draw(self._config.reaction_ticks)
             return False
         self._reaction -= 1
         return self._reaction <= 0

@@ -1,0 +1,242 @@
+"""One option changed at a time, on two tasks: how much does each of our choices matter?
+
+Every row of `OPTIONS` is trained on the fake ALOHA task (with its helper) and on OGBench's cube-single (offline, then
+online), for every seed, and compared with the row `default`. One table comes out, as markdown and as JSON. What is
+finished is not run again:
+
+    python benchmarks/ablations.py --seeds 0,1 --data cube-single-play-v0.npz --out runs/ablations
+
+Without `--data` there is no cube-single. The intervals are of the measured episodes (Wilson's, and Newcombe's of a
+difference), all seeds together: what other seeds would do is not in them, so the single seeds' rates stand beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fake_aloha import N_DEMOS, run_variant
+
+from serl_chunk.actor.evaluate import wilson_interval
+from serl_chunk.commands.record import run_record
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
+
+CUBE_SINGLE = Path(__file__).with_name("cube_single.py")
+DEFAULT = "default"
+
+# option -> overrides of the experiment, the same on both tasks
+OPTIONS: dict[str, tuple[str, ...]] = {
+    DEFAULT: (),
+    "drop_terminal_windows": ("replay.terminal_windows=drop",),
+    "tail_policy": ("agent.critic.tail=policy",),
+    "squared": ("agent.critic.loss=squared",),
+    "target_2_mean": ("agent.critic.target_subset=2",),
+    "target_2_min": ("agent.critic.target_subset=2", "agent.critic.target_aggregate=min"),
+    "target_all_min": ("agent.critic.target_aggregate=min",),
+    "target_by_policy": ("agent.target=policy",),
+    "expectile_0.9": ("agent.expectile=0.9",),
+    "critic_warmup_0": ("learner.critic_warmup_steps=0",),
+    "critic_warmup_2000": ("learner.critic_warmup_steps=2000",),
+    "candidates_1": ("agent.candidates=1",),
+    "candidates_4": ("agent.candidates=4",),
+    "candidates_32": ("agent.candidates=32",),
+    "all_candidates_at_once": ("agent.pretrain_candidates=16",),
+    "act_by_online": ("agent.act_by=online",),
+    "choose_by_min": ("agent.choose_by=min",),
+    "no_policy_average": ("agent.policy_ema=0",),
+    "policy_updates_1": ("agent.policy_updates=1",),
+    "full_noise": ("agent.flow.noise_low=1",),
+    "imitate_all": ("agent.bc_on=all",),
+    "horizon_1": ("chunk.horizon=1",),
+    "absolute_actions": ("normaliser.actions=absolute_demo",),
+    "adjacent_windows": ("replay.windows=adjacent", "replay.terminal_windows=drop"),
+    "cut_at_takeovers": ("replay.intervention_windows=cut",),
+    "takeover_costs_0.1": ("agent.critic.loss=squared", "reward.intervention_penalty=0.1"),  # beside `squared`
+}
+
+
+class Count(NamedTuple):
+    """Successes among measured episodes of one run."""
+
+    successes: int
+    episodes: int
+
+
+def difference_interval(a: Count, b: Count) -> tuple[float, float]:
+    """95 % interval of rate(a) - rate(b), independent samples (Newcombe 1998, method 10: from Wilson's intervals)."""
+    (low_a, high_a), (low_b, high_b) = wilson_interval(*a), wilson_interval(*b)
+    p, q = a.successes / a.episodes, b.successes / b.episodes
+    down = math.hypot(p - low_a, high_b - q)
+    up = math.hypot(high_a - p, q - low_b)
+    return max(-1.0, p - q - down), min(1.0, p - q + up)
+
+
+def configuration(experiment: str, settings: Sequence[str]) -> ExperimentConfig:
+    """The experiment with `field=value` settings; of two for one field the later one counts. Raises ConfigError."""
+    chosen = dict(s.split("=", 1) for s in settings)
+    return apply_overrides(load_experiment(experiment), list(chosen.items()))
+
+
+def says_nothing(option: str, experiment: str, settings: Sequence[str]) -> str:
+    """Why `option` is not worth a run there: another row is the same, or nobody takes over; "" where it is."""
+    config = configuration(experiment, [*settings, *OPTIONS[option]])
+    if config.actor.intervention == "none" and any("intervention" in s for s in OPTIONS[option]):
+        return "is about take-overs, and nobody takes over"
+    for earlier in itertools.takewhile(lambda o: o != option, OPTIONS):
+        if configuration(experiment, [*settings, *OPTIONS[earlier]]) == config:
+            return f"is the same as {earlier}"
+    return ""
+
+
+def folder(task: str, option: str, args: argparse.Namespace, plan: Sequence[Any]) -> Path:
+    """Where the runs of one row lie; refuses those that were made another way."""
+    out, said = args.out / task / option, json.loads(json.dumps([*plan, args.episodes, args.set, OPTIONS[option]]))
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "plan.json"
+    if file.exists() and json.loads(file.read_text()) != said:
+        raise SystemExit(f"{out} was made as {file.read_text()}, and now {said} is asked for: give another --out")
+    file.write_text(json.dumps(said))
+    return out
+
+
+def on_fake_aloha(option: str, seed: int, args: argparse.Namespace) -> Count:
+    """The last checkpoint of one run of the demo's recipe, on held-out starts without the helper."""
+    settings = [f"learner.max_steps={args.fake_steps}", f"learner.checkpoint_period={args.fake_steps}"]
+    config = configuration("fake_aloha", [*settings, *args.set, *OPTIONS[option]])
+    out = folder("fake_aloha", option, args, [args.fake_steps])
+    demos = args.out / "fake_aloha" / "demos"
+    run_record(load_experiment("fake_aloha"), N_DEMOS, str(demos), policy="scripted", noise=None, cameras=())
+    last = run_variant("rl_helper", seed, demos, out, args.episodes, config)["last"]
+    return Count(round(last["success_rate"] * args.episodes), args.episodes)
+
+
+def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Count:
+    """The last evaluation of one run of the product on OGBench's data, offline and then online."""
+    out = folder("cube_single", option, args, [args.offline_steps, args.online_steps])
+    figures = out / f"figures_{seed}.json"
+    command = [sys.executable, str(CUBE_SINGLE), "--data", str(args.data), "--out", str(out), "--methods", "ours"]
+    command += [
+        "--seeds",
+        str(seed),
+        "--episodes",
+        str(args.episodes),
+        "--json",
+        str(figures),
+        "--port",
+        str(args.port),
+    ]
+    command += ["--offline_steps", str(args.offline_steps), "--online_steps", str(args.online_steps)]
+    command += ["--eval_interval", str(args.offline_steps)]
+    for setting in (*args.set, *OPTIONS[option]):
+        command += ["--set", setting]
+    subprocess.run(command, check=True)
+    last = json.loads(figures.read_text())["curves"][f"ours/{seed}"][-1]
+    return Count(round(last["rate"] * args.episodes), args.episodes)
+
+
+TASKS = {"fake_aloha": on_fake_aloha, "cube_single": on_cube_single}
+EXPERIMENTS = {"fake_aloha": "fake_aloha", "cube_single": "ogbench"}
+Results = dict[str, dict[str, dict[str, Count]]]  # task -> option -> seed -> count
+
+
+def pooled(counts: dict[str, Count]) -> Count:
+    """All seeds together."""
+    return Count(sum(c.successes for c in counts.values()), sum(c.episodes for c in counts.values()))
+
+
+def rows(results: Results) -> list[dict[str, Any]]:
+    """One row for each task and option that has been measured, in the order of `OPTIONS`."""
+    out = []
+    for task, options in results.items():
+        for option in (o for o in OPTIONS if o in options):
+            count = pooled(options[option])
+            low, high = wilson_interval(*count)
+            row: dict[str, Any] = {
+                "task": task,
+                "option": option,
+                "overrides": list(OPTIONS[option]),
+                "successes": count.successes,
+                "episodes": count.episodes,
+                "rate": count.successes / count.episodes,
+                "low": low,
+                "high": high,
+                "seeds": {seed: c.successes / c.episodes for seed, c in options[option].items()},
+            }
+            # The same seeds of both, however far the run has come.
+            shared = [s for s in options[option] if s in options.get(DEFAULT, {})]
+            if option != DEFAULT and shared:
+                ours, base = (pooled({s: options[o][s] for s in shared}) for o in (option, DEFAULT))
+                row["difference"] = ours.successes / ours.episodes - base.successes / base.episodes
+                row["difference_low"], row["difference_high"] = difference_interval(ours, base)
+            out.append(row)
+    return out
+
+
+def markdown(table: Sequence[dict[str, Any]]) -> str:
+    """The table as it goes into a document; a star marks a difference whose interval excludes 0."""
+    lines = ["| task | option | success [95 %] | seeds | difference [95 %] |", "|---|---|---|---|---|"]
+    for r in table:
+        seeds = ", ".join(f"{rate:.2f}" for rate in r["seeds"].values())
+        difference = ""
+        if "difference" in r:
+            low, high = r["difference_low"], r["difference_high"]
+            star = " *" if low > 0 or high < 0 else ""
+            difference = f"{r['difference']:+.2f} [{low:+.2f}, {high:+.2f}]{star}"
+        interval = f"{r['rate']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
+        lines.append(f"| {r['task']} | {r['option']} | {interval} | {seeds} | {difference} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run what is missing, the default first; the table is written anew after every run."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--options", default="all", help=f"separated by commas, of: {', '.join(OPTIONS)}; or all")
+    p.add_argument("--tasks", default=None, help=f"of: {', '.join(TASKS)}; by default those there is data for")
+    p.add_argument("--seeds", default="0", help="separated by commas")
+    p.add_argument("--data", type=Path, help="OGBench's cube-single-play .npz, for cube_single")
+    p.add_argument("--episodes", type=int, default=100, help="measured at the end of each run")
+    p.add_argument("--fake_steps", type=int, default=8_000, help="updates on fake_aloha")
+    p.add_argument("--offline_steps", type=int, default=20_000, help="updates on cube_single before actors begin")
+    p.add_argument("--online_steps", type=int, default=10_000, help="on cube_single")
+    p.add_argument("--port", type=int, default=5688)
+    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override for every row")
+    p.add_argument("--out", type=Path, default=Path("runs/ablations"), help="runs, table.md and table.json")
+    args = p.parse_args()
+    options = list(OPTIONS) if args.options == "all" else args.options.split(",")
+    if unknown := [o for o in options if o not in OPTIONS]:
+        p.error(f"unknown option {unknown[0]!r}; valid: {', '.join(OPTIONS)}")
+    tasks = (args.tasks or ("fake_aloha,cube_single" if args.data else "fake_aloha")).split(",")
+    if unknown := [t for t in tasks if t not in TASKS]:
+        p.error(f"unknown task {unknown[0]!r}; valid: {', '.join(TASKS)}")
+    if "cube_single" in tasks and args.data is None:
+        p.error("cube_single needs --data: OGBench's cube-single-play .npz")
+    if DEFAULT not in options:  # what the others are compared with
+        options.insert(0, DEFAULT)
+    args.out.mkdir(parents=True, exist_ok=True)
+    results: Results = {}
+    for seed in args.seeds.split(","):
+        for task in tasks:
+            for option in options:
+                if why := says_nothing(option, EXPERIMENTS[task], args.set):
+                    print(f"{task:12s} {option} {why}: no run", flush=True)
+                    continue
+                count = TASKS[task](option, int(seed), args)
+                results.setdefault(task, {}).setdefault(option, {})[seed] = count
+                print(f"{task:12s} seed {seed} {option:24s} {count.successes}/{count.episodes}", flush=True)
+                table = rows(results)
+                (args.out / "table.json").write_text(json.dumps(table, indent=1))
+                (args.out / "table.md").write_text(markdown(table))
+    print(markdown(rows(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What the benchmarks of people and of options compute from their runs; each of their rows is an experiment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.types import ConfigError
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import ablations
+import human_in_the_loop as people
+from ablations import Count
+
+
+def test_newcombes_example():
+    """Newcombe 1998, table II, (a) method 10: 56/70 - 48/80."""
+    low, high = ablations.difference_interval(Count(56, 70), Count(48, 80))
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    low, high = ablations.difference_interval(Count(10, 10), Count(0, 20))
+    assert (round(low, 4), high) == (0.6791, 1.0)
+
+
+def test_the_table_compares_the_seeds_that_both_have():
+    results = {
+        "fake_aloha": {
+            "default": {"0": Count(50, 100), "1": Count(60, 100)},
+            "squared": {"0": Count(90, 100)},
+            "tail_policy": {"0": Count(52, 100), "1": Count(58, 100)},
+        },
+        "cube_single": {"squared": {"0": Count(1, 2)}},
+    }
+    table = {(r["task"], r["option"]): r for r in ablations.rows(results)}
+    assert table["fake_aloha", "default"]["rate"] == 0.55
+    assert "difference" not in table["fake_aloha", "default"]
+    squared = table["fake_aloha", "squared"]
+    assert squared["difference"] == pytest.approx(0.4)  # 0.9 - 0.5: seed 1 is not there yet
+    assert squared["difference_low"] < 0.4 < squared["difference_high"]
+    assert squared["overrides"] == ["agent.critic.loss=squared"]
+    assert table["fake_aloha", "tail_policy"]["difference"] == pytest.approx(0.0)
+    assert "difference" not in table["cube_single", "squared"]  # nothing to compare with
+    text = ablations.markdown(list(table.values()))
+    [line] = [x for x in text.splitlines() if "| fake_aloha | squared |" in x]
+    assert line.endswith("] * |")
+    assert "+0.40" in line
+    assert "*" not in text.replace(line, "")
+
+
+@pytest.mark.parametrize(("task", "experiment"), ablations.EXPERIMENTS.items())
+def test_every_option_is_an_experiment_of_its_own(task, experiment):
+    seen = {}
+    for option, settings in ablations.OPTIONS.items():
+        if ablations.says_nothing(option, experiment, []):
+            continue
+        config = str(to_dict(ablations.configuration(experiment, settings)))
+        assert config not in seen, f"{option} is {seen[config]}"
+        seen[config] = option
+    assert len(seen) > 15
+    takeovers = {"cut_at_takeovers", "takeover_costs_0.1"}
+    assert (takeovers <= set(seen.values())) == (task == "fake_aloha")
+
+
+def test_runs_made_another_way_are_not_mixed(tmp_path):
+    import argparse
+
+    args = argparse.Namespace(out=tmp_path, episodes=3, set=[])
+    assert ablations.folder("fake_aloha", "squared", args, [7]) == tmp_path / "fake_aloha" / "squared"
+    ablations.folder("fake_aloha", "squared", args, [7])
+    with pytest.raises(SystemExit, match="give another --out"):
+        ablations.folder("fake_aloha", "squared", args, [8])
+
+
+def test_methods_are_what_they_are_called():
+    of = {name: people.configuration(name, 3, 6) for name in people.METHODS}
+    assert {c.seed for c in of.values()} == {3}
+    assert all(c.actor.intervention == "scripted" for c in of.values())  # the same helper
+    assert len({str(c.robot) for c in of.values()}) == 1
+    assert len({(c.learner.max_steps, c.learner.utd_ratio) for c in of.values()}) == 1
+    assert {c.agent.critic.hidden for n, c in of.items() if "rlpd" in n} == {(256, 256)}
+    assert (of["rlpd"].chunk.horizon, of["rlpd"].learner.pretrain_steps) == (1, 0)
+    assert of["ours-cut"].replay.intervention_windows == "cut"
+    dagger, clone = of["hg-dagger"].agent, of["bc"].agent
+    assert isinstance(dagger, BcConfig)
+    assert isinstance(clone, BcConfig)
+    assert (dagger.bc_on, clone.bc_on) == ("demo+interventions", "demo")
+    assert (dagger.flow, dagger.policy_updates) == (clone.flow, clone.policy_updates)
+    assert of["hg-dagger"].learner.pretrain_steps == of["ours"].learner.pretrain_steps  # the experiment's own
+    assert people.configuration("ours", 0, 6, ["learner.max_steps=60"]).learner.checkpoint_period == 10
+    with pytest.raises(ConfigError, match="did you mean"):
+        people.configuration("ours", 0, 6, ["learner.max_step=60"])
+
+
+def test_the_share_moves_over_the_last_episodes_and_its_interval_over_them():
+    def episode(i, human, length=100):
+        return {"intervention_steps": human, "episode/l": length, "env_steps": 100 * (i + 1), "human_ticks": 7 * i}
+
+    points = people.human_share([episode(i, 50 if i < 30 else 10) for i in range(60)])
+    share = np.array([p["share"] for p in points])
+    np.testing.assert_allclose(share[:30], 0.5)
+    assert share[39] == pytest.approx(0.3)  # half of the last twenty
+    np.testing.assert_allclose(share[49:], 0.1)
+    assert points[29]["low"] == points[29]["high"] == 0.5  # all alike: nothing to doubt
+    assert points[39]["low"] < 0.3 < points[39]["high"]
+    assert [(p["env_steps"], p["human_ticks"]) for p in points[:2]] == [(100, 0), (200, 7)]
+    ratio = people.human_share([episode(0, 10, 10), episode(1, 0, 90)])[1]
+    assert ratio["share"] == pytest.approx(0.1)  # of the ticks, not of the episodes
