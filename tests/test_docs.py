@@ -20,7 +20,14 @@ from serl_chunk.commands.local import train_local
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, OgbenchConfig, RobomimicConfig
+from serl_chunk.config.robots import (
+    AlohaSimConfig,
+    FakeAlohaConfig,
+    FakeSingleArmConfig,
+    GymConfig,
+    OgbenchConfig,
+    RobomimicConfig,
+)
 from serl_chunk.data.demos import load_demos
 from serl_chunk.robots.registry import robot_spec
 
@@ -266,7 +273,7 @@ def groups() -> dict[str, set[str]]:
     """`learner -> {batch_size, ...}` for every part of an experiment; all kinds of agents and robots together."""
     out = {}
     base = load_experiment("fake_aloha")
-    robots = (FakeAlohaConfig, AlohaSimConfig, OgbenchConfig, RobomimicConfig, GymConfig)
+    robots = (FakeAlohaConfig, FakeSingleArmConfig, AlohaSimConfig, OgbenchConfig, RobomimicConfig, GymConfig)
     kinds = {"agent": tuple(IMPLEMENTATIONS), "robot": robots}
     for field in dataclasses.fields(base):
         classes = kinds.get(field.name, (type(getattr(base, field.name)),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -32,9 +33,12 @@ def known_experiments() -> dict[str, Path]:
 def load_experiment(name: str) -> ExperimentConfig:
     """The experiment `name`, from a file that must define `experiment() -> ExperimentConfig`.
 
+    `name:variant` calls `experiment(variant)`, where the file's function takes one text.
+
     Raises ConfigError: for an unknown name, listing the valid names and the nearest one; for a file that fails, with
     its line and the exception. What a configuration itself refuses is passed on as it is.
     """
+    name, colon, variant = name.partition(":")
     if name.endswith(".py"):
         path = Path(name).expanduser()
         if not path.is_file():
@@ -50,8 +54,17 @@ def load_experiment(name: str) -> ExperimentConfig:
     factory = getattr(module, "experiment", None)
     if not callable(factory):
         raise ConfigError(f"{path} must define a function experiment() that returns an ExperimentConfig")
+    if colon and not (variant and inspect.signature(factory).parameters):
+        raise ConfigError(
+            f"--exp_name={name}:{variant}: "
+            + (
+                f"experiment() in {path} has no variants; leave out the colon"
+                if variant
+                else "no variant after the colon"
+            )
+        )
     try:
-        config = factory()
+        config = factory(variant) if colon else factory()
     except SerlChunkError:
         raise
     except (Exception, SystemExit) as error:

@@ -52,6 +52,7 @@ class FakeAlohaConfig(RobotConfig):
     grasp_tolerance: float = 0.03  # metres between grip point and cube at which closing fingers hold it
     place_tolerance: float = 0.05  # metres from the target at which releasing counts
     image_size: int = 64  # pixels, square
+    observe_objects: bool = True  # the cube in the state; without it cameras alone show where it is
     helper: HelperConfig = dataclasses.field(default_factory=HelperConfig)  # the person of actor.intervention=scripted
 
     def __post_init__(self) -> None:
@@ -63,19 +64,52 @@ class FakeAlohaConfig(RobotConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class FakeSingleArmConfig(RobotConfig):
+    """The numpy pick and place task of one arm that is commanded by velocities, as HIL-SERL's robots are."""
+
+    kind: ClassVar[str] = "fake_single_arm"
+
+    task: str = "pick the block up and put it on the target"
+    max_episode_steps: int = 80
+    control_hz: float = 10.0
+    grasp_tolerance: float = 0.02  # metres between grip point and block at which closing fingers hold it
+    grasp_angle: float = 0.4  # radians between the fingers' axis and the block's short side at which they do
+    place_tolerance: float = 0.04  # metres from the target at which releasing counts
+    image_size: int = 64  # pixels, square
+    observe_objects: bool = True  # the block in the state; without it cameras alone show where it is
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("control_hz", "grasp_tolerance", "grasp_angle", "place_tolerance"):
+            require(getattr(self, name) > 0, f"robot.{name} must be positive, got {getattr(self, name)}")
+        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
+
+
+@dataclasses.dataclass(frozen=True)
 class AlohaSimConfig(RobotConfig):
-    """gym-aloha TransferCube (MuJoCo), behind the same contract."""
+    """gym-aloha's TransferCube or Insertion (MuJoCo), behind the same contract.
+
+    The default `task` is the one of `env_name`, whichever it is; a text of your own stays.
+    """
 
     kind: ClassVar[str] = "aloha_sim"
+    TASKS: ClassVar[dict[str, str]] = {
+        "transfer_cube": "transfer the cube from the right arm to the left arm",
+        "insertion": "put the right arm's peg into the left arm's socket",
+    }
 
-    task: str = "transfer the cube from the right arm to the left arm"
+    task: str = TASKS["transfer_cube"]
+    env_name: Literal["transfer_cube", "insertion"] = "transfer_cube"
     max_episode_steps: int = 300
-    cube_in_state: bool = True  # append the cube's pose (7) to the joint positions (14)
+    cube_in_state: bool = True  # append the pose (7) of every object, cube or peg and socket, to the 14 joints
     image_size: int = 128  # pixels, square
     cameras: tuple[str, ...] = ("top", "left_wrist", "right_wrist")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_choices(self, "robot.")
+        if self.task in self.TASKS.values():  # another env_name's, left there by an override
+            object.__setattr__(self, "task", self.TASKS[self.env_name])
         require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
 
 

@@ -1,6 +1,6 @@
-"""gym-aloha's TransferCube (MuJoCo) behind the package's environment contract.
+"""gym-aloha's TransferCube and Insertion (MuJoCo) behind the package's environment contract.
 
-The model, start pose, start region of the cube and the reward stages are gym-aloha's. Its environment class is
+The models, start poses, start regions of the objects and the reward stages are gym-aloha's. Its environment class is
 not used: it renders three 480x640 images on every step (2-7 steps/s), ignores the image size asked for and
 declares a wrong action box.
 """
@@ -10,42 +10,36 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk import extras
 from serl_chunk.config.robots import AlohaSimConfig
+from serl_chunk.robots.aloha_sim_scene import OBJECT_HEIGHT, SCENES, SUCCESS_STAGE
 from serl_chunk.robots.aloha_sim_spec import CONTROL_HZ, JOINTS, aloha_sim_spec
-from serl_chunk.robots.base import RobotEnv
+from serl_chunk.robots.base import Expert, RobotEnv
 from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Observation
 
-if TYPE_CHECKING:
-    from serl_chunk.robots.aloha_sim_expert import AlohaSimExpert
-
 INSTALL_HINT = "pip install 'serl-chunk[aloha-sim]'"
-MODEL_FILE = "bimanual_viperx_transfer_cube.xml"
-SUCCESS_STAGE = 4  # the left finger touches the cube, and the table does not
 
 FINGER_CLOSED, FINGER_OPEN = 0.01844, 0.058  # m, a gripper's 0 and 1 (gym-aloha's PUPPET_GRIPPER_POSITION_*)
 START_ARM = (0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.02239, -0.02239)  # joints (rad) and the two fingers (m) of an arm
-CUBE_LOW, CUBE_HIGH = (0.0, 0.4), (0.2, 0.6)  # m, x and y of the cube's centre at the start
-CUBE_HEIGHT = 0.05  # m; the cube drops 3 cm to the table
 
 # Where the 14 joints of state and action lie among the model's 16 (a gripper has two mirrored fingers there).
 _JOINT_QPOS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14])
 _GRIPPERS = np.array([6, 13])
-_CUBE_QPOS = slice(16, 23)
+_OBJECTS_FROM = 16  # 7 numbers an object follow: position and quaternion
 
 
-def _import_simulator() -> tuple[Any, Path]:
-    """MuJoCo and the path of gym-aloha's model; ConfigError with the install hint where one is missing."""
+def _import_simulator(model_file: str) -> tuple[Any, Path]:
+    """MuJoCo and the path of one of gym-aloha's models; ConfigError with the install hint where one is missing."""
     package = importlib.util.find_spec("gym_aloha")
     simulator = extras.mujoco("robot aloha_sim", "aloha-sim")
     if package is None or not package.submodule_search_locations:
         raise ConfigError(f"robot aloha_sim needs gym-aloha's model, which is not installed: {INSTALL_HINT}")
-    return simulator, Path(package.submodule_search_locations[0]) / "assets" / MODEL_FILE
+    return simulator, Path(package.submodule_search_locations[0]) / "assets" / model_file
 
 
 class AlohaSimState(NamedTuple):
@@ -56,14 +50,13 @@ class AlohaSimState(NamedTuple):
 
 
 class AlohaSimEnv(RobotEnv):
-    """Two simulated ViperX arms: the right one picks the cube up and hands it to the left one.
+    """Two simulated ViperX arms: the right one hands the left one a cube, or puts its peg into the left one's socket.
 
-    `step` returns reward 1 and terminates when the left finger touches the cube off the table (gym-aloha's reward
-    4), else reward 0; it truncates after `config.max_episode_steps`. `info["stage"]` is gym-aloha's reward, 0..4:
-    1 the right finger touches the cube, 2 and the cube is off the table, 3 the left finger touches it, 4 and it
-    is off the table. It is neither monotone nor a sum.
+    `step` returns reward 1 and terminates at gym-aloha's reward 4 (the left finger touches the cube off the table; the
+    peg touches the pin inside the socket), else reward 0; it truncates after `config.max_episode_steps`.
+    `info["stage"]` is gym-aloha's reward, 0..4; `aloha_sim_scene` says what its values mean.
 
-    The cube's start pose is drawn from `np_random`: `reset(seed=...)` reproduces it. Nothing is rendered before
+    The objects' start poses are drawn from `np_random`: `reset(seed=...)` reproduces it. Nothing is rendered before
     `read_images` is called; all its calls must come from one thread, because an OpenGL context belongs to one.
 
     Raises ConfigError where the simulator is not installed, or has no such camera.
@@ -71,18 +64,17 @@ class AlohaSimEnv(RobotEnv):
 
     def __init__(self, config: AlohaSimConfig, *, images: str = "on_request") -> None:
         self._set_spaces(aloha_sim_spec(config), images)
-        self._mujoco, path = _import_simulator()
+        self.scene = SCENES[config.env_name]
+        self._mujoco, path = _import_simulator(self.scene.model_file)
         self.model = self._mujoco.MjModel.from_xml_path(str(path))
         self._data = self._mujoco.MjData(self.model)
         self._camera = MujocoCamera(self._mujoco, self.model, config.image_size)
         self._substeps = round(1 / (CONTROL_HZ * self.model.opt.timestep))
         self._state_kind = self._mujoco.mjtState.mjSTATE_INTEGRATION
-        self._cube_in_state = config.cube_in_state
+        self._env_name, self._cube_in_state = config.env_name, config.cube_in_state
         self._low, self._high = self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
-        self._cube_geom, self._table_geom = self.model.geom("red_box").id, self.model.geom("table").id
-        # gym-aloha looks at one finger of each hand only, and so its stages do.
-        self._left_finger = self.model.geom("vx300s_left/10_left_gripper_finger").id
-        self._right_finger = self.model.geom("vx300s_right/10_right_gripper_finger").id
+        self._names = [self.model.geom(i).name for i in range(self.model.ngeom)]
+        self._own = np.array([name in self.scene.geometries for name in self._names])
         self._tick = 0
 
     @property
@@ -98,17 +90,24 @@ class AlohaSimEnv(RobotEnv):
         return joints
 
     @property
+    def object_poses(self) -> np.ndarray:
+        """Position (m) and quaternion (w, x, y, z) of each object, `float64[N, 7]`: the cube; or peg, socket."""
+        return self._data.qpos[_OBJECTS_FROM:].reshape(-1, 7).copy()
+
+    @property
     def cube_pose(self) -> np.ndarray:
-        """Position (m) and quaternion (w, x, y, z) of the cube, `float64[7]`."""
-        return self._data.qpos[_CUBE_QPOS].copy()
+        """The first object's pose, `float64[7]`."""
+        return self.object_poses[0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
-        """Arms to the start pose, the cube to a random place in front of the right arm; `options` are not used."""
+        """Arms to the start pose, every object to a random place before its arm; `options` are not used."""
         super().reset(seed=seed)
         self._mujoco.mj_resetData(self.model, self._data)
         self._data.qpos[:16] = START_ARM * 2
         self._data.ctrl[:] = START_ARM * 2
-        self._data.qpos[_CUBE_QPOS] = (*self.np_random.uniform(CUBE_LOW, CUBE_HIGH), CUBE_HEIGHT, 1, 0, 0, 0)
+        for i, (low, high) in enumerate(self.scene.starts):
+            pose = (*self.np_random.uniform(low, high), OBJECT_HEIGHT, 1, 0, 0, 0)
+            self._data.qpos[_OBJECTS_FROM + 7 * i : _OBJECTS_FROM + 7 * (i + 1)] = pose
         self._mujoco.mj_step1(self.model, self._data)
         self._tick = 0
         return self._observe(), {"success": False, "stage": self.stage()}
@@ -137,18 +136,9 @@ class AlohaSimEnv(RobotEnv):
 
     def stage(self) -> int:
         """gym-aloha's reward of the present moment, 0..4 (see the class)."""
-        touching: set[int] = set()
-        for first, second in self._data.contact.geom[: self._data.ncon]:
-            if first == self._cube_geom:
-                touching.add(int(second))
-            elif second == self._cube_geom:
-                touching.add(int(first))
-        lifted = self._table_geom not in touching
-        if self._left_finger in touching:
-            return 4 if lifted else 3
-        if self._right_finger in touching:
-            return 2 if lifted else 1
-        return 0
+        pairs = self._data.contact.geom[: self._data.ncon]
+        pairs = pairs[self._own[pairs].any(axis=1)]  # the arms' own joints touch each other all the time
+        return self.scene.stage({frozenset((self._names[a], self._names[b])) for a, b in pairs.tolist()})
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         """Render `cameras` (default: all): `{"images/<camera>": uint8[image_size, image_size, 3]}`.
@@ -175,8 +165,12 @@ class AlohaSimEnv(RobotEnv):
         self._tick = state.tick
         return self._observe()
 
-    def make_expert(self) -> AlohaSimExpert:
+    def make_expert(self) -> Expert:
         """A scripted demonstrator of this environment."""
+        if self._env_name == "insertion":
+            from serl_chunk.robots.aloha_sim_insertion_expert import InsertionExpert
+
+            return InsertionExpert(self)
         from serl_chunk.robots.aloha_sim_expert import AlohaSimExpert
 
         return AlohaSimExpert(self)
@@ -187,7 +181,7 @@ class AlohaSimEnv(RobotEnv):
 
     def _observe(self) -> Observation:
         joints = self.joints
-        state = np.concatenate([joints, self._data.qpos[_CUBE_QPOS]]) if self._cube_in_state else joints
+        state = np.concatenate([joints, self._data.qpos[_OBJECTS_FROM:]]) if self._cube_in_state else joints
         observation: Observation = {STATE: state.astype(np.float32)}
         if self.images == "always":
             observation.update(self.read_images())

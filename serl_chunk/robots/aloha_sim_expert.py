@@ -127,11 +127,11 @@ def _follow(start: np.ndarray, waypoints: list[Waypoint], *, right: bool) -> np.
     first = waypoints[0]
     target = arm_joints(first.position[None], np.array([first.pitch]), np.array([first.roll]), right=right)[0]
     # The first stretch is a curve in joint space: the pose it leaves is arbitrary, the air there is free.
-    share = _ease(first.tick)[:, None]
+    share = ease(first.tick)[:, None]
     goal = np.append(target, first.gripper)
     parts = [start + share * (goal - start)]
     for begin, end in itertools.pairwise(waypoints):
-        share = _ease(end.tick - begin.tick)
+        share = ease(end.tick - begin.tick)
         position = begin.position + share[:, None] * (end.position - begin.position)
         pitch = begin.pitch + share * (end.pitch - begin.pitch)
         roll = begin.roll + share * (end.roll - begin.roll)
@@ -140,7 +140,7 @@ def _follow(start: np.ndarray, waypoints: list[Waypoint], *, right: bool) -> np.
     return np.concatenate(parts)
 
 
-def _ease(ticks: int) -> np.ndarray:
+def ease(ticks: int) -> np.ndarray:
     """Shares `float64[ticks]` of a way, ending in 1, with zero velocity and acceleration at both ends."""
     s = np.arange(1, ticks + 1) / ticks
     return s**3 * (10 - 15 * s + 6 * s**2)

@@ -2,7 +2,8 @@
 
 Observations (a flat Box, or a Dict that may nest):
 
-- `uint8[H, W, 3]` entries are cameras, named by their key; a sub-dictionary `images` only groups them.
+- `uint8[H, W, 3]` entries are cameras, named by their key; a sub-dictionary `images` only groups them, and a slash
+  becomes an underscore (HIL-SERL's `left/wrist` is `left_wrist`).
 - every other entry must be a vector; they are concatenated to `state` in the sorted order of their keys
   (`state` alone is simply itself; `{"joints": ..., "force": ...}` gives force, then joints).
 - a leading axis of length 1 (HIL-SERL's ChunkingWrapper) is removed from both.
@@ -69,6 +70,7 @@ class ObservationLayout(NamedTuple):
                 state_dim += shape[0]
             elif len(shape) == 3 and shape[2] == 3 and entry.dtype == np.uint8:
                 camera = "/".join(path[1:] if len(path) > 1 and path[0] == "images" else path) or "image"
+                camera = camera.replace("/", "_")  # HIL-SERL's "left/wrist": a column's name has one slash
                 if camera in (c.name for c in camera_specs):
                     raise ConfigError(f"two observations are called camera {camera!r}; rename one of them")
                 cameras.append((camera, path))

@@ -10,6 +10,7 @@ from pathlib import Path
 from serl_chunk.config.robots import (
     AlohaSimConfig,
     FakeAlohaConfig,
+    FakeSingleArmConfig,
     GymConfig,
     OgbenchConfig,
     RobomimicConfig,
@@ -25,6 +26,10 @@ def robot_spec(config: RobotConfig) -> RobotSpec:
         from serl_chunk.robots.fake.spec import fake_aloha_spec
 
         return fake_aloha_spec(config)
+    if isinstance(config, FakeSingleArmConfig):
+        from serl_chunk.robots.fake.single_arm_spec import fake_single_arm_spec
+
+        return fake_single_arm_spec(config)
     if isinstance(config, AlohaSimConfig):
         from serl_chunk.robots.aloha_sim_spec import aloha_sim_spec
 
@@ -52,6 +57,10 @@ def make_env(config: RobotConfig, *, images: str = "on_request") -> RobotEnv:
         from serl_chunk.robots.fake.env import FakeAlohaEnv
 
         return FakeAlohaEnv(config, images=images)
+    if isinstance(config, FakeSingleArmConfig):
+        from serl_chunk.robots.fake.single_arm_env import FakeSingleArmEnv
+
+        return FakeSingleArmEnv(config, images=images)
     if isinstance(config, AlohaSimConfig):
         from serl_chunk.robots.aloha_sim import AlohaSimEnv
 
@@ -107,6 +116,6 @@ def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
 
 def _unknown(config: RobotConfig) -> ConfigError:
     return ConfigError(
-        f"unknown robot configuration {type(config).__name__}; valid: FakeAloha, AlohaSim, Ogbench, Robomimic, Gym "
-        "(…Config)"
+        f"unknown robot configuration {type(config).__name__}; valid: FakeAloha, FakeSingleArm, AlohaSim, Ogbench, "
+        "Robomimic, Gym (…Config)"
     )

@@ -20,6 +20,7 @@ from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner import accounts
 from serl_chunk.learner.learner import Learner, Phase
+from serl_chunk.learner.replay import Replay
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import ConfigError, Snapshot
 
@@ -255,13 +256,13 @@ def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tm
 
 def test_an_agent_without_a_critic_draws_no_batch_for_one(demos, tmp_path, monkeypatch):
     drawn = []
-    sample = learner_module.Replay.sample
+    sample = Replay.sample
 
     def counted(self, rng, batch_size, updates=None, **kw):
         drawn.append(updates)
         return sample(self, rng, batch_size, updates, **kw)
 
-    monkeypatch.setattr(learner_module.Replay, "sample", counted)
+    monkeypatch.setattr(Replay, "sample", counted)
     config = experiment(cta_ratio=2, critic_pretrain_steps=20, critic_warmup_steps=20)
     config = dataclasses.replace(config, agent=BcConfig(flow=FlowConfig(hidden=(16,), steps=2)))
     learner, _ = train_local(config, [demos], str(tmp_path / "run"))

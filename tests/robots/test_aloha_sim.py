@@ -299,7 +299,13 @@ class TestExpert:
 
 def test_every_option_changes_something(env):
     """No dead options: each field of the configuration shows in the specification or the episode."""
-    changed = {"max_episode_steps": 7, "cube_in_state": False, "image_size": 32, "cameras": ("top",)}
+    changed = {
+        "env_name": "insertion",
+        "max_episode_steps": 7,
+        "cube_in_state": False,
+        "image_size": 32,
+        "cameras": ("top",),
+    }
     fields = {f.name for f in dataclasses.fields(AlohaSimConfig)} - {"task"}  # the task's words go into Begin records
     assert set(changed) == fields
     for name, value in changed.items():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
@@ -262,3 +263,23 @@ def test_a_given_start_is_used_and_leaves_the_generator_alone(env):
     np.testing.assert_array_equal(env.reset()[0]["state"], expected)
     with pytest.raises(DataError, match="FakeAlohaState"):
         env.reset(options={"start": {"cube": (0, 0)}})
+
+
+def test_without_objects_the_state_is_the_joints_and_the_cube_shows_in_the_pictures_alone():
+    seen, blind = (FakeAlohaEnv(FakeAlohaConfig(observe_objects=o)) for o in (True, False))
+    both = [e.reset(seed=3)[0]["state"] for e in (seen, blind)]
+    np.testing.assert_array_equal(both[1], both[0][:14])
+    assert (blind.robot_spec.state_dim, blind.observation_space["state"].shape) == (14, (14,))
+    assert robot_spec(blind.config).digest() != robot_spec(seen.config).digest()
+    state = blind.save_state()
+    frame = blind.read_images(["top"])["images/top"]
+    moved = blind.reset(options={"start": state._replace(cube=(0.1, -0.1, task.CUBE_REST_Z))})[0]["state"]
+    np.testing.assert_array_equal(moved, both[1])
+    assert not np.array_equal(blind.read_images(["top"])["images/top"], frame)
+
+
+def test_the_image_experiment_sees_all_cameras_and_no_cube():
+    config = load_experiment("fake_aloha_images")
+    spec = robot_spec(config.robot)
+    assert config.agent.image_keys == tuple(c.name for c in spec.cameras) == task.CAMERAS
+    assert spec.state_dim == 14

@@ -42,6 +42,7 @@ class FakeAlohaEnv(RobotEnv):
     gripper 13), clipped to the joint limits and then to 0.06 rad (grippers 0.2) from the present joints;
     `info["executed_action"]` is what remains. The state is `float32[23]`: 14 joints, then 5 times the cube's
     position and each grip point relative to the cube, in metres. It tells neither time nor progress nor place.
+    Without `observe_objects` it is the 14 joints: `float32[14]`.
 
     Fingers grasp only by closing: their opening must cross 0.4 downwards while the grip point is within
     `grasp_tolerance` of the cube's centre and in the arm's own half (or 5 cm past the middle). The cube
@@ -195,12 +196,20 @@ class FakeAlohaEnv(RobotEnv):
         return success
 
     def _observation(self) -> Observation:
+        if self.config.observe_objects:
+            state = self._seen_state()
+        else:
+            state = np.array(self.joints, np.float32)
+        observation = {STATE: state}
+        if self.images == "always":
+            observation.update(self.read_images())
+        return observation
+
+    def _seen_state(self) -> np.ndarray:
+        """Joints, the cube and both grip points relative to it, `float32[23]`."""
         (cx, cy, cz), k = self.cube, task.POSITION_SCALE
         (lx, ly, lz), (rx, ry, rz) = self.grips
         cube = (k * cx, k * cy, k * cz)
         left = (k * (lx - cx), k * (ly - cy), k * (lz - cz))
         right = (k * (rx - cx), k * (ry - cy), k * (rz - cz))
-        observation = {STATE: np.array((*self.joints, *cube, *left, *right), np.float32)}
-        if self.images == "always":
-            observation.update(self.read_images())
-        return observation
+        return np.array((*self.joints, *cube, *left, *right), np.float32)

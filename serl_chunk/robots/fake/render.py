@@ -64,7 +64,7 @@ def render(name: str, size: int, joints: Sequence[float], cube: Point, held: boo
         camera, image = _TOP, _top_background(size).copy()
     else:
         camera = _wrist_camera(poses[LEFT if name == "left_wrist" else RIGHT])
-        image = _background(camera, size)
+        image = background(camera, size)
     rods = [rod for arm in (LEFT, RIGHT) for rod in _arm_rods(arm, poses[arm], joints[arm * ARM_DIM + 6])]
     half = CUBE_SIZE / 4  # a short upright rod of the cube's width and height
     rods.append(
@@ -75,6 +75,11 @@ def render(name: str, size: int, joints: Sequence[float], cube: Point, held: boo
             _CUBE_HELD if held else _CUBE,
         )
     )
+    return draw(image, camera, rods)
+
+
+def draw(image: np.ndarray, camera: Camera, rods: Sequence[Rod]) -> np.ndarray:
+    """Paint `rods` over `image` (`uint8[size, size, 3]`, changed and returned), the farthest first."""
     seen = [(_in_camera(camera, rod.start), _in_camera(camera, rod.end), rod) for rod in rods]
     for start, end, rod in sorted(seen, key=lambda s: -(s[0][2] + s[1][2])):
         _paint(image, camera.focal, start, end, rod)
@@ -112,7 +117,7 @@ def _arm_rods(arm: int, pose: ArmPose, opening: float) -> list[Rod]:
 
 @functools.cache
 def _top_background(size: int) -> np.ndarray:
-    return _background(_TOP, size)
+    return background(_TOP, size)
 
 
 @functools.cache
@@ -123,8 +128,8 @@ def _pixels(size: int) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _background(camera: Camera, size: int) -> np.ndarray:
-    """Table, target, floor and sky, by following every pixel's ray to the plane z = 0."""
+def background(camera: Camera, size: int, place: Point = PLACE) -> np.ndarray:
+    """Table, target at `place`, floor and sky, `uint8[size, size, 3]`, from every pixel's ray to the table's plane."""
     x, y = _pixels(size)
     ray = [x * camera.right[i] + y * camera.down[i] + camera.focal * camera.ahead[i] for i in range(3)]
     below = ray[2] < -1e-3
@@ -132,7 +137,7 @@ def _background(camera: Camera, size: int) -> np.ndarray:
     hit_x, hit_y = camera.eye[0] + reach * ray[0], camera.eye[1] + reach * ray[1]
     checker = (np.floor(hit_x / _CHECKER) + np.floor(hit_y / _CHECKER)).astype(np.int32) & 1
     image = _TABLE[checker]
-    image[(hit_x - PLACE[0]) ** 2 + (hit_y - PLACE[1]) ** 2 < _TARGET_RADIUS**2] = _TARGET
+    image[(hit_x - place[0]) ** 2 + (hit_y - place[1]) ** 2 < _TARGET_RADIUS**2] = _TARGET
     image[(np.abs(hit_x) > _TABLE_HALF[0]) | (np.abs(hit_y) > _TABLE_HALF[1])] = _FLOOR
     # A camera under the table (an arm may reach there: the table has no collisions) looks at its dark side.
     image[~below] = _SKY if camera.eye[2] > 0 else _FLOOR

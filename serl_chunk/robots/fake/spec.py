@@ -35,11 +35,14 @@ ACTION_HIGH = (*JOINT_HIGH, 1.0, *JOINT_HIGH, 1.0)
 
 
 def fake_aloha_spec(config: FakeAlohaConfig) -> RobotSpec:
-    """The robot's specification: 14 joint targets (radians, gripper openings), 23 state numbers, 3 cameras."""
+    """The robot's specification: 14 joint targets (radians, gripper openings), 3 cameras, 23 state numbers.
+
+    Without `config.observe_objects` the state is the 14 joints.
+    """
     return RobotSpec(
         name="fake_aloha",
         control_hz=config.control_hz,
-        state_dim=STATE_DIM,
+        state_dim=STATE_DIM if config.observe_objects else ACTION_DIM,
         action_low=ACTION_LOW,
         action_high=ACTION_HIGH,
         joint_of_action=tuple(range(ACTION_DIM)),

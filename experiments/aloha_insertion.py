@@ -1,0 +1,40 @@
+"""gym-aloha's Insertion in MuJoCo: the right arm's peg goes into the socket that the left arm holds.
+
+pip install 'serl-chunk[aloha-sim]'
+serl-chunk record --exp_name aloha_insertion --policy scripted --noise 0.003 --n_demos 30 --out demos/insertion
+serl-chunk --exp_name aloha_insertion --learner --actor --demo_path demos/insertion --checkpoint_path runs/insertion
+"""
+
+from serl_chunk.config.agents import AcfqlConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.robots import AlohaSimConfig
+
+
+def experiment() -> ExperimentConfig:
+    """State observations (joints, poses of peg and socket); TransferCube's sizes, not tuned for this task."""
+    return ExperimentConfig(
+        name="aloha_insertion",
+        robot=AlohaSimConfig(env_name="insertion"),
+        agent=AcfqlConfig(
+            critic=CriticConfig(ensemble=2, target_subset=2, target_aggregate="mean", loss="bounded", tau=0.01),
+            flow=FlowConfig(hidden=(256, 256)),
+        ),
+        chunk=ChunkConfig(horizon=10),
+        normaliser=NormaliserConfig(actions="relative"),
+        replay=ReplayConfig(capacity=300_000, demo_capacity=50_000, human_capacity=10_000),
+        learner=LearnerConfig(
+            utd_ratio=0.1,
+            max_lag_steps=600,
+            max_steps=30_000,
+            pretrain_steps=12_000,
+            warmup_episodes=20,
+            critic_warmup_steps=2_000,
+            steps_per_update=50,
+            checkpoint_period=5_000,
+        ),
+        actor=ActorConfig(clock="lockstep"),
+        discount=0.995,  # 0.995**300 = 0.22
+    )

@@ -1,0 +1,57 @@
+"""HIL-SERL's four tasks on your robot: their settings, and the one function that you have to fill in.
+
+    cp FOLDER/hil_serl_template.py my_robot.py        FOLDER: where this file lies; then fill in make_robot
+    serl-chunk --exp_name my_robot.py:usb_pickup_insertion --learner --demo_path demos/usb --checkpoint_path runs/usb
+    serl-chunk --exp_name my_robot.py:usb_pickup_insertion --actor --ip GPU_BOX
+
+After the colon stands the task: ram_insertion (the default), usb_pickup_insertion, object_handover or egg_flip.
+`make_robot(task, fake_env)` returns the environment that HIL-SERL's `get_environment` does, wrappers included. Its
+observations `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and
+its `info` (`succeed`, `intervene_action`, `grasp_penalty`) are understood as they are (docs/bring_your_own_robot.md).
+"""
+
+from typing import Any
+
+from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.robots.hil_serl import hil_serl_robot, hil_serl_task
+
+
+def make_robot(task: str, fake_env: bool) -> Any:
+    """Your robot's gymnasium environment for `task`. With `fake_env` only its spaces are used: open no device then.
+
+    For example, where HIL-SERL itself is installed and its experiments can be imported:
+
+        from experiments.mappings import CONFIG_MAPPING
+        return CONFIG_MAPPING[task]().get_environment(fake_env=fake_env, save_video=False, classifier=not fake_env)
+    """
+    raise NotImplementedError("make_robot() is to be filled in")
+
+
+def experiment(task: str = "ram_insertion") -> ExperimentConfig:
+    """The chosen task's cameras, discount and lengths; the rest as HIL-SERL has it where it has such a thing."""
+    settings = hil_serl_task(task)
+    return ExperimentConfig(
+        name="hil_serl_template",
+        robot=hil_serl_robot(task, make_robot, __file__),
+        agent=AcfqlConfig(image_keys=settings.cameras, encoder=EncoderConfig(features=(32, 64, 64, 64))),
+        chunk=ChunkConfig(horizon=4),  # 0.4 s at 10 Hz
+        normaliser=NormaliserConfig(actions="absolute_range"),  # actions are moves in [-1, 1] already
+        replay=ReplayConfig(
+            capacity=200_000, demo_capacity=50_000, human_capacity=50_000, image_capacity=20_000, max_image_age=2
+        ),
+        learner=LearnerConfig(
+            utd_ratio=1.0,
+            max_steps=100_000,
+            training_starts=100,
+            pretrain_steps=5_000,
+            warmup_episodes=10,
+            steps_per_update=50,
+            checkpoint_period=settings.checkpoint_period,
+        ),
+        actor=ActorConfig(clock="realtime"),
+        discount=settings.discount,
+    )

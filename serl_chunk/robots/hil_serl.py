@@ -1,0 +1,103 @@
+"""HIL-SERL's four published tasks as settings of a GymConfig; the environment itself is the user's.
+
+Numbers from HIL-SERL (Luo et al. 2024), `examples/experiments/*/config.py`: discount, cameras of the policy, episode
+length, control mode (its `setup_mode`) and checkpoint period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.types import ConfigError
+
+CONTROL_HZ = 10.0
+
+
+class HilSerlTask(NamedTuple):
+    """What HIL-SERL's configuration of one task says."""
+
+    words: str  # the task, recorded with every episode
+    setup: str  # HIL-SERL's setup_mode, and how many numbers an action has
+    action_dim: int
+    cameras: tuple[str, ...]  # of the policy; the adapter writes left/wrist as left_wrist
+    discount: float  # per tick
+    max_episode_steps: int  # ticks of 0.1 s
+    checkpoint_period: int  # updates
+    grippers: tuple[int, ...] = ()  # action dimensions that a fixed gripper does not have
+
+
+TASKS: dict[str, HilSerlTask] = {
+    "ram_insertion": HilSerlTask(
+        "insert the memory module", "single-arm-fixed-gripper", 6, ("wrist_1", "wrist_2"), 0.97, 100, 5_000
+    ),
+    "usb_pickup_insertion": HilSerlTask(
+        "pick up the USB stick and insert it", "single-arm-learned-gripper", 7, ("side_policy", "wrist_1", "wrist_2"),
+        0.98, 120, 2_000, (6,),
+    ),
+    "object_handover": HilSerlTask(
+        "hand the object over and put it down", "dual-arm-learned-gripper", 14,
+        ("left_wrist", "right_wrist", "left_side"), 0.97, 200, 5_000, (6, 13),
+    ),
+    "egg_flip": HilSerlTask(
+        "flip the egg in the pan", "single-arm-fixed-gripper, wrench control", 3, ("wrist_1", "side"), 0.985, 100, 5_000
+    ),
+}  # fmt: skip
+
+
+def hil_serl_task(name: str) -> HilSerlTask:
+    """The settings of the task `name`; raises ConfigError with the valid names."""
+    if name not in TASKS:
+        raise ConfigError(f"HIL-SERL has no task {name!r}; valid: {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def hil_serl_robot(name: str, make_robot: Callable[[str, bool], Any], file: str) -> GymConfig:
+    """HIL-SERL's task `name` on the environment that `make_robot(name, fake_env)` builds.
+
+    When it is built, ConfigError is raised where `make_robot` is still to be filled in (it raises NotImplementedError
+    or ImportError; `file` tells the reader where), where the actions are not as many as the task's control mode has,
+    and where a camera of the policy is missing.
+    """
+    task = hil_serl_task(name)
+
+    def make(fake_env: bool) -> Any:
+        try:
+            env = make_robot(name, fake_env)
+        except (NotImplementedError, ImportError) as error:
+            raise ConfigError(
+                f"{name} needs your robot's environment: copy {file}, let its make_robot() return the gymnasium.Env "
+                f"and give the copy as --exp_name FILE.py:{name} ({type(error).__name__}: {error})"
+            ) from error
+        _check(env, name, task)
+        return env
+
+    return GymConfig(
+        make=make,
+        task=task.words,
+        robot_name=f"hil_serl {name}",
+        max_episode_steps=task.max_episode_steps,
+        control_hz=CONTROL_HZ,
+        is_real=True,
+        grippers=task.grippers,
+    )
+
+
+def _check(env: Any, name: str, task: HilSerlTask) -> None:
+    """Refuse an environment of another control mode or without one of the policy's cameras, in HIL-SERL's words."""
+    shape = getattr(getattr(env, "action_space", None), "shape", None)
+    if shape is not None and shape != (task.action_dim,):
+        raise ConfigError(
+            f"{name} has the control mode {task.setup}: {task.action_dim} numbers an action; the environment's action "
+            f"space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper away), or "
+            "choose another task's settings"
+        )
+    observed = getattr(getattr(env, "observation_space", None), "spaces", {})
+    there = {name.replace("/", "_") for name in (*observed, *getattr(observed.get("images"), "spaces", {}))}
+    missing = [c for c in task.cameras if c not in there]
+    if missing:
+        raise ConfigError(
+            f"{name}'s policy sees camera {missing[0]!r}, which the environment does not observe; it has: "
+            f"{', '.join(sorted(there))}. Rename your camera, or change agent.image_keys and this task's cameras"
+        )

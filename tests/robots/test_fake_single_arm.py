@@ -1,0 +1,266 @@
+"""The fake single arm: specification, motion and its limits, grasping, placing, exact restore, pictures, expert."""
+
+import dataclasses
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from serl_chunk.commands.record import run_record
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.robots import FakeSingleArmConfig
+from serl_chunk.data.demos import load_demos
+from serl_chunk.robots.fake import single_arm_spec as task
+from serl_chunk.robots.fake.single_arm_env import DOWN, FakeSingleArmEnv
+from serl_chunk.robots.fake.single_arm_expert import STALL_TICKS
+from serl_chunk.robots.registry import make_env, make_expert, make_intervention, robot_spec
+from serl_chunk.types import ConfigError, DataError, RobotSpec
+
+OPEN, CLOSE = np.eye(7)[6], -np.eye(7)[6]
+
+
+@pytest.fixture
+def env():
+    return FakeSingleArmEnv(FakeSingleArmConfig())
+
+
+def start_at(env, position, *, block=(0.5, 0.0, task.BLOCK_REST_Z), yaw=0.0, **fields):
+    env.reset(seed=0)
+    state = env.save_state()._replace(
+        position=np.array(position, float), rotation=DOWN.copy(), block=np.array(block, float), yaw=yaw, **fields
+    )
+    env.reset(options={"start": state})
+
+
+def repeat(env, action, ticks):
+    for _ in range(ticks):
+        result = env.step(action)
+    return result
+
+
+class TestSpecification:
+    def test_it_is_the_environments(self, env):
+        spec = robot_spec(FakeSingleArmConfig())
+        assert spec == env.robot_spec == make_env(FakeSingleArmConfig()).robot_spec
+        assert RobotSpec.from_json(spec.to_json()) == spec
+        assert (spec.action_dim, spec.state_dim, spec.control_hz) == (7, 15, 10.0)
+        assert (set(spec.action_low), set(spec.action_high)) == ({-1.0}, {1.0})
+        check_env(FakeSingleArmEnv(FakeSingleArmConfig(image_size=16), images="always"), skip_render_check=True)
+
+    def test_needs_no_gymnasium(self):
+        code = (
+            "import sys\n"
+            "from serl_chunk.config.robots import FakeSingleArmConfig\n"
+            "from serl_chunk.robots.fake.single_arm_spec import fake_single_arm_spec\n"
+            "fake_single_arm_spec(FakeSingleArmConfig())\n"
+            "assert not {'jax', 'gymnasium'} & set(sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_settings_are_checked(self):
+        with pytest.raises(ConfigError, match=r"robot\.grasp_angle must be positive"):
+            FakeSingleArmConfig(grasp_angle=0.0)
+
+    def test_the_block_can_be_left_out_of_the_state(self, env):
+        blind = make_env(FakeSingleArmConfig(observe_objects=False))
+        seen, unseen = env.reset(seed=3)[0]["state"], blind.reset(seed=3)[0]["state"]
+        assert blind.robot_spec.state_dim == task.HAND_DIM
+        np.testing.assert_array_equal(unseen, seen[: task.HAND_DIM])
+
+
+class TestMotion:
+    def test_velocities_move_and_turn_the_hand(self, env):
+        start_at(env, (0.5, 0.0, 0.2))
+        env.step(np.array([1, -0.5, 0.5, 0, 0, 0, 0]))
+        np.testing.assert_allclose(env.position, (0.53, -0.015, 0.215))
+        env.step(np.array([0, 0, 0, 0, 0, 1, -1]))
+        assert env.hand_yaw == pytest.approx(0.15)
+        assert env.opening == pytest.approx(0.6)
+
+    def test_the_rotation_stays_one(self, env):
+        env.reset(seed=0)
+        for action in np.random.default_rng(0).uniform(-1, 1, (80, 7)):
+            env.step(action)
+        np.testing.assert_allclose(env.rotation @ env.rotation.T, np.eye(3), atol=1e-9)
+
+    def test_workspace_and_tilt_are_limits(self, env):
+        start_at(env, (0.5, 0.0, 0.2))
+        repeat(env, np.array([1, 1, 1, 1, 0, 0, 0]), 60)
+        np.testing.assert_allclose(env.position, task.WORKSPACE_HIGH)
+        assert np.arccos(-env.rotation[2, 2]) <= task.MAX_TILT + 1e-9
+
+    def test_commands_are_clipped_and_reported_and_zeros_hold_still(self, env):
+        env.reset(seed=0)
+        np.testing.assert_array_equal(env.step(np.full(7, 9.0))[4]["executed_action"], np.ones(7, np.float32))
+        before = env.step(np.zeros(7))[0]["state"]
+        np.testing.assert_array_equal(env.step(np.zeros(7))[0]["state"], before)
+
+    @pytest.mark.parametrize("action", [np.zeros(6), np.full(7, np.nan)])
+    def test_an_unusable_action_is_refused(self, env, action):
+        env.reset(seed=0)
+        with pytest.raises(DataError, match="7 finite numbers"):
+            env.step(action)
+
+    def test_step_before_reset_is_refused(self, env):
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.step(np.zeros(7))
+
+
+class TestGrasp:
+    @pytest.mark.parametrize(
+        ("beside", "yaw", "held"),
+        [(0.0, 0.0, True), (0.019, 0.0, True), (0.021, 0.0, False), (0.0, 0.39, True), (0.0, 0.41, False),
+         (0.0, np.pi - 0.1, True)],
+    )  # fmt: skip
+    def test_closing_fingers_hold_what_they_are_around(self, env, beside, yaw, held):
+        start_at(env, (0.5 + beside, 0.0, task.BLOCK_REST_Z), yaw=yaw)
+        repeat(env, CLOSE, 3)
+        assert env.held == held
+        assert env.opening == pytest.approx(task.FINGERS_ON_BLOCK if held else 0.0)
+
+    def test_the_block_moves_and_turns_with_the_hand(self, env):
+        start_at(env, (0.51, 0.0, task.BLOCK_REST_Z), yaw=0.2)
+        repeat(env, CLOSE, 2)
+        relative = env.rotation.T @ (env.block - env.position)
+        repeat(env, np.array([0, 1, 1, 0, 0, 0.5, -1]), 4)
+        np.testing.assert_allclose(env.rotation.T @ (env.block - env.position), relative, atol=1e-9)
+        assert env.yaw == pytest.approx(0.2 + 4 * 0.075)
+
+    def test_a_fist_holds_nothing(self, env):
+        start_at(env, (0.5, 0.0, 0.1), opening=0.0)
+        repeat(env, np.array([0, 0, -1, 0, 0, 0, -1]), 4)
+        assert not env.held
+        assert env.opening == 0.0
+
+    @pytest.mark.parametrize(("shift", "success"), [((0.03, 0, 0), True), ((0.05, 0, 0), False), ((0, 0, 0.1), False)])
+    def test_releasing_at_the_place_is_the_success(self, env, shift, success):
+        spot = np.add(task.PLACE, shift)
+        start_at(env, spot, block=spot, held=True, opening=0.3, offset=np.zeros(3))
+        assert env.step(np.zeros(7))[1:3] == (0.0, False)  # being there is not enough
+        _, reward, terminated, truncated, info = env.step(OPEN)
+        assert (reward, terminated, truncated, info["success"]) == (float(success), success, False, success)
+        assert env.block[2] == task.BLOCK_REST_Z
+
+
+class TestEpisode:
+    def test_a_seed_fixes_the_start(self, env):
+        first = env.reset(seed=5)[0]["state"]
+        other = env.reset()[0]["state"]
+        np.testing.assert_array_equal(env.reset(seed=5)[0]["state"], first)
+        assert not np.array_equal(first, other)
+        blocks = np.array([env.reset() and env.block for _ in range(200)])[:, :2]
+        assert (blocks >= task.BLOCK_START_LOW).all()
+        assert (blocks <= task.BLOCK_START_HIGH).all()
+
+    def test_time_limit_truncates(self):
+        env = FakeSingleArmEnv(FakeSingleArmConfig(max_episode_steps=3))
+        env.reset(seed=0)
+        assert [env.step(np.zeros(7))[2:4] for _ in range(3)] == [(False, False)] * 2 + [(False, True)]
+
+    def test_restore_continues_bit_for_bit(self, env):
+        env.reset(seed=2)
+        expert = make_expert(env)
+        while not env.held:
+            env.step(expert.act())
+        env.step(np.array([0, 0, 1, 0.3, 0, 1, -1]))
+        saved = env.save_state()
+        commands = np.random.default_rng(0).uniform(-1, 1, (30, 7))
+
+        def rollout(e):
+            states = [e.step(c)[0]["state"] for c in commands[:15]]
+            return np.array([*states, e.reset()[0]["state"], *(e.step(c)[0]["state"] for c in commands[15:])])
+
+        expected = rollout(env)
+        other = FakeSingleArmEnv(FakeSingleArmConfig())
+        other.restore_state(saved)
+        assert other.held
+        np.testing.assert_array_equal(rollout(other), expected)
+
+    def test_a_start_of_another_kind_is_refused(self, env):
+        with pytest.raises(DataError, match="SingleArmState"):
+            env.reset(options={"start": 3})
+
+
+class TestPictures:
+    @pytest.mark.parametrize("camera", task.CAMERAS)
+    def test_both_cameras_see_the_block_move(self, env, camera):
+        frames = []
+        for y in (-0.05, 0.05):
+            start_at(env, (0.5, 0.0, 0.2), block=(0.5, y, task.BLOCK_REST_Z))
+            frame = env.read_images([camera])[f"images/{camera}"]
+            assert (frame.shape, frame.dtype) == ((64, 64, 3), np.uint8)
+            frames.append(np.nonzero((frame == (210, 40, 40)).all(axis=-1))[1].mean())
+        assert abs(frames[0] - frames[1]) > 5
+
+    def test_the_side_camera_sees_the_place(self, env):
+        env.reset(seed=0)
+        assert (env.read_images(["side"])["images/side"] == (40, 90, 220)).all(axis=-1).sum() > 5
+        with pytest.raises(ConfigError, match="top"):
+            env.read_images(["top"])
+
+
+class TestExpert:
+    def test_it_nearly_always_succeeds_in_half_the_time(self, env):
+        expert, solved = make_expert(env), 0
+        for seed in range(100, 140):
+            env.reset(seed=seed)
+            expert.reset(seed)
+            over = False
+            while not over:
+                action = expert.act()
+                assert env.action_space.contains(action)
+                _, _, terminated, truncated, _ = env.step(action)
+                over = terminated or truncated
+            solved += terminated and env.tick <= 45
+        assert solved >= 39
+
+    def test_it_recovers_from_a_fist_and_a_drop(self, env):
+        expert = make_expert(env)
+        start_at(env, (0.5, 0.0, task.BLOCK_REST_Z), yaw=1.2, opening=0.0)
+        for tick in range(70):
+            action = OPEN if env.held and tick < 25 else expert.act()
+            if env.step(action)[2]:
+                break
+        assert env.step(np.zeros(7)) is not None
+        assert tick < 69
+
+    def test_its_noise_is_seeded(self, env):
+        env.reset(seed=0)
+        expert = make_expert(env)
+
+        def commands(seed, noise):
+            expert.noise = noise
+            expert.reset(seed)
+            return np.stack([expert.act() for _ in range(20)])
+
+        np.testing.assert_array_equal(commands(1, 0.05), commands(1, 0.05))
+        assert not np.array_equal(commands(1, 0.05), commands(2, 0.05))
+        assert np.ptp(commands(1, 0.0), axis=0).max() == 0.0
+
+    def test_the_helper_frees_a_policy_that_does_nothing(self, env):
+        helper = make_intervention("scripted", env)
+        env.reset(seed=3)
+        helper.reset(3)
+        human, terminated = [], False
+        for tick in range(300):
+            command = helper.poll(tick, {}, tick % 4 == 0)
+            human.append(command is not None)
+            terminated = env.step(np.zeros(7) if command is None else command.action)[2]
+            if terminated:
+                break
+        assert terminated
+        assert not any(human[: STALL_TICKS - 1])
+        assert not all(human[STALL_TICKS:])  # it hands back
+        helper.close()
+
+
+def test_its_experiment_records(tmp_path):
+    config = load_experiment("fake_single_arm")
+    assert run_record(config, 3, str(tmp_path), policy="scripted", noise=0.02, cameras=()) == 0
+    demos = load_demos([tmp_path], robot_spec(config.robot))
+    assert len(demos.episodes) == 3
+    assert all(e.end.terminated for e in demos.episodes)
+    assert dataclasses.asdict(config)["discount"] ** config.robot.max_episode_steps == pytest.approx(0.2, abs=0.02)

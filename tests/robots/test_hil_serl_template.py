@@ -1,0 +1,122 @@
+"""HIL-SERL's tasks on an environment of its shape: settings, control modes, cameras, missing robots."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+from hil_serl_shape import HilSerlShape
+
+from serl_chunk.commands.record import record_episode
+from serl_chunk.config.loader import known_experiments, load_experiment
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.writer import EpisodeWriter
+from serl_chunk.robots import registry
+from serl_chunk.robots.hil_serl import TASKS, hil_serl_robot, hil_serl_task
+from serl_chunk.types import ConfigError
+
+
+def shape_of(name, fake_env):
+    task = TASKS[name]
+    named = {"left_wrist": "left/wrist", "right_wrist": "right/wrist", "left_side": "left/side"}  # as HIL-SERL has them
+    return HilSerlShape(task.action_dim, tuple(named.get(c, c) for c in task.cameras))
+
+
+@pytest.mark.parametrize(
+    ("name", "discount", "limit", "actions", "cameras"),
+    [
+        ("ram_insertion", 0.97, 100, 6, 2),
+        ("usb_pickup_insertion", 0.98, 120, 7, 3),
+        ("object_handover", 0.97, 200, 14, 3),
+        ("egg_flip", 0.985, 100, 3, 2),
+    ],
+)
+def test_each_task_has_its_settings(name, discount, limit, actions, cameras):
+    config = load_experiment(f"hil_serl_template:{name}")
+    assert (config.discount, config.robot.max_episode_steps, config.robot.real) == (discount, limit, True)
+    assert len(config.agent.image_keys) == cameras
+    spec = registry.robot_spec(hil_serl_robot(name, shape_of, "file.py"))
+    assert (spec.action_dim, spec.control_hz, spec.state_dim) == (actions, 10.0, 19)
+    assert {c.name for c in spec.cameras} == set(config.agent.image_keys)
+    assert spec.grippers == tuple(i for i in (6, 13) if i < actions)
+
+
+def test_a_missing_robot_is_said_with_the_remedy():
+    config = load_experiment("hil_serl_template")
+    with pytest.raises(
+        ConfigError, match=r"ram_insertion needs your robot's .*copy .*hil_serl_template\.py.*make_robot"
+    ):
+        registry.make_env(config.robot)
+
+
+def test_a_filled_copy_serves(tmp_path):
+    copy = tmp_path / "my_robot.py"
+    shutil.copy(known_experiments()["hil_serl_template"], copy)
+    text = copy.read_text()
+    body = "    from hil_serl_shape import HilSerlShape\n    return HilSerlShape(3, ('wrist_1', 'side'))\n"
+    copy.write_text(text.replace('    raise NotImplementedError("make_robot() is to be filled in")\n', body))
+    env = registry.make_env(load_experiment(f"{copy}:egg_flip").robot)
+    assert env.reset(seed=0)[0]["state"].shape == (19,)
+    assert env.read_images()["images/side"].shape == (128, 128, 3)
+
+
+def test_another_control_mode_or_camera_is_refused():
+    config = hil_serl_robot("ram_insertion", lambda name, fake: HilSerlShape(7, ("wrist_1", "wrist_2")), "f")
+    with pytest.raises(ConfigError, match=r"6 numbers.*\(7,\).*GripperCloseEnv"):
+        registry.make_env(config)
+    config = hil_serl_robot("ram_insertion", lambda name, fake: HilSerlShape(6, ("wrist_1",)), "f")
+    with pytest.raises(ConfigError, match=r"'wrist_2'.*it has: state, wrist_1|'wrist_2'.*wrist_1"):
+        registry.make_env(config)
+
+
+def test_unknown_tasks_and_variants_are_named():
+    with pytest.raises(ConfigError, match="no task 'ram'; valid: ram_insertion, usb_pickup"):
+        hil_serl_task("ram")
+    with pytest.raises(ConfigError, match="no task 'ram'"):
+        load_experiment("hil_serl_template:ram")
+    with pytest.raises(ConfigError, match="has no variants"):
+        load_experiment("fake_aloha:big")
+    with pytest.raises(ConfigError, match="no variant after the colon"):
+        load_experiment("hil_serl_template:")
+
+
+def test_take_overs_rewards_and_ends_are_mapped():
+    """A person's stacked action, the gripper's penalty and the success, as HIL-SERL's wrappers give them."""
+    env = registry.make_env(hil_serl_robot("usb_pickup_insertion", shape_of, "f"))
+    env.reset(seed=0)
+    rewards, people = [], []
+    while True:
+        observation, reward, terminated, truncated, info = env.step(np.full(7, 0.5, np.float32))
+        rewards.append(reward)
+        people.append("intervene_action" in info)
+        if people[-1]:
+            np.testing.assert_allclose(info["executed_action"], HilSerlShape.PERSON[:7])
+        else:
+            np.testing.assert_allclose(info["executed_action"], 0.5)
+        if terminated or truncated:
+            break
+    assert (terminated, truncated, info["success"]) == (True, False, True)
+    assert people == [t in HilSerlShape.HELPED for t in range(1, len(people) + 1)]
+    assert rewards[0] == pytest.approx(-0.02)
+    assert rewards[-1] == pytest.approx(1.0)
+    assert observation["state"][0] == HilSerlShape.SOLVED
+
+
+def test_cameras_with_a_slash_are_recorded_and_read_again(tmp_path):
+    cameras = TASKS["object_handover"].cameras
+    config = load_experiment("hil_serl_template:object_handover")
+    config = dataclasses.replace(config, robot=hil_serl_robot("object_handover", shape_of, "f"))
+
+    class Still:
+        def reset(self, seed):
+            pass
+
+        def act(self):
+            return np.zeros(14, np.float32)
+
+    env = registry.make_env(config.robot)
+    with EpisodeWriter(tmp_path, env.robot_spec, keep=lambda e: True) as writer:
+        assert record_episode(env, Still(), writer, config, 0, cameras) == (True, HilSerlShape.SOLVED)
+    episode = load_demos([tmp_path], env.robot_spec, cameras=cameras).episodes[0]
+    frames = [int(np.asarray(episode.steps.sparse[f"images/{c}"].values[2])[0, 0, 0]) for c in cameras]
+    assert frames == [2, 12, 22]
