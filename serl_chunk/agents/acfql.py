@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
+from serl_chunk.agents.improve import critic_score, improve, improve_decision
 from serl_chunk.agents.losses import expectile_weight
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig
@@ -24,6 +25,7 @@ from serl_chunk.types import ChunkBatch
 
 # Folded into keys of which `split` takes 0 and 1.
 _ONE_STEP = 2
+_IMPROVE = 3
 
 
 class Acfql(Agent):
@@ -149,20 +151,60 @@ class Acfql(Agent):
     # -- policy --------------------------------------------------------------------------------------------
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
-        """The flow's; for distill-ddpg also "distill" float32[B, D], standard normal."""
+        """The flow's; for distill-ddpg also "distill" float32[B, D], standard normal.
+
+        Where improved chunks are imitated, "improve" float32[B, N, D] too, which their candidates start from, and
+        "improve_x0" and "improve_t" as the flow's "x0" and "t".
+        """
         draws = self.flow.draws(key, batch)
+        if self.config.improve.imitate:
+            k_candidates, k_noise, k_time = jax.random.split(jax.random.fold_in(key, _IMPROVE), 3)
+            b, d = draws["x0"].shape
+            draws["improve"] = jax.random.normal(k_candidates, (b, self.config.improve.candidates, d))
+            draws["improve_x0"] = jax.random.normal(k_noise, (b, d))
+            draws["improve_t"] = jax.random.uniform(k_time, (b,))
         if self.one_step is not None:
             draws["distill"] = jax.random.normal(jax.random.fold_in(key, _ONE_STEP), draws["x0"].shape)
         return draws
 
+    def improved_chunks(
+        self, policy: Params, state: AgentState, batch: ChunkBatch, noise: jax.Array, given: jax.Array
+    ) -> jax.Array:
+        """The policy's chunks at o_t after they climbed the critic, float32[B, H, A], from noise float32[B, N, D].
+
+        Actions that are `given` float32[B, H] are the batch's, and stay (training with a delay).
+        """
+
+        def best(
+            observations: Mapping[str, jax.Array], noise: jax.Array, actions: jax.Array, given: jax.Array
+        ) -> jax.Array:
+            prefix = (actions, given) if self.flow.prefixed else None
+            chunks = self.flow.sample(policy, observations, noise, prefix)
+            values = self.critic.candidate_values(state.critic, observations, self.critic_part(chunks))
+            score = critic_score(self.critic, state.critic, observations, self.critic_part)
+            return improve(score, chunks, values, 1.0 - given, self.config.improve)[0]
+
+        arguments = (batch.observations, noise, batch.actions, given)
+        return jax.lax.stop_gradient(map_blocks(best, arguments, rows=noise.shape[1]))
+
     def _policy_loss(
         self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
-        """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8)."""
+        """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8).
+
+        For best-of-n with `improve.imitate`: L_flow + imitate * L_flow on `improved_chunks` (PA-RL).
+        """
         imitation = self.flow.loss(policy, batch, draws)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc)}
         if self.one_step is None:
-            return imitation, metrics
+            if imitate_only or not self.config.improve.imitate:
+                return imitation, metrics
+            given = self.flow.given(batch, draws)
+            chunks = self.improved_chunks(jax.lax.stop_gradient(policy), state, batch, draws["improve"], given)
+            points = {"x0": draws["improve_x0"], "t": draws["improve_t"]}
+            improved = self.flow.matching(policy, batch.observations, chunks, jnp.ones_like(given), given, points)
+            loss = imitation + self.config.improve.imitate * improved
+            return loss, {**metrics, "actor/improve_loss": improved, "actor/actor_loss": loss}
         noise = draws["distill"][:, None]
         teacher = self.flow.sample(jax.lax.stop_gradient(policy), batch.observations, noise)
         student = self.one_step.raw(policy["onestep"], batch.observations, noise)
@@ -183,7 +225,14 @@ class Acfql(Agent):
 
     def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
         return candidate_noise(
-            key, observation, self.config.candidates, self.chunk_dim, low=self.config.flow.noise_low, explore=explore
+            key,
+            observation,
+            self.config.candidates,
+            self.chunk_dim,
+            low=self.config.flow.noise_low,
+            explore=explore,
+            horizon=self.spec.horizon,
+            knots=self.config.exploration_knots,
         )
 
     def act(
@@ -192,6 +241,11 @@ class Acfql(Agent):
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
         values = self.critic.candidate_values(params["critic"], observation, self.critic_part(chunks))
         chunk, q, _ = self.best_of(values, chunks, params["candidates"])
+        if self.config.improve.steps:
+            score = critic_score(self.critic, params["critic"], observation, self.critic_part)
+            chunk, q = improve_decision(
+                score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
+            )
         return chunk, {"q": q, "values": values}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -200,5 +254,5 @@ class Acfql(Agent):
         return {
             "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
             "critic": {k: critic[k] for k in ("encoder", "q")},
-            "candidates": self.published_candidates(pretrained=pretrained),
+            "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
         }

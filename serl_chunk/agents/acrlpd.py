@@ -16,8 +16,10 @@ from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Pr
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
+from serl_chunk.agents.improve import critic_score, improve_decision
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.models.blocks import map_blocks
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.types import ChunkBatch
 
@@ -74,17 +76,42 @@ class Acrlpd(Agent):
     # -- critic --------------------------------------------------------------------------------------------
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
-        """Of the heads; "next" and, where the tail is sampled, "tail" float32[B, D] are standard normal."""
+        """Of the heads; "next" and, where the tail is sampled, "tail" float32[B, D] are standard normal.
+
+        With several `target_candidates` "next" is float32[B, N, D].
+        """
         k_next, k_heads, k_tail = jax.random.split(key, 3)
         shape = (batch.actions.shape[0], self.chunk_dim)
-        draws = {"next": jax.random.normal(k_next, shape)} | self.critic.head_draw(k_heads)
+        n = self.config.target_candidates
+        following = shape if n == 1 else (shape[0], n, shape[1])
+        draws = {"next": jax.random.normal(k_next, following)} | self.critic.head_draw(k_heads)
         if self.config.critic.tail == "policy":
             draws["tail"] = jax.random.normal(k_tail, shape)
         return draws
 
+    def next_chunk(self, state: AgentState, observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+        """The best of N policy samples by the online critic, flat float32[B, Hc*A], from noise float32[B, N, D].
+
+        The target critic values it, as in Q-chunking's best of N (Li, Zhou and Levine 2025, equation 7).
+        """
+
+        def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+            dist = self.distribution(state.policy, observations)
+            dist = TanhNormal(*(jnp.broadcast_to(x[:, None], noise.shape) for x in dist))
+            chunks = self.critic_part(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
+            best = jnp.argmax(self.critic.candidate_values(state.critic, observations, chunks), axis=1)
+            return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
+
+        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
+
     def critic_target(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> jax.Array:
-        """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD)."""
+        """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD), or the best of several such a'."""
         observations = batch.next_observations
+        if self.config.target_candidates > 1:
+            chunk = self.next_chunk(state, observations, draws["next"])
+            features = self.critic.features(state.target, observations)
+            next_value = self.critic.target_values(state.target, draws, features, chunk)
+            return self.critic.target(batch, next_value)
         flat, log_prob = self.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
         next_value = self.critic.target_values(
             state.target,
@@ -163,26 +190,34 @@ class Acrlpd(Agent):
 
     def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
         """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
-        noise = jax.random.normal(key if explore else jax.random.key(0), (self.config.candidates, self.chunk_dim))
-        return noise if explore else noise.at[0].set(0.0)
+        if explore:
+            return self.exploration_noise(key, self.config.candidates)
+        return jax.random.normal(jax.random.key(0), (self.config.candidates, self.chunk_dim)).at[0].set(0.0)
 
     def act(
         self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
-        dist = self.distribution(params["policy"], observation)
-        dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in dist))
+        one = self.distribution(params["policy"], observation)
+        dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)
         chunks = with_prefix(self.gaussian.chunks(flat), prefix)
         values = self.critic.candidate_values(params["critic"], observation, self.critic_part(chunks))
         chunk, q, best = self.best_of(values, chunks, params["candidates"])
+        drawn = self.gaussian.chunks(log_prob)[best]
+        if self.config.improve.steps:
+            score = critic_score(self.critic, params["critic"], observation, self.critic_part)
+            chunk, q = improve_decision(
+                score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
+            )
+            drawn = self.gaussian.chunks(one.log_prob(chunk.reshape(-1)))
         # Of what the policy chose: committed actions were not drawn from it.
         free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
-        own = jnp.sum(self.gaussian.chunks(log_prob)[best] * free) / jnp.maximum(jnp.sum(free), 1)
+        own = jnp.sum(drawn * free) / jnp.maximum(jnp.sum(free), 1)
         return chunk, {"q": q, "values": values, "log_prob": own}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return {
             "policy": self.acting_policy(state),
             "critic": state.target if self.config.act_by == "target" else state.critic,
-            "candidates": self.published_candidates(pretrained=pretrained),
+            "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
         }

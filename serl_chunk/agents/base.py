@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import replace_tail, soft_update
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AgentConfig
@@ -321,10 +322,20 @@ class Agent(abc.ABC):
         part = chunk[..., : self.spec.critic_steps, :]
         return part.reshape(*part.shape[:-2], -1)
 
-    def published_candidates(self, *, pretrained: bool) -> jax.Array:
-        """How many candidates may be looked at when acting, int32 scalar: what `best_of` takes; 0 for all there are."""
+    def exploration_noise(self, key: jax.Array, count: int) -> jax.Array:
+        """Standard normal noise of `count` chunks, float32[count, H*A], smooth where `exploration_knots` say so."""
+        knots = self.config.exploration_knots
+        return chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, knots)
+
+    def published_candidates(self, *, pretrained: bool, climbs: bool = False) -> jax.Array:
+        """How many candidates may be looked at when acting, int32 scalar: what `best_of` takes; 0 for all there are.
+
+        Above 0 the critic is not trusted, so that nothing climbs it either: `climbs` says whether chunks would, and
+        then one candidate of one is published too.
+        """
         few = self.config.pretrain_candidates
-        return jnp.asarray(few if pretrained and few < self.config.candidates else 0, jnp.int32)
+        limited = few < self.config.candidates or (climbs and few == 1)
+        return jnp.asarray(few if pretrained and limited else 0, jnp.int32)
 
     def best_of(
         self, values: jax.Array, chunks: jax.Array, published: jax.Array

@@ -91,8 +91,17 @@ class Bc(Agent):
 
     def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
         if self.flow is None:  # without noise, the Gaussian's mode
-            return jax.random.normal(key, (1, self.chunk_dim)) if explore else jnp.zeros((1, self.chunk_dim))
-        return candidate_noise(key, observation, 1, self.chunk_dim, low=self.config.flow.noise_low, explore=explore)
+            return self.exploration_noise(key, 1) if explore else jnp.zeros((1, self.chunk_dim))
+        return candidate_noise(
+            key,
+            observation,
+            1,
+            self.chunk_dim,
+            low=self.config.flow.noise_low,
+            explore=explore,
+            horizon=self.spec.horizon,
+            knots=self.config.exploration_knots,
+        )
 
     def act(
         self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix

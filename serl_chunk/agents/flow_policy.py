@@ -10,12 +10,15 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.base import Draws, Params, Prefix
 from serl_chunk.agents.critic import observation_encoder
+from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AgentConfig, FlowConfig
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import STATE, ChunkBatch
+
+_DELAY = 4  # folded into a key that is split in two
 
 
 def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
@@ -24,11 +27,18 @@ def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
 
 
 class FlowPolicy:
-    """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}."""
+    """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}.
+
+    With `train_delay` the field is told which actions are given: it has H more inputs, 1 where one is, and sees those
+    actions as they are at every t (training-time RTC, Black et al. 2025, with a mask in place of a time per action).
+    """
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
         self.spec = spec
         self.steps = flow.steps
+        self.train_delay = flow.train_delay
+        self.train_delay_max = flow.train_delay_max
+        self.prefixed = flow.train_delay != "none"
         self.bc_mean = config.bc_mean
         self.encoder: Any = observation_encoder(config)
         self.field: Any = VelocityField(
@@ -46,21 +56,60 @@ class FlowPolicy:
         features = self.encoder.apply({"params": encoder}, observation)
         batch = features.shape[:-1]
         x = jnp.zeros((*batch, self.spec.horizon * self.spec.action_dim), jnp.float32)
-        return {"encoder": encoder, "flow": self.field.init(k_flow, features, x, jnp.zeros(batch))["params"]}
+        inputs = self._inputs(features, jnp.zeros((*batch, self.spec.horizon)))
+        return {"encoder": encoder, "flow": self.field.init(k_flow, inputs, x, jnp.zeros(batch))["params"]}
+
+    def _inputs(self, features: jax.Array, given: jax.Array) -> jax.Array:
+        """What the field sees beside x and t: features float32[..., F]; where trained so, `given` float32[..., H]."""
+        return jnp.concatenate([features, given], axis=-1) if self.prefixed else features
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
-        """Of `loss`: "x0" float32[B, D], standard normal, and "t" float32[B], uniform in [0, 1)."""
+        """Of `loss`: "x0" float32[B, D], standard normal, and "t" float32[B], uniform in [0, 1).
+
+        For train_delay=sampled also "delay" int32[B], uniform in 0..train_delay_max.
+        """
         k_noise, k_time = jax.random.split(key)
         b, h, a = batch.actions.shape
-        return {"x0": jax.random.normal(k_noise, (b, h * a)), "t": jax.random.uniform(k_time, (b,))}
+        draws = {"x0": jax.random.normal(k_noise, (b, h * a)), "t": jax.random.uniform(k_time, (b,))}
+        if self.train_delay == "sampled":
+            draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.train_delay_max + 1)
+        return draws
+
+    def given(self, batch: ChunkBatch, draws: Draws) -> jax.Array:
+        """float32[B, H]: 1 for a window's first d actions, which its decision found committed (`train_delay`)."""
+        b, h, _ = batch.actions.shape
+        if not self.prefixed:
+            return jnp.zeros((b, h))
+        delay = batch.delay if self.train_delay == "recorded" else draws["delay"]
+        return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
     def loss(self, params: Params, batch: ChunkBatch, draws: Draws) -> jax.Array:
-        """Conditional flow matching, mean over imitated steps of |v(o, x_t, t) - (a - z)|^2."""
-        flat = batch.actions.reshape(batch.actions.shape[0], -1)
+        """`matching` of the batch's chunks, weighted by its `bc`."""
+        return self.matching(params, batch.observations, batch.actions, batch.bc, self.given(batch, draws), draws)
+
+    def matching(
+        self,
+        params: Params,
+        observations: Mapping[str, jax.Array],
+        chunks: jax.Array,
+        weight: jax.Array,
+        given: jax.Array,
+        draws: Draws,
+    ) -> jax.Array:
+        """Conditional flow matching, mean over steps by their weight of |v(o, x_t, t) - (a - z)|^2: float32[].
+
+        Chunks float32[B, H, A], weight float32[B, H], draws "x0" and "t". Where `given` float32[B, H] is 1, x_t is the
+        action itself, and the step weighs nothing: the policy is never asked for it.
+        """
+        flat = chunks.reshape(chunks.shape[0], -1)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
-        features = self.encoder.apply({"params": params.get("encoder", {})}, batch.observations)
-        error = (self.field.apply({"params": params["flow"]}, features, x, draws["t"]) - velocity) ** 2
-        return imitation_mean(error.reshape(batch.actions.shape), batch.bc, self.bc_mean)
+        if self.prefixed:
+            x = jnp.where(jnp.repeat(given, chunks.shape[-1], axis=-1) > 0, flat, x)
+            weight = weight * (1.0 - given)
+        features = self.encoder.apply({"params": params.get("encoder", {})}, observations)
+        inputs = self._inputs(features, given)
+        error = (self.field.apply({"params": params["flow"]}, inputs, x, draws["t"]) - velocity) ** 2
+        return imitation_mean(error.reshape(chunks.shape), weight, self.bc_mean)
 
     def sample(
         self,
@@ -73,16 +122,22 @@ class FlowPolicy:
         """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; observations have batch axes `...`.
 
         The observation is encoded once for its N candidates. `steps` of Euler where given, instead of the policy's.
+        The prefix has the observations' batch axes, float32[..., H, A] and [..., H].
         """
         features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
-        features = jnp.broadcast_to(features[..., None, :], (*noise.shape[:-1], features.shape[-1]))
         h, a = self.spec.horizon, self.spec.action_dim
-        committed = None if prefix is None else (prefix[0].reshape(-1), jnp.repeat(prefix[1], a))
+        given = jnp.zeros((*features.shape[:-1], h)) if prefix is None else jnp.asarray(prefix[1])
+        inputs = self._inputs(features, given)
+        inputs = jnp.broadcast_to(inputs[..., None, :], (*noise.shape[:-1], inputs.shape[-1]))
+        committed = None
+        if prefix is not None:
+            flat_prefix = prefix[0].reshape(*features.shape[:-1], 1, h * a)
+            committed = (flat_prefix, jnp.repeat(given, a, axis=-1)[..., None, :])
 
         def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
-            return self.field.apply({"params": params["flow"]}, features, x, t)
+            return self.field.apply({"params": params["flow"]}, inputs, x, t)
 
-        flat = integrate(velocity, noise, steps or self.steps, committed)
+        flat = integrate(velocity, noise, steps or self.steps, committed, clean=self.prefixed)
         return flat.reshape(*flat.shape[:-1], h, a)
 
 
@@ -128,17 +183,26 @@ def with_prefix(chunks: jax.Array, prefix: Prefix) -> jax.Array:
 
 
 def candidate_noise(
-    key: jax.Array, observation: Mapping[str, jax.Array], count: int, dim: int, *, low: float, explore: bool
+    key: jax.Array,
+    observation: Mapping[str, jax.Array],
+    count: int,
+    dim: int,
+    *,
+    low: float,
+    explore: bool,
+    horizon: int = 1,
+    knots: int = 0,
 ) -> jax.Array:
     """Starting noise of N candidates float32[N, D], scaled from `low` for the first to 1 for the last.
 
     A flow policy reproduces its demonstrators' tremor from the noise it starts with; less of it gives chunks
     nearer to the mode, and best-of-N decides between the two. Not exploring, the noise is a function of the
-    observation: the policy is deterministic, and yet does not repeat the same draw where it got stuck.
+    observation: the policy is deterministic, and yet does not repeat the same draw where it got stuck. Exploring, it
+    is smooth over the `horizon` steps where `knots` are given (`exploration.chunk_noise`).
     """
     if not explore:
         bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
         weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
         key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
     scale = jnp.linspace(low, 1.0, count) if count > 1 else jnp.full((1,), low)
-    return scale[:, None] * jax.random.normal(key, (count, dim))
+    return scale[:, None] * chunk_noise(key, count, horizon, dim // horizon, knots if explore else 0)

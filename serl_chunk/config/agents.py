@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from serl_chunk.config.critics import Activation, Aggregate, CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.config.validation import require, require_choices, require_widths
 
 
@@ -43,6 +44,9 @@ class AgentConfig:
     act_by: Literal["online", "target"] = "online"  # the critic that chooses among candidates at acting
     choose_by: Aggregate = "mean"  # over the heads, where candidates are compared
     choose_std: float = 0.0  # deviations over the heads subtracted from that mean: what heads disagree on is avoided
+    # An exploring decision's noise is drawn at so many knots over the chunk and interpolated, so that exploration is
+    # smooth within a chunk; 0: every step has noise of its own.
+    exploration_knots: int = 0
     # U critic steps, then the policy's against the new critic (RLPD); or both at once on every batch, each from the
     # parameters before the step (Q-chunking's code).
     update_order: Literal["critic_first", "together"] = "critic_first"
@@ -74,6 +78,10 @@ class AgentConfig:
             "more, or agent.choose_std=0",
         )
         require(
+            self.exploration_knots >= 0,
+            f"agent.exploration_knots must be >= 0 (0: independent noise), got {self.exploration_knots}",
+        )
+        require(
             self.use_state or bool(self.image_keys),
             "agent.use_state=False leaves the agent blind: name cameras in agent.image_keys",
         )
@@ -94,6 +102,8 @@ class AcrlpdConfig(AgentConfig):
     log_prob: Literal["mean", "sum"] = "mean"  # over the H*A dimensions; sum is the published convention
     log_std_min: float = -10.0  # of the policy's Gaussian before tanh; -20 is Q-chunking's
     bc_clip: float = 1e-6  # imitated actions are moved to within 1 - bc_clip, where atanh is finite; Q-chunking's: 1e-5
+    target_candidates: int = 1  # policy samples in the target, of which the online critic chooses; 1 is RLPD's
+    improve: ImproveConfig = dataclasses.field(default_factory=ImproveConfig)  # chosen chunks climb the critic
     bc_invalid: bool = False  # imitate every row, also beyond an episode's end and against `bc_on` (Q-chunking's code)
 
     def __post_init__(self) -> None:
@@ -103,6 +113,18 @@ class AcrlpdConfig(AgentConfig):
             self.critic.target_floor == "none" or not self.backup_entropy,
             "agent.critic.target_floor=mc compares the target with rewards alone, and agent.backup_entropy adds "
             "entropy to it: switch one of them off",
+        )
+        require(
+            self.target_candidates >= 1, f"agent.target_candidates must be at least 1, got {self.target_candidates}"
+        )
+        require(
+            self.target_candidates == 1 or not self.backup_entropy,
+            f"agent.target_candidates={self.target_candidates} needs agent.backup_entropy=false: the best of several "
+            "samples has another entropy than the policy",
+        )
+        require(
+            self.improve.imitate == 0,
+            "agent.improve.imitate must be 0 for acrlpd: its policy climbs the critic by its own gradient",
         )
         require(self.bc_alpha >= 0, f"agent.bc_alpha must be >= 0, got {self.bc_alpha}")
         require(self.log_std_min < 2, f"agent.log_std_min must be below 2, got {self.log_std_min}")
@@ -121,6 +143,10 @@ class FlowConfig:
     # How t enters: (t, cos pi t, sin pi t); t alone, as published; or `fourier_dim` fixed sines and cosines of it.
     time: Literal["cosine", "raw", "fourier"] = "cosine"
     fourier_dim: int = 64  # for time=fourier
+    # Training for decisions that arrive after a delay (docs/algorithms/delay.md): the first d actions of a chunk are
+    # given, and the flow learns the rest. d is the window's own, or drawn from 0..train_delay_max.
+    train_delay: Literal["none", "recorded", "sampled"] = "none"
+    train_delay_max: int = 2  # ticks, for train_delay=sampled
     noise_low: float = 0.0  # scale of the first candidate's starting noise; the last one's is 1 (as published: all 1)
 
     def __post_init__(self) -> None:
@@ -131,6 +157,7 @@ class FlowConfig:
             self.fourier_dim >= 4 and self.fourier_dim % 2 == 0,
             f"agent.flow.fourier_dim must be an even number of at least 4, got {self.fourier_dim}",
         )
+        require(self.train_delay_max >= 1, f"agent.flow.train_delay_max must be at least 1, got {self.train_delay_max}")
         require(self.steps >= 1, f"agent.flow.steps must be at least 1, got {self.steps}")
 
 
@@ -157,6 +184,7 @@ class AcfqlConfig(AgentConfig):
     actor_type: Literal["best-of-n", "distill-ddpg"] = "best-of-n"
     alpha: float = 100.0  # weight of the distillation, for actor_type="distill-ddpg"
     normalise_q: bool = False  # divide the one-step policy's Q term by the batch's mean |Q| (FQL's option)
+    improve: ImproveConfig = dataclasses.field(default_factory=ImproveConfig)  # chosen chunks climb the critic
     policy_updates: int = 3  # flow updates after the last critic update, same batch, fresh noise
 
     def __post_init__(self) -> None:
@@ -171,6 +199,15 @@ class AcfqlConfig(AgentConfig):
         )
         require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
         _check_together(self.update_order, self.policy_updates)
+        require(
+            self.actor_type == "best-of-n" or self.improve.imitate == 0,
+            "agent.improve.imitate needs agent.actor_type=best-of-n: a distilled policy climbs the critic already",
+        )
+        require(
+            self.actor_type == "best-of-n" or self.flow.train_delay == "none",
+            f"agent.flow.train_delay={self.flow.train_delay} needs agent.actor_type=best-of-n: a distilled policy has "
+            "no input for committed actions",
+        )
         require(self.alpha >= 0, f"agent.alpha must be >= 0, got {self.alpha}")
 
 
@@ -193,5 +230,10 @@ class BcConfig(AgentConfig):
         require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
         _check_together(self.update_order, self.policy_updates)
         require_widths("agent.hidden", self.hidden)
+        require(
+            self.policy == "flow" or self.flow.train_delay == "none",
+            f"agent.flow.train_delay={self.flow.train_delay} needs agent.policy=flow: the Gaussian has no input for "
+            "committed actions",
+        )
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")
         require(self.choose_std == 0, "agent.choose_std must be 0 for bc: it has no critic to choose by")

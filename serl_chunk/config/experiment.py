@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from serl_chunk.config.agents import AcfqlConfig, AgentConfig
+from serl_chunk.config.agents import AcfqlConfig, AgentConfig, BcConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
@@ -262,6 +262,23 @@ class ExperimentConfig:
             f"actor.delay_ticks={self.actor.delay_ticks} must be below chunk.execute_steps={self.chunk.executed}: a "
             "chunk that arrives after it should have been executed leaves the robot holding",
         )
+        require(
+            self.agent.exploration_knots <= self.chunk.horizon,
+            f"agent.exploration_knots={self.agent.exploration_knots} is above chunk.horizon={self.chunk.horizon}: a "
+            "chunk has no place for more knots than steps; 0 gives every step noise of its own",
+        )
+        if isinstance(self.agent, AcfqlConfig | BcConfig) and self.agent.flow.train_delay == "sampled":
+            longest = self.agent.flow.train_delay_max
+            require(
+                longest < self.chunk.horizon,
+                f"agent.flow.train_delay_max={longest} must be below chunk.horizon={self.chunk.horizon}: nothing of "
+                "the chunk would be left to learn",
+            )
+            require(
+                self.actor.delay_ticks <= longest,
+                f"actor.delay_ticks={self.actor.delay_ticks} is above agent.flow.train_delay_max={longest}: the policy "
+                "would act with more committed actions than it ever trained with",
+            )
 
     def _check_value_range(self) -> None:
         """A critic with a range must be able to say every return that rewards of 0, and 1 at a success, allow."""

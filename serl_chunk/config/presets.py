@@ -17,6 +17,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcC
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ExperimentConfig, RewardConfig, return_for_ever
+from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.types import ConfigError
 
@@ -237,6 +238,10 @@ def _compat_changes(config: ExperimentConfig, agent: AgentConfig, name: str, dis
     }
 
 
+def _published_flow(flow: FlowConfig) -> FlowConfig:
+    return dataclasses.replace(flow, activation="gelu", layer_norm=False, time="raw", noise_low=1.0, train_delay="none")
+
+
 def _published(agent: AgentConfig) -> AgentConfig:
     shared = {
         "update_order": "together",
@@ -246,6 +251,7 @@ def _published(agent: AgentConfig) -> AgentConfig:
         "act_by": "online",
         "bc_on": "all",
         "choose_std": 0.0,
+        "exploration_knots": 0,
     }
     critic = dataclasses.replace(
         agent.critic, loss="squared", target_floor="none", target_average="old", tau=0.005, tail="repeat"
@@ -261,13 +267,22 @@ def _published(agent: AgentConfig) -> AgentConfig:
             init_temperature=1.0,
             bc_clip=1e-5,
             bc_invalid=True,
+            target_candidates=1,
+            improve=ImproveConfig(),
             **shared,  # type: ignore[arg-type]
         )
     critic = dataclasses.replace(critic, activation="gelu", layer_norm="after")
     if isinstance(agent, AcfqlConfig):
-        flow = dataclasses.replace(agent.flow, activation="gelu", layer_norm=False, time="raw", noise_low=1.0)
-        return dataclasses.replace(agent, critic=critic, flow=flow, target="policy", policy_updates=1, **shared)  # type: ignore[arg-type]
+        return dataclasses.replace(
+            agent,
+            critic=critic,
+            flow=_published_flow(agent.flow),
+            target="policy",
+            policy_updates=1,
+            improve=ImproveConfig(),
+            **shared,  # type: ignore[arg-type]
+        )
     if isinstance(agent, BcConfig):
-        flow = dataclasses.replace(agent.flow, activation="gelu", layer_norm=False, time="raw", noise_low=1.0)
+        flow = _published_flow(agent.flow)
         return dataclasses.replace(agent, flow=flow, policy_updates=1, **shared)  # type: ignore[arg-type]
     raise ConfigError(f"--compat=qc: Q-chunking has no agent {agent.kind!r}; use acfql, acrlpd or bc")

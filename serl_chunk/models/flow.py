@@ -51,13 +51,19 @@ class VelocityField(nn.Module):
 
 
 def integrate(
-    velocity: Velocity, noise: jax.Array, steps: int, committed: tuple[jax.Array, jax.Array] | None = None
+    velocity: Velocity,
+    noise: jax.Array,
+    steps: int,
+    committed: tuple[jax.Array, jax.Array] | None = None,
+    *,
+    clean: bool = False,
 ) -> jax.Array:
     """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1].
 
     `committed` is a prefix and a mask, float32[D] each. Dimensions where the mask is 1 follow the straight path from
     their noise to the prefix (the part of the chunk that is already decided), so that the free dimensions are
-    generated beside it.
+    generated beside it. With `clean` they are the prefix from the first step on, for a velocity field that was trained
+    so (training-time RTC, Black et al. 2025): on the straight path the prefix emerges only while the rest is decided.
     """
     x = noise
     if committed is None:
@@ -67,7 +73,7 @@ def integrate(
     prefix, mask = (jnp.broadcast_to(c, noise.shape) for c in committed)
     for i in range(steps):
         t = i / steps
-        x = mask * ((1 - t) * noise + t * prefix) + (1 - mask) * x
+        x = mask * (prefix if clean else (1 - t) * noise + t * prefix) + (1 - mask) * x
         x = x + velocity(x, jnp.full(x.shape[:-1], t)) / steps
     return mask * prefix + (1 - mask) * jnp.clip(x, -1.0, 1.0)
 

@@ -1,0 +1,103 @@
+"""Settings of improvement, smooth exploration and training with a delay: refused by name, off where they must be."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.improvement import ImproveConfig
+from serl_chunk.config.presets import PRESETS, apply_compat, apply_preset
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.types import ConfigError
+
+IMITATING = ImproveConfig(steps=2, imitate=1.0)
+LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ImproveConfig(steps=-1), r"agent.improve.steps must be at least 0, got -1"),
+        (lambda: ImproveConfig(top=0), r"agent.improve.top must be at least 1, got 0"),
+        (lambda: ImproveConfig(candidates=0), r"agent.improve.candidates must be at least 1, got 0"),
+        (lambda: ImproveConfig(rate=0.0), r"agent.improve.rate must be positive, got 0.0"),
+        (lambda: ImproveConfig(radius=2.5), r"agent.improve.radius must be in \(0, 2\], got 2.5"),
+        (lambda: ImproveConfig(imitate=-1.0), r"agent.improve.imitate must be >= 0 .*got -1.0"),
+        (lambda: ImproveConfig(imitate=1.0), r"agent.improve.imitate would imitate .* set agent.improve.steps"),
+        (lambda: AcrlpdConfig(improve=IMITATING), r"agent.improve.imitate must be 0 for acrlpd"),
+        (
+            lambda: AcfqlConfig(improve=IMITATING, actor_type="distill-ddpg"),
+            r"agent.improve.imitate needs agent.actor_type=best-of-n",
+        ),
+        (lambda: AcrlpdConfig(target_candidates=0), r"agent.target_candidates must be at least 1, got 0"),
+        (
+            lambda: AcrlpdConfig(target_candidates=4, backup_entropy=True),
+            r"agent.target_candidates=4 needs agent.backup_entropy=false",
+        ),
+        (lambda: AgentConfig(exploration_knots=-1), r"agent.exploration_knots must be >= 0 .*got -1"),
+        (lambda: FlowConfig(train_delay="some"), r"agent.flow.train_delay must be one of none, recorded, sampled"),
+        (lambda: FlowConfig(train_delay_max=0), r"agent.flow.train_delay_max must be at least 1, got 0"),
+        (
+            lambda: AcfqlConfig(flow=LATE, actor_type="distill-ddpg"),
+            r"agent.flow.train_delay=sampled needs agent.actor_type=best-of-n",
+        ),
+        (lambda: BcConfig(flow=LATE, policy="gaussian"), r"agent.flow.train_delay=sampled needs agent.policy=flow"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def experiment(agent: AgentConfig, horizon: int = 5, delay: int = 0) -> ExperimentConfig:
+    chunk, actor = ChunkConfig(horizon=horizon), ActorConfig(delay_ticks=delay)
+    return ExperimentConfig(name="x", robot=FakeAlohaConfig(), discount=0.99, agent=agent, chunk=chunk, actor=actor)
+
+
+def test_what_does_not_fit_the_chunk_or_the_actor_is_refused():
+    knots = AcfqlConfig(exploration_knots=6)
+    assert experiment(knots, 6).agent.exploration_knots == 6
+    with pytest.raises(ConfigError, match=r"agent.exploration_knots=6 is above chunk.horizon=5"):
+        experiment(knots)
+    for agent in (AcfqlConfig(flow=LATE), BcConfig(flow=LATE)):
+        assert experiment(agent, delay=3).actor.delay_ticks == 3
+        with pytest.raises(ConfigError, match=r"agent.flow.train_delay_max=3 must be below chunk.horizon=3"):
+            experiment(agent, 3)
+        with pytest.raises(ConfigError, match=r"actor.delay_ticks=4 is above agent.flow.train_delay_max=3"):
+            experiment(agent, delay=4)
+
+
+EVERYTHING = {
+    "exploration_knots": 3,
+    "improve": ImproveConfig(steps=3),
+    "target_candidates": 4,
+    "flow": LATE,
+}
+
+
+def additions(agent: AgentConfig) -> dict[str, object]:
+    """What of this page is switched on."""
+    off = {"exploration_knots": 0, "improve": ImproveConfig(), "target_candidates": 1}
+    found = {k: getattr(agent, k, v) for k, v in off.items() if getattr(agent, k, v) != v}
+    if isinstance(agent, AcfqlConfig):
+        found.pop("target_candidates", None)  # best-of-n's own
+    flow = getattr(agent, "flow", FlowConfig())
+    return found if flow.train_delay == "none" else found | {"train_delay": flow.train_delay}
+
+
+@pytest.mark.parametrize("cls", [AcfqlConfig, AcrlpdConfig, BcConfig])
+def test_published_conventions_switch_all_of_it_off(cls):
+    assert not additions(cls())
+    names = {f.name for f in dataclasses.fields(cls)}
+    agent = cls(**{k: v for k, v in EVERYTHING.items() if k in names})
+    assert additions(agent)
+    assert not additions(apply_compat(experiment(agent), "qc").agent)
+
+
+def test_presets_have_none_of_it():
+    for preset in PRESETS:
+        assert not additions(apply_preset(experiment(AcfqlConfig(flow=LATE, exploration_knots=2)), preset).agent)
