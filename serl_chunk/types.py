@@ -318,20 +318,20 @@ class ChunkBatch(NamedTuple):
     that exist; `rewards` are scaled, per step, 0 where the critic's return does not reach; `mask` is 0 where
     the task terminated inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the
     return (the critic's horizon unless n-step returns are configured). `weight` is the window's in the critic's loss:
-    1, but for the published sampler's windows that cross an end. `realised` is the discounted sum of the effective
-    rewards from the window's first step to its episode's termination, of demonstrations that the task terminated; -inf
-    where it is not known.
+    1, but for the published sampler's windows that cross an end. L is the policy's H, or what the critic scores where
+    that is more. `realised` is the discounted sum of the effective rewards from the window's first step to its
+    episode's termination, of demonstrations that the task terminated; -inf where it is not known.
     """
 
     observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
-    actions: Array  # float32[B, H, A]
-    valid: Array  # float32[B, H]
+    actions: Array  # float32[B, L, A]
+    valid: Array  # float32[B, L]
     rewards: Array  # float32[B, R]
     mask: Array  # float32[B]
     discount_n: Array  # float32[B]
     next_observations: dict[str, Array]
-    demonstrated: Array  # float32[B, H]
-    bc: Array  # float32[B, H]
+    demonstrated: Array  # float32[B, L]
+    bc: Array  # float32[B, L]
     delay: Array  # int32[B]
     weight: Array  # float32[B]
     realised: Array  # float32[B]

@@ -15,6 +15,7 @@ class PlannedChunk(NamedTuple):
     decision_tick: int
     version: int  # of the policy
     epoch: int  # of the queue when the observation was taken
+    steps: int | None = None  # index at which the agent would rather follow a newer chunk; None: it did not say
 
 
 class QueuedAction(NamedTuple):
@@ -33,15 +34,22 @@ class ChunkQueue:
     passed since its observation (the delay d), whatever those ticks executed. `flush` (a reset, a take-over)
     empties the queue and begins a new epoch; chunks planned in an earlier epoch are refused.
 
+    A chunk that asks for fewer `steps` is due earlier where the queue is `adaptive`, which is when the next one is
+    planned. Until that one joins, it goes on: an early end never makes the robot hold.
+
     Not thread-safe: it belongs to the control thread.
 
     Args:
         execute_steps: ticks that a chunk serves, counted from its decision.
         hold_after: the command that follows an action where nothing is planned (`Hold.after`).
+        adaptive: whether a chunk's own `steps` count.
     """
 
-    def __init__(self, execute_steps: int, hold_after: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(
+        self, execute_steps: int, hold_after: Callable[[np.ndarray], np.ndarray], *, adaptive: bool = False
+    ) -> None:
         self.execute_steps = execute_steps
+        self._adaptive = adaptive
         self.epoch = 0
         self._hold_after = hold_after
         self._chunks: list[tuple[int, PlannedChunk]] = []  # (first tick, chunk), increasing in both ticks
@@ -71,9 +79,18 @@ class ChunkQueue:
             del self._chunks[0]
         return self._at(tick)
 
-    def end(self, tick: int) -> int:
-        """The first tick >= `tick` after everything that is planned; `tick` itself where nothing is."""
-        return max([tick, *(c.decision_tick + self.execute_steps for _, c in self._chunks[-1:])])
+    def due(self, tick: int) -> int:
+        """The first tick >= `tick` that the next chunk should act on; `tick` itself where nothing is planned.
+
+        It comes after everything that is planned, or after as many steps as the newest chunk asks for.
+        """
+        if not self._chunks:
+            return tick
+        newest = self._chunks[-1][1]
+        steps = self.execute_steps
+        if self._adaptive and newest.steps is not None:
+            steps = min(steps, newest.steps)
+        return max(tick, newest.decision_tick + steps)
 
     def remaining(self, tick: int) -> int:
         """Consecutive ticks from `tick` on that have an action."""

@@ -36,10 +36,10 @@ class LockstepPlanner:
     """The environment waits for the chunk, which takes effect `delay_ticks` after its observation.
 
     A decision is due `delay_ticks` before the planned actions end, so the next chunk follows the present one
-    at index `execute_steps`. After a reset or a take-over nothing is planned and the robot holds until the
-    delay has passed. No time is measured: two runs from one seed are identical. With a delay above half of
-    `execute_steps` a second decision is made while the first is under way, as with a remote policy whose
-    answers are late but as many as its questions.
+    at index `execute_steps`, or where that one asks to be followed (`actor.adaptive_execution`). After a reset or a
+    take-over nothing is planned and the robot holds until the delay has passed. No time is measured: two runs from one
+    seed are identical. With a delay above half of the executed steps a second decision is made while the first is under
+    way, as with a remote policy whose answers are late but as many as its questions.
 
     Args:
         before_decision: called before every decision; may take as long as it likes (rate limiter, learning in
@@ -62,8 +62,8 @@ class LockstepPlanner:
         self._recorder, self._explore = recorder, explore
 
     def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> None:
-        """Decide where the planned actions end `delay_ticks` from now."""
-        if self._queue.end(tick) - tick > self._delay:
+        """Decide where a chunk is due `delay_ticks` from now."""
+        if self._queue.due(tick) - tick > self._delay:
             return
         if self._before_decision is not None:
             self._before_decision()
@@ -71,7 +71,7 @@ class LockstepPlanner:
         prefix = self._queue.committed(tick, self._delay, hold)
         decision = self._policy.decide(observe(), explore=self._explore, prefix=prefix)
         self._recorder.decided(tick, decision.record)
-        chunk = PlannedChunk(decision.actions, tick, decision.version, self._queue.epoch)
+        chunk = PlannedChunk(decision.actions, tick, decision.version, self._queue.epoch, decision.steps)
         delay = self._queue.join(chunk, tick + self._delay)
         assert delay is not None, "execute_steps > delay_ticks is checked where the configuration is built"
         self.delays.append(delay)

@@ -48,6 +48,7 @@ class Decision(NamedTuple):
     record: dict[str, np.ndarray]  # "chunk" float32[H, A] in model space, and the agent's own entries
     version: int  # of the policy
     clipped: int  # how many of the H * A values lay beyond the robot's limits
+    steps: int | None = None  # the record's "steps": how many of the actions the agent would execute, where it says
 
 
 class ChunkPolicy:
@@ -143,7 +144,8 @@ class ChunkPolicy:
         self.values += decoded.size
         self.clipped += clipped
         actions = np.clip(decoded, self._low, self._high)
-        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, self.version, clipped)
+        steps = int(record["steps"]) if "steps" in record else None
+        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, self.version, clipped, steps)
 
     def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         horizon, d = self.normaliser.horizon, len(prefix)

@@ -52,7 +52,8 @@ class RealtimePlanner:
 
     `sync`: where nothing is planned, the control thread waits for the chunk, until half of the tick has passed
     at most; then the robot holds. `async`: the next chunk is requested while the present one still has as many
-    actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Either way it
+    actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Those behind the
+    index at which a chunk asks to be followed (`actor.adaptive_execution`) do not count as left. Either way it
     joins at the index that equals the ticks passed since its observation, and at most one request is under
     way. A result of an earlier epoch, or one too late to execute, is dropped, and its step is recorded without
     a decision.
@@ -88,7 +89,8 @@ class RealtimePlanner:
             self._give_up()
         count = 0 if self.mode == "sync" else self._delay.expected()
         margin = 0 if self.mode == "sync" else 1
-        if self._queue.remaining(tick) > count + margin:
+        # A chunk that wants to be followed early still goes on until the next one joins.
+        if min(self._queue.remaining(tick), self._queue.due(tick) - tick) > count + margin:
             return
         prefix = self._queue.committed(tick, count, hold)
         self._under_way = tick
@@ -119,7 +121,7 @@ class RealtimePlanner:
             return
         self._under_way = None
         self._delay.add(tick - request.tick)
-        chunk = PlannedChunk(decision.actions, request.tick, decision.version, request.epoch)
+        chunk = PlannedChunk(decision.actions, request.tick, decision.version, request.epoch, decision.steps)
         delay = self._queue.join(chunk, tick)
         if delay is None:
             self._recorder.release()

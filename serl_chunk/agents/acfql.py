@@ -4,6 +4,16 @@ The flow imitates. *best-of-n* (QC): the critic improves on it by choosing among
 (QC-FQL): a one-step policy is kept near the flow and climbs the critic, and it is what acts. The critic's target is
 either V, an expectile of Q over the data (IQL; no policy sample needed, hence fast), or the target critic's value of
 the chunk that the policy would choose, as published.
+
+With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches one of the e
+executed ones, Q_e, and whatever looks at a critic looks at that one:
+
+    Q_h(o, a_0..a_{h-1})  <-  R + gamma^n mask V'(o_{t+n})     online heads; V' below
+    Q_e(o, a_0..a_{e-1})  <-  kappa-expectile of Q_h           head k by the online head k, as before this step
+    V(o)                  <-  expectile of Q_e                 by the target (averaged) heads of Q_e; V' = V, online
+    or V'                  =  Q_e(o', a')                      by the target heads, a' chosen by the online heads of Q_e
+
+Only Q_e has a target network. At acting, candidates are compared by Q_e, online or target as `act_by` says.
 """
 
 from __future__ import annotations
@@ -17,15 +27,16 @@ from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Pr
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
 from serl_chunk.agents.improve import critic_score, improve, improve_decision
-from serl_chunk.agents.losses import expectile_weight
+from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.blocks import map_blocks
 from serl_chunk.types import ChunkBatch
 
-# Folded into keys of which `split` takes 0 and 1.
+# Folded into keys of which `split` takes 0 and 1, or 0 to 2.
 _ONE_STEP = 2
 _IMPROVE = 3
+_PREFIX = 3  # of another key than _IMPROVE's
 
 
 class Acfql(Agent):
@@ -39,6 +50,8 @@ class Acfql(Agent):
         self.flow = FlowPolicy(config, config.flow, spec)
         self.one_step = OneStepPolicy(config, config.flow, spec) if config.actor_type == "distill-ddpg" else None
         self.critic = ChunkCritic(config, spec, with_value=config.target == "expectile")
+        self.prefix = PrefixCritic(config, spec) if config.prefix_critic else None
+        self.acting_critic = self.prefix or self.critic  # whose values chunks are chosen and bootstrapped by
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_critic, k_state = jax.random.split(rng, 3)
@@ -47,6 +60,9 @@ class Acfql(Agent):
         if self.one_step is not None:
             policy["onestep"] = self.one_step.init(jax.random.fold_in(k_policy, _ONE_STEP), observation)
         critic = self.critic.init(k_critic, observation)
+        if self.prefix is not None:
+            features = self.critic.features(critic, observation)
+            critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
         return AgentState(
             rng=k_state,
             critic_updates=jnp.zeros((), jnp.int32),
@@ -56,7 +72,7 @@ class Acfql(Agent):
             policy_opt=self.optimiser.init(policy),
             critic=critic,
             critic_opt=self.optimiser.init(critic),
-            target={k: jax.tree.map(jnp.copy, critic[k]) for k in ("encoder", "q")},
+            target={k: jax.tree.map(jnp.copy, critic[k]) for k in ("encoder", self.acting_critic.heads)},
             temperature={},
             temperature_opt={},
         )
@@ -93,7 +109,7 @@ class Acfql(Agent):
         return draws | self.critic.head_draw(k_heads)
 
     def next_chunk(self, state: AgentState, observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
-        """What the policy would do at o', flat float32[B, Hc*A], from noise float32[B, N, D].
+        """What the policy would do at o', as the acting critic is shown it (flat), from noise float32[B, N, D].
 
         The best of N by the online critic; the target critic values it (QC, equation 7). One candidate is not
         compared: that is the one-step policy's a' = clip(mu(o', z)).
@@ -101,10 +117,10 @@ class Acfql(Agent):
 
         def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
             chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps)
-            chunks = self.critic_part(chunks)  # [B, N, Hc*A]
+            chunks = self.acting_critic.part(chunks)  # [B, N, Hc*A]
             if chunks.shape[1] == 1:
                 return chunks[:, 0]
-            best = jnp.argmax(self.critic.candidate_values(state.critic, observations, chunks), axis=1)
+            best = jnp.argmax(self.acting_critic.candidate_values(state.critic, observations, chunks), axis=1)
             return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
@@ -120,13 +136,16 @@ class Acfql(Agent):
         else:
             chunk = self.next_chunk(state, batch.next_observations, draws["next"])
             features = self.critic.features(state.target, batch.next_observations)
-            next_value = self.critic.target_values(state.target, draws, features, chunk)
+            next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
         return self.critic.target(batch, next_value)
 
     def _critic_loss(
         self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
     ) -> tuple[jax.Array, Metrics]:
-        """Q regression to the target, plus, for `expectile`, V regression to Q (IQL, equations 5 and 6)."""
+        """Q regression to the target, plus, for `expectile`, V regression to Q (IQL, equations 5 and 6).
+
+        With a prefix critic also its regression to Q, and V's is to it.
+        """
         tail = None
         if "tail" in draws:
             tail = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
@@ -135,17 +154,19 @@ class Acfql(Agent):
         features = self.critic.features(critic, batch.observations)
         loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
         metrics = self.critic.metrics(loss, outputs, target, batch)
+        if self.prefix is not None:
+            actions = self.critic_actions(batch, tail)
+            distilled, more = self.prefix.distil(critic, features, actions, self.critic.read(outputs), batch.weight)
+            loss, metrics, chunk = loss + distilled, metrics | more, self.prefix.part(actions)
         if self.config.target == "expectile":
-            q = self.critic.target_values(
+            q = self.acting_critic.target_values(
                 state.target, draws, self.critic.features(state.target, batch.observations), chunk
             )
             # The value head reads the encoder without training it: the Q loss alone shapes the features.
             output = self.critic.value_output(critic, jax.lax.stop_gradient(features))
-            value = self.critic.read(output)
-            weight = expectile_weight(q, value, self.config.expectile) * batch.weight
-            value_loss = self.critic.head_loss(output, jax.lax.stop_gradient(q), weight)
+            value_loss = self.critic.expectile_loss(output, q, self.config.expectile, batch.weight)
             loss = loss + value_loss
-            metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(value)}
+            metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(self.critic.read(output))}
         return loss, metrics
 
     # -- policy --------------------------------------------------------------------------------------------
@@ -180,8 +201,8 @@ class Acfql(Agent):
         ) -> jax.Array:
             prefix = (actions, given) if self.flow.prefixed else None
             chunks = self.flow.sample(policy, observations, noise, prefix)
-            values = self.critic.candidate_values(state.critic, observations, self.critic_part(chunks))
-            score = critic_score(self.critic, state.critic, observations, self.critic_part)
+            values = self.acting_critic.candidate_values(state.critic, observations, self.acting_critic.part(chunks))
+            score = critic_score(self.acting_critic, state.critic, observations, self.acting_critic.part)
             return improve(score, chunks, values, 1.0 - given, self.config.improve)[0]
 
         arguments = (batch.observations, noise, batch.actions, given)
@@ -214,8 +235,8 @@ class Acfql(Agent):
         if imitate_only:
             return loss, metrics
         features = self.critic.features(state.critic, batch.observations)
-        chunk = self.critic_part(jnp.clip(student[:, 0], -1.0, 1.0))
-        values = self.critic.mean_value(state.critic, features, chunk)
+        chunk = self.acting_critic.part(jnp.clip(student[:, 0], -1.0, 1.0))
+        values = self.acting_critic.mean_value(state.critic, features, chunk)
         q = jnp.mean(values)
         scale = jnp.mean(jnp.abs(jax.lax.stop_gradient(values))) if self.config.normalise_q else 1.0
         loss = loss - q / jnp.maximum(scale, 1e-6)
@@ -239,20 +260,22 @@ class Acfql(Agent):
         self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
-        values = self.critic.candidate_values(params["critic"], observation, self.critic_part(chunks))
+        shown = self.acting_critic.part(chunks)
+        values = self.acting_critic.candidate_values(params["critic"], observation, shown)
         chunk, q, _ = self.best_of(values, chunks, params["candidates"])
         if self.config.improve.steps:
-            score = critic_score(self.critic, params["critic"], observation, self.critic_part)
+            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.part)
             chunk, q = improve_decision(
                 score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
             )
-        return chunk, {"q": q, "values": values}
+        record = {"q": q, "values": values}
+        return chunk, record if self.prefix is None else record | self.prefix.plan(params["critic"], observation, chunk)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         critic = state.target if self.config.act_by == "target" else state.critic
         policy = self.acting_policy(state)
         return {
             "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
-            "critic": {k: critic[k] for k in ("encoder", "q")},
+            "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
             "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
         }

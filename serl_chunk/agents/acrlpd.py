@@ -2,6 +2,10 @@
 
 Against the published code: log-probabilities are averaged over the H*A dimensions, so that the temperature
 does not drown Q <= 1 as H grows; the target holds no entropy by default; the imitation term honours `bc`.
+
+With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions is regressed to
+R + gamma^n mask Q_e'(o', a'), and the critic of the e executed ones, Q_e, to an expectile of the online Q_h. Only Q_e
+has a target network (Q_e'); the policy climbs the online Q_e, and candidates are compared by Q_e.
 """
 
 from __future__ import annotations
@@ -17,11 +21,14 @@ from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.improve import critic_score, improve_decision
+from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.blocks import map_blocks
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.types import ChunkBatch
+
+_PREFIX = 3  # folded into a key of which `split` takes 0 to 2
 
 
 class Acrlpd(Agent):
@@ -32,6 +39,8 @@ class Acrlpd(Agent):
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.critic = ChunkCritic(config, spec, with_value=False)
+        self.prefix = PrefixCritic(config, spec) if config.prefix_critic else None
+        self.acting_critic = self.prefix or self.critic  # whose values are climbed, compared and bootstrapped
         self.gaussian = GaussianPolicy(
             config,
             spec,
@@ -50,6 +59,9 @@ class Acrlpd(Agent):
         observation = self.example_observation(1)
         policy = self.gaussian.init(k_encoder, k_net, observation)
         critic = self.critic.init(k_critic, observation)
+        if self.prefix is not None:
+            features = self.critic.features(critic, observation)
+            critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
         return AgentState(
             rng=k_state,
@@ -60,7 +72,7 @@ class Acrlpd(Agent):
             policy_opt=self.optimiser.init(policy),
             critic=critic,
             critic_opt=self.optimiser.init(critic),
-            target=jax.tree.map(jnp.copy, critic),
+            target={k: jax.tree.map(jnp.copy, critic[k]) for k in ("encoder", self.acting_critic.heads)},
             temperature=temperature,
             temperature_opt=self.temperature_optimiser.init(temperature),
         )
@@ -98,8 +110,8 @@ class Acrlpd(Agent):
         def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
             dist = self.distribution(state.policy, observations)
             dist = TanhNormal(*(jnp.broadcast_to(x[:, None], noise.shape) for x in dist))
-            chunks = self.critic_part(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
-            best = jnp.argmax(self.critic.candidate_values(state.critic, observations, chunks), axis=1)
+            chunks = self.acting_critic.part(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
+            best = jnp.argmax(self.acting_critic.candidate_values(state.critic, observations, chunks), axis=1)
             return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
@@ -110,14 +122,14 @@ class Acrlpd(Agent):
         if self.config.target_candidates > 1:
             chunk = self.next_chunk(state, observations, draws["next"])
             features = self.critic.features(state.target, observations)
-            next_value = self.critic.target_values(state.target, draws, features, chunk)
+            next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
             return self.critic.target(batch, next_value)
         flat, log_prob = self.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
-        next_value = self.critic.target_values(
+        next_value = self.acting_critic.target_values(
             state.target,
             draws,
             self.critic.features(state.target, observations),
-            self.critic_part(self.gaussian.chunks(flat)),
+            self.acting_critic.part(self.gaussian.chunks(flat)),
         )
         if self.config.backup_entropy:
             next_value = next_value - jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
@@ -126,7 +138,7 @@ class Acrlpd(Agent):
     def _critic_loss(
         self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
     ) -> tuple[jax.Array, Metrics]:
-        """Mean over heads of the regression of Q_k to `critic_target`."""
+        """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
         target = self.critic_target(state, batch, draws)
         tail = None
         if "tail" in draws:
@@ -135,7 +147,12 @@ class Acrlpd(Agent):
         features = self.critic.features(critic, batch.observations)
         chunk = self.flat_critic_actions(batch, tail)
         loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
-        return loss, self.critic.metrics(loss, outputs, target, batch)
+        metrics = self.critic.metrics(loss, outputs, target, batch)
+        if self.prefix is None:
+            return loss, metrics
+        actions = self.critic_actions(batch, tail)
+        distilled, more = self.prefix.distil(critic, features, actions, self.critic.read(outputs), batch.weight)
+        return loss + distilled, metrics | more
 
     # -- policy --------------------------------------------------------------------------------------------
 
@@ -159,8 +176,8 @@ class Acrlpd(Agent):
         entropy = -jnp.mean(self.joint_log_prob(log_prob))
         alpha = jnp.exp(state.temperature["log_alpha"])
         features = jax.lax.stop_gradient(self.critic.features(state.critic, batch.observations))
-        chunk = self.critic_part(self.gaussian.chunks(flat))
-        q = jnp.mean(self.critic.mean_value(state.critic, features, chunk))
+        chunk = self.acting_critic.part(self.gaussian.chunks(flat))
+        q = jnp.mean(self.acting_critic.mean_value(state.critic, features, chunk))
         loss = -alpha * entropy - q + self.config.bc_alpha * imitation
         return loss, {
             "actor/actor_loss": loss,
@@ -201,11 +218,12 @@ class Acrlpd(Agent):
         dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)
         chunks = with_prefix(self.gaussian.chunks(flat), prefix)
-        values = self.critic.candidate_values(params["critic"], observation, self.critic_part(chunks))
+        shown = self.acting_critic.part(chunks)
+        values = self.acting_critic.candidate_values(params["critic"], observation, shown)
         chunk, q, best = self.best_of(values, chunks, params["candidates"])
         drawn = self.gaussian.chunks(log_prob)[best]
         if self.config.improve.steps:
-            score = critic_score(self.critic, params["critic"], observation, self.critic_part)
+            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.part)
             chunk, q = improve_decision(
                 score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
             )
@@ -213,11 +231,13 @@ class Acrlpd(Agent):
         # Of what the policy chose: committed actions were not drawn from it.
         free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
         own = jnp.sum(drawn * free) / jnp.maximum(jnp.sum(free), 1)
-        return chunk, {"q": q, "values": values, "log_prob": own}
+        record = {"q": q, "values": values, "log_prob": own}
+        return chunk, record if self.prefix is None else record | self.prefix.plan(params["critic"], observation, chunk)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        critic = state.target if self.config.act_by == "target" else state.critic
         return {
             "policy": self.acting_policy(state),
-            "critic": state.target if self.config.act_by == "target" else state.critic,
+            "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
             "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
         }

@@ -107,7 +107,10 @@ class Agent(abc.ABC):
     def _policy_loss(
         self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
-        """The policy's loss as a function of `policy`; everything in `state` is a constant."""
+        """The policy's loss as a function of `policy`; everything in `state` is a constant.
+
+        Of `batch` it is given the `policy_part`.
+        """
 
     @abc.abstractmethod
     def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
@@ -140,10 +143,15 @@ class Agent(abc.ABC):
         explore: bool,
         prefix: Prefix | None = None,
     ) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space for one normalised observation (no batch axis)."""
+        """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
+
+        `prefix` may be longer than a chunk, as a normaliser for a critic of more actions makes it; the rest is ignored.
+        """
+        h = self.spec.horizon
         if prefix is None:
-            shape = (self.spec.horizon, self.spec.action_dim)
-            prefix = (np.zeros(shape, np.float32), np.zeros(shape[:1], np.float32))
+            prefix = (np.zeros((h, self.spec.action_dim), np.float32), np.zeros(h, np.float32))
+        elif len(prefix[1]) > h:
+            prefix = (prefix[0][:h], prefix[1][:h])
         return self._sample(params, dict(observation), key, prefix, explore=explore)
 
     def flatten_params(self, params: Params) -> dict[str, np.ndarray]:
@@ -264,7 +272,7 @@ class Agent(abc.ABC):
     def _policy_gradient(
         self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[Params, Metrics]:
-        loss = functools.partial(self._policy_loss, imitate_only=imitate_only)
+        loss, batch = functools.partial(self._policy_loss, imitate_only=imitate_only), self.policy_part(batch)
         return jax.grad(loss, has_aux=True)(state.policy, state, batch, draws)
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
@@ -314,11 +322,26 @@ class Agent(abc.ABC):
 
     def flat_critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
         """The chunk the critic scores, float32[B, critic_steps * A]."""
-        actions = batch.actions if sampled_tail is None else replace_tail(batch.actions, batch.valid, sampled_tail)
-        return self.critic_part(actions)
+        return self.critic_part(self.critic_actions(batch, sampled_tail))
+
+    def critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
+        """The batch's actions float32[B, L, A], those after a termination taken from `sampled_tail` where given."""
+        return batch.actions if sampled_tail is None else replace_tail(batch.actions, batch.valid, sampled_tail)
+
+    def policy_part(self, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` with as many actions as the policy outputs; where a critic scores more, it has those as well."""
+        h = self.spec.horizon
+        if batch.actions.shape[1] == h:
+            return batch
+        return batch._replace(
+            actions=batch.actions[:, :h],
+            valid=batch.valid[:, :h],
+            demonstrated=batch.demonstrated[:, :h],
+            bc=batch.bc[:, :h],
+        )
 
     def critic_part(self, chunk: jax.Array) -> jax.Array:
-        """The first `critic_steps` actions of chunks float32[..., H, A], flattened."""
+        """The first `critic_steps` actions of chunks float32[..., L, A], flattened."""
         part = chunk[..., : self.spec.critic_steps, :]
         return part.reshape(*part.shape[:-2], -1)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Metrics, Params
-from serl_chunk.agents.losses import aggregate_heads, bootstrap_target
+from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
@@ -30,7 +30,10 @@ def observation_encoder(config: AgentConfig) -> ObservationEncoder:
 class ChunkCritic:
     """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"encoder", "q"} and {"v"}."""
 
+    heads: ClassVar[str] = "q"  # where in the critic's parameters the heads are
+
     def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
+        self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
         self.choose_by, self.choose_std = config.choose_by, config.choose_std
         self.support, self.width = support_of(c), outputs_per_head(c)
@@ -51,11 +54,18 @@ class ChunkCritic:
         k_encoder, k_q, k_v = jax.random.split(key, 3)
         encoder = self.encoder.init(k_encoder, observation).get("params", {})
         features = self.encoder.apply({"params": encoder}, observation)
-        chunk = jnp.zeros((*features.shape[:-1], self.spec.critic_steps * self.spec.action_dim), jnp.float32)
-        params = {"encoder": encoder, "q": self.q.init(k_q, jnp.concatenate([features, chunk], axis=-1))["params"]}
+        params = {"encoder": encoder, self.heads: self._fresh_heads(k_q, features)}
         if self.v is not None:
             params["v"] = self.v.init(k_v, features)["params"]
         return params
+
+    def _fresh_heads(self, key: jax.Array, features: jax.Array) -> Params:
+        chunk = self.part(jnp.zeros((*features.shape[:-1], self.steps, self.spec.action_dim), jnp.float32))
+        return self.q.init(key, jnp.concatenate([features, chunk], axis=-1))["params"]
+
+    def part(self, chunk: jax.Array) -> jax.Array:
+        """What of chunks float32[..., L, A], L at least `steps`, the heads are shown: float32[..., steps * A]."""
+        return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
 
     def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
         """Observation features float32[..., F]."""
@@ -88,13 +98,23 @@ class ChunkCritic:
         """`regression_loss` of raw outputs [..., B] (or with bins) to a target float32[B]: float32[]."""
         return regression_loss(outputs, target, self.config.loss, weight, self.support)
 
+    def expectile_loss(self, outputs: jax.Array, target: jax.Array, expectile: float, weight: jax.Array) -> jax.Array:
+        """`head_loss` weighted so that the value is the expectile of what targets follow equal inputs: float32[].
+
+        Raw outputs [..., B] (or with bins), targets float32[..., B] without a gradient, rows' `weight` float32[B].
+        0.5 is the targets' mean, 1 would be their maximum (IQL, Kostrikov 2022, equation 5).
+        """
+        target = jax.lax.stop_gradient(target)
+        rows = expectile_weight(target, self.read(outputs), expectile)
+        return self.head_loss(outputs, target, rows * jnp.broadcast_to(weight, rows.shape))
+
     def regression(
         self, params: Params, features: jax.Array, chunk: jax.Array, target: jax.Array, weight: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """`regression_loss` of all heads to one target float32[B], and their raw outputs as constants."""
         count = self.config.ensemble
         if not one_by_one(count):
-            outputs = self.outputs(params["q"], features, chunk)
+            outputs = self.outputs(params[self.heads], features, chunk)
             return self.head_loss(outputs, target, weight), jax.lax.stop_gradient(outputs)
 
         def loss(head: Params, x: jax.Array, constants: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -102,11 +122,11 @@ class ChunkCritic:
             return self.head_loss(output, target, weight) / count, output
 
         x = jnp.concatenate([features, chunk], axis=-1)
-        return summed_loss(loss, CriticEnsemble.heads(params["q"]), x, (target, weight))
+        return summed_loss(loss, CriticEnsemble.heads(params[self.heads]), x, (target, weight))
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Q_k float32[K, ...]."""
-        return self.read(self.outputs(params["q"], features, chunk))
+        return self.read(self.outputs(params[self.heads], features, chunk))
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """The mean over heads: what policies climb, float32[B] for batches; a function of the chunks alone."""
@@ -116,7 +136,9 @@ class ChunkCritic:
         def values(head: Params, x: jax.Array) -> jax.Array:
             return self.read(self._of_head(head, x))
 
-        return mean_values(values, CriticEnsemble.heads(params["q"]), jnp.concatenate([features, chunk], axis=-1))
+        return mean_values(
+            values, CriticEnsemble.heads(params[self.heads]), jnp.concatenate([features, chunk], axis=-1)
+        )
 
     def candidate_values(self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
         """What candidates are chosen by, float32[..., N], for flat chunks float32[..., N, Hc*A] of one observation.
@@ -143,10 +165,10 @@ class ChunkCritic:
         self, target: Params, draws: Mapping[str, jax.Array], features: jax.Array, chunk: jax.Array
     ) -> jax.Array:
         """Aggregate of the drawn target heads, float32[...]; the others are not evaluated."""
-        q = target["q"]
+        heads = target[self.heads]
         if "heads" in draws:
-            q = jax.tree.map(lambda p: p[draws["heads"]], q)
-        return aggregate_heads(self.values({"q": q}, features, chunk), self.config.target_aggregate)
+            heads = jax.tree.map(lambda p: p[draws["heads"]], heads)
+        return aggregate_heads(self.values({self.heads: heads}, features, chunk), self.config.target_aggregate)
 
     def target(self, batch: ChunkBatch, next_value: jax.Array) -> jax.Array:
         """`bootstrap_target` with the floor that is configured, float32[B]."""

@@ -69,15 +69,15 @@ class FlowPolicy:
         For train_delay=sampled also "delay" int32[B], uniform in 0..train_delay_max.
         """
         k_noise, k_time = jax.random.split(key)
-        b, h, a = batch.actions.shape
-        draws = {"x0": jax.random.normal(k_noise, (b, h * a)), "t": jax.random.uniform(k_time, (b,))}
+        b, dim = batch.actions.shape[0], self.spec.horizon * self.spec.action_dim
+        draws = {"x0": jax.random.normal(k_noise, (b, dim)), "t": jax.random.uniform(k_time, (b,))}
         if self.train_delay == "sampled":
             draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.train_delay_max + 1)
         return draws
 
     def given(self, batch: ChunkBatch, draws: Draws) -> jax.Array:
         """float32[B, H]: 1 for a window's first d actions, which its decision found committed (`train_delay`)."""
-        b, h, _ = batch.actions.shape
+        b, h = batch.actions.shape[0], self.spec.horizon
         if not self.prefixed:
             return jnp.zeros((b, h))
         delay = batch.delay if self.train_delay == "recorded" else draws["delay"]

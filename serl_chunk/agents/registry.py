@@ -28,9 +28,10 @@ class AgentSpec:
     state_dim: int
     action_dim: int
     horizon: int  # H of the policy
-    critic_steps: int  # actions the critic scores, <= horizon
+    critic_steps: int  # actions the critic scores; more than horizon beside a prefix critic only
     cameras: tuple[CameraSpec, ...]
     discount: float  # per tick
+    prefix_steps: int = 0  # actions the prefix critic scores, those that are executed; 0 where there is none
 
 
 def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
@@ -42,6 +43,7 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         config.chunk.critic_steps,
         tuple(spec.camera(k) for k in config.agent.image_keys),
         config.discount,
+        config.chunk.executed if config.agent.prefix_critic else 0,
     )
 
 

@@ -160,12 +160,12 @@ def _inspect(flags: argparse.Namespace) -> tuple[Source, Findings]:
 
 
 def horizon_of(flags: argparse.Namespace) -> int | None:
-    """`--horizon`, else that of the experiment given, else None."""
+    """`--horizon`, else the actions of a training window of the experiment given, else None."""
     if flags.horizon is not None or flags.exp_name is None:
         return flags.horizon
     from serl_chunk.commands.setup import load
 
-    return load(flags.exp_name, []).chunk.horizon
+    return load(flags.exp_name, []).chunk.carried
 
 
 def _page_path(plot: str | None) -> Path | None:

@@ -187,7 +187,7 @@ def build_learner(
     dataset = open_dataset(config, spec, reading, tell, max(CheckpointStore(run.path).steps(), default=0))
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
-    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, fitted)
+    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, fitted)
     del fitted
     metrics = MetricsLog(
         run.path,

@@ -197,6 +197,12 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
         f"{config.normaliser.actions} actions; discount {config.discount:g} per tick, "
         f"discount**{spec.max_episode_steps} = {reach:.3f}"
     )
+    if config.agent.prefix_critic:
+        c = config.chunk
+        tell(
+            f"decoupled: {c.executed} actions are executed, and scored by a critic that learns from one of "
+            f"{c.critic_steps}"
+        )
     if config.preset or config.compat:
         preset = f"preset {config.preset}" if config.preset else ""
         compat = f"conventions of the published code {config.compat}" if config.compat else ""

@@ -47,6 +47,15 @@ class AgentConfig:
     # An exploring decision's noise is drawn at so many knots over the chunk and interpolated, so that exploration is
     # smooth within a chunk; 0: every step has noise of its own.
     exploration_knots: int = 0
+    # A second critic scores the executed actions alone, and is what policies, candidates and targets look at; the
+    # first may then score more of them, chunk.critic_horizon (decoupled Q-chunking, Li, Park and Levine 2025).
+    prefix_critic: bool = False
+    prefix_expectile: float = 0.8  # of the first critic's value over how the data go on; 0.5: the mean
+    # How many lengths the prefix critic can score, equally spaced up to the executed actions; 1: these alone.
+    prefix_lengths: int = 1
+    # A decision asks to be followed where its heads disagree by more than this, in units of the return, on what the
+    # actions behind its first length add; none: never. actor.adaptive_execution obeys.
+    replan_spread: float | None = None
     # U critic steps, then the policy's against the new critic (RLPD); or both at once on every batch, each from the
     # parameters before the step (Q-chunking's code).
     update_order: Literal["critic_first", "together"] = "critic_first"
@@ -80,6 +89,29 @@ class AgentConfig:
         require(
             self.exploration_knots >= 0,
             f"agent.exploration_knots must be >= 0 (0: independent noise), got {self.exploration_knots}",
+        )
+        require(
+            0.5 <= self.prefix_expectile < 1,
+            f"agent.prefix_expectile must be in [0.5, 1) (0.5 is the mean), got {self.prefix_expectile}",
+        )
+        require(self.prefix_lengths >= 1, f"agent.prefix_lengths must be at least 1, got {self.prefix_lengths}")
+        require(
+            self.prefix_lengths == 1 or self.prefix_critic,
+            f"agent.prefix_lengths={self.prefix_lengths} needs agent.prefix_critic=True: there is no other critic of "
+            "several lengths",
+        )
+        require(
+            self.replan_spread is None or self.prefix_lengths > 1,
+            f"agent.replan_spread={self.replan_spread} compares lengths of a chunk, and agent.prefix_lengths is "
+            f"{self.prefix_lengths}: set it to 2 or more (with agent.prefix_critic=True), or agent.replan_spread=none",
+        )
+        require(
+            self.replan_spread is None or self.replan_spread >= 0,
+            f"agent.replan_spread must be >= 0 (units of the return) or none, got {self.replan_spread}",
+        )
+        require(
+            self.replan_spread is None or self.critic.ensemble > 1,
+            "agent.replan_spread is about how far heads disagree, and agent.critic.ensemble is 1: raise it",
         )
         require(
             self.use_state or bool(self.image_keys),
@@ -234,6 +266,11 @@ class BcConfig(AgentConfig):
             self.policy == "flow" or self.flow.train_delay == "none",
             f"agent.flow.train_delay={self.flow.train_delay} needs agent.policy=flow: the Gaussian has no input for "
             "committed actions",
+        )
+        require(
+            not self.prefix_critic,
+            "agent.prefix_critic must be False for bc: it has no critic to learn a prefix's value from; use acfql or "
+            "acrlpd",
         )
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")
         require(self.choose_std == 0, "agent.choose_std must be 0 for bc: it has no critic to choose by")

@@ -160,6 +160,8 @@ class ActorConfig:
     clock: Literal["lockstep", "realtime"] = "lockstep"
     delay_ticks: int = 0  # lockstep: ticks between a decision's observation and its chunk
     inference: Literal["auto", "sync", "async"] = "auto"  # realtime; auto: sync if inference p99 < half a tick
+    # Plan anew after the steps that a decision asks for (agent.replan_spread), instead of after execute_steps always.
+    adaptive_execution: bool = False
     intervention: str = "none"  # none | scripted | path of a recorded intervention file
     max_human_ticks: int = 0  # the intervention source stops after so many ticks; 0: no limit
     max_episodes: int = 0  # 0: until the learner is done
@@ -256,6 +258,22 @@ class ExperimentConfig:
             self.agent.critic.target_floor == "none" or self.replay.windows == "episode",
             "agent.critic.target_floor=mc needs the return to an episode's end, and windows of replay.windows=adjacent "
             "belong to no episode: set replay.windows=episode, or agent.critic.target_floor=none",
+        )
+        self.chunk.check_scored(prefix_critic=self.agent.prefix_critic)
+        require(
+            self.chunk.executed % self.agent.prefix_lengths == 0,
+            f"agent.prefix_lengths={self.agent.prefix_lengths} must divide chunk.execute_steps={self.chunk.executed}, "
+            "of which they are equal parts",
+        )
+        require(
+            not self.actor.adaptive_execution or self.agent.replan_spread is not None,
+            "actor.adaptive_execution=True plans anew where a decision asks for it, and none does while "
+            "agent.replan_spread is none: set it, with agent.prefix_critic=True and agent.prefix_lengths of 2 or more",
+        )
+        require(
+            self.agent.critic.tail == "repeat" or self.chunk.critic_steps <= self.chunk.horizon,
+            f"agent.critic.tail=policy fills chunk.critic_horizon={self.chunk.critic_steps} actions from the policy's "
+            f"{self.chunk.horizon} (chunk.horizon), which are fewer: use agent.critic.tail=repeat",
         )
         require(
             self.actor.delay_ticks < self.chunk.executed,

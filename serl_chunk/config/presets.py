@@ -252,6 +252,9 @@ def _published(agent: AgentConfig) -> AgentConfig:
         "bc_on": "all",
         "choose_std": 0.0,
         "exploration_knots": 0,
+        "prefix_critic": False,
+        "prefix_lengths": 1,
+        "replan_spread": None,
     }
     critic = dataclasses.replace(
         agent.critic, loss="squared", target_floor="none", target_average="old", tau=0.005, tail="repeat"

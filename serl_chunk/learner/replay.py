@@ -375,7 +375,7 @@ class Replay:
     def _no_window(self) -> str:
         chunk, held = self._config.chunk, self._stores
         steps = sum(e.length for store in held.all for e in store.episodes.values())
-        needed = max(chunk.horizon, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
+        needed = max(chunk.carried, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
         return (
             f"the replay holds no complete window yet: a window takes {needed} consecutive steps, and it has "
             f"{steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
@@ -384,7 +384,7 @@ class Replay:
     def _gather(self, drawn: np.ndarray) -> Gathered:
         """The windows that `_draw` drew, of shape [updates * batch_size, ...]."""
         c, pool = self._config, self._stores.pool
-        horizon, returned = c.chunk.horizon, c.chunk.returned
+        horizon, returned = c.chunk.carried, c.chunk.returned
         if c.replay.windows == "episode":
             return gather(
                 pool,

@@ -92,7 +92,7 @@ class Stores:
         if r.positive_fraction is not None:
             self.windows_demo = BalancedView(self.view_demo, self._balanced[0], self._balanced[1], r.positive_fraction)
         if r.windows == "adjacent":
-            length = max(config.chunk.horizon, config.chunk.returned)
+            length = max(config.chunk.carried, config.chunk.returned)
             self.windows_online, self.windows_demo, self.windows_all = (
                 Neighbours(stores, length) for stores in ([self.online], [self.demo], [self.demo, self.online])
             )

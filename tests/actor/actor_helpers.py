@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 
 from serl_chunk.actor.inference import Request, Result
 from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
@@ -111,12 +112,15 @@ class LineEnv(RobotEnv):
 
 
 class NoisyAgent:
-    """Chunks of noise around 0 that tell the tick they were decided on; the prefix is clamped."""
+    """Chunks of noise around 0 that tell the tick they were decided on; the prefix is clamped.
+
+    `asks(tick)`, where given, is how many steps of it the decision of that tick asks for.
+    """
 
     supports_prefix = True
 
-    def __init__(self, horizon: int, spread: float = 0.1) -> None:
-        self.horizon, self.spread = horizon, spread
+    def __init__(self, horizon: int, spread: float = 0.1, asks: Callable[[int], int] | None = None) -> None:
+        self.horizon, self.spread, self.asks = horizon, spread, asks
         self.prefixes: dict[int, np.ndarray] = {}  # tick -> the d committed actions of its latest decision
         self.explored: set[bool] = set()
         self.loaded: list[int] = []
@@ -139,7 +143,8 @@ class NoisyAgent:
             self.prefixes[tick] = actions[mask > 0]
         else:
             self.prefixes[tick] = np.zeros((0, 2), np.float32)
-        return chunk.astype(np.float32), {"q": np.float32(tick)}
+        asked = {} if self.asks is None else {"steps": np.int32(self.asks(tick))}
+        return chunk.astype(np.float32), {"q": np.float32(tick), **asked}
 
 
 class ListSink:
@@ -239,11 +244,14 @@ def identity_normaliser(horizon: int) -> Normaliser:
 def make_config(
     *, horizon: int = 8, execute: int | None = None, failure_reward: float = 0.0, actor: ActorConfig | None = None
 ) -> ExperimentConfig:
-    """An experiment around the line robot."""
+    """An experiment around the line robot; where execution is adaptive, the critics are such as could ask for that."""
+    adaptive = actor is not None and actor.adaptive_execution
+    lengths = execute or horizon
     return ExperimentConfig(
         name="line",
         robot=GymConfig(make=lambda fake_env: None),
-        chunk=ChunkConfig(horizon, critic_horizon=1, execute_steps=execute),
+        agent=AcfqlConfig(prefix_critic=True, prefix_lengths=lengths, replan_spread=0.1) if adaptive else AcfqlConfig(),
+        chunk=ChunkConfig(horizon, critic_horizon=horizon + 1 if adaptive else 1, execute_steps=execute),
         reward=RewardConfig(failure_reward=failure_reward),
         actor=actor or ActorConfig(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -55,6 +56,26 @@ def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, 
             agent.prefixes[s.decision_tick],
             np.reshape([steps[s.decision_tick + i].action for i in range(delay)], (-1, 2)),
         )
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize(("delay", "execute"), [(0, 8), (2, 8), (2, 6)])
+def test_a_chunk_is_followed_where_its_decision_asks_for_it(delay, execute, adaptive):
+    """Also for fewer steps than the delay, and for more than are ever executed."""
+    agent = NoisyAgent(8, asks=lambda tick: (5, 3, 1, 9)[tick % 4])
+    config = make_config(execute=execute, actor=ActorConfig(delay_ticks=delay, adaptive_execution=adaptive))
+    summary, sink, _ = run(agent=agent, config=config)
+    check_steps(sink.steps, execute)
+    starts = [s.decision_tick for s in chunk_starts(sink.steps)]
+    wanted = [0]
+    while len(wanted) < len(starts):
+        served = min(execute, agent.asks(wanted[-1])) if adaptive else execute
+        wanted.append(wanted[-1] + max(1, served - delay))
+    assert starts == wanted
+    assert len({b - a for a, b in itertools.pairwise(starts)}) > 1 or not adaptive
+    assert summary.starved_ticks == 0
+    recorded = {s.tick: int(s.decision["steps"]) for s in sink.steps if s.decision is not None}
+    assert all(recorded[t] == agent.asks(t) for t in starts)
 
 
 def test_holding_before_the_first_chunk_stays_at_the_measured_joints():

@@ -39,11 +39,23 @@ class Rig:
     """A runner on a simulated clock."""
 
     def __init__(
-        self, mode, latencies, *, horizon=8, oversleep=(), costs=(), length=30, intervention=None, spec=SPEC, **kwargs
+        self,
+        mode,
+        latencies,
+        *,
+        horizon=8,
+        oversleep=(),
+        costs=(),
+        length=30,
+        intervention=None,
+        spec=SPEC,
+        asks=None,
+        **kwargs,
     ):
         self.human = intervention.ticks if intervention else frozenset()
         self.clock = SimClock(oversleep)
-        self.agent = NoisyAgent(horizon)
+        self.agent = NoisyAgent(horizon, asks=asks)
+        actor = ActorConfig(clock="realtime", inference=mode, adaptive_execution=asks is not None)
         self.policy = make_policy(self.agent)
         self.inference = SimInference(self.policy, self.clock, latencies)
         self.sink = ListSink()
@@ -52,7 +64,7 @@ class Rig:
             self.env,
             self.policy,
             self.sink,
-            config=make_config(horizon=horizon, actor=ActorConfig(clock="realtime", inference=mode)),
+            config=make_config(horizon=horizon, actor=actor),
             clock=self.clock,
             inference=self.inference,
             intervention=intervention,
@@ -163,6 +175,32 @@ def test_async_asks_as_late_as_the_delay_allows():
     starts = [s.decision_tick for s in chunk_starts(steps)]
     # Executed from index 2; asked when 3 actions are left (delay 2, plus 1), so every 5 ticks.
     assert np.diff(starts).tolist() == [5] * (len(starts) - 1)
+
+
+@pytest.mark.parametrize(("asked", "apart"), [(7, 4), (6, 3), (5, 2), (1, 2), (8, 5), (99, 5)])
+def test_async_asks_earlier_where_a_decision_wants_that(asked, apart):
+    """Asked when 3 actions are left of those it wants, and never before the chunk itself has come."""
+    rig = Rig("async", itertools.repeat(25 * MS), length=60, asks=lambda tick: asked)
+    rig.run()
+    _, steps = rig.run()
+    starts = list(chunk_starts(steps))
+    # The first had to wait for what was asked at the end of the last episode.
+    assert np.diff([s.decision_tick for s in starts])[1:].tolist() == [apart] * (len(starts) - 2)
+    assert {s.tick - s.decision_tick for s in starts[1:]} == {2}
+    assert ticks_of(steps, Source.HOLD) == list(range(starts[0].tick))  # before the first chunk, and never again
+
+
+def test_sync_follows_a_decision_that_wants_it_and_goes_on_until_a_late_one_comes():
+    rig = Rig("sync", itertools.repeat(5 * MS), asks=lambda tick: 3)
+    summary, steps = rig.run()
+    assert [s.decision_tick for s in chunk_starts(steps)] == list(range(0, 30, 3))
+    assert summary.starved_ticks == 0
+    late = Rig("sync", itertools.repeat(50 * MS), asks=lambda tick: 4)
+    _, steps = late.run()
+    starts = list(chunk_starts(steps))
+    assert ticks_of(steps, Source.HOLD) == list(range(starts[0].tick))  # none later: the old chunk goes on
+    assert {s.tick - s.decision_tick for s in starts} == {3}
+    assert np.diff([s.decision_tick for s in starts]).tolist() == [4] * (len(starts) - 1)
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,6 +13,7 @@ from serl_chunk.actor.loop import EpisodeRunner
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
+from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.robots import FakeAlohaConfig
@@ -35,11 +36,11 @@ def agent():
     return make_agent(CONFIG, make_env(CONFIG.robot).robot_spec)
 
 
-def run(agent, delay, seed=11):
-    config = dataclasses.replace(CONFIG, actor=ActorConfig(delay_ticks=delay))
+def run(agent, delay, seed=11, config=CONFIG):
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, delay_ticks=delay))
     env = make_env(config.robot)
     spec = env.robot_spec
-    normaliser = fit_normaliser(spec, NormaliserConfig("relative"), config.chunk.horizon, [])
+    normaliser = fit_normaliser(spec, NormaliserConfig("relative"), config.chunk.carried, [])
     policy = ChunkPolicy(agent, normaliser, spec, seed=3)
     params = jax.jit(lambda key: agent.policy_params(agent.init(key)))(jax.random.key(0))
     policy.swap(Snapshot(1, agent.flatten_params(params)))
@@ -68,6 +69,23 @@ def test_an_episode_with_a_helper(agent, delay):
         expected = joints + np.clip(within - joints, -RATES, RATES)
         np.testing.assert_allclose(s.action, expected, atol=1e-5)
     assert {"chunk", "q"} <= set(steps[0].decision)
+
+
+@pytest.mark.parametrize(("adaptive", "apart"), [(True, 1), (False, 3)])
+def test_an_episode_of_a_critic_that_scores_more_than_the_policy_outputs(adaptive, apart):
+    """Its normaliser is for more actions than a chunk; untrained heads disagree more than 0, so steps is the least."""
+    config = dataclasses.replace(
+        CONFIG,
+        agent=dataclasses.replace(AGENT, prefix_critic=True, prefix_lengths=5, replan_spread=0.0),
+        chunk=ChunkConfig(5, critic_horizon=8),
+        actor=ActorConfig(adaptive_execution=adaptive),
+    )
+    _, sink, policy = run(make_agent(config, make_env(config.robot).robot_spec), 2, config=config)
+    assert policy.normaliser.horizon == 8
+    decided = {s.tick: s.decision for s in sink.steps if s.decision is not None}
+    assert {(d["chunk"].shape, d["spread"].shape, int(d["steps"])) for d in decided.values()} == {((5, 14), (5,), 1)}
+    starts = [s.decision_tick for s in chunk_starts(sink.steps[:20])]
+    assert np.diff(starts).tolist() == [apart] * (len(starts) - 1)
 
 
 def test_two_runs_are_identical(agent):

@@ -31,7 +31,7 @@ def test_an_empty_queue_has_nothing():
     queue = queue_of(4)
     assert queue.pop(0) is None
     assert queue.remaining(3) == 0
-    assert queue.end(3) == 3
+    assert queue.due(3) == 3
 
 
 def test_a_chunk_ends_at_execute_steps():
@@ -84,7 +84,7 @@ def test_committed_follows_later_chunks_and_holds_in_gaps():
     np.testing.assert_array_equal(queue.committed(1, 8, HOLD)[:, 0], [7, 7, 3, 4, 203, 204, 204, 204])
     assert queue.remaining(3) == 4
     assert queue.remaining(1) == 0
-    assert queue.end(1) == 7
+    assert queue.due(1) == 7
 
 
 def test_committed_holds_as_the_robot_will():

@@ -19,6 +19,7 @@ from serl_chunk.types import CameraSpec, ChunkBatch
 
 CAMERA = CameraSpec("top", 32, 32)
 DISCOUNT = 0.9
+PREFIX = {"critic_steps": 5, "prefix_steps": 2}  # beside chunks of 3: a critic of more, and one of fewer
 FLOW = FlowConfig(hidden=(16,), steps=2, noise_low=0.5)
 ENCODER = EncoderConfig(features=(4,), latent=8, shift=2)
 
@@ -36,6 +37,9 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
         common |= {"update_order": "together"} | ({} if kind == "acrlpd" else {"policy_updates": 1})
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
+    if "prefix" in special:
+        common |= {"prefix_critic": True, "prefix_lengths": 2 if "lengths" in special else 1}
+        common |= {"replan_spread": 0.01} if "lengths" in special else {}
     if kind == "bc":
         policy = "gaussian" if "gaussian" in special else "flow"
         return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
@@ -54,10 +58,12 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
     )  # fmt: skip
 
 
-def build(config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2) -> Agent:
+def build(
+    config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2, prefix_steps: int = 0
+) -> Agent:
     """An agent for 4 states."""
     cameras = (CAMERA,) if config.image_keys else ()
-    spec = AgentSpec(4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT)
+    spec = AgentSpec(4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, prefix_steps)
     module, name = IMPLEMENTATIONS[type(config)]
     return getattr(importlib.import_module(module), name)(config, spec)
 
@@ -65,7 +71,7 @@ def build(config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = N
 def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0, **changes: Any) -> ChunkBatch:
     """Random windows, arrays [updates, size, ...]; a quarter ends in a termination after the first step."""
     rng = np.random.default_rng(seed)
-    lead, h, a = (updates, size), spec.horizon, spec.action_dim
+    lead, h, a = (updates, size), max(spec.horizon, spec.critic_steps), spec.action_dim
 
     def observe() -> dict[str, np.ndarray]:
         out = {"state": rng.normal(size=(*lead, spec.state_dim)).astype(np.float32)}
@@ -100,7 +106,7 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
 
 @functools.cache
 def _built(variant: str) -> tuple[Agent, AgentState]:
-    agent = build(config_of(variant))
+    agent = build(config_of(variant), **(PREFIX if "-prefix" in variant else {}))
     return agent, agent.init(jax.random.key(0))
 
 

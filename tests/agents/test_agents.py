@@ -15,10 +15,12 @@ from serl_chunk.types import ConfigError
 
 VARIANTS = [  # compiled, run
     "acfql", "acfql-policy-tail-image", "acfql-policy-distill", "acrlpd-tail-entropy", "bc", "bc-gaussian",
+    "acfql-prefix-lengths", "acrlpd-prefix",
 ]  # fmt: skip
 TRACED = [  # only traced: cheap
     *VARIANTS, "acfql-policy-squared", "acfql-image", "acfql-policy-distill-tail-squared-image",
     "acfql-distill-together", "acrlpd-image", "acrlpd-together", "bc-image", "bc-gaussian-together-image",
+    "acfql-prefix-image", "acfql-policy-distill-prefix", "acrlpd-prefix-lengths-image",
 ]  # fmt: skip
 STATE_ONLY = ["acfql", "acfql-policy-squared", "acfql-policy-distill", "acrlpd-tail", "bc", "bc-gaussian"]
 WITH_CRITIC = [v for v in VARIANTS if not v.startswith("bc")]

@@ -40,6 +40,10 @@ def test_sizes_come_from_robot_and_experiment():
     assert (spec.state_dim, spec.action_dim) == (ROBOT.state_dim, ROBOT.action_dim)
     assert (spec.horizon, spec.critic_steps, spec.discount) == (6, 4, config.discount)
     assert spec.cameras == (ROBOT.cameras[1],)
+    assert spec.prefix_steps == 0
+    chunk = ChunkConfig(6, critic_horizon=9, execute_steps=4)
+    spec = agent_spec(dataclasses.replace(CONFIG, agent=AcfqlConfig(prefix_critic=True), chunk=chunk), ROBOT)
+    assert (spec.horizon, spec.critic_steps, spec.prefix_steps) == (6, 9, 4)
 
 
 def test_what_cannot_be_built_is_refused_with_the_valid_names():

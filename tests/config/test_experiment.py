@@ -24,6 +24,7 @@ from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig,
 from serl_chunk.types import ConfigError
 
 ZERO = ("journal_bytes", "journal_days", "sync_interval", "jpeg_quality")  # of TransportConfig: 0 has a meaning
+SPREAD: dict[str, Any] = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (CriticConfig, {"ensemble": 0, "target_subset": 0}, r"agent\.critic\.ensemble must be at least 1, got 0"),
     (CriticConfig, {"target_subset": 11}, r"agent\.critic\.target_subset must be 1\.\.10 \(ensemble\), got 11"),
@@ -89,6 +90,17 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (AcfqlConfig, {"expectile": 0.4}, r"agent\.expectile must be in \[0\.5, 1\)"),
     (AcfqlConfig, {"expectile": 1.0}, r"agent\.expectile must be in \[0\.5, 1\)"),
     (AcfqlConfig, {"target_candidates": 0}, r"agent\.target_candidates must be at least 1"),
+    (AcfqlConfig, {"prefix_expectile": 1.0}, r"agent\.prefix_expectile must be in \[0\.5, 1\)"),
+    (AcfqlConfig, {"prefix_lengths": 0}, r"agent\.prefix_lengths must be at least 1"),
+    (
+        AcfqlConfig,
+        {"prefix_critic": True, "replan_spread": 0.1},
+        r"replan_spread=0\.1 compares .*\.prefix_lengths is 1",
+    ),
+    (AcfqlConfig, {**SPREAD, "replan_spread": -1.0}, r"agent\.replan_spread must be >= 0 .* got -1\.0"),
+    (AcfqlConfig, {**SPREAD, "critic": CriticConfig(ensemble=1, target_subset=1)}, r"agent\.critic\.ensemble is 1"),
+    (AcfqlConfig, {"prefix_lengths": 2}, r"agent\.prefix_lengths=2 needs agent\.prefix_critic=True"),
+    (BcConfig, {"prefix_critic": True}, r"agent\.prefix_critic must be False for bc"),
     (AcfqlConfig, {"policy_updates": 0}, r"agent\.policy_updates must be at least 1"),
     (AcrlpdConfig, {"hidden": (-1,)}, r"agent\.hidden must list"),
     (AcrlpdConfig, {"bc_alpha": -1}, r"agent\.bc_alpha must be >= 0"),
@@ -104,9 +116,8 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (GymConfig, {}, r"robot\.make must be a callable make\(fake_env: bool\)"),
     (GymConfig, {"make": print, "control_hz": 0}, r"robot\.control_hz must be positive"),
     (ChunkConfig, {"horizon": 0}, r"chunk\.horizon must be at least 1"),
-    (ChunkConfig, {"critic_horizon": 6}, r"chunk\.critic_horizon must be 1\.\.5 \(horizon\), got 6"),
+    (ChunkConfig, {"critic_horizon": 0}, r"chunk\.critic_horizon must be at least 1, got 0"),
     (ChunkConfig, {"execute_steps": 0}, r"chunk\.execute_steps must be 1\.\.5"),
-    (ChunkConfig, {"execute_steps": 3}, r"never corrects the tail|nothing ever corrects the tail's value"),
     (NormaliserConfig, {"extreme": 0}, r"normaliser\.extreme must be in \(0, 1\]"),
     (NormaliserConfig, {"state_std_floor": 0}, r"normaliser\.state_std_floor must be positive"),
     (NormaliserConfig, {"action_scale_floor": 0}, r"normaliser\.action_scale_floor must be positive"),
@@ -163,6 +174,7 @@ def test_a_part_that_cannot_work_is_refused(cls, values, message):
 
 
 SQUARED = AcfqlConfig(critic=CriticConfig(loss="squared"))
+PREFIX = AcfqlConfig(prefix_critic=True)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +189,30 @@ SQUARED = AcfqlConfig(critic=CriticConfig(loss="squared"))
         ({"reward": RewardConfig(scale=2)}, r"loss=bounded needs returns in \[0, 1\].*or agent\.critic\.loss=squared"),
         ({"reward": RewardConfig(offset=0.5)}, r"loss=bounded needs returns"),
         ({"reward": RewardConfig(failure_reward=-1)}, r"loss=bounded needs returns"),
+        (
+            {"chunk": ChunkConfig(critic_horizon=6)},
+            r"must be 1\.\.5 \(horizon\), got 6: .* set agent\.prefix_critic=True",
+        ),
+        (
+            {"chunk": ChunkConfig(execute_steps=3)},
+            r"nothing ever corrects the tail's value\. .* or set agent\.prefix_critic=True",
+        ),
+        (
+            {"actor": ActorConfig(adaptive_execution=True)},
+            r"adaptive_execution=True plans .* while agent\.replan_spread is none",
+        ),
+        ({"agent": PREFIX}, r"chunk\.critic_horizon is 5: raise chunk\.critic_horizon, lower chunk\.execute_steps"),
+        (
+            {"agent": dataclasses.replace(PREFIX, prefix_lengths=2), "chunk": ChunkConfig(critic_horizon=9)},
+            r"agent\.prefix_lengths=2 must divide chunk\.execute_steps=5",
+        ),
+        (
+            {
+                "agent": AcfqlConfig(prefix_critic=True, critic=CriticConfig(loss="squared", tail="policy")),
+                "chunk": ChunkConfig(critic_horizon=9),
+            },
+            r"agent\.critic\.tail=policy fills chunk\.critic_horizon=9 actions from the policy's 5",
+        ),
         ({"actor": ActorConfig(delay_ticks=5)}, r"actor\.delay_ticks=5 must be below chunk\.execute_steps=5"),
     ],
 )
@@ -239,6 +275,13 @@ def test_lengths_default_to_the_horizon():
     assert (ChunkConfig(7).critic_steps, ChunkConfig(7).executed) == (7, 7)
     short = ChunkConfig(7, critic_horizon=3, execute_steps=4)
     assert (short.critic_steps, short.executed) == (3, 4)
+
+
+def test_a_prefix_critic_permits_a_critic_of_more_actions_than_are_executed():
+    for chunk, carried in ((ChunkConfig(5, 12), 12), (ChunkConfig(5, 4, execute_steps=2), 5)):
+        config = ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=PREFIX, chunk=chunk)
+        assert config.chunk.carried == carried
+        assert config.chunk.returned == config.chunk.critic_steps
 
 
 def test_only_a_gym_robot_that_says_so_is_real():

@@ -57,7 +57,7 @@ def config(
     return ExperimentConfig(
         name="coded",
         robot=RobotConfig(max_episode_steps=LIMIT),
-        agent=AcrlpdConfig(),
+        agent=AcrlpdConfig(prefix_critic=critic_horizon is not None and critic_horizon > horizon),
         chunk=ChunkConfig(horizon, critic_horizon, return_steps=return_steps),
         replay=ReplayConfig(
             **{"capacity": 20_000, "demo_capacity": 20_000, "human_capacity": 2_000, "exclude_before_takeover": 3}
@@ -258,9 +258,9 @@ class Checker:
     """Decodes batches against the episodes they claim to come from."""
 
     def __init__(self, episodes: list[Coded], cfg: ExperimentConfig, *, image_keys=("a", "b"), bc_on="+successes"):
-        self.cfg, self.image_keys, self.norm = cfg, image_keys, normaliser(cfg.chunk.horizon)
+        self.cfg, self.image_keys, self.norm = cfg, image_keys, normaliser(cfg.chunk.carried)
         self.episodes = {e.number: e for e in episodes}
-        n, width = max(self.episodes) + 1, LIMIT + max(cfg.chunk.horizon, cfg.chunk.returned) + 2
+        n, width = max(self.episodes) + 1, LIMIT + max(cfg.chunk.carried, cfg.chunk.returned) + 2
         self.last, self.length = np.zeros(n, int), np.zeros(n, int)
         self.terminated, self.demo, self.final = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
         self.reward, self.bc = np.zeros((n, width), np.float32), np.zeros((n, width), np.float32)
@@ -298,7 +298,7 @@ class Checker:
 
     def check(self, batch: ChunkBatch, *, writing: bool = False) -> set[tuple[int, int]]:
         """Assert every number of `batch`; returns its windows as (episode, tick). `writing`: records still come in."""
-        h, r = self.cfg.chunk.horizon, self.cfg.chunk.returned
+        h, r = self.cfg.chunk.carried, self.cfg.chunk.returned
         state = batch.observations["state"] * self.norm.state_std + self.norm.state_mean
         ep, t = state[:, 0].astype(int), state[:, 1].astype(int)
         np.testing.assert_array_equal(state[:, 2], ep + 2 * t)

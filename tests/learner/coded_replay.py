@@ -9,7 +9,7 @@ RNG = np.random.default_rng
 
 
 def build(cfg, **kw):
-    return Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), **kw)
+    return Replay(SPEC, cfg, normaliser(cfg.chunk.carried), **kw)
 
 
 def coded(number=0, length=12, end="limit", **kw):

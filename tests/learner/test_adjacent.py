@@ -55,7 +55,7 @@ def test_returns_over_other_steps_than_the_chunk_weigh_the_last_of_the_return():
 
 def decode(replay, cfg, sequence, *, size=3_000):
     """Check windows against `sequence`, (episode, tick) as they neighbour each other; returns the starts seen."""
-    h, r = cfg.chunk.horizon, cfg.chunk.returned
+    h, r = cfg.chunk.carried, cfg.chunk.returned
     place = {(e.number, t): p for p, (e, t) in enumerate(sequence)}
     norm, batch, seen = normaliser(h), replay.sample(RNG(1), size), set()
     state = batch.observations["state"] * norm.state_std + norm.state_mean
@@ -87,9 +87,11 @@ def in_order(episodes):
     return [(e, t) for e in episodes for t in range(e.last())]
 
 
-@pytest.mark.parametrize(("horizon", "returned"), [(4, None), (1, 5), (1, 1), (5, 5)])
-def test_neighbours_of_demonstrations_and_online_steps_as_one_buffer(horizon, returned):
-    cfg = adjacent(horizon, None, returned, demo_fraction="uniform")
+@pytest.mark.parametrize(
+    ("horizon", "critic", "returned"), [(4, None, None), (1, None, 5), (1, None, 1), (5, None, 5), (2, 5, 6)]
+)
+def test_neighbours_of_demonstrations_and_online_steps_as_one_buffer(horizon, critic, returned):
+    cfg = adjacent(horizon, critic, returned, demo_fraction="uniform")
     replay = build(cfg)
     demos = [make(RNG(k), 100 + k, demonstration=True) for k in range(3)]
     episodes = [make(RNG(k), k) for k in range(6)]

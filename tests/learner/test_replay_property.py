@@ -14,7 +14,7 @@ BATCH = 4_000
 
 
 def build(cfg, **kw):
-    return Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), **{"image_keys": ("a", "b")} | kw)
+    return Replay(SPEC, cfg, normaliser(cfg.chunk.carried), **{"image_keys": ("a", "b")} | kw)
 
 
 def draw_all(replay, checker, rng):
@@ -165,7 +165,7 @@ def test_imitation_rules_lengths_and_dropped_terminal_windows(bc_on, horizon, cr
     assert seen == checker.windows()
 
 
-@pytest.mark.parametrize(("horizon", "critic", "returned"), [(1, 1, 5), (4, 2, 3), (3, 3, 7), (6, 2, 2)])
+@pytest.mark.parametrize(("horizon", "critic", "returned"), [(1, 1, 5), (4, 2, 3), (3, 3, 7), (6, 2, 2), (2, 5, 6)])
 @pytest.mark.parametrize("terminal", ["keep", "drop"])
 def test_returns_over_more_or_fewer_steps_than_the_chunk(horizon, critic, returned, terminal):
     rng = np.random.default_rng(8)
@@ -177,5 +177,6 @@ def test_returns_over_more_or_fewer_steps_than_the_chunk(horizon, critic, return
     for _ in range(5):
         batch = replay.sample(rng, BATCH)
         assert batch.rewards.shape == (BATCH, returned)
+        assert batch.actions.shape[1] == max(horizon, critic)
         seen |= checker.check(batch)
     assert seen == checker.windows()

@@ -1,0 +1,121 @@
+"""The second critic of decoupled Q-chunking: the value of the first actions of a longer chunk.
+
+A critic of many actions carries rewards back quickly, and a policy of as many is hard to learn and slow to react. So
+the long critic Q_h(o, a_0..a_{h-1}) only teaches, and what chooses is a critic of the e < h actions that are executed,
+
+    Q_e(o, a_0..a_{e-1}) = the kappa-expectile, over how the data go on behind them, of Q_h(o, a_0..a_{h-1}),
+
+which for kappa towards 1 is the value of the best continuation that the data hold (Li, Park and Levine 2025,
+"Decoupled Q-chunking", arXiv:2512.10926, the distilled critic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.base import Metrics, Params
+from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.heads import one_by_one, summed_loss
+from serl_chunk.models.mlp import CriticEnsemble
+
+
+class PrefixCritic(ChunkCritic):
+    """Q_k(o, a_0..a_{m-1}) for k < K and every m of `lengths`, the last of which is e = `spec.prefix_steps`.
+
+    Parameters: the heads, {"prefix"}, beside the long critic's, whose encoder it reads and does not train. Heads are as
+    many and as large. With several lengths the heads are shown e actions, 0 from the m-th on, and a mask of the first
+    m; with one length the actions alone.
+    """
+
+    heads: ClassVar[str] = "prefix"
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
+        super().__init__(config, spec, with_value=False)
+        self.steps = spec.prefix_steps
+        count = config.prefix_lengths
+        self.lengths = tuple(self.steps * (i + 1) // count for i in range(count))
+        self.expectile = config.prefix_expectile
+        self.replan_spread = config.replan_spread
+
+    def init_heads(self, key: jax.Array, features: jax.Array) -> Params:
+        """Fresh heads, for features float32[B, F] of the encoder."""
+        return self._fresh_heads(key, features)
+
+    def part(self, chunk: jax.Array, length: int | None = None) -> jax.Array:
+        """What of chunks float32[..., L, A], L at least e, the heads are shown for the first `length` actions, or e.
+
+        float32[..., e * A], and with several lengths float32[..., e * A + e].
+        """
+        if len(self.lengths) == 1:
+            return super().part(chunk)
+        shown = (jnp.arange(self.steps) < (self.steps if length is None else length)).astype(jnp.float32)
+        shown = jnp.broadcast_to(shown, (*chunk.shape[:-2], self.steps))
+        return jnp.concatenate([super().part(chunk[..., : self.steps, :] * shown[..., None]), shown], axis=-1)
+
+    def distil(
+        self, params: Params, features: jax.Array, actions: jax.Array, teacher: jax.Array, weight: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """The prefix heads' loss float32[] and its metrics.
+
+            L = mean over k, lengths m and windows of |kappa - 1(q_k < Q_m,k)| l(Q_m,k(o, a_0..a_{m-1}), q_k)
+
+        with l the critic's loss (squared, or a cross-entropy) and q_k = Q_h,k(o, a_0..a_{h-1}) of the
+        online long critic: head k learns from head k, so that the heads stay as different as their teachers.
+
+        Args:
+            params: the critic's parameters, of which "prefix" alone gets a gradient.
+            features: float32[B, F].
+            actions: float32[B, L, A], L at least e.
+            teacher: float32[K, B], a constant.
+            weight: float32[B], of the windows.
+        """
+        count, n = self.config.ensemble, len(self.lengths)
+        chunk = jnp.concatenate([self.part(actions, m) for m in self.lengths])
+        features = jnp.tile(jax.lax.stop_gradient(features), (n, 1))
+        targets, weights = jnp.tile(jax.lax.stop_gradient(teacher), (1, n)), jnp.tile(weight, n)
+        if one_by_one(count):
+
+            def loss(head: Params, x: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+                output = self._of_head(head["net"], x)
+                return self.expectile_loss(output, head["teacher"], self.expectile, weights) / count, output
+
+            heads = {"net": CriticEnsemble.heads(params[self.heads]), "teacher": targets}
+            total, outputs = summed_loss(loss, heads, jnp.concatenate([features, chunk], axis=-1), weights)
+        else:
+            outputs = self.outputs(params[self.heads], features, chunk)
+            total = self.expectile_loss(outputs, targets, self.expectile, weights)
+        values = self.read(jax.lax.stop_gradient(outputs))[:, -len(weight) :]  # of the e actions
+        return total, {
+            "critic/prefix_loss": total,
+            "critic/prefix_values": jnp.mean(values),
+            "critic/prefix_head_std": jnp.mean(jnp.std(values, axis=0)),
+        }
+
+    def plan(self, params: Params, observation: Mapping[str, jax.Array], chunk: jax.Array) -> Metrics:
+        """How many actions of a chunk float32[H, A], chosen for one observation, to execute before planning anew.
+
+        What the heads disagree on behind the first length m_1 is
+
+            s_m = std over k of [Q_m,k(o, a_0..a_{m-1}) - Q_m1,k(o, a_0..a_{m1-1})]
+
+        in which what they hold of the state and of the first actions cancels. `steps` is the last of the lengths up to
+        which no s_m exceeds `agent.replan_spread`: m_1 at least, e at most. (Our own rule; no published one.)
+
+        Returns:
+            For the decision's record: "steps" int32[] and "spread" float32[N], s_m of the N lengths. Nothing where
+            `agent.replan_spread` is none.
+        """
+        if self.replan_spread is None:
+            return {}
+        shown = jnp.stack([self.part(chunk, m) for m in self.lengths])
+        features = jnp.tile(self.features(params, observation)[None], (len(shown), 1))
+        values = self.values(params, features, shown)
+        spread = jnp.std(values - values[:, :1], axis=0)
+        agreed = jnp.cumprod((spread <= self.replan_spread).astype(jnp.int32))  # the first always: its spread is 0
+        return {"steps": jnp.asarray(self.lengths, jnp.int32)[jnp.sum(agreed) - 1], "spread": spread}
