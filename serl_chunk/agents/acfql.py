@@ -55,7 +55,7 @@ class Acfql(Agent):
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_critic, k_state = jax.random.split(rng, 3)
-        observation = self.example_observation(1)
+        observation = self.seen_example(1)
         policy = self.flow.init(k_policy, observation)
         if self.one_step is not None:
             policy["onestep"] = self.one_step.init(jax.random.fold_in(k_policy, _ONE_STEP), observation)
@@ -65,6 +65,7 @@ class Acfql(Agent):
             critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
         return AgentState(
             rng=k_state,
+            frozen=self.frozen_params(k_state),
             critic_updates=jnp.zeros((), jnp.int32),
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
@@ -272,10 +273,16 @@ class Acfql(Agent):
         return chunk, record if self.prefix is None else record | self.prefix.plan(params["critic"], observation, chunk)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        critic = state.target if self.config.act_by == "target" else state.critic
+        critic = self.choosing_params(state)
         policy = self.acting_policy(state)
         return {
             "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
             "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
-        }
+        } | self.shared_params(state)
+
+    def with_encoder(self, policy: Params, encoder: Params) -> Params:
+        whole = super().with_encoder(policy, encoder)
+        if self.one_step is not None:
+            whole["onestep"] = {**policy["onestep"], "encoder": encoder}
+        return whole

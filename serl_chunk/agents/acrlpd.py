@@ -56,7 +56,7 @@ class Acrlpd(Agent):
 
     def init(self, rng: jax.Array) -> AgentState:
         k_encoder, k_net, k_critic, k_state = jax.random.split(rng, 4)
-        observation = self.example_observation(1)
+        observation = self.seen_example(1)
         policy = self.gaussian.init(k_encoder, k_net, observation)
         critic = self.critic.init(k_critic, observation)
         if self.prefix is not None:
@@ -65,6 +65,7 @@ class Acrlpd(Agent):
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
         return AgentState(
             rng=k_state,
+            frozen=self.frozen_params(k_state),
             critic_updates=jnp.zeros((), jnp.int32),
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
@@ -235,9 +236,9 @@ class Acrlpd(Agent):
         return chunk, record if self.prefix is None else record | self.prefix.plan(params["critic"], observation, chunk)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        critic = state.target if self.config.act_by == "target" else state.critic
+        critic = self.choosing_params(state)
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
             "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
-        }
+        } | self.shared_params(state)

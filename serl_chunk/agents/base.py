@@ -21,6 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import replace_tail, soft_update
 from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
 from serl_chunk.types import IMAGE_PREFIX, STATE, Array, ChunkBatch, ConfigError
@@ -30,7 +31,9 @@ Metrics = dict[str, jax.Array]
 Draws = dict[str, jax.Array]  # the random numbers of one loss, by what they are for
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 
-_AUGMENTATION = 2  # folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use
+# Folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use.
+_AUGMENTATION = 2
+_BACKBONE = 3
 
 
 class AgentState(flax.struct.PyTreeNode):
@@ -47,6 +50,7 @@ class AgentState(flax.struct.PyTreeNode):
     target: Params
     temperature: Params
     temperature_opt: Any
+    frozen: Params = flax.struct.field(default_factory=dict)  # the frozen backbone, in no optimiser
 
 
 class Agent(abc.ABC):
@@ -71,6 +75,7 @@ class Agent(abc.ABC):
             optax.adamw(config.lr, weight_decay=config.weight_decay) if config.weight_decay else optax.adam(config.lr)
         )
         self.optimiser = self._clipped(adam)
+        self.vision = Vision(config, spec.cameras)
         # Donated buffers go to the outputs of their shape in order. Were an unused one left out, all behind it would
         # move up by one, and each would be copied.
         self.update = jax.jit(self._update, donate_argnums=0, keep_unused=True)
@@ -87,7 +92,7 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> AgentState:
-        """A fresh state from a typed key."""
+        """A fresh state from a typed key; pretrained weights come by `pretrained`."""
 
     @abc.abstractmethod
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
@@ -124,7 +129,10 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        """The tree that `sample` needs, nothing else; `pretrained`: as long as the critic has seen no failure."""
+        """The tree that `sample` needs, nothing else; `pretrained`: as long as the critic has seen no failure.
+
+        `shared_params` is a part of it.
+        """
 
     trains_critic: bool = True  # False: `update_critic` changes nothing, and no batch need be drawn for it
 
@@ -133,6 +141,13 @@ class Agent(abc.ABC):
         return updates
 
     # -- what callers use ------------------------------------------------------------------------------------
+
+    def pretrained(self, state: AgentState) -> AgentState:
+        """A fresh state with the weights of `encoder.weights` in every backbone; raises ConfigError.
+
+        Only what begins a run needs the file: a resume has them in its checkpoint, an actor in its first snapshot.
+        """
+        return self.vision.pretrained(state)
 
     def sample(
         self,
@@ -194,6 +209,23 @@ class Agent(abc.ABC):
         for c in self.spec.cameras:
             out[IMAGE_PREFIX + c.name] = jnp.zeros((*lead, c.height, c.width, 3), jnp.uint8)
         return out
+
+    def seen_example(self, batch: int) -> dict[str, jax.Array]:
+        """`example_observation` as the networks see it: with a frozen backbone's features in place of images."""
+        out = self.example_observation(batch)
+        return self.vision.seen(self.vision.zeros(), out) if self.vision.frozen else out
+
+    def frozen_params(self, key: jax.Array) -> Params:
+        """A fresh state's `frozen`, from the key that becomes its `rng`: the frozen backbone, or nothing."""
+        return self.vision.init(jax.random.fold_in(key, _BACKBONE)) if self.vision.frozen else {}
+
+    def shared_params(self, state: AgentState) -> Params:
+        """What `policy_params` holds for all networks together: {"frozen"} where a backbone is frozen."""
+        return {"frozen": state.frozen} if self.vision.frozen else {}
+
+    def with_encoder(self, policy: Params, encoder: Params) -> Params:
+        """`policy` with the critic's `encoder` wherever one of its networks reads an observation."""
+        return {**policy, "encoder": encoder}
 
     # -- compiled updates ------------------------------------------------------------------------------------
 
@@ -266,14 +298,33 @@ class Agent(abc.ABC):
         return state, {**metrics, **policy_metrics}
 
     def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[Params, Metrics]:
-        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, state, batch, draws)
+        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, self._whole(state), batch, draws)
         return grads, {**metrics, "critic/grad_norm": optax.tree.norm(grads)}
 
     def _policy_gradient(
         self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
     ) -> tuple[Params, Metrics]:
-        loss, batch = functools.partial(self._policy_loss, imitate_only=imitate_only), self.policy_part(batch)
-        return jax.grad(loss, has_aux=True)(state.policy, state, batch, draws)
+        batch = self.policy_part(batch)
+
+        def loss(policy: Params) -> tuple[jax.Array, Metrics]:
+            whole = self._whole(state.replace(policy=policy)).policy
+            return self._policy_loss(whole, self._whole(state), batch, draws, imitate_only=imitate_only)
+
+        return jax.grad(loss, has_aux=True)(state.policy)
+
+    def _whole(self, state: AgentState) -> AgentState:
+        """`state` as losses see it: where the critic trains the encoder, the policy has the acting critic's, constant.
+
+        One encoder then serves updates and acting, and travels once. With `act_by=target` it is the averaged one.
+        """
+        if self.config.encoder.trained_by == "each":
+            return state
+        encoder = jax.lax.stop_gradient(self.choosing_params(state)["encoder"])
+        return state.replace(policy=self.with_encoder(state.policy, encoder))
+
+    def choosing_params(self, state: AgentState) -> Params:
+        """The parameters of the critic that chooses among candidates: the online ones, or their average (`act_by`)."""
+        return state.target if self.config.act_by == "target" else state.critic
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         updates, critic_opt = self.optimiser.update(grads, state.critic_opt, state.critic)
@@ -307,10 +358,21 @@ class Agent(abc.ABC):
     def _sample_chunk(
         self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
     ) -> tuple[jax.Array, Metrics]:
+        observation = self.vision.seen(params.get("frozen", {}), observation)
+        if self.config.encoder.trained_by == "critic":
+            params = {**params, "policy": self.with_encoder(params["policy"], params["critic"]["encoder"])}
         return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
 
     def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """Random shift of both observations of an image batch, with independent offsets (DrQ)."""
+        """Both observations of an image batch shifted at random, with independent offsets (DrQ), and then as the
+        networks see them: a frozen backbone looks at each image once, whatever number of networks reads it."""
+        batch = self._shifted(state, batch)
+        return batch._replace(
+            observations=self.vision.seen(state.frozen, batch.observations),
+            next_observations=self.vision.seen(state.frozen, batch.next_observations),
+        )
+
+    def _shifted(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
         pixels = self.config.encoder.shift
         if not self.config.image_keys or pixels == 0:
             return batch

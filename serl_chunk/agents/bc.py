@@ -32,7 +32,7 @@ class Bc(Agent):
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_state = jax.random.split(rng)
-        observation = self.example_observation(1)
+        observation = self.seen_example(1)
         if self.flow is not None:
             policy = self.flow.init(k_policy, observation)
         else:
@@ -41,6 +41,7 @@ class Bc(Agent):
             policy = self.gaussian.init(k_encoder, k_net, observation)
         return AgentState(
             rng=k_state,
+            frozen=self.frozen_params(k_state),
             critic_updates=jnp.zeros((), jnp.int32),
             policy_updates=jnp.zeros((), jnp.int32),
             policy=policy,
@@ -114,4 +115,4 @@ class Bc(Agent):
         return with_prefix(self.gaussian.chunks(flat)[None], prefix)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        return {"policy": self.acting_policy(state)}
+        return {"policy": self.acting_policy(state)} | self.shared_params(state)

@@ -23,8 +23,24 @@ _MANY_ROWS = 128
 
 
 def observation_encoder(config: AgentConfig) -> ObservationEncoder:
-    """The encoder module that `config` describes; each of an agent's networks has parameters of its own."""
-    return ObservationEncoder(config.image_keys, config.use_state, config.encoder.features, config.encoder.latent)
+    """The encoder module that `config` describes; who has parameters for it is `encoder.trained_by`."""
+    c = config.encoder
+    return ObservationEncoder(
+        config.image_keys,
+        config.use_state,
+        c.features,
+        c.latent,
+        kind=c.kind,
+        pooling=c.pooling,
+        share_cameras=c.share_cameras,
+        state_latent=c.state_latent,
+        frozen=c.frozen_backbone,
+    )
+
+
+def own_encoder(config: AgentConfig, encoder: Params) -> Params:
+    """What a policy keeps of a fresh encoder's parameters: {"encoder"}, or nothing where it reads the critic's."""
+    return {} if config.encoder.trained_by == "critic" else {"encoder": encoder}
 
 
 class ChunkCritic:

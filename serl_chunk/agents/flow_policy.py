@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Draws, Params, Prefix
-from serl_chunk.agents.critic import observation_encoder
+from serl_chunk.agents.critic import observation_encoder, own_encoder
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.registry import AgentSpec
@@ -34,7 +34,7 @@ class FlowPolicy:
     """
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        self.spec = spec
+        self.config, self.spec = config, spec
         self.steps = flow.steps
         self.train_delay = flow.train_delay
         self.train_delay_max = flow.train_delay_max
@@ -57,7 +57,8 @@ class FlowPolicy:
         batch = features.shape[:-1]
         x = jnp.zeros((*batch, self.spec.horizon * self.spec.action_dim), jnp.float32)
         inputs = self._inputs(features, jnp.zeros((*batch, self.spec.horizon)))
-        return {"encoder": encoder, "flow": self.field.init(k_flow, inputs, x, jnp.zeros(batch))["params"]}
+        flow = self.field.init(k_flow, inputs, x, jnp.zeros(batch))["params"]
+        return own_encoder(self.config, encoder) | {"flow": flow}
 
     def _inputs(self, features: jax.Array, given: jax.Array) -> jax.Array:
         """What the field sees beside x and t: features float32[..., F]; where trained so, `given` float32[..., H]."""
@@ -145,7 +146,7 @@ class OneStepPolicy:
     """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025). Parameters: {"encoder", "net"}."""
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        self.spec = spec
+        self.config, self.spec = config, spec
         self.encoder: Any = observation_encoder(config)
         self.net: Any = Mlp(flow.hidden, spec.horizon * spec.action_dim, **_layers(config, flow))
 
@@ -155,7 +156,8 @@ class OneStepPolicy:
         encoder = self.encoder.init(k_encoder, observation).get("params", {})
         features = self.encoder.apply({"params": encoder}, observation)
         noise = jnp.zeros((*features.shape[:-1], self.spec.horizon * self.spec.action_dim), jnp.float32)
-        return {"encoder": encoder, "net": self.net.init(k_net, jnp.concatenate([features, noise], -1))["params"]}
+        net = self.net.init(k_net, jnp.concatenate([features, noise], -1))["params"]
+        return own_encoder(self.config, encoder) | {"net": net}
 
     def raw(self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
         """mu before it is clipped, float32[..., N, H, A] from noise float32[..., N, H*A]."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Params
-from serl_chunk.agents.critic import observation_encoder
+from serl_chunk.agents.critic import observation_encoder, own_encoder
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.config.agents import AgentConfig
@@ -33,7 +33,7 @@ class GaussianPolicy:
         log_std_min: float = -10.0,
         bc_clip: float = EDGE,
     ) -> None:
-        self.spec = spec
+        self.config, self.spec = config, spec
         self.bc_mean = config.bc_mean
         self.log_std_min = log_std_min
         self.bc_clip = bc_clip
@@ -51,7 +51,7 @@ class GaussianPolicy:
         """Fresh parameters, for a batch of observations."""
         encoder = self.encoder.init(k_encoder, observation).get("params", {})
         features = self.encoder.apply({"params": encoder}, observation)
-        return {"encoder": encoder, "net": self.net.init(k_net, features)["params"]}
+        return own_encoder(self.config, encoder) | {"net": self.net.init(k_net, features)["params"]}
 
     def distribution(self, params: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
         """The TanhNormal over flat chunks float32[..., H*A]."""

@@ -274,3 +274,8 @@ class BcConfig(AgentConfig):
         )
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")
         require(self.choose_std == 0, "agent.choose_std must be 0 for bc: it has no critic to choose by")
+        require(
+            self.encoder.trained_by != "critic",
+            "agent.encoder.trained_by=critic leaves bc's encoder untrained, for bc has no critic: set "
+            "agent.encoder.trained_by=each (agent.encoder.frozen_backbone keeps pretrained convolutions as they are)",
+        )

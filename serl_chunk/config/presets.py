@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ExperimentConfig, RewardConfig, return_for_ever
 from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.config.overrides import apply_overrides, parse
@@ -255,6 +256,10 @@ def _published(agent: AgentConfig) -> AgentConfig:
         "prefix_critic": False,
         "prefix_lengths": 1,
         "replan_spread": None,
+        # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
+        "encoder": EncoderConfig(
+            features=agent.encoder.features, latent=agent.encoder.latent, shift=agent.encoder.shift
+        ),
     }
     critic = dataclasses.replace(
         agent.critic, loss="squared", target_floor="none", target_average="old", tau=0.005, tail="repeat"

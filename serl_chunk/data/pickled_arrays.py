@@ -18,6 +18,8 @@ KNOWN_GLOBALS: dict[tuple[str, str], str] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): "_reconstruct" for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): "scalar" for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): "_frombuffer" for core in ("core", "_core")},
+    ("jax._src.array", "_reconstruct_array"): "_reconstruct_array",  # a jax.Array: the numpy array's, and its type
+    ("flax.core.frozen_dict", "FrozenDict"): "FrozenDict",
     **{(module, name): name for module in ("builtins", "__builtin__") for name in _BUILTINS},
 }
 _DTYPES = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"))
@@ -80,6 +82,13 @@ def call(name: str, arguments: tuple[Any, ...]) -> Any:
         first = arguments[0] if arguments else None
         if type(first) is Global and first.name == "ndarray" and arguments[1:] == ((0,), b"b"):
             return ArrayToBe()
+    elif name == "_reconstruct_array" and len(arguments) == 4:
+        maker = arguments[0]
+        if type(maker) is Global and maker.name == "_reconstruct" and type(arguments[1]) is tuple:
+            call(maker.name, arguments[1])  # which refuses other arguments
+            return array_of(arguments[2])
+    elif name == "FrozenDict" and types == (dict,):
+        return dict(arguments[0])
     elif name == "dtype" and types[:1] == (str,) and set(types[1:]) <= {bool, int}:
         return DTypeToBe(_known_code(arguments[0]))
     elif name == "scalar" and types == (DTypeToBe, bytes):

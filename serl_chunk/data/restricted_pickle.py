@@ -8,6 +8,7 @@ on the list below cannot run: it is refused with its name.
     values      None, bool, int, float, complex, str, bytes, bytearray
     containers  list, tuple, dict, set, frozenset; keys and members are str or bytes
     numpy       ndarray, dtype and scalars of bool, int, uint, float and complex, as numpy 1 and 2 pickle them
+    jax, flax   jax.Array, read as the numpy array it holds, and FrozenDict, read as a dict
 
 Protocols 0 to 5. What a file may cost is bounded by its size: an array has exactly the bytes that the file holds, and
 containers are counted.

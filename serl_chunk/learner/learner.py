@@ -98,6 +98,8 @@ class Learner:
         self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints, say=say)
         self.state: AgentState = agent.init(jax.random.key(config.seed))
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
+        if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more
+            self.state = agent.pretrained(self.state)
         self._dataset = dataset
         self.normaliser = self._restored_normaliser(normaliser, restored)
         keys, bc_on = config.agent.image_keys, config.agent.bc_on

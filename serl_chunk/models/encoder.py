@@ -1,14 +1,21 @@
-"""From an observation to a feature vector: the state, and one small convolutional encoder for all cameras."""
+"""From an observation to a feature vector: the state, and an image encoder for all cameras or one for each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.config.encoders import Kind, Pooling
+from serl_chunk.models.impala import Impala
+from serl_chunk.models.pooling import pooled
+from serl_chunk.models.resnet import ResNet10
 from serl_chunk.types import IMAGE_PREFIX, STATE
+
+FEATURE_PREFIX = "features/"  # before a camera's name in an observation: what a frozen backbone made of its frame
 
 
 def _patches(x: jax.Array) -> jax.Array:
@@ -22,7 +29,7 @@ def _patches(x: jax.Array) -> jax.Array:
 
 
 class ConvEncoder(nn.Module):
-    """uint8[..., H, W, 3] -> float32[..., latent]: stride-2 3x3 convolutions, then Dense, LayerNorm and tanh.
+    """uint8[..., H, W, 3] -> float32[..., latent]: stride-2 3x3 convolutions, pooling, then Dense, LayerNorm and tanh.
 
     Each convolution is a matrix product over patches: XLA's CPU backend runs the gradient of a strided
     convolution in scalar loops, hundreds of times slower.
@@ -30,31 +37,81 @@ class ConvEncoder(nn.Module):
 
     features: Sequence[int]
     latent: int
+    pooling: Pooling = "flatten"
 
     @nn.compact
     def __call__(self, image: jax.Array) -> jax.Array:
         x = image.astype(jnp.float32) / 127.5 - 1.0
         for width in self.features:
             x = nn.relu(nn.Dense(width)(_patches(x)))
-        x = x.reshape(*x.shape[:-3], -1)
+        x = pooled(x, self.pooling)
         return jnp.tanh(nn.LayerNorm()(nn.Dense(self.latent)(x)))
 
 
+class BackboneEncoder(nn.Module):
+    """A backbone, pooling, Dense, LayerNorm and tanh: float32[..., latent].
+
+    The input is uint8[..., H, W, 3]; without a backbone (where it is frozen) its feature map float16[..., h, w, C].
+    Parameters: {"backbone"} where there is one, and those of the head.
+    """
+
+    backbone: nn.Module | None
+    latent: int
+    pooling: Pooling
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32) if self.backbone is None else self.backbone(x)
+        return jnp.tanh(nn.LayerNorm()(nn.Dense(self.latent)(pooled(x, self.pooling))))
+
+
 class ObservationEncoder(nn.Module):
-    """Concatenates the normalised state (where used) and every camera's embedding: float32[..., F]."""
+    """Concatenates the state (where used) and every camera's embedding: float32[..., F].
+
+    The normalised state float32[..., S] enters as it is, or through Dense, LayerNorm and tanh of width `state_latent`.
+    A camera's input is its frame `images/<camera>`, or, with `frozen`, what the backbone made of it,
+    `features/<camera>`.
+    """
 
     image_keys: Sequence[str]
     use_state: bool
     features: Sequence[int]
     latent: int
+    kind: Kind = "conv"
+    pooling: Pooling = "flatten"
+    share_cameras: bool = True
+    state_latent: int = 0
+    frozen: bool = False
 
     @nn.compact
     def __call__(self, observation: Mapping[str, jax.Array]) -> jax.Array:
-        parts = [observation[STATE]] if self.use_state else []
-        if self.image_keys:
-            encoder = ConvEncoder(self.features, self.latent)  # one set of weights for all cameras
-            parts += [encoder(observation[IMAGE_PREFIX + key]) for key in self.image_keys]
+        parts = [self._embedded_state(observation[STATE])] if self.use_state else []
+        prefix = FEATURE_PREFIX if self.frozen else IMAGE_PREFIX
+        shared = self._camera_encoder("cameras") if self.image_keys and self.share_cameras else None
+        for key in self.image_keys:
+            encoder = shared or self._camera_encoder(f"camera_{key}")
+            parts.append(encoder(observation[prefix + key]))
         return jnp.concatenate(parts, axis=-1)
+
+    def _embedded_state(self, state: jax.Array) -> jax.Array:
+        if self.state_latent == 0:
+            return state
+        dense = nn.Dense(self.state_latent, kernel_init=nn.initializers.xavier_uniform(), name="state_dense")
+        return jnp.tanh(nn.LayerNorm(name="state_norm")(dense(state)))
+
+    def _camera_encoder(self, name: str) -> nn.Module:
+        if self.kind == "conv":
+            # The name that checkpoints have it under.
+            name = "ConvEncoder_0" if self.share_cameras else name
+            return ConvEncoder(self.features, self.latent, self.pooling, name=name)
+        backbone = None if self.frozen else make_backbone(self.kind, self.features)
+        return BackboneEncoder(backbone, self.latent, self.pooling, name=name)
+
+
+def make_backbone(kind: Kind, features: Sequence[int]) -> nn.Module:
+    """The convolutional part of an `impala` or `resnet10` encoder, uint8[..., H, W, 3] -> float32[..., h, w, C]."""
+    orphan: Any = {"parent": None}  # whichever module is given it adopts it
+    return ResNet10(**orphan) if kind == "resnet10" else Impala(features, **orphan)
 
 
 def random_shift(key: jax.Array, observation: Mapping[str, jax.Array], pixels: int) -> dict[str, jax.Array]:

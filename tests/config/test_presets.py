@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig
 from serl_chunk.config.presets import PRESETS, configured
 from serl_chunk.config.robots import RobotConfig
@@ -111,3 +112,11 @@ def test_the_published_code_has_no_hg_dagger() -> None:
         configured(BASE, preset="hg-dagger", compat="qc")
     with pytest.raises(ConfigError, match=message):
         configured(configured(BASE, preset="hg-dagger"), compat="qc")
+
+
+def test_published_conventions_leave_only_what_the_first_encoder_had() -> None:
+    encoder = {"kind": "resnet10", "features": (4,), "latent": 5, "shift": 1, "trained_by": "critic"}
+    encoder |= {"pooling": "mean", "share_cameras": False, "state_latent": 3, "frozen_backbone": True, "weights": "w"}
+    agent = dataclasses.replace(BASE.agent, encoder=EncoderConfig(**encoder))  # type: ignore[arg-type]
+    found = configured(dataclasses.replace(BASE, agent=agent), compat="qc").agent.encoder
+    assert found == EncoderConfig(features=(4,), latent=5, shift=1)

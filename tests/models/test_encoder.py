@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from serl_chunk.models.encoder import ObservationEncoder, _patches, random_shift
+from serl_chunk.models.pooling import SpatialEmbeddings
 
 
 def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
@@ -55,6 +56,38 @@ def test_a_product_over_patches_is_a_strided_convolution(height, width):
     )  # fmt: skip
     rows, columns = (height + 1) // 2, (width + 1) // 2
     np.testing.assert_allclose(_patches(x) @ kernel, convolved[:, :rows, :columns], atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [("conv", "mean"), ("conv", "spatial"), ("impala", "flatten")])
+def test_every_encoder_gives_one_embedding_per_camera_of_weights_of_its_own(kind, pooling):
+    encoder = ObservationEncoder(
+        ("a", "b"), True, (4,), 6, kind=kind, pooling=pooling, share_cameras=False, state_latent=3
+    )
+    observation = observe(batch=2)
+    variables = jax.jit(encoder.init)(jax.random.key(0), observation)
+    assert set(variables["params"]) == {"camera_a", "camera_b", "state_dense", "state_norm"}
+    features = encoder.apply(variables, observation)
+    assert (features.shape, features.dtype) == ((2, 3 + 2 * 6), jnp.float32)
+    assert float(jnp.abs(features).max()) <= 1
+    assert not np.array_equal(features[:, 3:9], features[:, 9:])  # equal frames
+
+
+def test_a_frozen_encoder_reads_features_and_has_no_backbone():
+    encoder = ObservationEncoder(("a",), False, (4,), 6, kind="resnet10", pooling="spatial", frozen=True)
+    seen = {"state": np.zeros((2, 5), np.float32), "features/a": np.ones((2, 3, 4, 16), np.float16)}
+    variables = jax.eval_shape(encoder.init, jax.random.key(0), seen)
+    head = variables["params"]["cameras"]
+    assert set(head) == {"SpatialEmbeddings_0", "Dense_0", "LayerNorm_0"}
+    assert head["SpatialEmbeddings_0"]["kernel"].shape == (3, 4, 16, 8)
+    assert head["Dense_0"]["kernel"].shape == (16 * 8, 6)
+
+
+def test_spatial_embeddings_weigh_places_by_channel():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 4, 5))
+    params = SpatialEmbeddings().init(jax.random.key(1), x)
+    kernel = params["params"]["kernel"]
+    expected = jnp.sum(x[..., None] * kernel[None], axis=(1, 2)).reshape(2, -1)
+    np.testing.assert_allclose(SpatialEmbeddings().apply(params, x), expected, atol=1e-5)
 
 
 def test_no_shift_changes_nothing():

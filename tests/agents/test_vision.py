@@ -1,0 +1,196 @@
+"""Who trains an encoder, what a frozen backbone takes part in, and where pretrained weights go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import CAMERA, build, config_of, make_batches, on_device, same
+from flax.traverse_util import flatten_dict
+
+from serl_chunk.agents import vision
+from serl_chunk.agents.base import Agent, AgentState
+from serl_chunk.agents.vision import Vision
+from serl_chunk.config.agents import AcrlpdConfig, BcConfig
+from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves
+from serl_chunk.models.impala import Impala
+from serl_chunk.types import CameraSpec, ConfigError
+
+FROZEN = EncoderConfig(kind="resnet10", pooling="mean", latent=8, shift=2, frozen_backbone=True)
+
+
+def agent_of(variant: str, encoder: EncoderConfig, **changes: object) -> Agent:
+    config = config_of(f"{variant}-image", **changes)
+    return build(dataclasses.replace(config, encoder=encoder))
+
+
+def by_critic(variant: str, **changes: object) -> Agent:
+    return agent_of(variant, EncoderConfig(features=(4,), latent=8, shift=2, trained_by="critic"), **changes)
+
+
+def zeros(tree):
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+
+@pytest.fixture
+def small_backbone(monkeypatch):
+    """A frozen backbone that compiles at once; its place and its treatment are ResNet-10's."""
+    monkeypatch.setattr(vision, "make_backbone", lambda kind, features: Impala((2,), parent=None))
+
+
+@pytest.mark.parametrize("act_by", ["online", "target"])
+@pytest.mark.parametrize("variant", ["acfql-policy-distill", "acfql", "acrlpd"])
+def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(variant, act_by):
+    agent = by_critic(variant, act_by=act_by)
+    shapes = jax.eval_shape(agent.init, jax.random.key(0))
+    assert not [k for k in flatten_dict(shapes.policy, sep="/") if "encoder" in k]
+    optimised = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes.policy_opt)]
+    assert optimised
+    assert not [k for k in optimised if "encoder" in k]
+    critics = {"online": "critic", "target": "target"}
+    marked = shapes.replace(**{name: {"encoder": name} for name in critics.values()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.lax, "stop_gradient", lambda x: x)
+        whole = agent._whole(marked).policy
+    assert whole["encoder"] == critics[act_by]
+    if "distill" in variant:
+        assert whole["onestep"]["encoder"] == critics[act_by]
+    travelling = flatten_dict(jax.eval_shape(agent.policy_params, shapes), sep="/")
+    assert {k.split("/encoder/")[0] for k in travelling if "encoder" in k} == {"critic"}  # once
+
+
+def test_the_critic_alone_trains_the_shared_encoder():
+    agent = by_critic("acrlpd")
+    state = jax.jit(agent.init)(jax.random.key(0))
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    draws = agent.policy_draws(jax.random.key(1), batch)
+
+    def both(state: AgentState) -> tuple[AgentState, AgentState]:
+        after_policy, _ = agent.policy_step(state, batch, draws, imitate_only=True)
+        after_critic, _ = agent.critic_step(state, batch, agent.critic_draws(jax.random.key(2), batch))
+        return after_policy, after_critic
+
+    after_policy, after_critic = jax.jit(both)(state)
+    assert same(after_policy.critic, state.critic)
+    assert not same(after_policy.policy, state.policy)
+    assert same(after_critic.policy, state.policy)
+    layers = zip(*(jax.tree.leaves(s.critic["encoder"]) for s in (after_critic, state)), strict=True)
+    assert all(not np.array_equal(new, old) for new, old in layers)
+
+
+def test_an_actor_sees_through_the_encoder_that_travelled():
+    agent = by_critic("acrlpd")
+    params = jax.jit(lambda key: agent.policy_params(agent.init(key)))(jax.random.key(0))
+    received = agent.load_params(agent.flatten_params(params))
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    chunk, _ = agent.sample(received, observation, jax.random.key(0), explore=False)
+    other = {**received, "critic": {**received["critic"], "encoder": zeros(received["critic"]["encoder"])}}
+    blind, _ = agent.sample(other, observation, jax.random.key(0), explore=False)
+    assert chunk.shape == (3, 2)
+    assert not np.array_equal(chunk, blind)
+
+
+def test_a_frozen_backbone_is_one_for_all_networks_and_no_optimiser_has_it(small_backbone):
+    agent = agent_of("acrlpd", FROZEN)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    before = jax.tree.map(np.asarray, state.frozen)
+    assert len(jax.tree.leaves(before)) == 10  # five convolutions
+    for name in ("policy", "policy_opt", "critic", "critic_opt", "target"):
+        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(getattr(state, name))]
+        assert not [p for p in paths if "backbone" in p or "frozen" in p], name
+    policy = jax.tree.map(np.asarray, state.policy)
+    after, metrics = agent.update(state, on_device(agent.spec))
+    assert all(np.isfinite(v) for v in metrics.values())
+    assert same(jax.tree.map(np.asarray, after.frozen), before)
+    assert not same(jax.tree.map(np.asarray, after.policy), policy)
+    params = agent.policy_params(after)
+    assert same(params["frozen"], after.frozen)
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    seen, _ = agent.sample(params, observation, jax.random.key(0), explore=False)
+    unseen, _ = agent.sample({**params, "frozen": zeros(after.frozen)}, observation, jax.random.key(0), explore=False)
+    assert not np.array_equal(seen, unseen)
+
+
+def test_features_that_an_observation_brings_are_not_computed_again(small_backbone):
+    looks = Vision(AcrlpdConfig(encoder=FROZEN, image_keys=(CAMERA.name,)), (CAMERA,))
+    frozen = looks.init(jax.random.key(0))
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+    seen = looks.seen(frozen, {"state": jnp.zeros((3, 4)), "images/top": images})
+    assert set(seen) == {"state", "features/top"}
+    assert (seen["features/top"].shape, seen["features/top"].dtype) == ((3, 4, 4, 2), jnp.float16)
+    assert looks.seen(frozen, seen)["features/top"] is seen["features/top"]
+    alone = looks.seen(frozen, {"images/top": images[1]})["features/top"]
+    np.testing.assert_allclose(alone, seen["features/top"][1], atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["acfql-policy-distill", "acrlpd", "bc"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_resnet10_keeps_the_shapes_of_a_state(kind, frozen):
+    agent = agent_of(kind, dataclasses.replace(FROZEN, frozen_backbone=frozen, pooling="spatial", state_latent=6))
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    new, _ = jax.eval_shape(agent._update, state, make_batches(agent.spec))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    found = {k for k in agent.network_shape().split(";") if "conv_init" in k}
+    where = {"frozen"} if frozen else {"policy", "critic"} - ({"critic"} if kind == "bc" else set())
+    assert {k.split("/")[0] for k in found} == where
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_pretrained_weights_reach_every_backbone(tmp_path, frozen):
+    rng = np.random.default_rng(0)
+    weights = {k: rng.random(s, np.float32) for k, s in resnet10_leaves().items()}
+    np.savez(tmp_path / "w.npz", **weights)
+    encoder = dataclasses.replace(FROZEN, frozen_backbone=frozen, weights=str(tmp_path / "w.npz"))
+    agent = agent_of("acrlpd", encoder)
+    state = zeros_state(agent)
+    filled = agent.pretrained(state)
+    names = ("policy", "policy_average", "critic", "target")
+    trees = {name: getattr(filled, name)["encoder"]["cameras"]["backbone"] for name in names if not frozen}
+    trees = trees or {"frozen": filled.frozen}
+    for name, tree in trees.items():
+        flat = flatten_dict(tree, sep="/")
+        assert flat.keys() == weights.keys()
+        assert all(np.array_equal(flat[k], weights[k]) for k in flat), name
+    assert jax.tree.structure(filled) == jax.tree.structure(state)
+    assert same(filled.critic["q"], state.critic["q"])
+
+
+def zeros_state(agent: Agent) -> AgentState:
+    shapes = jax.eval_shape(agent.init, jax.random.key(0)).replace(rng=jnp.zeros(2))
+    return zeros(shapes)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
+    np.savez(tmp_path / "w.npz", **{"conv_init/kernel": np.zeros((3, 3, 3, 64), np.float32)})
+    agent = agent_of("bc", dataclasses.replace(FROZEN, weights=str(tmp_path / "w.npz")))
+    with pytest.raises(ConfigError, match=r"w.npz: 'conv_init/kernel' is float32\(3, 3, 3, 64\), floats of shape"):
+        agent.pretrained(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: EncoderConfig(kind="vit"), "agent.encoder.kind must be one of conv, impala, resnet10, got 'vit'"),
+        (lambda: EncoderConfig(pooling="max"), "agent.encoder.pooling must be one of flatten, mean, spatial"),
+        (lambda: EncoderConfig(trained_by="actor"), "agent.encoder.trained_by must be one of each, critic"),
+        (lambda: EncoderConfig(state_latent=-1), "agent.encoder.state_latent must be >= 0"),
+        (lambda: EncoderConfig(frozen_backbone=True), "agent.encoder.frozen_backbone is for agent.encoder.kind=resnet"),
+        (lambda: EncoderConfig(kind="impala", weights="w.npz"), "agent.encoder.weights is for agent.encoder.kind=resn"),
+        (lambda: BcConfig(encoder=EncoderConfig(trained_by="critic")), "leaves bc's encoder untrained, for bc has no"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_cameras_of_different_sizes_share_weights_only_where_these_fit():
+    cameras = (CameraSpec("top", 32, 32), CameraSpec("wrist", 16, 24))
+    config = AcrlpdConfig(image_keys=("top", "wrist"))
+    with pytest.raises(ConfigError, match=r"top 32x32, wrist 16x24\) cannot share an encoder .*share_cameras=False"):
+        Vision(config, cameras)
+    for encoder in (EncoderConfig(pooling="mean"), EncoderConfig(share_cameras=False)):
+        Vision(dataclasses.replace(config, encoder=encoder), cameras)

@@ -1,0 +1,137 @@
+"""HIL-SERL's pickle of pretrained weights becomes a file that the learner takes; other files are refused by name."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serl_chunk.config.encoders import resnet10_leaves
+from serl_chunk.data.encoder_weights import read_resnet10, write_weights
+from serl_chunk.main import main
+from serl_chunk.types import DataError
+
+
+def published(seed: int = 0) -> dict[str, Any]:
+    """Random weights in the nesting, with the names and shapes of the published file, a classifier included."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    norm = lambda width: {"scale": draw(width), "bias": draw(width)}  # noqa: E731
+    tree: dict[str, Any] = {"conv_init": {"kernel": draw(7, 7, 3, 64)}, "norm_init": norm(64)}
+    for i, (before, width) in enumerate([(64, 64), (64, 128), (128, 256), (256, 512)]):
+        block = {
+            "Conv_0": {"kernel": draw(3, 3, before, width)},
+            "MyGroupNorm_0": norm(width),
+            "Conv_1": {"kernel": draw(3, 3, width, width)},
+            "MyGroupNorm_1": norm(width),
+        }
+        if before != width:
+            block |= {"conv_proj": {"kernel": draw(1, 1, before, width)}, "norm_proj": norm(width)}
+        tree[f"ResNetBlock_{i}"] = block
+    return tree | {"output_head": {"kernel": draw(512, 10), "bias": draw(10)}}
+
+
+@pytest.fixture(scope="module")
+def tree() -> dict[str, Any]:
+    return published()
+
+
+def pickled(path: Path, value: Any) -> Path:
+    path.write_bytes(pickle.dumps(value))
+    return path
+
+
+def test_the_backbone_has_the_published_number_of_weights():
+    assert sum(int(np.prod(shape)) for shape in resnet10_leaves().values()) == 4_905_792  # "4.906M" in its log
+
+
+def test_every_weight_of_the_published_layout_finds_its_place(tmp_path, tree):
+    weights, left_out = read_resnet10(pickled(tmp_path / "resnet10_params.pkl", tree))
+    assert {k: v.shape for k, v in weights.items()} == resnet10_leaves()
+    assert left_out == ["output_head/bias", "output_head/kernel"]
+    np.testing.assert_array_equal(weights["conv_init/kernel"], tree["conv_init"]["kernel"])
+    for i in range(4):
+        block = tree[f"ResNetBlock_{i}"]
+        for j in range(2):
+            np.testing.assert_array_equal(weights[f"block_{i}/conv_{j}/kernel"], block[f"Conv_{j}"]["kernel"])
+            np.testing.assert_array_equal(weights[f"block_{i}/norm_{j}/scale"], block[f"MyGroupNorm_{j}"]["scale"])
+            np.testing.assert_array_equal(weights[f"block_{i}/norm_{j}/bias"], block[f"MyGroupNorm_{j}"]["bias"])
+    np.testing.assert_array_equal(weights["block_2/conv_proj/kernel"], tree["ResNetBlock_2"]["conv_proj"]["kernel"])
+    np.testing.assert_array_equal(weights["block_3/norm_proj/bias"], tree["ResNetBlock_3"]["norm_proj"]["bias"])
+
+
+def test_arrays_of_jax_and_frozen_dicts_are_read_as_what_they_hold(tmp_path, tree):
+    jax = pytest.importorskip("jax")
+    from flax.core import freeze
+
+    plain = read_resnet10(pickled(tmp_path / "plain.pkl", tree))
+    device = read_resnet10(pickled(tmp_path / "jax.pkl", freeze(jax.tree.map(jax.numpy.asarray, tree))))
+    assert plain.left_out == device.left_out
+    for name, value in plain.weights.items():
+        np.testing.assert_array_equal(value, device.weights[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t["ResNetBlock_1"].pop("conv_proj"), "lacks 'ResNetBlock_1/conv_proj/kernel'; is it HIL-SERL's"),
+        (
+            lambda t: t["norm_init"].update(scale=np.ones(32, np.float32)),
+            r"'norm_init/scale' is float32\(32,\), floats",
+        ),
+        (lambda t: t["norm_init"].update(bias=np.ones(64, np.int32)), r"'norm_init/bias' is int32\(64,\), floats of"),
+        (lambda t: t["norm_init"].update(bias=np.full(64, np.nan)), "'norm_init/bias' holds numbers that are not fin"),
+        (lambda t: t["norm_init"].update(bias="none"), "'norm_init/bias' is str, floats of shape"),
+    ],
+)
+def test_the_first_weight_that_does_not_fit_is_named(tmp_path, tree, change, said):
+    other = {k: {**v} for k, v in tree.items()}
+    change(other)
+    with pytest.raises(DataError, match=said):
+        read_resnet10(pickled(tmp_path / "other.pkl", other))
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+def test_what_would_run_is_refused(tmp_path, capsys):
+    with pytest.raises(DataError, match="it was not run"):
+        read_resnet10(pickled(tmp_path / "evil.pkl", {"conv_init": Evil()}))
+    assert "run" not in capsys.readouterr().out
+
+
+def test_a_jax_array_that_is_made_by_anything_else_is_refused(tmp_path):
+    class Forged:
+        def __reduce__(self) -> Any:
+            from jax._src.array import _reconstruct_array
+
+            return _reconstruct_array, (bytes, (), (), {})
+
+    with pytest.raises(DataError, match="calls _reconstruct_array in a way"):
+        read_resnet10(pickled(tmp_path / "forged.pkl", {"conv_init": {"kernel": Forged()}}))
+
+
+def test_the_command_writes_a_file_of_plain_arrays_that_is_the_same_every_time(tmp_path, tree, capsys):
+    source = pickled(tmp_path / "resnet10_params.pkl", tree)
+    for name in ("a.npz", "b.npz"):
+        assert main(["data", "encoder", str(source), str(tmp_path / name)]) == 0
+    assert "4.906 million weights" in capsys.readouterr().out
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
+        assert {k: file[k].shape for k in file.files} == resnet10_leaves()
+    assert main(["data", "encoder", str(source), str(tmp_path / "a.npz")]) == 2
+    assert "exists: give another name" in capsys.readouterr().err
+    assert main(["data", "encoder", str(source), str(tmp_path / "a.pkl")]) == 2
+    assert "weights are written as .npz" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "a.npz").mkdir()
+    with pytest.raises(DataError, match="cannot write the file"):
+        write_weights(tmp_path / "a.npz", {"x": np.ones(3, np.float32)})
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
