@@ -335,6 +335,9 @@ class ChunkBatch(NamedTuple):
     delay: Array  # int32[B]
     weight: Array  # float32[B]
     realised: Array  # float32[B]
+    # float32[B, A]: the action executed on the tick before the window, its own first action where there was none; None
+    # where no loss asks for it. Of dimensions relative to a joint it is relative to o_t's.
+    before: Array | None = None
 
 
 class Snapshot(NamedTuple):

@@ -36,6 +36,7 @@ class Setup:
     failure_reward: float
     stop: Callable[[], str | None]
     observer: Callable[[int], None] | None
+    kept: tuple[int, ...]  # action dimensions that keep what they have: measured at reset, then as last executed
 
 
 class Moment:
@@ -182,14 +183,23 @@ class EpisodeRun:
         if tick < random_steps:
             if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
                 moment.with_frames()
-            command = self._rng.uniform(self._low, self._high)
+            command = self._kept(self._rng.uniform(self._low, self._high))
             return Choice(command, Source.RANDOM, version=present)
         self._planner.plan(tick, moment.with_frames, self._hold)
         queued = setup.queue.pop(tick)
         if queued is None:
             return Choice(self._hold, Source.HOLD, version=setup.policy.version)
         self._decided_at = queued.decision_tick
-        return Choice(queued.action, Source.POLICY, queued.decision_tick, queued.version)
+        return Choice(self._kept(queued.action), Source.POLICY, queued.decision_tick, queued.version)
+
+    def _kept(self, command: np.ndarray) -> np.ndarray:
+        """`command` with the dimensions that nobody but a person changes (`agent.gripper.mode=fixed`) as they are."""
+        kept = list(self._setup.kept)
+        if not kept:
+            return command
+        command = np.array(command)
+        command[kept] = self._hold[kept]
+        return command
 
     def _would_decide(self, tick: int) -> bool:
         """Whether the policy would decide at `tick`, had a person who is in control not emptied its queue."""

@@ -95,6 +95,7 @@ class EpisodeRunner:
             failure_reward=config.reward.failure_reward,
             stop=stop,
             observer=observer,
+            kept=spec.grippers if config.agent.gripper.kept else (),
         )
         self._episodes = 0
         self._ticks = 0  # executed so far; lockstep stamps count them, so that two runs record the same

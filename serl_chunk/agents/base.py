@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import replace_tail, soft_update
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.registry import GRIPPER, AgentSpec
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
@@ -29,6 +29,7 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, Array, ChunkBatch, ConfigError
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
 Draws = dict[str, jax.Array]  # the random numbers of one loss, by what they are for
+Noise = Any  # an array, or a dict of them: what `acting_noise` gives and `act` takes
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 
 # Folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use.
@@ -51,6 +52,7 @@ class AgentState(flax.struct.PyTreeNode):
     temperature: Params
     temperature_opt: Any
     frozen: Params = flax.struct.field(default_factory=dict)  # the frozen backbone, in no optimiser
+    grasp: Params = flax.struct.field(default_factory=dict)  # of a grasp critic, see agents/gripper.py
 
 
 class Agent(abc.ABC):
@@ -65,6 +67,7 @@ class Agent(abc.ABC):
     """
 
     supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
+    has_critic = True
     policy_updates = 1  # policy steps after the critic's, on the last batch
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
@@ -118,12 +121,12 @@ class Agent(abc.ABC):
         """
 
     @abc.abstractmethod
-    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> Noise:
         """What the candidates of one decision start from, float32[N, H*A]; the key counts only where `explore`."""
 
     @abc.abstractmethod
     def act(
-        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
+        self, params: Params, observation: Mapping[str, jax.Array], noise: Noise, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
         """A chunk float32[H, A] in model space for one observation and `acting_noise`, and the decision's record."""
 
@@ -133,8 +136,6 @@ class Agent(abc.ABC):
 
         `shared_params` is a part of it.
         """
-
-    trains_critic: bool = True  # False: `update_critic` changes nothing, and no batch need be drawn for it
 
     def batches_used(self, updates: int) -> int:
         """How many batches `update` wants for `updates` of the learner's critic updates; all of them, as a rule."""
@@ -208,6 +209,8 @@ class Agent(abc.ABC):
         out: dict[str, jax.Array] = {STATE: jnp.zeros((*lead, self.spec.state_dim), jnp.float32)}
         for c in self.spec.cameras:
             out[IMAGE_PREFIX + c.name] = jnp.zeros((*lead, c.height, c.width, 3), jnp.uint8)
+        if self.spec.gripper_inputs:
+            out[GRIPPER] = jnp.zeros((*lead, self.spec.gripper_inputs), jnp.float32)
         return out
 
     def seen_example(self, batch: int) -> dict[str, jax.Array]:
@@ -339,13 +342,15 @@ class Agent(abc.ABC):
         updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
         policy, average = optax.apply_updates(state.policy, updates), state.policy_average
         if self.config.policy_ema:
-            n = state.policy_updates.astype(jnp.float32)
-            decay = jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # the first policies are soon forgotten
-            average = soft_update(policy, average, 1 - decay)
+            average = soft_update(policy, average, 1 - self._ema_decay(state))
         state = state.replace(
             policy=policy, policy_average=average, policy_opt=policy_opt, policy_updates=state.policy_updates + 1
         )
         return state, metrics
+
+    def _ema_decay(self, state: AgentState) -> jax.Array:
+        n = state.policy_updates.astype(jnp.float32)
+        return jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # the first policies are soon forgotten
 
     def _averaged(self, state: AgentState) -> AgentState:
         """Where nothing is averaged, the average is the policy; once a call is enough for that."""

@@ -22,7 +22,7 @@ class Bc(Agent):
     """No critic: the critic half of an update is empty, and no batch is drawn for it."""
 
     config: BcConfig
-    trains_critic = False
+    has_critic = False
 
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)

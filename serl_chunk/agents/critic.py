@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.base import Metrics, Params
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.registry import GRIPPER, AgentSpec
 from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder
@@ -69,7 +69,7 @@ class ChunkCritic:
         """Fresh parameters, for a batch of observations."""
         k_encoder, k_q, k_v = jax.random.split(key, 3)
         encoder = self.encoder.init(k_encoder, observation).get("params", {})
-        features = self.encoder.apply({"params": encoder}, observation)
+        features = self.features({"encoder": encoder}, observation)
         params = {"encoder": encoder, self.heads: self._fresh_heads(k_q, features)}
         if self.v is not None:
             params["v"] = self.v.init(k_v, features)["params"]
@@ -84,8 +84,11 @@ class ChunkCritic:
         return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
 
     def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
-        """Observation features float32[..., F]."""
-        return self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        """Observation features float32[..., F]; behind them what a discrete gripper does, where it is seen."""
+        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        if not self.spec.gripper_inputs:
+            return features
+        return jnp.concatenate([features, observation[GRIPPER]], axis=-1)
 
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Raw outputs of Q heads float32[K, ...], for their parameters `q` and flat chunks; hl_gauss: [K, ..., bins].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ IMPLEMENTATIONS: dict[type[AgentConfig], tuple[str, str]] = {
 }
 
 
+GRIPPER = "gripper"  # entry of an observation: what a discrete gripper does during the chunk, as a critic's input
+
+
 @dataclasses.dataclass(frozen=True)
 class AgentSpec:
     """The sizes an agent is built for."""
@@ -32,6 +36,8 @@ class AgentSpec:
     cameras: tuple[CameraSpec, ...]
     discount: float  # per tick
     prefix_steps: int = 0  # actions the prefix critic scores, those that are executed; 0 where there is none
+    grippers: tuple[int, ...] = ()  # action dimensions that are grippers
+    gripper_inputs: int = 0  # numbers of a discrete gripper's choice that the critic sees
 
 
 def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
@@ -44,14 +50,22 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         tuple(spec.camera(k) for k in config.agent.image_keys),
         config.discount,
         config.chunk.executed if config.agent.prefix_critic else 0,
+        spec.grippers,
     )
 
 
 def make_agent(config: ExperimentConfig, spec: RobotSpec) -> Agent:
-    """The agent that `config.agent` describes, for this robot. Raises ConfigError for an unknown class."""
+    """The agent that `config.agent` describes, for this robot. Raises ConfigError for an unknown class, and
+    where `agent.gripper` does not fit the robot."""
     try:
         module, name = IMPLEMENTATIONS[type(config.agent)]
     except KeyError:
         valid = ", ".join(c.__name__ for c in IMPLEMENTATIONS)
         raise ConfigError(f"no agent implements {type(config.agent).__name__}; valid: {valid}") from None
-    return getattr(importlib.import_module(module), name)(config.agent, agent_spec(config, spec))
+    build = functools.partial(getattr(importlib.import_module(module), name), config.agent)
+    sizes = agent_spec(config, spec)
+    if config.agent.gripper.composition == "continuous":
+        return build(sizes)
+    from serl_chunk.agents.gripper import with_gripper
+
+    return with_gripper(config.agent, sizes, build)

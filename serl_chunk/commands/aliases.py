@@ -23,6 +23,7 @@ class Alias(NamedTuple):
 
 OF_BOTH_SIDES = (
     Alias("horizon_length", "chunk.horizon", "H", "actions in a chunk"),
+    Alias("setup_mode", "agent.gripper.setup_mode", "MODE", "HIL-SERL's {single,dual}-arm-{fixed,learned}-gripper"),
     Alias("env_name", "robot.env_name", "NAME", "environment, for robots that have several"),
 )
 OF_THE_LEARNER = (

@@ -181,10 +181,22 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
         "execute_steps": str(config.chunk.executed),
         "delay_ticks": str(config.actor.delay_ticks),
         "actions": config.normaliser.actions,
-        "agent": config.agent.kind,
+        "agent": config.agent.kind + _gripper_in_words(config),
         "critic": critic_values,
         "network": network,
     }
+
+
+def _gripper_in_words(config: ExperimentConfig) -> str:
+    """What both sides must agree on about grippers; empty where they are continuous."""
+    gripper = config.agent.gripper
+    if gripper.composition == "continuous":
+        return ""
+    if gripper.composition == "fixed":
+        return f", grippers fixed ({'as at reset' if gripper.fixed_value is None else f'{gripper.fixed_value:g}'})"
+    values = ", ".join(f"{v:g}" for v in gripper.values)
+    together = "jointly" if gripper.joint else "each"
+    return f", grippers {together} of ({values}) for {gripper.hold_steps or config.chunk.horizon} ticks"
 
 
 def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
@@ -193,7 +205,7 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
     seconds = config.chunk.horizon * spec.dt
     tell(
         f"{config.name}: {spec.name}, state {spec.state_dim}, actions {spec.action_dim}, {spec.control_hz:g} Hz; "
-        f"{config.agent.kind}, chunks of {config.chunk.horizon} ({seconds:.2f} s), "
+        f"{config.agent.kind}{_gripper_in_words(config)}, chunks of {config.chunk.horizon} ({seconds:.2f} s), "
         f"{config.normaliser.actions} actions; discount {config.discount:g} per tick, "
         f"discount**{spec.max_episode_steps} = {reach:.3f}"
     )

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from serl_chunk.config.critics import Activation, Aggregate, CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.config.validation import require, require_choices, require_widths
 
@@ -36,6 +37,7 @@ class AgentConfig:
     kernel_init: Literal["lecun_normal", "xavier_uniform"] = "lecun_normal"
     critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
     encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
+    gripper: GripperConfig = dataclasses.field(default_factory=GripperConfig)  # discrete or fixed grippers
     image_keys: tuple[str, ...] = ()  # cameras the agent looks at; () trains on the state alone
     use_state: bool = True  # whether the state vector is an input beside the images
     candidates: int = 16  # N of best-of-N at acting; 1 takes the policy's first sample

@@ -275,6 +275,8 @@ class ExperimentConfig:
             f"agent.critic.tail=policy fills chunk.critic_horizon={self.chunk.critic_steps} actions from the policy's "
             f"{self.chunk.horizon} (chunk.horizon), which are fewer: use agent.critic.tail=repeat",
         )
+        if self.agent.gripper.composition == "learned":
+            self._check_learned_gripper()
         require(
             self.actor.delay_ticks < self.chunk.executed,
             f"actor.delay_ticks={self.actor.delay_ticks} must be below chunk.execute_steps={self.chunk.executed}: a "
@@ -318,4 +320,28 @@ class ExperimentConfig:
             f"{kind} needs returns in [{c.value_low:.12g}, {c.value_high:.12g}], and this robot's own rewards may be "
             "negative: set agent.critic.value_low to the least discounted return there can be, use "
             "robot.reward=sparse, or agent.critic.loss=squared",
+        )
+
+    def _check_learned_gripper(self) -> None:
+        gripper, chunk = self.agent.gripper, self.chunk
+        held = gripper.hold_steps or chunk.horizon
+        require(
+            chunk.horizon % held == 0,
+            f"agent.gripper.hold_steps={held} must divide chunk.horizon={chunk.horizon}",
+        )
+        require(
+            chunk.critic_steps == chunk.horizon,
+            f"agent.gripper.choices need chunk.critic_horizon ({chunk.critic_steps}) to be the chunk.horizon of "
+            f"{chunk.horizon}: choices for ticks that no return covers would never be corrected. Leave it out",
+        )
+        ranged = gripper.loss == "as_critic" and self.agent.critic.loss != "squared"
+        require(
+            not ranged or gripper.penalty == 0,
+            f"agent.gripper.penalty={gripper.penalty:g} adds to returns, and agent.critic.loss={self.agent.critic.loss} "
+            "knows the range of the others alone: set agent.gripper.loss=squared",
+        )
+        require(
+            gripper.penalty == 0 or (self.replay.windows == "episode" and chunk.returned == chunk.horizon),
+            "agent.gripper.penalty counts changes within a window, the action before it included: use "
+            "replay.windows=episode and leave chunk.return_steps out",
         )

@@ -18,6 +18,7 @@ from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ExperimentConfig, RewardConfig, return_for_ever
+from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.types import ConfigError
@@ -50,9 +51,9 @@ def _rewards_of(config: ExperimentConfig, discount: float) -> RewardConfig:
 
 
 def _common(config: ExperimentConfig) -> dict[str, object]:
-    """What an agent keeps of the experiment's: its inputs."""
+    """What an agent keeps of the experiment's: its inputs, and what its robot's grippers are."""
     a = config.agent
-    return {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder}
+    return {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder, "gripper": a.gripper}
 
 
 def _flow(
@@ -260,6 +261,7 @@ def _published(agent: AgentConfig) -> AgentConfig:
         "encoder": EncoderConfig(
             features=agent.encoder.features, latent=agent.encoder.latent, shift=agent.encoder.shift
         ),
+        "gripper": GripperConfig(),  # continuous as every other dimension
     }
     critic = dataclasses.replace(
         agent.critic, loss="squared", target_floor="none", target_average="old", tau=0.005, tail="repeat"

@@ -206,7 +206,7 @@ class Learner:
 
     def _of_critic(self, updates: int) -> int:
         """`updates` of the critic alone, where there is one."""
-        return updates if self.agent.trains_critic else 0
+        return updates if self.agent.has_critic else 0
 
     def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
         if self.phase_updates < total:

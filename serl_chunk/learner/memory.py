@@ -18,7 +18,7 @@ def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[Came
     """Bytes a replay takes when every store is full: columns, index views, free lists, the images of `cameras`
     and the decoded ones of demonstrations that stay in their files."""
     floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, realised, demonstrated, bc
-    fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8  # source, tick, decision, version, age, stamp, succ
+    fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8 + 8  # source, tick, decision, version, age, stamp, succ, pred
     fixed += 1 + 1 + 1 + 1  # live, terminal, cut, recent
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
     index += 16 if config.windows == "adjacent" else 0  # the order of the steps, while it is drawn up anew

@@ -117,6 +117,7 @@ class StepPool:
         self.policy_age = np.empty(n, np.float32)
         self.stamp = np.empty(n, np.float64)
         self.succ = np.empty(n, np.int64)
+        self.pred = np.empty(n, np.int64)  # the tick before's row; an episode's first row leads to itself
         self.live = np.zeros(n, np.bool_)
         self.terminal = np.zeros(n, np.bool_)  # the observation after a true termination
         self.cut = np.zeros(n, np.bool_)  # windows that began before end here (`replay.intervention_windows=cut`)
@@ -265,6 +266,9 @@ class StepPool:
         before = np.concatenate([episode.rows[-1:], rows[:-1]])
         after = rows if len(episode.rows) else rows[1:]
         self.succ[before] = after
+        self.pred[after] = before
+        if not len(episode.rows):
+            self.pred[rows[0]] = rows[0]
         self.live[before] = True
         self.succ[rows[-1]] = rows[-1]
         self.live[rows[-1]] = False

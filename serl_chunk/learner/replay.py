@@ -394,6 +394,7 @@ class Replay:
                 returned=returned,
                 discount=c.discount,
                 cut=c.replay.intervention_windows == "cut",
+                before=c.agent.gripper.counts_changes,
             )
         return gather_neighbours(
             pool,
@@ -461,6 +462,6 @@ def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
     def split(value: Any) -> Any:
         if isinstance(value, dict):
             return {k: split(v) for k, v in value.items()}
-        return value.reshape(updates, batch_size, *value.shape[1:])
+        return None if value is None else value.reshape(updates, batch_size, *value.shape[1:])
 
     return ChunkBatch(*(split(v) for v in batch))

@@ -105,6 +105,7 @@ def gather(
     returned: int,
     discount: float,
     cut: bool,
+    before: bool = False,
 ) -> Gathered:
     """The windows that start at pool rows `starts` int64[B], in model space; every array is fresh.
 
@@ -112,7 +113,8 @@ def gather(
     `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
     actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
     observation; 0 where the window does not start on a decision. With `cut` a window also ends where a person took over
-    after its first step (`pool.cut`): as at an episode's end, but its mask is 1.
+    after its first step (`pool.cut`): as at an episode's end, but its mask is 1. `before`: also the action executed on
+    the tick before.
     """
     b, reach = len(starts), max(horizon, returned)
     rows = np.empty((b, reach + 1), np.int64)
@@ -151,6 +153,7 @@ def gather(
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
         realised=pool.realised[starts],
+        before=normaliser.encode(state, pool.action[pool.pred[starts]][:, None])[:, 0] if before else None,
     )
     beyond = (np.abs(actions) > 1).sum(2)
     counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]

@@ -99,7 +99,7 @@ def test_imitation_trains_the_image_encoder(policy):
 
 def test_no_batch_is_asked_for_that_nothing_is_learnt_from():
     agent = build(config_of("bc"))
-    assert not agent.trains_critic
+    assert not agent.has_critic
     assert agent.batches_used(4) == 1
     assert build(config_of("bc-together")).batches_used(4) == 4  # there the policy steps on each
     assert build(config_of("acfql")).batches_used(4) == 4

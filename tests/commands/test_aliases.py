@@ -47,7 +47,7 @@ def field(config: ExperimentConfig, path: str) -> Any:
 
 
 def test_each_alias_sets_its_field(called):
-    values = {"utd_ratio": "0.5", "horizon_length": "4", "online_steps": "500", "env_name": None}
+    values = {"utd_ratio": "0.5", "horizon_length": "4", "online_steps": "500", "env_name": None, "setup_mode": None}
     flags = {a.flag: (a.path, values.get(a.flag, "7")) for a in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
     given = [w for flag, (_, value) in flags.items() if value for w in (f"--{flag}", value)]
     assert main([*RUN, "--learner", "--dataset_dir", "d", *given]) == 0

@@ -318,6 +318,10 @@ class Checker:
         executed[..., 1] += t[:, None]
         np.testing.assert_array_equal(executed[..., 0], np.broadcast_to(ep[:, None], (len(ep), h)))
         np.testing.assert_array_equal(executed[..., 1], t[:, None] + np.minimum(i, count[:, None] - 1))
+        assert (batch.before is None) != self.cfg.agent.gripper.counts_changes
+        if batch.before is not None:
+            earlier = batch.before * self.norm.scale[0] + self.norm.centre[0] + np.stack([0 * t, t], 1)
+            np.testing.assert_array_equal(earlier, np.stack([ep, np.maximum(t - 1, 0)], 1))
         k = np.arange(r)
         rewards = np.where(k < n[:, None], self.reward[ep[:, None], t[:, None] + k], 0)
         np.testing.assert_array_equal(batch.rewards, rewards)

@@ -1,0 +1,77 @@
+"""Discrete grippers beside continuous ones on the fake ALOHA task, resumable.
+
+Both train by the demo's recipe from the same ten scripted demonstrations, with the same helper; only `agent.gripper`
+differs. The pick and the hand-over succeed only where fingers close at the cube. A finished run is not run again, an
+interrupted one is resumed:
+
+    python benchmarks/grasp_critic.py --seeds 0,1,2 --json grasp_critic.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from fake_aloha import N_DEMOS, run_variant
+
+from serl_chunk.actor.evaluate import wilson_interval
+from serl_chunk.commands.record import run_record
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
+
+EXPERIMENTS = {"continuous": "fake_aloha", "discrete": "fake_aloha_discrete_gripper"}
+
+
+def pooled(results: list[dict[str, Any]], episodes: int) -> str:
+    """Success of the last checkpoints of all seeds together, with its 95 % Wilson interval."""
+    n = episodes * len(results)
+    successes = round(sum(r["last"]["success_rate"] for r in results) * episodes)
+    interval = wilson_interval(successes, n)
+    return f"{successes / n:.2f} [{interval.low:.2f}, {interval.high:.2f}] of {n} episodes, {len(results)} seeds"
+
+
+def main() -> None:
+    """Run the chosen grippers and seeds; print one line each, and one line for all seeds of a gripper."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--grippers", default="continuous,discrete", help=f"of: {', '.join(EXPERIMENTS)}")
+    p.add_argument("--seeds", default="0", help="comma-separated")
+    p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
+    p.add_argument("--out", type=Path, default=Path("runs/benchmark_grasp_critic"))
+    p.add_argument("--json", type=Path, help="write all figures here")
+    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override for both grippers")
+    args = p.parse_args()
+    names = args.grippers.split(",")
+    unknown = [n for n in names if n not in EXPERIMENTS]
+    if unknown:
+        p.error(f"unknown gripper {unknown[0]!r}; valid: {', '.join(EXPERIMENTS)}")
+    overrides = [tuple(s.split("=", 1)) for s in args.set]
+    demos, figures = args.out / "demos", {}
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        config = apply_overrides(load_experiment(EXPERIMENTS[name]), overrides)
+        learner = dataclasses.replace(config.learner, checkpoint_period=max(1, config.learner.max_steps // 6))
+        config = dataclasses.replace(config, learner=learner)
+        run_record(config, N_DEMOS, str(demos), policy="scripted", noise=None, cameras=())
+        out = args.out / name
+        out.mkdir(exist_ok=True)
+        results = []
+        for seed in map(int, args.seeds.split(",")):
+            results.append(r := run_variant("rl_helper", seed, demos, out, args.episodes, config))
+            b, last = r["best"], r["last"]
+            print(
+                f"{name:10s} seed {seed}: best checkpoint {b['success_rate']:.2f} [{b['low']:.2f}, {b['high']:.2f}], "
+                f"last {last['success_rate']:.2f} [{last['low']:.2f}, {last['high']:.2f}], "
+                f"{last['env_steps']} steps, {last['human_ticks']} human ticks, {r['wall']:.0f} s",
+                flush=True,
+            )
+        print(f"{name:10s} last checkpoints: {pooled(results, args.episodes)}", flush=True)
+        figures[name] = results
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

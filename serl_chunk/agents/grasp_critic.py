@@ -1,0 +1,210 @@
+"""The grasp critic: Q of a few values of the grippers, for each part of a chunk that one value is held for.
+
+HIL-SERL (Luo et al. 2024) learns a gripper beside a continuous arm by double DQN (van Hasselt et al. 2016) over close,
+hold and open. Here the decision is a chunk's: every part j of `hold_steps` ticks has branches of its own, and the
+target is averaged over branches as in branching Q-networks (Tavakoli et al. 2018). With one part, and one choice for
+all grippers, this is double DQN on the semi-Markov problem whose actions are whole chunks. Beside it a classifier
+imitates what people chose; the maximum is taken over choices that it finds plausible (discrete BCQ, Fujimoto et al.
+2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from serl_chunk.agents.base import Metrics, Params
+from serl_chunk.agents.critic import observation_encoder
+from serl_chunk.agents.losses import bootstrap_target, imitation_mean
+from serl_chunk.agents.value_heads import UNIT, Support, critic_values, regression_loss, support_of
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.mlp import Mlp
+from serl_chunk.types import ChunkBatch
+
+Loss = Literal["squared", "bounded"]
+
+
+class Choices:
+    """What can be decided about G grippers in a chunk of H ticks: J parts, P branches each, O options a branch.
+
+    Jointly P is 1 and an option is a value for every gripper, O = C**G of C values; else P is G and O is C.
+    """
+
+    def __init__(self, values: tuple[float, ...], grippers: int, horizon: int, held: int, *, joint: bool) -> None:
+        self.held, self.parts, self.grippers = held, horizon // held, grippers
+        self.values = np.array(values, np.float32)  # C
+        self.joint = joint
+        c = len(values)
+        self.branches: int = 1 if joint else grippers
+        self.options: int = c**grippers if joint else c
+        self.place = c ** np.arange(grippers)[::-1]  # an option's number is the values' indices read as digits
+        self.table = self.values[(np.arange(c**grippers)[:, None] // self.place) % c]  # float32[C**G, G]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(J, P, O)."""
+        return self.parts, self.branches, self.options
+
+    def nearest(self, actions: jax.Array) -> jax.Array:
+        """Index of the value next to each number of `actions` float32[...], int32[...]; the first of two as near."""
+        distance = jnp.abs(actions[..., None] - self.values.reshape((1,) * actions.ndim + (-1,)))
+        return jnp.argmin(distance, axis=-1).astype(jnp.int32)
+
+    def label(self, actions: jax.Array, valid: jax.Array) -> jax.Array:
+        """The options next to what was executed, int32[B, J, P], for gripper actions float32[B, H, G].
+
+        Of each part the mean over its steps that exist (`valid` float32[B, H]), of all where none does.
+        """
+        b = actions.shape[0]
+        part = actions.reshape(b, self.parts, self.held, self.grippers)
+        weight = valid.reshape(b, self.parts, self.held, 1)
+        weight = jnp.where(jnp.sum(weight, axis=2, keepdims=True) > 0, weight, 1.0)
+        index = self.nearest(jnp.sum(part * weight, axis=2) / jnp.sum(weight, axis=2))  # [B, J, G]
+        if not self.joint:
+            return index
+        return jnp.sum(index * self.place.astype(np.int32).reshape(1, 1, -1), axis=-1, keepdims=True)
+
+    def decode(self, option: jax.Array) -> jax.Array:
+        """Each part's values in model space, float32[..., J, G], of options int32[..., J, P]."""
+        if self.joint:
+            return jnp.asarray(self.table)[option[..., 0]]
+        return jnp.asarray(self.values)[option]
+
+    def chunk(self, option: jax.Array) -> jax.Array:
+        """The grippers' actions float32[..., H, G] of options int32[..., J, P]."""
+        return jnp.repeat(self.decode(option), self.held, axis=-2)
+
+    def changes(self, actions: jax.Array, before: jax.Array, valid: jax.Array) -> jax.Array:
+        """How many grippers change their choice on each tick, float32[B, H], for actions float32[B, H, G].
+
+        `before` float32[B, G] is the tick before the window; ticks that are not `valid` float32[B, H] change nothing.
+        """
+        index = self.nearest(jnp.concatenate([before[:, None], actions], axis=1))
+        return jnp.sum(index[:, 1:] != index[:, :-1], axis=-1).astype(jnp.float32) * valid
+
+
+def plausible_options(logits: jax.Array, share: jax.Array | float) -> jax.Array:
+    """bool[..., O]: options of at least `share` of the likeliest one's probability (discrete BCQ, Fujimoto 2019).
+
+    0 allows all of them, 1 the likeliest alone.
+    """
+    return logits - jnp.max(logits, axis=-1, keepdims=True) >= jnp.log(jnp.asarray(share, jnp.float32))
+
+
+def best_option(values: jax.Array, allowed: jax.Array) -> jax.Array:
+    """The allowed option of the highest value, int32[...], of values float32[..., O]."""
+    return jnp.argmax(jnp.where(allowed, values, -jnp.inf), axis=-1).astype(jnp.int32)
+
+
+def of_option(values: jax.Array, option: jax.Array) -> jax.Array:
+    """values float32[..., O] at options int32[...]: float32[...]."""
+    return jnp.take_along_axis(values, option[..., None], axis=-1)[..., 0]
+
+
+def discounted_penalty(changes: jax.Array, penalty: float, discount: float) -> jax.Array:
+    """sum_i gamma^i penalty changes_i, float32[B], for changes float32[B, H] of each tick."""
+    return penalty * (changes @ (discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32)))
+
+
+def grasp_target(batch: ChunkBatch, discount: float, penalties: jax.Array, chosen: jax.Array) -> jax.Array:
+    """y = R + penalties + gamma^n mask mean_{j,p} Q'_{jp}(o', c*_{jp}), without a gradient: float32[B].
+
+    `chosen` float32[B, J, P] holds the target network's values of the options c* that the online network prefers
+    (double DQN, van Hasselt 2016; mean over branches, Tavakoli 2018); `penalties` is float32[B].
+    """
+    return jax.lax.stop_gradient(bootstrap_target(batch, discount, jnp.mean(chosen, axis=(1, 2))) + penalties)
+
+
+def grasp_loss(
+    outputs: jax.Array,
+    option: jax.Array,
+    target: jax.Array,
+    kind: Loss,
+    weight: jax.Array,
+    exists: jax.Array,
+    support: Support = UNIT,
+) -> jax.Array:
+    """Mean over windows, parts and branches of the regression of Q_{jp}(o, c_{jp}) to y (Tavakoli 2018).
+
+    Args:
+        outputs: raw, float32[B, J, P, O].
+        option: executed, int32[B, J, P].
+        target: y float32[B].
+        weight: float32[B], of each window.
+        exists: float32[B, J], 0 for parts that begin after the episode's end: their choice had no effect.
+        support: the range of a bounded Q.
+    """
+    chosen = jnp.moveaxis(of_option(outputs, option), 0, -1)  # [J, P, B]
+    weight = jnp.broadcast_to((exists * weight[:, None]).T[:, None], chosen.shape)
+    return regression_loss(chosen, target, kind, weight, support)
+
+
+def choice_imitation(
+    logits: jax.Array, option: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"]
+) -> jax.Array:
+    """Mean under weights `bc` float32[B, J] of -log p(c_{jp} | o), for logits float32[B, J, P, O]."""
+    return imitation_mean(-of_option(jax.nn.log_softmax(logits), option), bc, divisor)
+
+
+class GraspCritic:
+    """Q_{jp}(o, c) and the imitated probabilities of the same options.
+
+    Parameters of either: {"encoder", "net"}. Each has an encoder of its own, trained by its own loss alone.
+    """
+
+    def __init__(self, config: AgentConfig, choices: Choices) -> None:
+        g, self.choices = config.gripper, choices
+        # One number an option: beside an arm's critic of a known range, in bins or not, Q is bounded by that range.
+        self.kind: Loss = "squared" if "squared" in (g.loss, config.critic.loss) else "bounded"
+        self.support = support_of(config.critic)
+        self.encoder: Any = observation_encoder(config)
+        size = choices.parts * choices.branches * choices.options
+        c = config.critic
+        layers: dict[str, Any] = {"activation": c.activation, "kernel_init": config.kernel_init}
+        bias = c.initial_logit if self.kind == "bounded" else 0.0
+        self.q: Any = Mlp(g.hidden, size, norm=c.layer_norm, out_bias=bias, **layers)
+        self.classifier: Any = Mlp(g.hidden, size, norm=c.layer_norm, **layers)
+
+    def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> tuple[Params, Params]:
+        """Fresh parameters (of Q, of the imitation), for a batch of observations."""
+        out = []
+        for k, net in zip(jax.random.split(key), (self.q, self.classifier), strict=True):
+            k_encoder, k_net = jax.random.split(k)
+            encoder = self.encoder.init(k_encoder, observation).get("params", {})
+            features = self.encoder.apply({"params": encoder}, observation)
+            out.append({"encoder": encoder, "net": net.init(k_net, features)["params"]})
+        return out[0], out[1]
+
+    def outputs(self, critic: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+        """Raw outputs of Q, float32[..., J, P, O]."""
+        return self._apply(self.q, critic, observation)
+
+    def values(self, critic: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+        """Q float32[..., J, P, O]."""
+        return self.read(self.outputs(critic, observation))
+
+    def read(self, outputs: jax.Array) -> jax.Array:
+        """Q of raw outputs, in their shape."""
+        return critic_values(outputs, self.kind, self.support)
+
+    def logits(self, policy: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+        """Of the imitated probabilities, float32[..., J, P, O]."""
+        return self._apply(self.classifier, policy, observation)
+
+    def metrics(self, loss: jax.Array, values: jax.Array, target: jax.Array, rewards: jax.Array) -> Metrics:
+        """HIL-SERL's names."""
+        return {
+            "grasp_critic/grasp_critic_loss": loss,
+            "grasp_critic/predicted_grasp_qs": jnp.mean(values),
+            "grasp_critic/target_grasp_qs": jnp.mean(target),
+            "grasp_critic/grasp_rewards": jnp.mean(rewards),
+        }
+
+    def _apply(self, net: Any, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        out = net.apply({"params": params["net"]}, features)
+        return out.reshape(*out.shape[:-1], *self.choices.shape)

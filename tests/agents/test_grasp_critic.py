@@ -1,0 +1,91 @@
+"""The choices of grippers and the grasp critic's losses, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import make_batches
+
+from serl_chunk.agents.grasp_critic import (
+    Choices,
+    best_option,
+    choice_imitation,
+    discounted_penalty,
+    grasp_loss,
+    grasp_target,
+    of_option,
+    plausible_options,
+)
+from serl_chunk.agents.registry import AgentSpec
+
+THREE = (-1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("joint", "shape"), [(True, (2, 1, 9)), (False, (2, 2, 3))])
+def test_a_label_is_what_was_executed_and_decodes_to_it(joint, shape):
+    choices = Choices(THREE, 2, 4, 2, joint=joint)
+    assert choices.shape == shape
+    rng = np.random.default_rng(0)
+    wanted = rng.choice(THREE, (8, 2, 2)).astype(np.float32)
+    noisy = np.repeat(wanted, 2, axis=1) + rng.uniform(-0.4, 0.4, (8, 4, 2)).astype(np.float32)
+    option = choices.label(noisy, np.ones((8, 4), np.float32))
+    np.testing.assert_array_equal(choices.decode(option), wanted)
+    np.testing.assert_array_equal(choices.chunk(option), np.repeat(wanted, 2, axis=1))
+
+
+def test_a_part_is_the_mean_of_its_steps_that_exist():
+    choices = Choices((-1.0, 1.0), 1, 4, 4, joint=True)
+    closing = np.array([[[1.0], [0.5], [-0.9], [-0.9]], [[1.0], [0.5], [-0.9], [-0.9]]], np.float32)
+    valid = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
+    assert choices.label(closing, valid)[:, 0, 0].tolist() == [0, 1]  # -0.08 closes, 0.75 stays open
+    halves = Choices((-1.0, 1.0), 1, 4, 2, joint=True)
+    assert halves.label(closing, valid)[1, :, 0].tolist() == [1, 0]  # nothing exists: what the sampler repeats
+
+
+def test_changes_are_counted_against_the_tick_before():
+    choices = Choices((-1.0, 1.0), 2, 3, 3, joint=False)
+    actions = np.array([[[0.9, -0.9], [0.2, 0.8], [-0.7, 0.9]]], np.float32)
+    before = np.array([[-0.5, -0.5]], np.float32)
+    changes = choices.changes(actions, before, np.ones((1, 3), np.float32))
+    assert changes.tolist() == [[1, 1, 1]]
+    assert choices.changes(actions, before, np.array([[1, 1, 0]], np.float32)).tolist() == [[1, 1, 0]]
+    assert float(discounted_penalty(changes, -0.02, 0.5)[0]) == pytest.approx(-0.02 * 1.75)
+
+
+def test_the_target_is_double_dqn_averaged_over_branches():
+    batch = make_batches(AgentSpec(4, 2, 2, 2, (), 0.5), 1, 2)
+    batch = batch._replace(
+        rewards=np.array([[1.0, 2.0], [1.0, 0.0]], np.float32), mask=np.array([1.0, 0.0], np.float32),
+        discount_n=np.array([0.25, 0.5], np.float32),
+    )  # fmt: skip
+    online = jnp.array([[[[1.0, 3.0, 2.0]], [[5.0, 0.0, 9.0]]]] * 2)  # [B, J, 1, O]
+    target = jnp.array([[[[10.0, 20.0, 30.0]], [[40.0, 50.0, 60.0]]]] * 2)
+    allowed = jnp.ones((2, 2, 1, 3), bool).at[:, 1, 0, 2].set(False)
+    option = best_option(online, allowed)
+    assert option[0, :, 0].tolist() == [1, 0]
+    y = grasp_target(batch, 0.5, jnp.array([-0.5, 0.0]), of_option(target, option))
+    np.testing.assert_allclose(y, [1 + 0.5 * 2 - 0.5 + 0.25 * (20 + 40) / 2, 1.0])
+
+
+def test_the_loss_is_of_the_executed_choice_where_it_had_an_effect():
+    outputs = jnp.array([[[[1.0, 3.0]], [[5.0, 2.0]]], [[[1.0, 3.0]], [[5.0, 2.0]]]])
+    option = jnp.array([[[1], [0]], [[0], [1]]], jnp.int32)
+    exists = jnp.array([[1.0, 1.0], [1.0, 0.0]])
+    loss = grasp_loss(outputs, option, jnp.array([2.0, 0.0]), "squared", jnp.array([1.0, 0.5]), exists)
+    assert float(loss) == pytest.approx((1 + 9 + 0.5 * 1) / 4)
+
+
+def test_plausible_options():
+    logits = jnp.log(jnp.array([0.6, 0.3, 0.1]))
+    for share, allowed in ((0.0, [True] * 3), (0.4, [True, True, False]), (1.0, [True, False, False])):
+        assert plausible_options(logits, share).tolist() == allowed
+
+
+def test_imitation_is_the_cross_entropy_of_marked_parts():
+    logits = jnp.log(jnp.array([[[[0.75, 0.25]], [[0.5, 0.5]]], [[[0.1, 0.9]], [[0.2, 0.8]]]]))
+    option = jnp.zeros((2, 2, 1), jnp.int32)
+    bc = jnp.array([[1.0, 0.5], [0.0, 0.0]])
+    loss = choice_imitation(logits, option, bc, "weights")
+    assert float(loss) == pytest.approx((-np.log(0.75) - 0.5 * np.log(0.5)) / 1.5)
+    assert float(choice_imitation(logits, option, bc, "batch")) == pytest.approx(float(loss) * 1.5 / 4)

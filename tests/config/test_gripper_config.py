@@ -1,0 +1,115 @@
+"""Settings of grippers: what they come to, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from serl_chunk.commands.setup import contract, load, spec_of
+from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.gripper import HIL_SERL_CHOICES, GripperConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.presets import configured
+from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.types import ConfigError
+
+TWO = (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"choices": (1.0,)}, r"agent\.gripper\.choices must be at least two different values, or none"),
+        ({"choices": (1.0, 1.0)}, r"agent\.gripper\.choices must be at least two different values"),
+        ({"choices": (0.0, 1.5)}, r"agent\.gripper\.choices are in model space and must be in \[-1, 1\]"),
+        ({"mode": "off"}, r"agent\.gripper\.mode must be one of learned, fixed, got 'off'"),
+        ({"setup_mode": "single-arm"}, r"agent\.gripper\.setup_mode must be one of .*dual-arm-learned-gripper"),
+        (
+            {"mode": "fixed", "setup_mode": "dual-arm-learned-gripper"},
+            r"mode=fixed contradicts agent\.gripper\.setup_mode=dual-arm-learned-gripper: leave one of them out",
+        ),
+        ({"mode": "fixed", "choices": TWO}, r"choices=.* would not be read: a fixed gripper chooses nothing"),
+        ({"setup_mode": "dual-arm-fixed-gripper", "choices": TWO}, r"a fixed gripper chooses nothing"),
+        ({"fixed_value": 0.5}, r"fixed_value=0\.5 .* needs agent\.gripper\.mode=fixed"),
+        ({"mode": "fixed", "fixed_value": 2.0}, r"fixed_value=2\.0 must be in \[-1, 1\]"),
+        ({"hold_steps": 0}, r"agent\.gripper\.hold_steps must be at least 1 tick"),
+        ({"penalty": 0.1}, r"agent\.gripper\.penalty .* must be <= 0, got 0\.1"),
+        ({"epsilon": 1.1}, r"agent\.gripper\.epsilon must be in \[0, 1\]"),
+        ({"plausible": -0.1}, r"agent\.gripper\.plausible must be in \[0, 1\]"),
+        ({"hidden": ()}, r"agent\.gripper\.hidden must list"),
+        ({"lr": 0.0}, r"agent\.gripper\.lr must be positive, or none"),
+        ({"tau": 0.0}, r"agent\.gripper\.tau must be in \(0, 1\]"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(values, said):
+    with pytest.raises(ConfigError, match=said):
+        GripperConfig(**values)
+
+
+def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> ExperimentConfig:
+    agent = AcfqlConfig(gripper=gripper, critic=CriticConfig(loss=loss))
+    return ExperimentConfig("x", FakeAlohaConfig(), agent=agent, **{"chunk": ChunkConfig(6), **changes})
+
+
+@pytest.mark.parametrize(
+    ("gripper", "changes", "said"),
+    [
+        ({"hold_steps": 4}, {}, r"agent\.gripper\.hold_steps=4 must divide chunk\.horizon=6"),
+        ({}, {"chunk": ChunkConfig(6, critic_horizon=3)}, r"critic_horizon \(3\) to be the chunk\.horizon of 6"),
+        ({"penalty": -0.02}, {}, r"critic\.loss=bounded needs them in \[0, 1\]: set agent\.gripper\.loss=squared"),
+        ({"penalty": -0.02}, {"loss": "squared", "chunk": ChunkConfig(6, return_steps=9)}, r"leave chunk\.return_st"),
+        (
+            {"penalty": -0.02, "loss": "squared"},
+            {"replay": ReplayConfig(windows="adjacent", terminal_windows="drop")},
+            r"penalty counts changes within a window, .*: use replay\.windows=episode",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_experiment_is_named(gripper, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        experiment(GripperConfig(choices=TWO, **gripper), **changes)
+    experiment(GripperConfig(choices=TWO, hold_steps=3, penalty=-0.02, loss="squared"))
+
+
+def test_what_the_settings_come_to():
+    assert GripperConfig().composition == "continuous"
+    assert GripperConfig(choices=TWO).composition == "learned"
+    assert (GripperConfig(mode="fixed").composition, GripperConfig(mode="fixed").kept) == ("fixed", True)
+    assert not GripperConfig(mode="fixed", fixed_value=0.0).kept
+    dual = GripperConfig(setup_mode="dual-arm-learned-gripper")
+    assert (dual.composition, dual.arms, dual.values) == ("learned", 2, HIL_SERL_CHOICES)
+    single = GripperConfig(setup_mode="single-arm-fixed-gripper")
+    assert (single.composition, single.arms, single.kept) == ("fixed", 1, True)
+    assert GripperConfig(choices=TWO, penalty=-0.1).counts_changes
+    assert not GripperConfig(choices=TWO).counts_changes
+
+
+def test_presets_keep_the_grippers_and_published_conventions_do_not():
+    config = load_experiment("fake_aloha_discrete_gripper")
+    assert configured(config, preset="qc").agent.gripper == config.agent.gripper
+    for preset in ("qc", "rlpd-ac", "bc"):
+        assert configured(config, preset=preset, compat="qc").agent.gripper == GripperConfig()
+
+
+def test_the_example_differs_from_the_demo_in_its_grippers_alone():
+    plain, discrete = load_experiment("fake_aloha"), load_experiment("fake_aloha_discrete_gripper")
+    assert discrete.agent.gripper.composition == "learned"
+    agent = dataclasses.replace(discrete.agent, gripper=GripperConfig())
+    assert dataclasses.replace(discrete, name=plain.name, agent=agent) == plain
+
+
+def test_both_sides_compare_what_grippers_are():
+    said = {}
+    for text in ("", "-1,1", "-1,0,1"):
+        config = load("fake_aloha", [("agent.gripper.choices", text)])
+        said[text] = contract(config, spec_of(config), "")["agent"]
+    assert said[""] == "acfql"
+    assert said["-1,1"] == "acfql, grippers jointly of (-1, 1) for 5 ticks"
+    fixed = load("fake_aloha", [("agent.gripper.setup_mode", "dual-arm-fixed-gripper")])
+    assert contract(fixed, spec_of(fixed), "")["agent"] == "acfql, grippers fixed (as at reset)"
+    assert len(set(said.values())) == 3
