@@ -337,8 +337,8 @@ class ExperimentConfig:
         ranged = gripper.loss == "as_critic" and self.agent.critic.loss != "squared"
         require(
             not ranged or gripper.penalty == 0,
-            f"agent.gripper.penalty={gripper.penalty:g} adds to returns, and agent.critic.loss={self.agent.critic.loss} "
-            "knows the range of the others alone: set agent.gripper.loss=squared",
+            f"agent.gripper.penalty={gripper.penalty:g} adds to returns, and agent.critic.loss="
+            f"{self.agent.critic.loss} knows the range of the others alone: set agent.gripper.loss=squared",
         )
         require(
             gripper.penalty == 0 or (self.replay.windows == "episode" and chunk.returned == chunk.horizon),
