@@ -34,6 +34,7 @@ CUBE_SINGLE = Path(__file__).with_name("cube_single.py")
 DEFAULT = "default"
 
 # option -> overrides of the experiment, the same on both tasks
+# fmt: off
 OPTIONS: dict[str, tuple[str, ...]] = {
     DEFAULT: (),
     "drop_terminal_windows": ("replay.terminal_windows=drop",),
@@ -60,8 +61,23 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "absolute_actions": ("normaliser.actions=absolute_demo",),
     "adjacent_windows": ("replay.windows=adjacent", "replay.terminal_windows=drop"),
     "cut_at_takeovers": ("replay.intervention_windows=cut",),
-    "takeover_costs_0.1": ("agent.critic.loss=squared", "reward.intervention_penalty=0.1"),  # beside `squared`
+    "takeover_costs_0.1": ("agent.critic.value_low=-0.1", "reward.intervention_penalty=0.1"),
+    "hl_gauss": ("agent.critic.loss=hl_gauss",),
+    "floor_of_returns": ("agent.critic.target_floor=mc",),
+    "choose_std_1": ("agent.choose_std=1",),
+    "knots_2": ("agent.exploration_knots=2",),
+    "climb": ("agent.improve.steps=5",),
+    "climb_and_imitate": ("agent.improve.steps=5", "agent.improve.imitate=0.5"),
+    "decoupled_10": ("agent.prefix_critic=True", "chunk.critic_horizon=10"),
+    "decoupled_20": ("agent.prefix_critic=True", "chunk.critic_horizon=20"),
+    "replan_early": (
+        "agent.prefix_critic=True", "chunk.critic_horizon=10", "agent.prefix_lengths=5", "agent.replan_spread=0.02",
+        "actor.adaptive_execution=True",
+    ),  # beside `decoupled_10`
+    "delay_2": ("actor.delay_ticks=2",),
+    "delay_2_trained": ("actor.delay_ticks=2", "agent.flow.train_delay=sampled", "agent.flow.train_delay_max=2"),
 }
+# fmt: on
 
 
 class Count(NamedTuple):
