@@ -31,7 +31,7 @@ TRACED = [*COMPILED, "acfql-policy-distill-together", "bc-gaussian", "acfql-poli
 def compose(variant: str, gripper: GripperConfig, grippers: tuple[int, ...] = GRIPPERS, **changes):
     config = config_of(variant, gripper=gripper, **changes)
     cameras = (CAMERA,) if config.image_keys else ()
-    spec = AgentSpec(4, ACTIONS, HORIZON, HORIZON, cameras, DISCOUNT, grippers)
+    spec = AgentSpec(4, ACTIONS, HORIZON, HORIZON, cameras, DISCOUNT, grippers=grippers)
     module, name = IMPLEMENTATIONS[type(config)]
     cls = getattr(__import__(module, fromlist=[name]), name)
     return with_gripper(config, spec, functools.partial(cls, config))
