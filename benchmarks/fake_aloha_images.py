@@ -65,7 +65,7 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
     env = make_env(config.robot)
     spec, rng = env.robot_spec, np.random.default_rng(0)
     agent = make_agent(config, spec)
-    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.horizon, episodes)
+    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
     replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on=config.agent.bc_on)
     replay.add_demo(*episodes)
     stream = BatchStream(replay, rng, config.learner.batch_size, 1, put=jax.device_put, prefetch=0)
@@ -164,6 +164,8 @@ def main() -> None:
     p.add_argument("--json", type=Path)
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override of the experiment")
     args = p.parse_args()
+    if bad := [s for s in args.set if "=" not in s]:
+        p.error(f"--set {bad[0]}: expected FIELD=VALUE")
     settings = [("seed", str(args.seed)), *(tuple(s.split("=", 1)) for s in args.set)]
     config = apply_overrides(load_experiment("fake_aloha_images"), settings)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -47,9 +47,15 @@ def main() -> None:
     unknown = [n for n in names if n not in EXPERIMENTS]
     if unknown:
         p.error(f"unknown gripper {unknown[0]!r}; valid: {', '.join(EXPERIMENTS)}")
+    if bad := [s for s in args.set if "=" not in s]:
+        p.error(f"--set {bad[0]}: expected FIELD=VALUE")
     overrides = [tuple(s.split("=", 1)) for s in args.set]
     demos, figures = args.out / "demos", {}
     args.out.mkdir(parents=True, exist_ok=True)
+    plan, made = json.dumps([args.episodes, args.set]), args.out / "plan.json"
+    if made.exists() and made.read_text() != plan:  # what is finished is not run again, and would be shown for this
+        raise SystemExit(f"{args.out} was made as {made.read_text()}, and now {plan} is asked for: give another --out")
+    made.write_text(plan)
     for name in names:
         config = apply_overrides(load_experiment(EXPERIMENTS[name]), overrides)
         learner = dataclasses.replace(config.learner, checkpoint_period=max(1, config.learner.max_steps // 6))

@@ -15,6 +15,7 @@ from serl_chunk.types import ConfigError
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import ablations
+import grasp_critic
 import human_in_the_loop as people
 from ablations import Count
 
@@ -110,3 +111,10 @@ def test_the_share_moves_over_the_last_episodes_and_its_interval_over_them():
     assert [(p["env_steps"], p["human_ticks"]) for p in points[:2]] == [(100, 0), (200, 7)]
     ratio = people.human_share([episode(0, 10, 10), episode(1, 0, 90)])[1]
     assert ratio["share"] == pytest.approx(0.1)  # of the ticks, not of the episodes
+
+
+def test_grippers_are_not_compared_with_runs_of_other_settings(tmp_path, monkeypatch):
+    (tmp_path / "plan.json").write_text("[100, []]")
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--set", "agent.lr=0.1"])
+    with pytest.raises(SystemExit, match=r'now \[100, \["agent\.lr=0\.1"\]\] is asked for: give another --out'):
+        grasp_critic.main()

@@ -37,6 +37,7 @@ class Setup:
     stop: Callable[[], str | None]
     observer: Callable[[int], None] | None
     kept: tuple[int, ...]  # action dimensions that keep what they have: measured at reset, then as last executed
+    not_random: tuple[int, ...]  # those that do so while random actions are executed
 
 
 class Moment:
@@ -183,21 +184,20 @@ class EpisodeRun:
         if tick < random_steps:
             if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
                 moment.with_frames()
-            command = self._kept(self._rng.uniform(self._low, self._high))
+            command = self._kept(self._rng.uniform(self._low, self._high), setup.not_random)
             return Choice(command, Source.RANDOM, version=present)
         self._planner.plan(tick, moment.with_frames, self._hold)
         queued = setup.queue.pop(tick)
         if queued is None:
             return Choice(self._hold, Source.HOLD, version=setup.policy.version)
         self._decided_at = queued.decision_tick
-        return Choice(self._kept(queued.action), Source.POLICY, queued.decision_tick, queued.version)
+        return Choice(self._kept(queued.action, setup.kept), Source.POLICY, queued.decision_tick, queued.version)
 
-    def _kept(self, command: np.ndarray) -> np.ndarray:
-        """`command` with the dimensions that nobody but a person changes (`agent.gripper.mode=fixed`) as they are."""
-        kept = list(self._setup.kept)
-        if not kept:
+    def _kept(self, command: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
+        """`command` with `dimensions`, which nobody but a person changes (`agent.gripper.mode=fixed`), as they are."""
+        if not dimensions:
             return command
-        command = np.array(command)
+        command, kept = np.array(command), list(dimensions)
         command[kept] = self._hold[kept]
         return command
 

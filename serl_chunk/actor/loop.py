@@ -96,6 +96,7 @@ class EpisodeRunner:
             stop=stop,
             observer=observer,
             kept=spec.grippers if config.agent.gripper.kept else (),
+            not_random=spec.grippers if config.agent.gripper.composition == "fixed" else (),
         )
         self._episodes = 0
         self._ticks = 0  # executed so far; lockstep stamps count them, so that two runs record the same

@@ -47,6 +47,11 @@ def with_gripper(config: AgentConfig, spec: AgentSpec, build: Build) -> Agent:
             "agent.gripper has choices, and the robot's specification names no gripper: list its action dimensions "
             "(robot.grippers of a gymnasium robot), or leave agent.gripper.choices and setup_mode out"
         )
+    if g.mode == "fixed" and g.arms is None and not found:
+        raise ConfigError(
+            "agent.gripper.mode=fixed would fix nothing: the robot's specification names no gripper. List its action "
+            "dimensions (robot.grippers of a gymnasium robot), or leave agent.gripper.mode out"
+        )
     # A fixed gripper may be no action at all: HIL-SERL's wrapper takes it away.
     if g.arms is not None and found != g.arms and (found or g.composition == "learned"):
         raise ConfigError(

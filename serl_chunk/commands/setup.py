@@ -170,6 +170,8 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
     critic_values = "squared"
     if critic.loss != "squared":
         critic_values = f"{critic.loss} {critic.value_low:g} to {critic.value_high:g}"
+    if critic.loss == "hl_gauss":  # the bins reach beyond the range by as much as the targets' Gaussian is wide
+        critic_values += f", sigma {critic.sigma_bins:g} bins"
     return {
         "experiment": config.name,
         "robot": spec.name,

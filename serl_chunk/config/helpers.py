@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from serl_chunk.config.validation import require
 
@@ -31,7 +32,7 @@ class HelperConfig:
             len(self.speed) == 2 and 0 < self.speed[0] <= self.speed[1] <= 1,
             f"robot.helper.speed must be two shares in (0, 1], the least and the most, got {self.speed}",
         )
-        require(self.noise >= 0, f"robot.helper.noise must be >= 0 radians, got {self.noise}")
+        require(0 <= self.noise < math.inf, f"robot.helper.noise must be >= 0 radians and finite, got {self.noise}")
         for name in ("miss_rate", "fault_rate"):
             require(
                 0 <= getattr(self, name) <= 1, f"robot.helper.{name} must be a share in 0..1, got {getattr(self, name)}"

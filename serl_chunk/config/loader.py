@@ -30,6 +30,14 @@ def known_experiments() -> dict[str, Path]:
     return found
 
 
+def _variant_of(name: str) -> tuple[str, str, str]:
+    """(name, colon, variant); folders of a path may have colons in their names."""
+    if name.endswith(".py"):
+        return name, "", ""
+    at = name.find(":", name.rfind(".py:") + 1)
+    return (name, "", "") if at < 0 else (name[:at], ":", name[at + 1 :])
+
+
 def load_experiment(name: str) -> ExperimentConfig:
     """The experiment `name`, from a file that must define `experiment() -> ExperimentConfig`.
 
@@ -38,7 +46,7 @@ def load_experiment(name: str) -> ExperimentConfig:
     Raises ConfigError: for an unknown name, listing the valid names and the nearest one; for a file that fails, with
     its line and the exception. What a configuration itself refuses is passed on as it is.
     """
-    name, colon, variant = name.partition(":")
+    name, colon, variant = _variant_of(name)
     if name.endswith(".py"):
         path = Path(name).expanduser()
         if not path.is_file():

@@ -194,7 +194,8 @@ def configured(
                 f"--compat={compat} with --preset={preset or config.preset}: the published code has no HG-DAgger, and "
                 "its sampler draws no interventions; leave --compat out"
             )
-        changes |= _compat_changes(config, changes.get("agent", config.agent), compat, discount)
+        agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
+        changes |= _compat_changes(config, agent, chunk, compat, discount)
     return apply_overrides(config, overrides, changes)
 
 
@@ -208,7 +209,12 @@ def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Cha
         near = difflib.get_close_matches(name, PRESETS, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"--preset={name}: no such preset; {hint}valid: {', '.join(PRESETS)}")
-    return PRESETS[name].changes(config, discount) | {"preset": name}
+    return _without_adaptive(config) | PRESETS[name].changes(config, discount) | {"preset": name}
+
+
+def _without_adaptive(config: ExperimentConfig) -> Changes:
+    """No agent that follows asks to be followed early (`agent.replan_spread`)."""
+    return {"actor": dataclasses.replace(config.actor, adaptive_execution=False)}
 
 
 COMPAT = ("qc",)
@@ -223,11 +229,16 @@ def apply_compat(config: ExperimentConfig, name: str) -> ExperimentConfig:
     return configured(config, compat=name)
 
 
-def _compat_changes(config: ExperimentConfig, agent: AgentConfig, name: str, discount: float) -> Changes:
+def _compat_changes(
+    config: ExperimentConfig, agent: AgentConfig, chunk: ChunkConfig, name: str, discount: float
+) -> Changes:
     if name not in COMPAT:
         raise ConfigError(f"--compat={name}: no such published code; valid: {', '.join(COMPAT)}")
-    return {
+    if agent.prefix_critic:  # is switched off, and with it the critic of more actions than are executed
+        chunk = dataclasses.replace(chunk, critic_horizon=None)
+    return _without_adaptive(config) | {
         "agent": _published(agent),
+        "chunk": chunk,
         "reward": dataclasses.replace(_rewards_of(config, discount), intervention_penalty=0.0),
         "replay": dataclasses.replace(
             config.replay, windows="adjacent", terminal_windows="drop", intervention_windows="keep"

@@ -307,6 +307,7 @@ def test_setup_modes_select_the_composition():
         (GripperConfig(choices=(-1, 1)), (), r"specification names no gripper: list its action dimensions"),
         (GripperConfig(setup_mode="single-arm-learned-gripper"), (6, 13), r"is for 1 gripper, and .* names 2"),
         (GripperConfig(setup_mode="dual-arm-fixed-gripper"), (6,), r"is for 2 grippers, and .* names 1"),
+        (GripperConfig(mode="fixed"), (), r"mode=fixed would fix nothing: the robot's specification names no gripper"),
         (GripperConfig(mode="fixed"), tuple(range(14)), r"every action of this robot is a gripper"),
     ],
 )

@@ -170,6 +170,9 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
     ]:
         changed = contract(load("fake_aloha", [override]), SPEC, "net")
         assert changed[field] != base[field]
+    bins = [("agent.critic.loss", "hl_gauss"), ("agent.critic.sigma_bins", "0.75")]
+    wide = [bins[0], ("agent.critic.sigma_bins", "2")]  # the same shapes over a wider support
+    assert len({contract(load("fake_aloha", o), SPEC, "net")["critic"] for o in (bins, wide)}) == 2
     assert contract(CONFIG, SPEC, "other net")["network"] != base["network"]
     faster = dataclasses.replace(SPEC, control_hz=10.0)
     differing = {k for k, v in contract(CONFIG, faster, "net").items() if v != base[k]}

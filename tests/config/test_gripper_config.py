@@ -42,7 +42,10 @@ TWO = (-1.0, 1.0)
         ({"epsilon": 1.1}, r"agent\.gripper\.epsilon must be in \[0, 1\]"),
         ({"plausible": -0.1}, r"agent\.gripper\.plausible must be in \[0, 1\]"),
         ({"hidden": ()}, r"agent\.gripper\.hidden must list"),
-        ({"lr": 0.0}, r"agent\.gripper\.lr must be positive, or none"),
+        ({"lr": 0.0}, r"agent\.gripper\.lr must be positive and finite, or none"),
+        ({"lr": float("inf")}, r"agent\.gripper\.lr must be positive and finite"),
+        ({"penalty": -0.02}, r"penalty=-0\.02 is the grasp critic's alone, and a continuous gripper has none"),
+        ({"mode": "fixed", "penalty": -0.02}, r"and a fixed gripper has none"),
         ({"tau": 0.0}, r"agent\.gripper\.tau must be in \(0, 1\]"),
     ],
 )
@@ -61,7 +64,7 @@ def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> Expe
     [
         ({"hold_steps": 4}, {}, r"agent\.gripper\.hold_steps=4 must divide chunk\.horizon=6"),
         ({}, {"chunk": ChunkConfig(6, critic_horizon=3)}, r"critic_horizon \(3\) to be the chunk\.horizon of 6"),
-        ({"penalty": -0.02}, {}, r"critic\.loss=bounded needs them in \[0, 1\]: set agent\.gripper\.loss=squared"),
+        ({"penalty": -0.02}, {}, r"critic\.loss=bounded knows the range of the others alone: set agent\.gripper"),
         ({"penalty": -0.02}, {"loss": "squared", "chunk": ChunkConfig(6, return_steps=9)}, r"leave chunk\.return_st"),
         (
             {"penalty": -0.02, "loss": "squared"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -24,9 +25,11 @@ LATE = FlowConfig(train_delay="sampled", train_delay_max=3)
         (lambda: ImproveConfig(steps=-1), r"agent.improve.steps must be at least 0, got -1"),
         (lambda: ImproveConfig(top=0), r"agent.improve.top must be at least 1, got 0"),
         (lambda: ImproveConfig(candidates=0), r"agent.improve.candidates must be at least 1, got 0"),
-        (lambda: ImproveConfig(rate=0.0), r"agent.improve.rate must be positive, got 0.0"),
+        (lambda: ImproveConfig(rate=0.0), r"agent.improve.rate must be positive and finite, got 0.0"),
+        (lambda: ImproveConfig(rate=math.inf), r"agent.improve.rate must be positive and finite, got inf"),
         (lambda: ImproveConfig(radius=2.5), r"agent.improve.radius must be in \(0, 2\], got 2.5"),
         (lambda: ImproveConfig(imitate=-1.0), r"agent.improve.imitate must be >= 0 .*got -1.0"),
+        (lambda: ImproveConfig(steps=1, imitate=math.inf), r"agent.improve.imitate must be >= 0 .*finite, got inf"),
         (lambda: ImproveConfig(imitate=1.0), r"agent.improve.imitate would imitate .* set agent.improve.steps"),
         (lambda: AcrlpdConfig(improve=IMITATING), r"agent.improve.imitate must be 0 for acrlpd"),
         (

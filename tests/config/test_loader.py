@@ -50,6 +50,15 @@ def test_a_path_is_loaded_from_anywhere(tmp_path):
     assert isinstance(load_experiment(str(path)), ExperimentConfig)
 
 
+def test_folders_with_colons_in_their_names_are_no_variants(tmp_path):
+    (tmp_path / "a:b.py:c").mkdir()
+    path = tmp_path / "a:b.py:c" / "mine.py"
+    path.write_text(GOOD.format(name="mine"))
+    assert load_experiment(str(path)).name == "mine"
+    path.write_text(GOOD.format(name="mine").replace("experiment()", "experiment(variant='')", 1))
+    assert load_experiment(f"{path}:other").name == "mine"
+
+
 def test_an_unknown_name_lists_the_valid_ones_and_the_nearest(folder):
     (folder / "mine.py").write_text(GOOD.format(name="mine"))
     with pytest.raises(ConfigError) as error:

@@ -7,8 +7,10 @@ import dataclasses
 import pytest
 
 from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig
+from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import PRESETS, configured
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
@@ -120,3 +122,21 @@ def test_published_conventions_leave_only_what_the_first_encoder_had() -> None:
     agent = dataclasses.replace(BASE.agent, encoder=EncoderConfig(**encoder))  # type: ignore[arg-type]
     found = configured(dataclasses.replace(BASE, agent=agent), compat="qc").agent.encoder
     assert found == EncoderConfig(features=(4,), latent=5, shift=1)
+
+
+def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it() -> None:
+    decoupled = apply_overrides(
+        BASE,
+        [
+            ("agent.prefix_critic", "true"), ("chunk.critic_horizon", "20"), ("agent.prefix_lengths", "5"),
+            ("agent.replan_spread", "0.1"), ("actor.adaptive_execution", "true"),
+        ],
+    )  # fmt: skip
+    assert decoupled.actor.adaptive_execution
+    for preset, compat in ((None, "qc"), ("qc", None), ("rlpd", "qc"), ("hg-dagger", None)):
+        config = configured(decoupled, preset=preset, compat=compat)
+        assert not config.actor.adaptive_execution
+        assert not config.agent.prefix_critic
+        assert config.chunk.critic_steps == config.chunk.executed
+    shorter = dataclasses.replace(BASE, chunk=ChunkConfig(6, 4))
+    assert configured(shorter, compat="qc").chunk == shorter.chunk

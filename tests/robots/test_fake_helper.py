@@ -221,6 +221,7 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
         ({"correction_ticks": (5,)}, r"robot\.helper\.correction_ticks must be two numbers of ticks"),
         ({"speed": (0.5, 1.5)}, r"robot\.helper\.speed must be two shares in \(0, 1\]"),
         ({"noise": -1}, r"robot\.helper\.noise must be >= 0 radians"),
+        ({"noise": float("inf")}, r"robot\.helper\.noise must be >= 0 radians and finite"),
         ({"miss_rate": 1.5}, r"robot\.helper\.miss_rate must be a share in 0\.\.1, got 1\.5"),
         ({"fault_rate": -0.1}, r"robot\.helper\.fault_rate must be a share in 0\.\.1"),
     ],
