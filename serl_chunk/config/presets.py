@@ -195,6 +195,9 @@ def configured(
                 "its sampler draws no interventions; leave --compat out"
             )
         changes |= _compat_changes(config, changes.get("agent", config.agent), compat, discount)
+    agent = changes.get("agent", config.agent)
+    if agent is not config.agent and agent.replan_spread is None and config.actor.adaptive_execution:
+        changes["actor"] = dataclasses.replace(config.actor, adaptive_execution=False)  # nothing asks for it any more
     return apply_overrides(config, overrides, changes)
 
 
@@ -226,7 +229,9 @@ def apply_compat(config: ExperimentConfig, name: str) -> ExperimentConfig:
 def _compat_changes(config: ExperimentConfig, agent: AgentConfig, name: str, discount: float) -> Changes:
     if name not in COMPAT:
         raise ConfigError(f"--compat={name}: no such published code; valid: {', '.join(COMPAT)}")
-    return {
+    # Without its prefix critic an experiment's critic of more actions than are executed could not be.
+    lengths = {"chunk": _lengths(config, config.chunk.horizon)} if agent.prefix_critic else {}
+    return lengths | {
         "agent": _published(agent),
         "reward": dataclasses.replace(_rewards_of(config, discount), intervention_penalty=0.0),
         "replay": dataclasses.replace(

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig
 from serl_chunk.config.presets import PRESETS, configured
@@ -92,6 +93,17 @@ def test_published_conventions_switch_our_options_of_the_critic_off() -> None:
     ours = dataclasses.replace(BASE, agent=dataclasses.replace(BASE.agent, critic=critic, choose_std=1.0))
     agent = configured(ours, compat="qc").agent
     assert (agent.critic.loss, agent.critic.target_floor, agent.choose_std) == ("squared", "none", 0.0)
+
+
+@pytest.mark.parametrize(("preset", "compat"), [(None, "qc"), ("qc", None), ("qc", "qc"), ("bc", None)])
+def test_what_needs_a_prefix_critic_goes_with_it(preset: str | None, compat: str | None) -> None:
+    decoupled = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
+    chunk, actor = ChunkConfig(5, critic_horizon=20), ActorConfig(adaptive_execution=True)
+    agent = dataclasses.replace(BASE.agent, **decoupled)  # type: ignore[arg-type]
+    config = configured(dataclasses.replace(BASE, agent=agent, chunk=chunk, actor=actor), preset=preset, compat=compat)
+    assert not config.agent.prefix_critic
+    assert not config.actor.adaptive_execution
+    assert config.chunk.critic_steps == config.chunk.executed == config.chunk.horizon == 5
 
 
 @pytest.mark.parametrize(("preset", "policy"), [("hg-dagger", "flow"), ("hg-dagger-gaussian", "gaussian")])
