@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from serl_chunk.config.validation import require
 
@@ -22,12 +23,14 @@ class ImproveConfig:
         for name, least in (("steps", 0), ("top", 1), ("candidates", 1)):
             value = getattr(self, name)
             require(value >= least, f"agent.improve.{name} must be at least {least}, got {value}")
-        require(self.rate > 0, f"agent.improve.rate must be positive, got {self.rate}")
+        require(0 < self.rate < math.inf, f"agent.improve.rate must be positive, got {self.rate}")
         require(
             0 < self.radius <= 2,
             f"agent.improve.radius must be in (0, 2], got {self.radius}: model space reaches from -1 to 1",
         )
-        require(self.imitate >= 0, f"agent.improve.imitate must be >= 0 (0 switches it off), got {self.imitate}")
+        require(
+            0 <= self.imitate < math.inf, f"agent.improve.imitate must be >= 0 (0 switches it off), got {self.imitate}"
+        )
         require(
             self.imitate == 0 or self.steps > 0,
             "agent.improve.imitate would imitate chunks that nothing improved: set agent.improve.steps, or imitate=0",

@@ -42,6 +42,8 @@ TWO = (-1.0, 1.0)
         ({"epsilon": 1.1}, r"agent\.gripper\.epsilon must be in \[0, 1\]"),
         ({"plausible": -0.1}, r"agent\.gripper\.plausible must be in \[0, 1\]"),
         ({"hidden": ()}, r"agent\.gripper\.hidden must list"),
+        ({"penalty": -0.02}, r"penalty=-0\.02 would not be read: .* Set agent\.gripper\.choices"),
+        ({"mode": "fixed", "hold_steps": 3}, r"hold_steps=3 would not be read: it is for chosen grippers"),
         ({"lr": 0.0}, r"agent\.gripper\.lr must be positive, or none"),
         ({"tau": 0.0}, r"agent\.gripper\.tau must be in \(0, 1\]"),
     ],
@@ -61,7 +63,11 @@ def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> Expe
     [
         ({"hold_steps": 4}, {}, r"agent\.gripper\.hold_steps=4 must divide chunk\.horizon=6"),
         ({}, {"chunk": ChunkConfig(6, critic_horizon=3)}, r"critic_horizon \(3\) to be the chunk\.horizon of 6"),
-        ({"penalty": -0.02}, {}, r"critic\.loss=bounded needs them in \[0, 1\]: set agent\.gripper\.loss=squared"),
+        (
+            {"penalty": -0.02},
+            {},
+            r"critic\.loss=bounded knows the range of the others alone: set agent\.gripper\.loss=squared",
+        ),
         ({"penalty": -0.02}, {"loss": "squared", "chunk": ChunkConfig(6, return_steps=9)}, r"leave chunk\.return_st"),
         (
             {"penalty": -0.02, "loss": "squared"},
@@ -74,6 +80,12 @@ def test_what_does_not_fit_the_experiment_is_named(gripper, changes, said):
     with pytest.raises(ConfigError, match=said):
         experiment(GripperConfig(choices=TWO, **gripper), **changes)
     experiment(GripperConfig(choices=TWO, hold_steps=3, penalty=-0.02, loss="squared"))
+
+
+def test_choices_that_are_executed_in_part_are_refused():
+    agent = AcfqlConfig(gripper=GripperConfig(choices=TWO), prefix_critic=True)
+    with pytest.raises(ConfigError, match=r"execute_steps \(3\) to be the chunk\.horizon of 6: .*agent\.prefix_critic"):
+        ExperimentConfig("x", FakeAlohaConfig(), agent=agent, chunk=ChunkConfig(6, execute_steps=3))
 
 
 def test_what_the_settings_come_to():
