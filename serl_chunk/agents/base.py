@@ -74,10 +74,7 @@ class Agent(abc.ABC):
         self.config = config
         self.spec = spec
         self.chunk_dim = spec.horizon * spec.action_dim
-        adam = (
-            optax.adamw(config.lr, weight_decay=config.weight_decay) if config.weight_decay else optax.adam(config.lr)
-        )
-        self.optimiser = self._clipped(adam)
+        self.optimiser = self._network_optimiser(config.lr)
         self.vision = Vision(config, spec.cameras)
         # Donated buffers go to the outputs of their shape in order. Were an unused one left out, all behind it would
         # move up by one, and each would be copied.
@@ -85,6 +82,10 @@ class Agent(abc.ABC):
         self.update_policy = jax.jit(self._update_policy, donate_argnums=0, keep_unused=True)
         self.update_critic = jax.jit(self._update_critic, donate_argnums=0, keep_unused=True)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
+
+    def _network_optimiser(self, lr: float) -> optax.GradientTransformation:
+        decay = self.config.weight_decay
+        return self._clipped(optax.adamw(lr, weight_decay=decay) if decay else optax.adam(lr))
 
     def _clipped(self, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
         # `identity` keeps the optimiser's tree the same, so that a resume may switch clipping on or off.
@@ -365,7 +366,8 @@ class Agent(abc.ABC):
     ) -> tuple[jax.Array, Metrics]:
         observation = self.vision.seen(params.get("frozen", {}), observation)
         if self.config.encoder.trained_by == "critic":
-            params = {**params, "policy": self.with_encoder(params["policy"], params["critic"]["encoder"])}
+            encoder = params["critic"].get("encoder", {})  # an empty one does not travel
+            params = {**params, "policy": self.with_encoder(params["policy"], encoder)}
         return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
 
     def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:

@@ -33,7 +33,7 @@ from serl_chunk.types import ChunkBatch, ConfigError
 
 Build = Callable[[AgentSpec], Agent]
 
-_GRASP = 3  # folded into keys of which `split` takes 0 and 1, and images and one-step policies 2
+_GRASP = 4  # folded into keys of which `split` takes 0 to 3 at most
 
 
 def with_gripper(config: AgentConfig, spec: AgentSpec, build: Build) -> Agent:
@@ -168,7 +168,7 @@ class LearnedGripper(ArmAndGripper):
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
         self.net = GraspCritic(config, self.choices)
-        self.grasp_optimiser = self._clipped(optax.adam(g.lr or config.lr))
+        self.grasp_optimiser = self._network_optimiser(g.lr or config.lr)
 
     def init(self, rng: jax.Array) -> AgentState:
         critic, policy = self.net.init(jax.random.fold_in(rng, _GRASP), self.seen_example(1))

@@ -20,7 +20,7 @@ Params = Any
 State = TypeVar("State")  # an AgentState, which lies above this module
 
 _ROWS = 32  # of a network of 512 numbers: what one image costs, for `map_blocks`
-_TREES = ("policy", "policy_average", "critic", "target")  # of a state, those that may hold backbones
+_TREES = ("policy", "policy_average", "critic", "target", "grasp")  # of a state, those that may hold backbones
 
 
 class Vision:

@@ -195,6 +195,14 @@ class FlowConfig:
         require(self.steps >= 1, f"agent.flow.steps must be at least 1, got {self.steps}")
 
 
+def _check_noise(knots: int, candidates: int, flow: FlowConfig) -> None:
+    require(
+        knots == 0 or candidates > 1 or flow.noise_low > 0,
+        f"agent.exploration_knots={knots} would smooth noise that there is none of: the one candidate starts from "
+        "agent.flow.noise_low=0. Set agent.flow.noise_low above 0, or agent.exploration_knots=0",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class AcfqlConfig(AgentConfig):
     """Q-chunking with a flow policy (Li, Zhou and Levine 2025): best-of-N (QC), or distilled to one step (QC-FQL)."""
@@ -223,6 +231,7 @@ class AcfqlConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_noise(self.exploration_knots, self.candidates, self.flow)
         require(0.5 <= self.expectile < 1, f"agent.expectile must be in [0.5, 1), got {self.expectile}")
         require(
             self.target_candidates >= 1, f"agent.target_candidates must be at least 1, got {self.target_candidates}"
@@ -264,6 +273,8 @@ class BcConfig(AgentConfig):
         require(self.policy_updates >= 1, f"agent.policy_updates must be at least 1, got {self.policy_updates}")
         _check_together(self.update_order, self.policy_updates)
         require_widths("agent.hidden", self.hidden)
+        if self.policy == "flow":
+            _check_noise(self.exploration_knots, self.candidates, self.flow)
         require(
             self.policy == "flow" or self.flow.train_delay == "none",
             f"agent.flow.train_delay={self.flow.train_delay} needs agent.policy=flow: the Gaussian has no input for "

@@ -334,6 +334,13 @@ class ExperimentConfig:
             f"agent.gripper.choices need chunk.critic_horizon ({chunk.critic_steps}) to be the chunk.horizon of "
             f"{chunk.horizon}: choices for ticks that no return covers would never be corrected. Leave it out",
         )
+        require(
+            chunk.executed == chunk.horizon,
+            f"agent.gripper.choices need chunk.execute_steps ({chunk.executed}) to be the chunk.horizon of "
+            f"{chunk.horizon}: a choice that is not executed for as long as it was made for would never be corrected. "
+            "Leave chunk.execute_steps out, and with it agent.prefix_critic, which is for critics of more than what is "
+            "executed",
+        )
         ranged = gripper.loss == "as_critic" and self.agent.critic.loss != "squared"
         require(
             not ranged or gripper.penalty == 0,

@@ -81,11 +81,12 @@ class GripperConfig:
             math.isfinite(self.penalty) and self.penalty <= 0,
             f"agent.gripper.penalty is a reward for changing a gripper and must be <= 0, got {self.penalty}",
         )
-        require(
-            self.penalty == 0 or self.composition == "learned",
-            f"agent.gripper.penalty={self.penalty:g} is the grasp critic's alone, and a {self.composition} gripper has "
-            "none: set agent.gripper.choices (or a learned-gripper setup_mode), or leave the penalty out",
-        )
+        for name in ("hold_steps", "penalty"):
+            require(
+                not getattr(self, name) or self.composition == "learned",
+                f"agent.gripper.{name}={getattr(self, name)} would not be read: it is for chosen grippers. Set "
+                "agent.gripper.choices (or a learned-gripper setup_mode), or leave it out",
+            )
         for name in ("epsilon", "plausible"):
             require(0 <= getattr(self, name) <= 1, f"agent.gripper.{name} must be in [0, 1], got {getattr(self, name)}")
         require_widths("agent.gripper.hidden", self.hidden)

@@ -250,6 +250,13 @@ def test_parameters_that_travel_suffice_for_acting():
     assert agent.network_shape() != build(config_of("acfql"), horizon=HORIZON, actions=ACTIONS).network_shape()
 
 
+def test_weights_of_the_grasp_critic_decay_as_those_of_every_network_do():
+    agent, weights = compose("acfql", learned(lr=0.1), weight_decay=0.5), {"w": jnp.ones(2)}
+    optimiser = agent.grasp_optimiser
+    update, _ = optimiser.update({"w": jnp.zeros(2)}, optimiser.init(weights), weights)
+    np.testing.assert_allclose(update["w"], -0.05, rtol=1e-6)
+
+
 def test_the_average_of_the_imitated_choices_acts():
     agent = compose("acfql", learned(), policy_ema=0.9)
     state, _ = agent.update_policy(agent.init(jax.random.key(0)), on_device(agent.spec))

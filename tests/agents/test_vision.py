@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import CAMERA, build, config_of, make_batches, on_device, same
+from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, on_device, same
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents import vision
+from serl_chunk.agents.acrlpd import Acrlpd
 from serl_chunk.agents.base import Agent, AgentState
+from serl_chunk.agents.gripper import with_gripper
+from serl_chunk.agents.registry import AgentSpec
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AcrlpdConfig, BcConfig
 from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves
+from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.models.impala import Impala
 from serl_chunk.types import CameraSpec, ConfigError
 
@@ -156,6 +161,29 @@ def test_pretrained_weights_reach_every_backbone(tmp_path, frozen):
         assert all(np.array_equal(flat[k], weights[k]) for k in flat), name
     assert jax.tree.structure(filled) == jax.tree.structure(state)
     assert same(filled.critic["q"], state.critic["q"])
+
+
+def test_pretrained_weights_reach_the_grasp_critics_backbones(tmp_path):
+    np.savez(tmp_path / "w.npz", **{k: np.ones(s, np.float32) for k, s in resnet10_leaves().items()})
+    encoder = dataclasses.replace(FROZEN, frozen_backbone=False, weights=str(tmp_path / "w.npz"))
+    gripper = GripperConfig(choices=(-1.0, 1.0), hidden=(4,))
+    config = config_of("acrlpd", image_keys=(CAMERA.name,), encoder=encoder, gripper=gripper)
+    spec = AgentSpec(4, 2, 3, 3, (CAMERA,), DISCOUNT, grippers=(1,))
+    agent = with_gripper(config, spec, functools.partial(Acrlpd, config))
+    filled = agent.pretrained(zeros_state(agent)).grasp
+    for name in ("policy", "policy_average", "critic", "target"):
+        backbone = filled[name]["encoder"]["cameras"]["backbone"]
+        assert all(np.all(leaf == 1) for leaf in jax.tree.leaves(backbone)), name
+        assert not np.any(jax.tree.leaves(filled[name]["net"])[0])
+
+
+def test_a_shared_encoder_without_parameters_needs_not_travel():
+    agent = build(config_of("acfql", encoder=EncoderConfig(trained_by="critic")))
+    flat = {k: np.zeros(v.shape, v.dtype) for k, v in flatten_dict(agent._abstract_params, sep="/").items()}
+    received = agent.load_params(flat)
+    assert "encoder" not in received["critic"]
+    chunk, _ = agent.sample(received, agent.example_observation(), jax.random.key(0), explore=False)
+    assert chunk.shape == (3, 2)
 
 
 def zeros_state(agent: Agent) -> AgentState:

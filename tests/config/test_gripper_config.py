@@ -44,8 +44,8 @@ TWO = (-1.0, 1.0)
         ({"hidden": ()}, r"agent\.gripper\.hidden must list"),
         ({"lr": 0.0}, r"agent\.gripper\.lr must be positive and finite, or none"),
         ({"lr": float("inf")}, r"agent\.gripper\.lr must be positive and finite"),
-        ({"penalty": -0.02}, r"penalty=-0\.02 is the grasp critic's alone, and a continuous gripper has none"),
-        ({"mode": "fixed", "penalty": -0.02}, r"and a fixed gripper has none"),
+        ({"penalty": -0.02}, r"penalty=-0\.02 would not be read: .* Set agent\.gripper\.choices"),
+        ({"mode": "fixed", "hold_steps": 3}, r"hold_steps=3 would not be read: it is for chosen grippers"),
         ({"tau": 0.0}, r"agent\.gripper\.tau must be in \(0, 1\]"),
     ],
 )
@@ -77,6 +77,12 @@ def test_what_does_not_fit_the_experiment_is_named(gripper, changes, said):
     with pytest.raises(ConfigError, match=said):
         experiment(GripperConfig(choices=TWO, **gripper), **changes)
     experiment(GripperConfig(choices=TWO, hold_steps=3, penalty=-0.02, loss="squared"))
+
+
+def test_choices_that_are_executed_in_part_are_refused():
+    agent = AcfqlConfig(gripper=GripperConfig(choices=TWO), prefix_critic=True)
+    with pytest.raises(ConfigError, match=r"execute_steps \(3\) to be the chunk\.horizon of 6: .*agent\.prefix_critic"):
+        ExperimentConfig("x", FakeAlohaConfig(), agent=agent, chunk=ChunkConfig(6, execute_steps=3))
 
 
 def test_what_the_settings_come_to():

@@ -96,6 +96,17 @@ def test_published_conventions_switch_our_options_of_the_critic_off() -> None:
     assert (agent.critic.loss, agent.critic.target_floor, agent.choose_std) == ("squared", "none", 0.0)
 
 
+@pytest.mark.parametrize(("preset", "compat"), [(None, "qc"), ("qc", None), ("qc", "qc"), ("bc", None)])
+def test_what_needs_a_prefix_critic_goes_with_it(preset: str | None, compat: str | None) -> None:
+    decoupled = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
+    chunk, actor = ChunkConfig(5, critic_horizon=20), ActorConfig(adaptive_execution=True)
+    agent = dataclasses.replace(BASE.agent, **decoupled)  # type: ignore[arg-type]
+    config = configured(dataclasses.replace(BASE, agent=agent, chunk=chunk, actor=actor), preset=preset, compat=compat)
+    assert not config.agent.prefix_critic
+    assert not config.actor.adaptive_execution
+    assert config.chunk.critic_steps == config.chunk.executed == config.chunk.horizon == 5
+
+
 @pytest.mark.parametrize(("preset", "policy"), [("hg-dagger", "flow"), ("hg-dagger-gaussian", "gaussian")])
 def test_hg_dagger_imitates_every_row_it_draws(preset: str, policy: str) -> None:
     config = configured(BASE, preset=preset)
