@@ -68,6 +68,10 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         require_choices(self, "agent.")
+        require(
+            not self.encoder.weights or bool(self.image_keys),
+            f"agent.encoder.weights={self.encoder.weights} would not be read: agent.image_keys names no camera",
+        )
         require(0 <= self.policy_ema < 1, f"agent.policy_ema must be in [0, 1), got {self.policy_ema}")
         require(self.lr > 0, f"agent.lr must be positive, got {self.lr}")
         require(self.weight_decay >= 0, f"agent.weight_decay must be >= 0 (0 is Adam), got {self.weight_decay}")

@@ -89,7 +89,8 @@ def choose_cameras(path: Path, file: h5py.File, cameras: Sequence[str] | None) -
     missing = sorted(set(cameras or ()) - set(present))
     if missing:
         raise DataError(
-            f"{path}: no camera {', '.join(missing)} under {IMAGES}; it has: {', '.join(present) or 'none'}"
+            f"{path}: no camera {', '.join(missing)} under {IMAGES}; it has: {', '.join(present) or 'none'}. "
+            "Record with --cameras all, or give episodes that have the cameras of agent.image_keys"
         )
     return present if cameras is None else [c for c in present if c in cameras]
 

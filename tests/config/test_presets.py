@@ -130,7 +130,7 @@ def test_the_published_code_has_no_hg_dagger() -> None:
 def test_published_conventions_leave_only_what_the_first_encoder_had() -> None:
     encoder = {"kind": "resnet10", "features": (4,), "latent": 5, "shift": 1, "trained_by": "critic"}
     encoder |= {"pooling": "mean", "share_cameras": False, "state_latent": 3, "frozen_backbone": True, "weights": "w"}
-    agent = dataclasses.replace(BASE.agent, encoder=EncoderConfig(**encoder))  # type: ignore[arg-type]
+    agent = dataclasses.replace(BASE.agent, image_keys=("top",), encoder=EncoderConfig(**encoder))  # type: ignore[arg-type]
     found = configured(dataclasses.replace(BASE, agent=agent), compat="qc").agent.encoder
     assert found == EncoderConfig(features=(4,), latent=5, shift=1)
 
