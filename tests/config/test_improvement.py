@@ -44,7 +44,6 @@ LATE = FlowConfig(train_delay="sampled", train_delay_max=3, noise_low=0.5)
         (lambda: AgentConfig(exploration_knots=-1), r"agent.exploration_knots must be >= 0 .*got -1"),
         (lambda: BcConfig(exploration_knots=2), r"exploration_knots=2 would smooth .*flow.noise_low above 0"),
         (lambda: AcfqlConfig(exploration_knots=2, candidates=1), r"exploration_knots=2 would smooth noise"),
-        (lambda: ImproveConfig(rate=math.inf), r"agent.improve.rate must be positive and finite, got inf"),
         (lambda: ImproveConfig(steps=1, imitate=math.inf), r"agent.improve.imitate must be >= 0 .*got inf"),
         (lambda: FlowConfig(train_delay="some"), r"agent.flow.train_delay must be one of none, recorded, sampled"),
         (lambda: FlowConfig(train_delay_max=0), r"agent.flow.train_delay_max must be at least 1, got 0"),
