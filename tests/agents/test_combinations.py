@@ -1,0 +1,127 @@
+"""Options of different pages together: they train, travel, act, are saved, and go on as if nothing had been."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, config_of, make_batches, same
+
+from serl_chunk.agents.checkpoints import CheckpointStore
+from serl_chunk.agents.gripper import with_gripper
+from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
+from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.improvement import ImproveConfig
+
+HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)
+CHOSEN = GripperConfig(choices=(-1.0, 1.0), hidden=(16,), tau=0.1, lr=1e-2)
+FIXED = GripperConfig(mode="fixed", fixed_value=0.5)
+CLIMB = ImproveConfig(steps=2, top=2, imitate=0.5, candidates=2)
+BINS = {"loss": "hl_gauss", "bins": 21}
+
+
+def made(variant: str, *, critic: dict | None = None, critic_steps: int = HORIZON, prefix_steps: int = 0, **changes):
+    config = config_of(variant, **changes)
+    if critic:
+        config = dataclasses.replace(config, critic=dataclasses.replace(config.critic, **critic))
+    cameras = (CAMERA,) if config.image_keys else ()
+    spec = AgentSpec(4, ACTIONS, HORIZON, critic_steps, cameras, DISCOUNT, prefix_steps, grippers=GRIPPERS)
+    module, name = IMPLEMENTATIONS[type(config)]
+    build = functools.partial(getattr(importlib.import_module(module), name), config)
+    return build(spec) if config.gripper.composition == "continuous" else with_gripper(config, spec, build)
+
+
+def encoder(**changes):
+    return dataclasses.replace(ENCODER, **changes)
+
+
+COMBINATIONS = {
+    "choices, prefix critic": lambda: made("acfql-prefix-lengths", gripper=CHOSEN, prefix_steps=2),
+    "Gaussian, choices for each gripper, prefix critic, best of three, climb": lambda: made(
+        "acrlpd-prefix-lengths", gripper=dataclasses.replace(CHOSEN, joint=False), prefix_steps=2,
+        target_candidates=3, improve=dataclasses.replace(CLIMB, imitate=0),
+    ),
+    "fixed gripper, a critic of more actions than the chunk": lambda: made(
+        "acfql-prefix-policy", gripper=FIXED, critic_steps=7, prefix_steps=2
+    ),
+    "bins, prefix critic, climb and imitate, ranked against the spread": lambda: made(
+        "acfql-prefix-lengths", critic=BINS, critic_steps=7, prefix_steps=2, improve=CLIMB, choose_std=0.5
+    ),
+    "trained with a delay, choices, climb and imitate": lambda: made(
+        "acfql", gripper=CHOSEN, improve=CLIMB,
+        flow=dataclasses.replace(FLOW, train_delay="sampled", train_delay_max=2),
+    ),
+    "the critic's encoder without cameras": lambda: made("acfql", encoder=encoder(trained_by="critic")),
+    "one-step policy, choices, a camera, the critic's encoder": lambda: made(
+        "acfql-policy-distill-image", gripper=CHOSEN, encoder=encoder(trained_by="critic", state_latent=4)
+    ),
+    "one-step policy, choices with a penalty, both halves at once": lambda: made(
+        "acfql-policy-distill-together", gripper=dataclasses.replace(CHOSEN, penalty=-0.1, loss="squared")
+    ),
+    "Gaussian, bins, choices, a camera, the critic's encoder, averaged critic acts": lambda: made(
+        "acrlpd-tail-image-together", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),
+        act_by="target", target_candidates=2,
+    ),
+    "clone with choices, trained with recorded delays": lambda: made(
+        "bc", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="recorded")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_trains_travels_acts_and_is_saved(name: str, tmp_path: Path) -> None:
+    agent = COMBINATIONS[name]()
+
+    def batches(seed: int):
+        drawn = make_batches(agent.spec, seed=seed)
+        return jax.device_put(drawn._replace(before=drawn.actions[:, :, 0]) if "penalty" in name else drawn)
+
+    state = agent.init(jax.random.key(0))
+    fresh = jax.tree.map(jnp.copy, (state.policy, state.critic, state.target, state.grasp))
+    updates = (agent.update_policy, agent.update_critic, agent.update)
+    for seed in range(2):
+        for update in updates:
+            state, metrics = update(state, batches(seed))
+            assert all(np.isfinite(value) for value in metrics.values()), metrics
+    trees = (state.policy, state.critic, state.target, state.grasp)
+    resting = [
+        jax.tree_util.keystr(path)
+        for (path, new), old in zip(jax.tree_util.tree_leaves_with_path(trees), jax.tree.leaves(fresh), strict=True)
+        if np.array_equal(new, old)
+    ]
+    assert not resting  # every parameter is trained by something
+
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    length = max(agent.spec.critic_steps, HORIZON)
+    committed = np.full((length, ACTIONS), 0.3, np.float32), np.eye(1, length, dtype=np.float32)[0]
+    for pretrained in (False, True):
+        own = agent.policy_params(state, pretrained=pretrained)
+        travelled = agent.load_params(agent.flatten_params(own))
+        for prefix in (None, committed):
+            chunks = [
+                agent.sample(params, observation, jax.random.key(1), explore=True, prefix=prefix)[0]
+                for params in (own, travelled)
+            ]
+            np.testing.assert_array_equal(*chunks)
+            assert chunks[0].shape == (HORIZON, ACTIONS)
+            assert np.abs(chunks[0]).max() <= 1
+            if prefix is not None:
+                np.testing.assert_allclose(chunks[0][0], 0.3, atol=1e-6)
+
+    store = CheckpointStore(tmp_path)
+    flat = agent.flatten_params(agent.policy_params(state))
+    assert store.save(1, state, flat, {"mean": np.zeros(2, np.float32)}, {"env_steps": 0})
+    store.close()
+    restored = CheckpointStore(tmp_path).restore_state(agent.init(jax.random.key(5)))
+    assert restored is not None
+    assert same(restored.state, state)
+    later = [agent.update(s, batches(7))[0] for s in (restored.state, state)]
+    assert same(*later)
+    assert [update._cache_size() for update in updates] == [1, 1, 1]
