@@ -18,6 +18,7 @@ from serl_chunk.commands.local import LocalLink, train_local
 from serl_chunk.commands.offline import train_offline
 from serl_chunk.commands.setup import open_run, read_config
 from serl_chunk.data.demos import load_demos
+from serl_chunk.learner.accounts import Accounts
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError, Outcome, Snapshot
@@ -306,15 +307,16 @@ def let_go(learner: Learner) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_update_that_was_interrupted_does_not_end_the_offline_phase(demos, tmp_path, error):
-    count = Learner._count
+    counted, calls = Accounts.updated, []
 
-    def interrupted(self: Learner, updates: int, metrics: dict) -> None:
-        count(self, updates, metrics)
-        if self.updates == 25:
+    def interrupted(self: Accounts, updates: int, metrics: dict) -> None:
+        counted(self, updates, metrics)
+        calls.append(updates)
+        if sum(calls) == 25:
             raise error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_count", interrupted)
+        patch.setattr(Accounts, "updated", interrupted)
         with pytest.raises(error):
             train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
     rest = train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
