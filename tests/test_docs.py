@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 import re
 import runpy
 import shlex
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from serl_chunk import commands as command_modules
 from serl_chunk import main as command_line
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.commands.local import train_local
@@ -114,6 +116,9 @@ class Calls(list[tuple[str, dict[str, Any]]]):
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Replaces what the command line starts; the real signatures are kept, so that a wrong call fails."""
     made = Calls()
+    # A module that is imported for the first time while a stub is in place would keep it for ever.
+    for module_of_commands in pkgutil.iter_modules(command_modules.__path__, f"{command_modules.__name__}."):
+        importlib.import_module(module_of_commands.name)
 
     def stub(name: str, real: Callable[..., Any]) -> Callable[..., int]:
         def called(*args: Any, **kwargs: Any) -> int:
