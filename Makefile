@@ -25,8 +25,9 @@ demo: $(VENV)/installed
 	$(BIN)/serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 \
 	    --checkpoint_path $(DEMO_RUN)
 
+# Tests of one file stay together: they share what was compiled for them.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # Minutes to an hour: every test marked slow.
 test-slow: $(VENV)/installed

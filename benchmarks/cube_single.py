@@ -6,6 +6,8 @@ interrupted goes on, one that is complete is not made again, and the plot is of 
     python benchmarks/cube_single.py --data cube-single-play-v0.npz --out runs/cube_single --plot cube_single.png
 
 The sizes are small enough for two cores: networks of 2 x 256, best of 8. Success is over `--episodes` held-out starts.
+`--task` takes another of OGBench's tasks with its data, such as cube-double-play-singletask-task2-v0; the published
+code's curve is then left out.
 """
 
 from __future__ import annotations
@@ -58,7 +60,16 @@ PUBLISHED_SECONDS = 470 / 30_000  # per update, on two quiet cores
 def command(method: Method, args: argparse.Namespace, seed: int, run: Path) -> list[str]:
     """The product's command line for one run."""
     out = [sys.executable, "-m", "serl_chunk", "--exp_name", "ogbench", "--learner", "--debug", "--seed", str(seed)]
-    out += ["--demo_path", str(args.data), "--demo_env", TASK, "--checkpoint_path", str(run)]
+    out += [
+        "--demo_path",
+        str(args.data),
+        "--demo_env",
+        args.task,
+        "--env_name",
+        args.task,
+        "--checkpoint_path",
+        str(run),
+    ]
     out += ["--offline_steps", str(args.offline_steps), "--online_steps", str(args.online_steps)]
     out += ["--eval_interval", str(args.eval_interval), "--eval_episodes", str(args.episodes)]
     out += ["--preset", method.preset] if method.preset else []
@@ -84,8 +95,8 @@ def curve(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-def plot(curves: dict[str, list[dict[str, Any]]], offline_steps: int, episodes: int, path: Path) -> None:
-    """Success with 95 % intervals over updates and over training time."""
+def plot(curves: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
+    """Success with 95 % intervals over updates and over training time, into `args.plot`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -100,17 +111,17 @@ def plot(curves: dict[str, list[dict[str, Any]]], offline_steps: int, episodes: 
                 x, [p["low"] for p in points], [p["high"] for p in points], color=method.color, alpha=0.12
             )
             axis.plot(x, [p["rate"] for p in points], marker=".", color=method.color, label=method.label)
-    for label, points in PUBLISHED.items():
+    for label, points in PUBLISHED.items() if args.task == TASK else ():
         updates = [u for u, _ in points]
         for axis, x in (
             (axes[0], [u / 1000 for u in updates]),
             (axes[1], [u * PUBLISHED_SECONDS / 60 for u in updates]),
         ):
             axis.plot(x, [r for _, r in points], "k:", marker="x", label=f"published code, {label}, offline")
-    axes[0].axvline(offline_steps / 1000, color="black", linewidth=0.8)
-    axes[0].text(offline_steps / 1000, 1.01, " online from here", fontsize=8)
+    axes[0].axvline(args.offline_steps / 1000, color="black", linewidth=0.8)
+    axes[0].text(args.offline_steps / 1000, 1.01, " online from here", fontsize=8)
     axes[0].set(
-        xlabel="updates, thousands", ylabel=f"success, {episodes} held-out starts, 95 % interval", ylim=(0, 1.05)
+        xlabel="updates, thousands", ylabel=f"success, {args.episodes} held-out starts, 95 % interval", ylim=(0, 1.05)
     )
     axes[1].set(xlabel="training time, minutes (evaluations left out)")
     for axis in axes:
@@ -118,14 +129,16 @@ def plot(curves: dict[str, list[dict[str, Any]]], offline_steps: int, episodes: 
     handles, labels = axes[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes[1].legend(unique.values(), unique.keys(), loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=110)
+    figure.suptitle(args.task, fontsize=9)
+    figure.savefig(args.plot, dpi=110)
     plt.close(figure)
 
 
 def main() -> None:
     """Run what is missing, print a line for each evaluation, write the figures and the plot."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--data", type=Path, required=True, help="OGBench's cube-single-play .npz")
+    p.add_argument("--data", type=Path, required=True, help="OGBench's .npz of the task's ENV and DATA")
+    p.add_argument("--task", default=TASK, help=f"ENV-DATA-singletask-taskN-v0; {TASK} by default")
     p.add_argument("--out", type=Path, default=Path("runs/cube_single"), help="folder of the runs")
     p.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(METHODS)}")
     p.add_argument("--seeds", default="0", help="separated by commas")
@@ -146,7 +159,7 @@ def main() -> None:
         for name in args.methods.split(","):
             run = args.out / f"{name}_seed{seed}"
             done = run / "complete.json"
-            plan = [args.offline_steps, args.online_steps, args.episodes, *args.set]
+            plan = [args.task, args.offline_steps, args.online_steps, args.episodes, *args.set]
             if not done.exists() or json.loads(done.read_text()) != plan:
                 print(f"{name}, seed {seed}: {run}", flush=True)
                 log = args.out / f"{name}_seed{seed}.log"
@@ -169,7 +182,7 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps({"published": PUBLISHED, "curves": curves}, indent=1))
     if args.plot:
-        plot(curves, args.offline_steps, args.episodes, args.plot)
+        plot(curves, args)
 
 
 if __name__ == "__main__":

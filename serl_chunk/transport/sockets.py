@@ -21,6 +21,7 @@ from serl_chunk.types import ConfigError
 
 DEFAULT_PORT = 5588
 CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
+_RANDOM = random.SystemRandom()  # a seeded generator gives two processes the same ports
 COPY_BELOW = 65536  # bytes; libzmq's zero-copy bookkeeping costs more than copying less than this
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # combining them takes a microsecond each time
 HIGH_WATER = 256  # messages queued per peer and direction (libzmq's default of 1000 would be 295 MB of camera rows)
@@ -132,7 +133,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     """
     for _ in range(200):
         # The kernel hands out outgoing ports from 32768 up: below that nobody connects away from under us.
-        port = random.randrange(10000, 32000)
+        port = _RANDOM.randrange(10000, 32000)
         held: list[socket.socket] = []
         try:
             for offset in range(len(CHANNELS)):
