@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.config.encoders import Kind, Pooling
+from serl_chunk.models.blocks import map_blocks
+from serl_chunk.models.convolutions import with_batch
 from serl_chunk.models.impala import Impala
 from serl_chunk.models.pooling import pooled
 from serl_chunk.models.resnet import ResNet10
@@ -28,6 +31,18 @@ def _patches(x: jax.Array) -> jax.Array:
     return jnp.concatenate(shifted, axis=-1)
 
 
+class _Weights(nn.Module):
+    """Kernel float32[C, F] and bias float32[F], as nn.Dense has them, to be used where no module can be called."""
+
+    inputs: int
+    features: int
+
+    @nn.compact
+    def __call__(self) -> tuple[jax.Array, jax.Array]:
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.features))
+        return kernel, self.param("bias", nn.initializers.zeros_init(), (self.features,))
+
+
 class ConvEncoder(nn.Module):
     """uint8[..., H, W, 3] -> float32[..., latent]: stride-2 3x3 convolutions, pooling, then Dense, LayerNorm and tanh.
 
@@ -41,11 +56,27 @@ class ConvEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array) -> jax.Array:
-        x = image.astype(jnp.float32) / 127.5 - 1.0
-        for width in self.features:
-            x = nn.relu(nn.Dense(width)(_patches(x)))
-        x = pooled(x, self.pooling)
-        return jnp.tanh(nn.LayerNorm()(nn.Dense(self.latent)(x)))
+        widths = (image.shape[-1], *self.features)
+        layers = [
+            _Weights(9 * before, width, name=f"Dense_{i}")()
+            for i, (before, width) in enumerate(zip(widths, self.features, strict=False))
+        ]
+
+        # What a few images become stays in a core's cache, and is made again there for the gradient. Everything at once
+        # would be written to memory and back, in arrays so large that the system maps their pages anew every time.
+        @partial(jax.checkpoint, prevent_cse=False)
+        def convolved(images: jax.Array) -> jax.Array:
+            x = images.astype(jnp.float32) / 127.5 - 1.0
+            for kernel, bias in layers:
+                x = nn.relu(_patches(x) @ kernel + bias)
+            return x
+
+        images, lead = with_batch(image)
+        height, width = images.shape[1:3]
+        rows = max(1, 2 * 9 * widths[0] * (height // 2) * (width // 2) // 512)  # the first layer's patches, twice
+        x = map_blocks(convolved, (images,), rows=rows)
+        x = pooled(x.reshape(*lead, *x.shape[1:]), self.pooling)
+        return jnp.tanh(nn.LayerNorm()(nn.Dense(self.latent, name=f"Dense_{len(layers)}")(x)))
 
 
 class BackboneEncoder(nn.Module):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.encoder import ObservationEncoder, _patches, random_shift
+from serl_chunk.models.encoder import ConvEncoder, ObservationEncoder, _patches, random_shift
 from serl_chunk.models.pooling import SpatialEmbeddings
 
 
@@ -117,3 +117,21 @@ def test_a_shift_moves_the_content_by_one_offset_per_sample_for_all_cameras():
         found.add(matches[0])
     assert len(found) > 10  # offsets differ between samples, and
     assert {dy for dy, _ in found} == {dx for _, dx in found} == set(range(5))  # reach the limits in both directions
+
+
+def test_images_in_blocks_are_what_they_are_one_by_one():
+    """Value and gradient; 41 images are more than one block, and no whole number of blocks."""
+    encoder = ConvEncoder((4, 8), 5)
+    images = jax.random.randint(jax.random.key(0), (41, 24, 20, 3), 0, 256).astype(jnp.uint8)
+    params = encoder.init(jax.random.key(1), images[0])
+
+    def loss(params, encode):
+        return jnp.sum(jnp.sin(encode(params)))
+
+    def one_by_one(params):
+        return jnp.stack([encoder.apply(params, image) for image in images])
+
+    whole = jax.value_and_grad(loss)(params, lambda p: encoder.apply(p, images))
+    single = jax.value_and_grad(loss)(params, one_by_one)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(single), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
