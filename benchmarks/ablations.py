@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asked import add_settings, chosen, keep_plan, settings, split
 from fake_aloha import N_DEMOS, run_variant
 
 from serl_chunk.actor.evaluate import wilson_interval
@@ -96,38 +97,35 @@ def difference_interval(a: Count, b: Count) -> tuple[float, float]:
     return max(-1.0, p - q - down), min(1.0, p - q + up)
 
 
-def configuration(experiment: str, settings: Sequence[str]) -> ExperimentConfig:
-    """The experiment with `field=value` settings; of two for one field the later one counts. Raises ConfigError."""
-    chosen = dict(s.split("=", 1) for s in settings)
-    return apply_overrides(load_experiment(experiment), list(chosen.items()))
+def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:
+    """The experiment with settings `field=value`; of two for one field the later one counts. Raises ConfigError."""
+    last = dict(map(split, texts))
+    return apply_overrides(load_experiment(experiment), list(last.items()))
 
 
-def says_nothing(option: str, experiment: str, settings: Sequence[str]) -> str:
+def says_nothing(option: str, experiment: str, texts: Sequence[str]) -> str:
     """Why `option` is not worth a run there: another row is the same, or nobody takes over; "" where it is."""
-    config = configuration(experiment, [*settings, *OPTIONS[option]])
+    config = configuration(experiment, [*texts, *OPTIONS[option]])
     if config.actor.intervention == "none" and any("intervention" in s for s in OPTIONS[option]):
         return "is about take-overs, and nobody takes over"
     for earlier in itertools.takewhile(lambda o: o != option, OPTIONS):
-        if configuration(experiment, [*settings, *OPTIONS[earlier]]) == config:
+        if configuration(experiment, [*texts, *OPTIONS[earlier]]) == config:
             return f"is the same as {earlier}"
     return ""
 
 
 def folder(task: str, option: str, args: argparse.Namespace, plan: Sequence[Any]) -> Path:
     """Where the runs of one row lie; refuses those that were made another way."""
-    out, said = args.out / task / option, json.loads(json.dumps([*plan, args.episodes, args.set, OPTIONS[option]]))
+    out = args.out / task / option
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "plan.json"
-    if file.exists() and json.loads(file.read_text()) != said:
-        raise SystemExit(f"{out} was made as {file.read_text()}, and now {said} is asked for: give another --out")
-    file.write_text(json.dumps(said))
+    keep_plan(out / "plan.json", [*plan, args.episodes, args.set, OPTIONS[option]], out)
     return out
 
 
 def on_fake_aloha(option: str, seed: int, args: argparse.Namespace) -> Count:
     """The last checkpoint of one run of the demo's recipe, on held-out starts without the helper."""
-    settings = [f"learner.max_steps={args.fake_steps}", f"learner.checkpoint_period={args.fake_steps}"]
-    config = configuration("fake_aloha", [*settings, *args.set, *OPTIONS[option]])
+    length = [f"learner.max_steps={args.fake_steps}", f"learner.checkpoint_period={args.fake_steps}"]
+    config = configuration("fake_aloha", [*length, *args.set, *OPTIONS[option]])
     out = folder("fake_aloha", option, args, [args.fake_steps])
     demos = args.out / "fake_aloha" / "demos"
     run_record(load_experiment("fake_aloha"), N_DEMOS, str(demos), policy="scripted", noise=None, cameras=())
@@ -224,15 +222,12 @@ def main() -> None:
     p.add_argument("--offline_steps", type=int, default=20_000, help="updates on cube_single before actors begin")
     p.add_argument("--online_steps", type=int, default=10_000, help="on cube_single")
     p.add_argument("--port", type=int, default=5688)
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override for every row")
+    add_settings(p, "for every row")
     p.add_argument("--out", type=Path, default=Path("runs/ablations"), help="runs, table.md and table.json")
     args = p.parse_args()
-    options = list(OPTIONS) if args.options == "all" else args.options.split(",")
-    if unknown := [o for o in options if o not in OPTIONS]:
-        p.error(f"unknown option {unknown[0]!r}; valid: {', '.join(OPTIONS)}")
-    tasks = (args.tasks or ("fake_aloha,cube_single" if args.data else "fake_aloha")).split(",")
-    if unknown := [t for t in tasks if t not in TASKS]:
-        p.error(f"unknown task {unknown[0]!r}; valid: {', '.join(TASKS)}")
+    settings(p, args.set)
+    options = chosen(p, args.options, OPTIONS, "option")
+    tasks = chosen(p, args.tasks or ("all" if args.data else "fake_aloha"), TASKS, "task")
     if "cube_single" in tasks and args.data is None:
         p.error("cube_single needs --data: OGBench's cube-single-play .npz")
     if DEFAULT not in options:  # what the others are compared with

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from asked import add_settings, settings
 from fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 
 from serl_chunk.agents.checkpoints import CheckpointStore
@@ -59,10 +60,10 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_aloha_transfer_cube"))
     p.add_argument("--json", type=Path)
     p.add_argument("--plot", type=Path, help="write the curve here (PNG)")
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override of the experiment")
+    add_settings(p, "of the experiment")
     args = p.parse_args()
-    settings = [("seed", str(args.seed)), *(tuple(s.split("=", 1)) for s in args.set)]
-    config = apply_overrides(load_experiment("aloha_transfer_cube"), settings)
+    overrides = [("seed", str(args.seed)), *settings(p, args.set)]
+    config = apply_overrides(load_experiment("aloha_transfer_cube"), overrides)
     demos, run = args.out / "demos", args.out / f"seed_{args.seed}"
     run_record(config, N_DEMOS, str(demos), policy="scripted", noise=NOISE, cameras=())
     train_local(config, [str(demos)], str(run))

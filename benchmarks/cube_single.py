@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asked import add_settings, chosen, settings
+
 from serl_chunk.learner.metrics import read_metrics
 
 TASK = "cube-single-play-singletask-task1-v0"
@@ -147,16 +149,15 @@ def main() -> None:
     p.add_argument("--eval_interval", type=int, default=10_000)
     p.add_argument("--episodes", type=int, default=50)
     p.add_argument("--port", type=int, default=5688)
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override, for every method")
+    add_settings(p, "for every method")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
     p.add_argument("--json", type=Path, help="write the curves here")
     args = p.parse_args()
-    unknown = sorted(set(args.methods.split(",")) - set(METHODS))
-    if unknown:
-        p.error(f"unknown method {unknown[0]!r}; valid: {', '.join(METHODS)}")
+    names = chosen(p, args.methods, METHODS, "method")
+    settings(p, args.set)
     curves: dict[str, list[dict[str, Any]]] = {}
     for seed in map(int, args.seeds.split(",")):
-        for name in args.methods.split(","):
+        for name in names:
             run = args.out / f"{name}_seed{seed}"
             done = run / "complete.json"
             plan = [args.task, args.offline_steps, args.online_steps, args.episodes, *args.set]

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from asked import add_settings, chosen, settings, split
+
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.checkpoints import CheckpointStore
@@ -66,10 +68,10 @@ def _no_demos(config: ExperimentConfig) -> ExperimentConfig:
     return replace(config, agent=replace(config.agent, bc_on="all"))
 
 
-def _preset(name: str, *settings: str) -> Callable[[ExperimentConfig], ExperimentConfig]:
+def _preset(name: str, *texts: str) -> Callable[[ExperimentConfig], ExperimentConfig]:
     """A published algorithm with networks of this task's size, the training loop and the helper as they are."""
-    small = ["agent.critic.hidden=256,256", *settings]
-    return lambda config: configured(config, [tuple(s.split("=", 1)) for s in small], preset=name)  # type: ignore[misc]
+    small = [split(text) for text in ("agent.critic.hidden=256,256", *texts)]
+    return lambda config: configured(config, small, preset=name)
 
 
 FLOW = ("agent.flow.hidden=256,256", "agent.flow.steps=5")
@@ -237,15 +239,12 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha"))
     p.add_argument("--json", type=Path, help="write all figures here")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override for every variant")
+    add_settings(p, "for every variant")
     args = p.parse_args()
-    names = ["bc", *VARIANTS] if args.variants == "all" else args.variants.split(",")
-    unknown = [n for n in names if n != "bc" and n not in VARIANTS]
-    if unknown:
-        p.error(f"unknown variant {unknown[0]!r}; valid: bc, {', '.join(VARIANTS)}, all")
+    names = chosen(p, args.variants, ["bc", *VARIANTS], "variant")
     config = load_experiment("fake_aloha")
     config = _with(config, learner={"checkpoint_period": config.learner.max_steps // 6})
-    config = apply_overrides(config, [tuple(s.split("=", 1)) for s in args.set])
+    config = apply_overrides(config, settings(p, args.set))
     args.out.mkdir(parents=True, exist_ok=True)
     demos = args.out / "demos"
     run_record(config, N_DEMOS, str(demos), policy="scripted", noise=None, cameras=())

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from asked import add_settings, settings
 from fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE
@@ -162,12 +163,10 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha_images"))
     p.add_argument("--json", type=Path)
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override of the experiment")
+    add_settings(p, "of the experiment")
     args = p.parse_args()
-    if bad := [s for s in args.set if "=" not in s]:
-        p.error(f"--set {bad[0]}: expected FIELD=VALUE")
-    settings = [("seed", str(args.seed)), *(tuple(s.split("=", 1)) for s in args.set)]
-    config = apply_overrides(load_experiment("fake_aloha_images"), settings)
+    overrides = [("seed", str(args.seed)), *settings(p, args.set)]
+    config = apply_overrides(load_experiment("fake_aloha_images"), overrides)
     args.out.mkdir(parents=True, exist_ok=True)
     demos = args.out / f"demos_{config.robot.image_size}"  # type: ignore[attr-defined]
     run_record(config, args.demos, str(demos), policy="scripted", noise=None, cameras=config.agent.image_keys)

@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from asked import add_settings, chosen, keep_plan, settings
 from fake_aloha import N_DEMOS, run_variant
 
 from serl_chunk.actor.evaluate import wilson_interval
@@ -41,21 +42,12 @@ def main() -> None:
     p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_grasp_critic"))
     p.add_argument("--json", type=Path, help="write all figures here")
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override for both grippers")
+    add_settings(p, "for both grippers")
     args = p.parse_args()
-    names = args.grippers.split(",")
-    unknown = [n for n in names if n not in EXPERIMENTS]
-    if unknown:
-        p.error(f"unknown gripper {unknown[0]!r}; valid: {', '.join(EXPERIMENTS)}")
-    if bad := [s for s in args.set if "=" not in s]:
-        p.error(f"--set {bad[0]}: expected FIELD=VALUE")
-    overrides = [tuple(s.split("=", 1)) for s in args.set]
+    names, overrides = chosen(p, args.grippers, EXPERIMENTS, "gripper"), settings(p, args.set)
     demos, figures = args.out / "demos", {}
     args.out.mkdir(parents=True, exist_ok=True)
-    plan, made = json.dumps([args.episodes, args.set]), args.out / "plan.json"
-    if made.exists() and made.read_text() != plan:  # what is finished is not run again, and would be shown for this
-        raise SystemExit(f"{args.out} was made as {made.read_text()}, and now {plan} is asked for: give another --out")
-    made.write_text(plan)
+    keep_plan(args.out / "plan.json", [args.episodes, args.set], args.out)
     for name in names:
         config = apply_overrides(load_experiment(EXPERIMENTS[name]), overrides)
         learner = dataclasses.replace(config.learner, checkpoint_period=max(1, config.learner.max_steps // 6))

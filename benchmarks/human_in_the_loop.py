@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from asked import add_settings, chosen, keep_plan, settings, split
 from fake_aloha import N_DEMOS, REPORT_SEED_BASE, evaluate_checkpoint
 
 from serl_chunk.agents.checkpoints import CheckpointStore
@@ -78,24 +79,18 @@ def configuration(
 ) -> ExperimentConfig:
     """The experiment of one method; `extra` are `field=value` for every method."""
     method, experiment = METHODS[name], load_experiment("fake_aloha")
-    settings = [*method.settings, *extra]
+    texts = [*method.settings, *extra]
     if quick:
-        settings += QUICK
+        texts += QUICK
         agent = configured(experiment, preset=method.preset).agent
-        settings += [s for field, texts in QUICK_AGENT.items() if hasattr(agent, field) for s in texts]
-    config = configured(experiment, [split(s) for s in settings], preset=method.preset)
+        texts += [s for field, texts in QUICK_AGENT.items() if hasattr(agent, field) for s in texts]
+    config = configured(experiment, [split(s) for s in texts], preset=method.preset)
     learner = dataclasses.replace(
         config.learner,
         checkpoint_period=max(1, config.learner.max_steps // checkpoints),
         keep_checkpoints=checkpoints + 1,
     )
     return dataclasses.replace(config, seed=seed, learner=learner)
-
-
-def split(setting: str) -> tuple[str, str]:
-    """("field", "value") of `field=value`."""
-    path, _, value = setting.partition("=")
-    return path, value
 
 
 def human_share(episodes: list[dict[str, Any]]) -> list[dict[str, float]]:
@@ -122,10 +117,7 @@ def run(name: str, seed: int, demos: Path, args: argparse.Namespace) -> dict[str
     config = configuration(name, seed, args.checkpoints, args.set, quick=args.quick)
     folder, file = args.out / f"{name}_{seed}", args.out / f"{name}_{seed}.json"
     plan = [config.learner.max_steps, args.checkpoints, args.episodes, *METHODS[name].settings, *args.set]
-    made = args.out / f"{name}_{seed}.plan"
-    if made.exists() and json.loads(made.read_text()) != plan:
-        raise SystemExit(f"{folder} was made as {made.read_text()}, and now {plan} is asked for: give another --out")
-    made.write_text(json.dumps(plan))
+    keep_plan(args.out / f"{name}_{seed}.plan", plan, folder)
     if file.exists():
         return json.loads(file.read_text())
     learner, _ = train_local(config, [str(demos)], str(folder))
@@ -181,16 +173,13 @@ def main() -> None:
     p.add_argument("--checkpoints", type=int, default=6, help="of each run that are measured, beside the first")
     p.add_argument("--episodes", type=int, default=100, help="of each measurement")
     p.add_argument("--out", type=Path, default=Path("runs/human_in_the_loop"))
-    p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override, for every method")
+    add_settings(p, "for every method")
     p.add_argument("--quick", action="store_true", help="tiny, in OUT/quick: does it run?")
     p.add_argument("--json", type=Path, help="write all figures here")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
     args = p.parse_args()
-    names = args.methods.split(",")
-    if unknown := [n for n in names if n not in METHODS]:
-        p.error(f"unknown method {unknown[0]!r}; valid: {', '.join(METHODS)}")
-    if bad := [s for s in args.set if "=" not in s]:
-        p.error(f"--set {bad[0]}: expected FIELD=VALUE")
+    names = chosen(p, args.methods, METHODS, "method")
+    settings(p, args.set)
     if args.quick:
         args.out, args.checkpoints, args.episodes = args.out / "quick", 2, 2
     args.out.mkdir(parents=True, exist_ok=True)

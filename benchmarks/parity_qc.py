@@ -25,7 +25,7 @@ import numpy as np
 from qc_case import Case
 
 from serl_chunk.agents.acrlpd import Acrlpd
-from serl_chunk.agents.base import AgentState, Draws
+from serl_chunk.agents.state import AgentState, Draws
 from serl_chunk.types import STATE, ChunkBatch, DataError
 
 TOLERANCE = 2e-5

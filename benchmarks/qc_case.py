@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from serl_chunk.agents.base import Agent, AgentState, Draws
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses import chunk_return
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.agents.state import AgentState, Draws
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, FlowConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.experiment import ExperimentConfig

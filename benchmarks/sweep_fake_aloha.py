@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from asked import chosen
+
 BENCHMARK = Path(__file__).with_name("fake_aloha.py")
 
 # row -> overrides of the experiment
@@ -43,10 +45,7 @@ def main() -> None:
     p.add_argument("--out", type=Path, default=Path("runs/sweep_fake_aloha"))
     p.add_argument("--json", type=Path)
     args = p.parse_args()
-    rows = list(ROWS) if args.rows == "all" else args.rows.split(",")
-    unknown = [r for r in rows if r not in ROWS]
-    if unknown:
-        p.error(f"unknown row {unknown[0]!r}; valid: {', '.join(ROWS)}")
+    rows = chosen(p, args.rows, ROWS, "row")
     figures = {}
     for row in rows:
         out = args.out / f"{row}_{args.variant}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from serl_chunk.types import ConfigError
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import ablations
+import asked
 import grasp_critic
 import human_in_the_loop as people
 from ablations import Count
@@ -118,3 +120,19 @@ def test_grippers_are_not_compared_with_runs_of_other_settings(tmp_path, monkeyp
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--set", "agent.lr=0.1"])
     with pytest.raises(SystemExit, match=r'now \[100, \["agent\.lr=0\.1"\]\] is asked for: give another --out'):
         grasp_critic.main()
+
+
+def test_what_is_asked_for_is_checked_before_anything_runs(capsys):
+    parser = argparse.ArgumentParser()
+    asked.add_settings(parser, "for every row")
+    args = parser.parse_args(["--set", "a.b=c=d", "--set", "e="])
+    assert asked.settings(parser, args.set) == [("a.b", "c=d"), ("e", "")]
+    assert asked.chosen(parser, "all", {"x": 1, "y": 2}, "row") == ["x", "y"]
+    assert asked.chosen(parser, "y,x", ["x", "y"], "row") == ["y", "x"]
+    for call, message in (
+        (lambda: asked.settings(parser, ["agent.lr"]), "--set agent.lr: expected FIELD=VALUE"),
+        (lambda: asked.chosen(parser, "x,z", ["x", "y"], "row"), "unknown row 'z'; valid: x, y; or all"),
+    ):
+        with pytest.raises(SystemExit):
+            call()
+        assert message in capsys.readouterr().err

@@ -27,8 +27,9 @@ from plain.batches import (
     returns,
 )
 from plain.stopwatch import Stopwatch, peak_megabytes
-from serl_chunk.agents.base import Agent, AgentState
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
+from serl_chunk.agents.state import AgentState
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import apply_compat, apply_preset

@@ -23,12 +23,14 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.candidates import best_of, published_candidates
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
 from serl_chunk.agents.improve import critic_score, improve, improve_decision
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.blocks import map_blocks
 from serl_chunk.types import ChunkBatch
@@ -63,20 +65,7 @@ class Acfql(Agent):
         if self.prefix is not None:
             features = self.critic.features(critic, observation)
             critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
-        return AgentState(
-            rng=k_state,
-            frozen=self.frozen_params(k_state),
-            critic_updates=jnp.zeros((), jnp.int32),
-            policy_updates=jnp.zeros((), jnp.int32),
-            policy=policy,
-            policy_average=jax.tree.map(jnp.copy, policy),
-            policy_opt=self.optimiser.init(policy),
-            critic=critic,
-            critic_opt=self.optimiser.init(critic),
-            target={k: jax.tree.map(jnp.copy, critic[k]) for k in ("encoder", self.acting_critic.heads)},
-            temperature={},
-            temperature_opt={},
-        )
+        return self.fresh_state(k_state, policy, critic, averaged=("encoder", self.acting_critic.heads))
 
     def policy_chunks(
         self,
@@ -263,7 +252,7 @@ class Acfql(Agent):
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
         shown = self.acting_critic.part(chunks)
         values = self.acting_critic.candidate_values(params["critic"], observation, shown)
-        chunk, q, _ = self.best_of(values, chunks, params["candidates"])
+        chunk, q, _ = best_of(values, chunks, params["candidates"])
         if self.config.improve.steps:
             score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.part)
             chunk, q = improve_decision(
@@ -278,7 +267,9 @@ class Acfql(Agent):
         return {
             "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
+            "candidates": published_candidates(
+                self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0
+            ),
         } | self.shared_params(state)
 
     def with_encoder(self, policy: Params, encoder: Params) -> Params:

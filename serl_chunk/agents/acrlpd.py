@@ -16,13 +16,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.candidates import best_of, published_candidates
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.improve import critic_score, improve_decision
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.blocks import map_blocks
 from serl_chunk.models.distributions import TanhNormal
@@ -63,20 +65,8 @@ class Acrlpd(Agent):
             features = self.critic.features(critic, observation)
             critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
-        return AgentState(
-            rng=k_state,
-            frozen=self.frozen_params(k_state),
-            critic_updates=jnp.zeros((), jnp.int32),
-            policy_updates=jnp.zeros((), jnp.int32),
-            policy=policy,
-            policy_average=jax.tree.map(jnp.copy, policy),
-            policy_opt=self.optimiser.init(policy),
-            critic=critic,
-            critic_opt=self.optimiser.init(critic),
-            target={k: jax.tree.map(jnp.copy, critic[k]) for k in ("encoder", self.acting_critic.heads)},
-            temperature=temperature,
-            temperature_opt=self.temperature_optimiser.init(temperature),
-        )
+        state = self.fresh_state(k_state, policy, critic, averaged=("encoder", self.acting_critic.heads))
+        return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
 
     def distribution(self, policy: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
         """The policy's TanhNormal over flat chunks float32[..., H*A]."""
@@ -221,7 +211,7 @@ class Acrlpd(Agent):
         chunks = with_prefix(self.gaussian.chunks(flat), prefix)
         shown = self.acting_critic.part(chunks)
         values = self.acting_critic.candidate_values(params["critic"], observation, shown)
-        chunk, q, best = self.best_of(values, chunks, params["candidates"])
+        chunk, q, best = best_of(values, chunks, params["candidates"])
         drawn = self.gaussian.chunks(log_prob)[best]
         if self.config.improve.steps:
             score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.part)
@@ -240,5 +230,7 @@ class Acrlpd(Agent):
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": self.published_candidates(pretrained=pretrained, climbs=self.config.improve.steps > 0),
+            "candidates": published_candidates(
+                self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0
+            ),
         } | self.shared_params(state)

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.base import Agent, AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise, with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.types import ChunkBatch
 
@@ -39,20 +40,7 @@ class Bc(Agent):
             assert self.gaussian is not None
             k_encoder, k_net = jax.random.split(k_policy)
             policy = self.gaussian.init(k_encoder, k_net, observation)
-        return AgentState(
-            rng=k_state,
-            frozen=self.frozen_params(k_state),
-            critic_updates=jnp.zeros((), jnp.int32),
-            policy_updates=jnp.zeros((), jnp.int32),
-            policy=policy,
-            policy_average=jax.tree.map(jnp.copy, policy),
-            policy_opt=self.optimiser.init(policy),
-            critic={},
-            critic_opt={},
-            target={},
-            temperature={},
-            temperature_opt={},
-        )
+        return self.fresh_state(k_state, policy)
 
     def batches_used(self, updates: int) -> int:
         """The batch that the policy learns from; beside each critic step (`together`) there is one."""

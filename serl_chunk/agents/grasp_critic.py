@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.base import Metrics, Params
 from serl_chunk.agents.critic import observation_encoder
 from serl_chunk.agents.losses import bootstrap_target, imitation_mean
+from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.agents.value_heads import UNIT, Support, critic_values, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.mlp import Mlp

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.base import Params
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.losses import aggregate_heads
+from serl_chunk.agents.state import Params
 from serl_chunk.config.improvement import ImproveConfig
 
 _FLAT = 1e-12  # a slope below this is none
@@ -115,7 +115,7 @@ def improve_decision(
 ) -> tuple[jax.Array, jax.Array]:
     """What acts, chunk float32[H, A] and rank float32[]: `improve`, or as `chosen` while the critic is not trusted.
 
-    It is not where `published` (`Agent.published_candidates`) is above 0. Actions marked in `committed` float32[H]
+    It is not where `published` (`candidates.published_candidates`) is above 0. Actions marked in `committed` float32[H]
     stay as they are.
     """
     trusted = published == 0

@@ -17,9 +17,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.base import Metrics, Params
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.heads import one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble

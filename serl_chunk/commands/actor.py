@@ -15,8 +15,9 @@ from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands import evaluations
+from serl_chunk.commands.contract import contract
 from serl_chunk.commands.keys import actor_keys
-from serl_chunk.commands.setup import contract, interactive, read_config, say, stop_on_signals
+from serl_chunk.commands.setup import interactive, read_config, say, stop_on_signals
 from serl_chunk.commands.spools import SpoolFolders, largest_episode_bytes
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict

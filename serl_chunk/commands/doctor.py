@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 from serl_chunk.commands.bandwidth import check_bandwidth, check_snapshots, expected
 from serl_chunk.commands.checks import Check, duration, failed, per_second, require_free
+from serl_chunk.commands.contract import contract
 from serl_chunk.commands.devices import check_devices
 from serl_chunk.commands.keys import actor_keys
 from serl_chunk.commands.ports import check_ports
-from serl_chunk.commands.setup import Say, contract, say, spec_of
+from serl_chunk.commands.setup import Say, say, spec_of
 from serl_chunk.commands.spools import check_spool
-from serl_chunk.config.experiment import ExperimentConfig, TransportConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import handshake, sockets
 from serl_chunk.transport.enrolment import PlainError, enrol
 from serl_chunk.transport.handshake import RefusedError, UnreachableError

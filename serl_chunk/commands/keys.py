@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.commands.setup import Say, say
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.enrolment import PlainError, enrol
 from serl_chunk.transport.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.invitation import Invitation

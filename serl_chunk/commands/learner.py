@@ -16,12 +16,13 @@ import numpy as np
 
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.commands.contract import contract
 from serl_chunk.commands.data_options import parse_scores
 from serl_chunk.commands.evaluations import resolve_step
 from serl_chunk.commands.keys import invite_first, learner_keys
 from serl_chunk.commands.own_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.commands.relay import status_line
-from serl_chunk.commands.setup import RunFolder, contract, describe, open_run, say, spec_of, stop_on_signals, write_json
+from serl_chunk.commands.setup import RunFolder, describe, open_run, say, spec_of, stop_on_signals, write_json
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig

@@ -1,4 +1,4 @@
-"""What several commands need first: the experiment with its overrides, the run folder, the handshake's contract."""
+"""What several commands need first: the experiment with its overrides, the run folder, signals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from serl_chunk.commands.contract import gripper_in_words
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import difference, to_dict
@@ -163,51 +164,13 @@ def read_config(run: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is damaged ({error}); restore it, or remove it to write it anew") from None
 
 
-def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
-    """What learner and actor must share; the handshake names whatever differs."""
-    critic = config.agent.critic
-    # Networks of equal shape whose outputs mean other values.
-    critic_values = "squared"
-    if critic.loss != "squared":
-        critic_values = f"{critic.loss} {critic.value_low:g} to {critic.value_high:g}"
-    if critic.loss == "hl_gauss":  # the bins reach beyond the range by as much as the targets' Gaussian is wide
-        critic_values += f", sigma {critic.sigma_bins:g} bins"
-    return {
-        "experiment": config.name,
-        "robot": spec.name,
-        "state_dim": str(spec.state_dim),
-        "action_dim": str(spec.action_dim),
-        "robot_specs": spec.digest(),
-        "control_hz": f"{spec.control_hz:g}",
-        "horizon": str(config.chunk.horizon),
-        "execute_steps": str(config.chunk.executed),
-        "delay_ticks": str(config.actor.delay_ticks),
-        "actions": config.normaliser.actions,
-        "agent": config.agent.kind + _gripper_in_words(config),
-        "critic": critic_values,
-        "network": network,
-    }
-
-
-def _gripper_in_words(config: ExperimentConfig) -> str:
-    """What both sides must agree on about grippers; empty where they are continuous."""
-    gripper = config.agent.gripper
-    if gripper.composition == "continuous":
-        return ""
-    if gripper.composition == "fixed":
-        return f", grippers fixed ({'as at reset' if gripper.fixed_value is None else f'{gripper.fixed_value:g}'})"
-    values = ", ".join(f"{v:g}" for v in gripper.values)
-    together = "jointly" if gripper.joint else "each"
-    return f", grippers {together} of ({values}) for {gripper.hold_steps or config.chunk.horizon} ticks"
-
-
 def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
     """The effective values a person should see before a run starts, with a warning for a short-sighted discount."""
     reach = config.discount**spec.max_episode_steps
     seconds = config.chunk.horizon * spec.dt
     tell(
         f"{config.name}: {spec.name}, state {spec.state_dim}, actions {spec.action_dim}, {spec.control_hz:g} Hz; "
-        f"{config.agent.kind}{_gripper_in_words(config)}, chunks of {config.chunk.horizon} ({seconds:.2f} s), "
+        f"{config.agent.kind}{gripper_in_words(config)}, chunks of {config.chunk.horizon} ({seconds:.2f} s), "
         f"{config.normaliser.actions} actions; discount {config.discount:g} per tick, "
         f"discount**{spec.max_episode_steps} = {reach:.3f}"
     )

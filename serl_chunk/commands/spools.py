@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from serl_chunk.commands.checks import Check
-from serl_chunk.config.experiment import ExperimentConfig, TransportConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import files
 from serl_chunk.transport.disk_spool import DiskSpool
 from serl_chunk.transport.spool import Spool

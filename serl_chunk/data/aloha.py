@@ -27,7 +27,7 @@ import numpy as np
 from serl_chunk.data.hdf5_frames import FileVersion, frames_of
 from serl_chunk.data.hdf5_reading import member, names
 from serl_chunk.data.single_frame import observation_at
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
@@ -93,19 +93,6 @@ def choose_cameras(path: Path, file: h5py.File, cameras: Sequence[str] | None) -
             "Record with --cameras all, or give episodes that have the cameras of agent.image_keys"
         )
     return present if cameras is None else [c for c in present if c in cameras]
-
-
-def read_foreign(
-    path: Path,
-    file: h5py.File,
-    spec: RobotSpec | None,
-    cameras: Sequence[str] | None,
-    success: bool | None,
-    color: str | None,
-) -> Episode:
-    """As `open_foreign`, with the frames decoded."""
-    options = ReadOptions(spec=spec, cameras=None if cameras is None else tuple(cameras), color=color, success=success)
-    return materialised(open_foreign(path, FileVersion.of(path), file, options))
 
 
 def open_foreign(

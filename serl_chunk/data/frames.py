@@ -75,22 +75,6 @@ class Frames(ABC):
         return out if dtype is None else out.astype(dtype)
 
 
-class HeldFrames(Frames):
-    """Frames that are in memory as image files."""
-
-    def __init__(self, shape: tuple[int, int, int], files: list[Encoded], where: str) -> None:
-        super().__init__(shape, np.arange(len(files)))
-        self._files, self._where = files, where
-
-    def decode(self, at: int) -> np.ndarray:
-        """See Frames."""
-        return decode_image(self._files[at].data, f"{self._where}, frame {at}", self.shape[1:])
-
-    def encoded_at(self, at: int) -> Encoded | None:
-        """See Frames."""
-        return self._files[at]
-
-
 def decode_image(data: bytes, where: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """A JPEG or PNG file as uint8[H, W, 3] in the order of its channels; raises DataError beginning with `where`.
 

@@ -18,13 +18,29 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.pool import StepPool
 from serl_chunk.learner.windows import Gathered
-from serl_chunk.types import STATE, ChunkBatch
+from serl_chunk.types import STATE, CameraSpec, ChunkBatch, ConfigError
 
 if TYPE_CHECKING:
     from serl_chunk.learner.stores import Store
+
+
+def check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> None:
+    """Raise ConfigError where `config` asks these windows for what they do not have."""
+    if cameras:
+        names = ", ".join(c.name for c in cameras)
+        raise ConfigError(
+            f"replay.windows=adjacent has states only, and agent.image_keys names {names}: leave out agent.image_keys, "
+            "or set replay.windows=episode"
+        )
+    if config.replay.positive_fraction is not None:
+        raise ConfigError(
+            f"replay.positive_fraction={config.replay.positive_fraction} balances whole episodes, and "
+            "replay.windows=adjacent knows none: leave one of them out"
+        )
 
 
 class Rows(NamedTuple):

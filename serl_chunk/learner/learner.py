@@ -11,48 +11,34 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
-from serl_chunk.agents.base import Agent, AgentState
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.checkpoints import CheckpointStore, Restored
+from serl_chunk.agents.state import AgentState
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.accounts import Accounts
 from serl_chunk.learner.inbox import Inbox, Taken
 from serl_chunk.learner.metrics import MetricsLog
+from serl_chunk.learner.offline_data import Dataset, OfflineData
 from serl_chunk.learner.own_evaluation import Evaluate, Schedule, last_evaluated
 from serl_chunk.learner.pace import Pace
 from serl_chunk.learner.phase import Phase
+from serl_chunk.learner.phase_batches import PhaseBatches
 from serl_chunk.learner.progress import Progress, how_to_go_on, resumed_phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.replay import Replay
 from serl_chunk.learner.run_metrics import Counters, read_metrics
-from serl_chunk.learner.sampler import BatchStream
-from serl_chunk.types import ChunkBatch, ConfigError, Episode, Outcome, RobotSpec, Snapshot
+from serl_chunk.types import ChunkBatch, Episode, RobotSpec, Snapshot
 
-__all__ = ["Dataset", "Learner", "Phase"]
+__all__ = ["Learner", "Phase"]
 
 PRETRAIN_SCAN = 20  # pretraining updates in one compiled call (lengths are rounded up): amortises the dispatch
 _ON_DATA = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN, Phase.OFFLINE)  # phases of the demonstrations alone
-
-
-class Dataset(Protocol):
-    """Offline data of which a part is there at a time (`data.shards.ShardedSource`)."""
-
-    def take(self) -> list[Episode]:
-        """The episodes of the part in use, which it then need not hold."""
-
-    def advance(self) -> bool:
-        """Count one update; True where another part is in use now."""
-
-    def seek(self, updates: int) -> None:
-        """Be where so many calls of `advance` lead from the beginning."""
-
-    def close(self) -> None:
-        """Stop reading ahead."""
 
 
 class Learner:
@@ -86,44 +72,24 @@ class Learner:
         self.config, self.agent, self.metrics = config, agent, metrics
         self._say = say
         c = config.learner
-        if not demos and dataset is None and (c.pretrain_steps or c.critic_pretrain_steps):
-            raise ConfigError(
-                "pretraining needs demonstrations: give --demo_path, or set --config.learner.pretrain_steps=0 and "
-                "--config.learner.critic_pretrain_steps=0"
-            )
-        if not demos and dataset is None and c.offline_steps:
-            raise ConfigError(
-                "--offline_steps trains on demonstrations or a data set: give --demo_path or --dataset_dir"
-            )
+        OfflineData.require(c, there=bool(demos) or dataset is not None)
         self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints, say=say)
         self.state: AgentState = agent.init(jax.random.key(config.seed))
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
         if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more
             self.state = agent.pretrained(self.state)
-        self._dataset = dataset
-        self.normaliser = self._restored_normaliser(normaliser, restored)
+        self.normaliser = normaliser if restored is None else self._restored_normaliser(normaliser, restored, dataset)
         keys, bc_on = config.agent.image_keys, config.agent.bc_on
         self.inbox = Inbox(
             lambda ended: Replay(spec, config, self.normaliser, image_keys=keys, bc_on=bc_on, on_episode=ended), say
         )
         self.replay = self.inbox.replay
-        if demos or dataset is None:
-            self.replay.add_demo(*demos)
-        if dataset is not None and restored is not None:
-            dataset.seek(restored.step)
-        first = [] if dataset is None else dataset.take()
-        if dataset is not None:
-            self.replay.replace_demos(first)
-        self._demos = len(demos) + len(first)
-        # A critic that has seen successes alone misleads whoever chooses by it.
-        self._data_has_failures = any(e.end.outcome is not Outcome.SUCCESS for e in [*demos, *first])
-        del first
+        self._data = OfflineData(self.replay, demos, dataset, seek=None if restored is None else restored.step)
         self.pace = Pace(c, self.inbox)
         self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
-        self._prefetch = config.replay.prefetch if threaded else 0
         self._rng = np.random.default_rng(config.seed)
-        self._stream: BatchStream | None = None
-        self._stream_updates = 0
+        prefetch = config.replay.prefetch if threaded else 0
+        self._batches = PhaseBatches(self.replay, self._rng, c.batch_size, prefetch)
         self.phase = Phase.PRETRAIN
         self.phase_updates = 0
         self.updates = 0  # critic updates of the offline and the online phase
@@ -210,7 +176,7 @@ class Learner:
 
     def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
         if self.phase_updates < total:
-            self.state, metrics = update(self.state, self._batches(PRETRAIN_SCAN))
+            self.state, metrics = update(self.state, self._next_batch(PRETRAIN_SCAN))
             self.phase_updates += PRETRAIN_SCAN
             self.accounts.updated(PRETRAIN_SCAN, metrics)
         if self.phase_updates >= total:
@@ -243,11 +209,10 @@ class Learner:
     def _update(self) -> None:
         """One compiled update of everything."""
         c = self.config.learner
-        self.state, metrics = self.agent.update(self.state, self._batches(self.agent.batches_used(c.cta_ratio)))
+        self.state, metrics = self.agent.update(self.state, self._next_batch(self.agent.batches_used(c.cta_ratio)))
         self.updates += c.cta_ratio
         self.accounts.updated(c.cta_ratio, metrics)
-        if self._dataset is not None and sum(self._dataset.advance() for _ in range(c.cta_ratio)):
-            self.replay.replace_demos(self._dataset.take())
+        self._data.advance(c.cta_ratio)
 
     def _checkpoint_if_due(self) -> None:
         c = self.config.learner
@@ -315,32 +280,16 @@ class Learner:
         return True
 
     def _enter(self, phase: Phase) -> None:
-        self._close_stream()  # what it prepared ahead was drawn from the data of the phase that ends
+        self._batches.close()
         self.phase, self.phase_updates = phase, 0
         self.metrics.event(f"phase: {phase}", self.counters())
         if phase is not Phase.DONE:
             self._say(f"phase: {phase}")
 
-    def _batches(self, updates: int) -> ChunkBatch:
-        if self._stream is None or self._stream_updates != updates:
-            self._close_stream()
-            self._stream = BatchStream(
-                self.replay,
-                self._rng,
-                self.config.learner.batch_size,
-                updates,
-                half="demo" if self.phase in _ON_DATA else None,
-                put=jax.device_put,
-                prefetch=self._prefetch,
-            )
-            self._stream_updates = updates
+    def _next_batch(self, updates: int) -> ChunkBatch:
+        stream = self._batches.stream(updates, "demo" if self.phase in _ON_DATA else None)
         with self.accounts.sampling():
-            return self._stream.next()
-
-    def _close_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+            return stream.next()
 
     # -- accounts --------------------------------------------------------------------------------------------
 
@@ -372,7 +321,7 @@ class Learner:
         # A resumed run passes through the warm-up too, with a critic that has seen online data.
         if self.phase is Phase.TRAIN or self.online_updates:
             return False
-        return not (self.offline_updates and self._data_has_failures)
+        return not (self.offline_updates and self._data.has_failures)
 
     @property
     def version(self) -> int:
@@ -412,25 +361,22 @@ class Learner:
 
         A full disk or a failed hand-over raises nothing: it is said.
         """
-        self._close_stream()
+        self._batches.close()
         self._count_episodes()
         if self.writes_checkpoint:
             self.checkpoint()
         self.checkpoints.close()
         self._publisher.close()
-        if self._dataset is not None:
-            self._dataset.close()
+        self._data.close()
         if self._evaluate is not None:
             self._evaluate.close()
         if (error := self._publisher.error) is not None:
             self._say(f"WARNING: the newest snapshot did not reach the actors ({type(error).__name__}: {error})")
 
-    def _restored_normaliser(self, fresh: Normaliser, restored: Restored | None) -> Normaliser:
-        if restored is None:
-            return fresh
+    def _restored_normaliser(self, fresh: Normaliser, restored: Restored, dataset: Dataset | None) -> Normaliser:
         saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
         # With a data set it is another shard, as a rule, that the fresh one was fitted on.
-        if self._dataset is None and saved.digest() != fresh.digest():
+        if dataset is None and saved.digest() != fresh.digest():
             # Statistics of other demonstrations under an old network would shift every input.
             self._say("the demonstrations changed since the checkpoint: its normaliser is kept")
         return saved
@@ -461,7 +407,7 @@ class Learner:
             self._say(f"resumed at step {step}: training is complete ({self._how_to_go_on()})")
             return
         self._say(
-            f"resumed at step {step}, {self.env_steps} online steps, {self._demos} demonstrations"
+            f"resumed at step {step}, {self.env_steps} online steps, {self._data.episodes} demonstrations"
             + (", in the offline phase" if self.phase is Phase.OFFLINE else "")
         )
         if self.phase is not Phase.OFFLINE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serl_chunk.config.experiment import LearnerConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.learner.inbox import Inbox
 from serl_chunk.learner.phase import Phase
 from serl_chunk.learner.rate_limiter import RateLimiter

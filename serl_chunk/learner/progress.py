@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from serl_chunk.config.experiment import LearnerConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.learner.phase import Phase
 
 

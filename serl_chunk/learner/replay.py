@@ -11,24 +11,21 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner.adjacent import gather_neighbours
-from serl_chunk.learner.episode import EpisodeStats, StoredEpisode, decision_values, summarise
+from serl_chunk.learner.adjacent import check_adjacent, gather_neighbours
+from serl_chunk.learner.episode import EpisodeStats
 from serl_chunk.learner.memory import available_bytes, check_memory, estimate_disk_bytes
-from serl_chunk.learner.stores import Key, Store, Stores
+from serl_chunk.learner.recording import Recording
+from serl_chunk.learner.stores import Key, Stores
 from serl_chunk.learner.windows import BcOn, Gathered, gather
 from serl_chunk.types import (
-    Amend,
     Begin,
-    CameraSpec,
     ChunkBatch,
     ConfigError,
     DataError,
     End,
     Episode,
-    Outcome,
     Record,
     RobotSpec,
-    Source,
     StepBlock,
 )
 
@@ -91,12 +88,12 @@ class Replay:
         self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes())
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         if config.replay.windows == "adjacent":
-            _check_adjacent(config, cameras)
+            check_adjacent(config, cameras)
         self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
         self._bc_on = bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._stores = Stores(spec, config, cameras, bc_on, self._count)
-        self._current: dict[str, StoredEpisode] = {}  # the episode each session is in; it may have been dropped
+        self._recording = Recording(self._stores, config.discount, self._count)
         self._sampled = self._sampled_demo = self._actions = self._clipped = 0
         self._lock = threading.RLock()
 
@@ -135,9 +132,9 @@ class Replay:
 
     def _add_demos(self, session: str, episodes: Sequence[Episode]) -> None:
         for e in episodes:
-            self._begin(session, e.begin, self._stores.demo)
-            self._steps(session, e.steps)
-            self._end(session, e.end)
+            self._recording.begin(session, e.begin, self._stores.demo)
+            self._recording.steps(session, e.steps)
+            self._recording.end(session, e.end)
 
     def insert(self, session: str, record: Record) -> int:
         """Take the next record of `session`; returns the number of steps stored.
@@ -148,14 +145,14 @@ class Replay:
         stored, finished = 0, None
         with self._lock:
             if isinstance(record, Begin):
-                finished = self._begin(session, record, self._stores.online)
+                finished = self._recording.begin(session, record, self._stores.online)
             elif isinstance(record, StepBlock):
-                stored = self._steps(session, record)
+                stored = self._recording.steps(session, record)
                 self._count["steps"] += stored
             elif isinstance(record, End):
-                finished = self._end(session, record)
+                finished = self._recording.end(session, record)
             else:
-                self._amend(session, record)
+                self._recording.amend(session, record)
             self._count["episodes"] += finished is not None
         self._report(finished)
         return stored
@@ -166,148 +163,14 @@ class Replay:
         Should it come back and continue the episode, the episode is opened again and nothing is lost; `on_episode` is
         therefore left to the episode's own end. `gone` says that it cannot come back: then this is the end.
         """
-        finished = None
         with self._lock:
-            episode = self._held(session)
-            if episode is not None and gone:
-                finished = self._end(session, _died(episode))
-                episode.given_up = True
-                self._count["episodes"] += finished is not None
-            elif episode is not None and episode.end is None and episode.length:
-                self._close(episode, _died(episode))
-                episode.provisional = episode.end is not None
+            finished = self._recording.give_up(session, gone=gone)
+            self._count["episodes"] += finished is not None
         self._report(finished)
 
     def _report(self, finished: EpisodeStats | None) -> None:
         if finished is not None and self._on_episode is not None:
             self._on_episode(finished)
-
-    def _held(self, session: str, episode_id: str | None = None) -> StoredEpisode | None:
-        """The episode `session` is in, unless a store dropped it or it is not the one called `episode_id`."""
-        episode = self._current.get(session)
-        if episode is None or self._stores.find(episode.key) is not episode:
-            return None
-        return episode if episode_id in (None, episode.key[1]) else None
-
-    def _begin(self, session: str, begin: Begin, store: Store) -> EpisodeStats | None:
-        abandoned = self._held(session)
-        finished = None if abandoned is None else self._end(session, _died(abandoned))  # its end will never come
-        key: Key = (session, begin.episode_id)
-        if self._stores.find(key) is not None:
-            raise DataError(f"episode {begin.episode_id} of session {session!r} began twice")
-        demonstration = store is self._stores.demo
-        self._current[session] = StoredEpisode(key, begin, demonstration, len(self._stores.pool.cameras))
-        store.put(self._current[session])
-        return finished
-
-    def _steps(self, session: str, block: StepBlock) -> int:
-        episode = self._held(session, block.episode_id)
-        if episode is None:
-            return self._orphan(block)
-        first = episode.length
-        if block.first_tick != first:
-            what = "came twice" if block.first_tick < first else "before them are missing"
-            raise DataError(
-                f"episode {block.episode_id} of session {session!r}: steps from tick {block.first_tick} on arrived, "
-                f"expected tick {first}; steps {what}"
-            )
-        pool = self._stores.pool
-        pool.check(block)
-        decisions = decision_values(block)
-        self._reopen(episode)
-        store, frames = self._stores.of(episode), pool.frames_in(block, demonstration=episode.demonstration)
-        if not self._stores.make_room(store, episode, block.n, frames):
-            return self._orphan(block)
-        pool.append(episode, block)
-        store.grow(block.n, frames)
-        episode.human |= bool((block.source == Source.HUMAN).any())
-        episode.decisions += decisions
-        if not episode.demonstration:  # which is whole at once: its end says all of it
-            self._stores.label(episode, first)
-            self._stores.index(episode)
-        return block.n
-
-    def _orphan(self, block: StepBlock) -> int:
-        self._count["orphan_records"] += 1
-        self._count["orphan_steps"] += block.n
-        return 0
-
-    def _end(self, session: str, end: End) -> EpisodeStats | None:
-        episode = self._held(session, end.episode_id)
-        if episode is None:
-            self._count["orphan_records"] += 1
-            return None
-        if end.length != episode.length:
-            raise DataError(
-                f"episode {end.episode_id} of session {session!r} ended with {end.length} steps, "
-                f"{episode.length} arrived"
-            )
-        self._reopen(episode)
-        self._close(episode, end)
-        del self._current[session]
-        if episode.end is None or episode.demonstration:
-            return None
-        pool, steps = self._stores.pool, episode.rows[: episode.length]
-        columns = pool.source[steps], pool.reward[steps], pool.effective[steps]
-        return summarise(episode, *columns, self._config.discount)
-
-    def _close(self, episode: StoredEpisode, end: End) -> None:
-        """Write the final row; leaves `episode.end` None if the episode was dropped instead."""
-        stores, pool = self._stores, self._stores.pool
-        if not episode.length:
-            self._count["empty_episodes"] += 1
-            stores.remove(episode)
-            return
-        if end.final_observation is not None:
-            pool.check_final(end.episode_id, end.final_observation)
-        store = stores.of(episode)
-        frames = pool.final_frames(end.final_observation, demonstration=episode.demonstration)
-        if not stores.make_room(store, episode, 1, frames):
-            return
-        pool.append_final(episode, end.final_observation)
-        store.grow(1, frames)
-        # The pool holds the observation now; of the record only its presence is needed later.
-        episode.end = end if end.final_observation is None else end._replace(final_observation={})
-        self._settle(episode, end.reward)
-
-    def _settle(self, episode: StoredEpisode, reward: float | None) -> None:
-        """Rewards, weights and windows as the end of `episode`, possibly amended, says."""
-        pool = self._stores.pool
-        if reward is not None:
-            pool.reward[episode.rows[episode.length - 1]] = reward
-        pool.close(episode)
-        self._stores.label(episode)
-        self._stores.index(episode)
-
-    def _reopen(self, episode: StoredEpisode) -> None:
-        """Undo a provisional close: the actor came back."""
-        if episode.provisional:
-            self._stores.unindex(episode)
-            self._stores.pool.reopen(episode)
-            self._stores.of(episode).rows -= 1
-            episode.end, episode.provisional = None, False
-            self._stores.index(episode)
-
-    def _amend(self, session: str, amend: Amend) -> None:
-        episode = self._stores.find((session, amend.episode_id))
-        if episode is None:
-            self._count["orphan_records"] += 1
-        elif amend.discard:
-            self._count["discarded_episodes"] += 1
-            self._stores.remove(episode)
-        elif episode.given_up:  # what it was judged by is not here
-            self._count["orphan_records"] += 1
-        elif episode.end is None:
-            raise DataError(f"episode {amend.episode_id} of session {session!r} is amended before its end")
-        else:
-            end = episode.end
-            if amend.outcome is not None:
-                end = end._replace(outcome=amend.outcome, outcome_by=amend.outcome_by)
-            if amend.terminated is not None:
-                end = end._replace(terminated=amend.terminated, truncated=not amend.terminated)
-            self._stores.unindex(episode)
-            episode.end = end
-            self._settle(episode, amend.reward)
 
     @property
     def empty_half(self) -> Half | None:
@@ -435,25 +298,6 @@ class Replay:
                 out["demo_share"] = self._sampled_demo / max(1, self._sampled)
                 out["empty_half"] = int(self.empty_half is not None)
         return {f"replay/{name}": value for name, value in out.items()}
-
-
-def _check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> None:
-    if cameras:
-        names = ", ".join(c.name for c in cameras)
-        raise ConfigError(
-            f"replay.windows=adjacent has states only, and agent.image_keys names {names}: leave out agent.image_keys, "
-            "or set replay.windows=episode"
-        )
-    if config.replay.positive_fraction is not None:
-        raise ConfigError(
-            f"replay.positive_fraction={config.replay.positive_fraction} balances whole episodes, and "
-            "replay.windows=adjacent knows none: leave one of them out"
-        )
-
-
-def _died(episode: StoredEpisode) -> End:
-    """The end of an episode whose actor died."""
-    return End(episode.key[1], episode.length, None, False, True, Outcome.UNKNOWN, "learner")
 
 
 def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:

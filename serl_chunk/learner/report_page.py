@@ -7,7 +7,9 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from serl_chunk.learner import report_plots as plots
+from serl_chunk.learner import report_panels as panels
+from serl_chunk.learner.report_drawing import WINDOW
+from serl_chunk.learner.report_plots import draw_figure
 from serl_chunk.learner.run_metrics import RunMetrics
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # column names, rows
@@ -40,10 +42,10 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
     """Every figure of the page, in reading order; `limits`: the range of a bounded critic."""
     last = metrics.last() or {"env_steps": 0, "human_ticks": 0}
     span = f"over {last['env_steps']:,} environment steps, {last['human_ticks']:,} human ticks and wall time"
-    episodes, rolling = f"{len(metrics['episode'])} episodes", f"mean of the last {plots.WINDOW} episodes"
+    episodes, rolling = f"{len(metrics['episode'])} episodes", f"mean of the last {WINDOW} episodes"
     no_episode = "No episode has finished in this run yet."
     no_training = "No training step has been logged in this run yet."
-    losses = plots.loss_keys(metrics)
+    losses = panels.loss_keys(metrics)
     return [
         Figure(
             key="success",
@@ -52,8 +54,8 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             "episodes without take-over, and evaluations with their 95 % intervals.",
             caption=f"Lines: {rolling}. Grey: warm-up. The helper keeps training success high: watch the episodes "
             "without take-over, and the evaluations, where nobody helps.",
-            svg=plots.draw_figure(
-                metrics, [plots.over(plots.draw_success, axis) for axis in (plots.UPDATES, *plots.AXES)]
+            svg=draw_figure(
+                metrics, [panels.over(panels.draw_success, axis) for axis in (panels.UPDATES, *panels.AXES)]
             ),
             missing=no_episode,
         ),
@@ -62,7 +64,7 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             title="Return",
             alt=f"Three charts of the undiscounted return of {episodes}, {span}: a dot an episode and the {rolling}.",
             caption=f"Sum of an episode's rewards, and the {rolling}.",
-            svg=plots.draw_figure(metrics, [plots.over(plots.draw_return, axis) for axis in plots.AXES]),
+            svg=draw_figure(metrics, [panels.over(panels.draw_return, axis) for axis in panels.AXES]),
             missing=no_episode,
         ),
         Figure(
@@ -71,7 +73,7 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             alt=f"Three line charts of the share of steps a person acted and of episodes with a take-over, {span}.",
             caption=f"Steps on which a person had the robot, idle ones included, and episodes with a take-over; "
             f"{rolling}. Both should fall as the policy learns.",
-            svg=plots.draw_figure(metrics, [plots.over(plots.draw_intervention, axis) for axis in plots.AXES]),
+            svg=draw_figure(metrics, [panels.over(panels.draw_intervention, axis) for axis in panels.AXES]),
             missing=no_episode,
         ),
         Figure(
@@ -81,11 +83,11 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             "the mean return per value bin with its 95 % interval, the line of equality and the range of a bounded "
             "critic; beside it both means over environment steps, and the values and targets in training batches over "
             "wall time.",
-            caption=f"Left: decisions of the last {plots.CALIBRATION_EPISODES} episodes. The critic is calibrated "
+            caption=f"Left: decisions of the last {panels.CALIBRATION_EPISODES} episodes. The critic is calibrated "
             "where the squares' intervals, of a tenth of the decisions each, reach the dashed line; below it are "
             "states it thought better than they proved. Intervals count episodes, not decisions. Where a person took "
             "over, the return is not the policy's own, and the squares leave it out as long as there are others.",
-            svg=plots.draw_figure(metrics, [plots.calibration_panel(limits), plots.draw_q_trend, plots.draw_q_train]),
+            svg=draw_figure(metrics, [panels.calibration_panel(limits), panels.draw_q_trend, panels.draw_q_train]),
             missing="No value of the critic has been recorded in this run yet.",
         ),
         Figure(
@@ -93,7 +95,7 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             title="Losses",
             alt=f"Line charts of {', '.join(losses) or 'the losses'} over wall time.",
             caption="On a logarithmic scale where every value is positive.",
-            svg=plots.draw_figure(metrics, [plots.loss_panel(key) for key in losses]),
+            svg=draw_figure(metrics, [panels.loss_panel(key) for key in losses]),
             missing=no_training,
         ),
         Figure(
@@ -103,7 +105,7 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             "learner and the actors waited, the mean time of timed parts, and the windows in the replay stores.",
             caption="A learner that waits for actors needs more of them or a higher utd_ratio; actors that wait need a "
             "faster learner or a lower one.",
-            svg=plots.draw_figure(metrics, [plots.draw_rates, plots.draw_waits, plots.draw_timers, plots.draw_replay]),
+            svg=draw_figure(metrics, [panels.draw_rates, panels.draw_waits, panels.draw_timers, panels.draw_replay]),
             missing=no_training,
         ),
     ]

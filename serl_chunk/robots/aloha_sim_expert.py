@@ -8,23 +8,14 @@ joints of a grip point follow from trigonometry, and the model's position contro
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from serl_chunk.robots.aloha_sim import AlohaSimEnv
+from serl_chunk.robots.aloha_sim_arm import BASE_X, BASE_Y, GRIP, SHOULDER_Z, shoulder_and_elbow
+from serl_chunk.robots.aloha_sim_plan import CLOSED, OPEN, PlannedExpert, ease
 
-# Geometry of an arm (m), from gym-aloha's vx300s_{left,right}.xml.
-BASE_X, BASE_Y = 0.469, 0.5  # the left arm stands at -x and looks to +x, the right arm at +x looks to -x
-SHOULDER_Z = 0.079 + 0.04805
-ELBOW_X, ELBOW_Z = 0.05955, 0.3  # from the shoulder, along the forearm's rest direction and up
-FOREARM = 0.2 + 0.1  # elbow to wrist
-GRIP = 0.069744 + 0.15  # wrist to the grip point between the finger tips
-
-OPEN, CLOSED = 1.0, 0.0
 HANDOVER = np.array([0.0, 0.5, 0.25])  # m, where the cube changes hands
-NOISE_MEMORY = 0.95  # of the noise, per tick: a time constant of 0.4 s
 
 
 class Waypoint(NamedTuple):
@@ -54,46 +45,19 @@ def arm_joints(position: np.ndarray, pitch: np.ndarray, roll: np.ndarray, *, rig
     waist = np.arctan2(across, ahead)
     reach = np.hypot(ahead, across) - GRIP * np.cos(pitch)  # of the wrist, in the arm's plane
     height = position[:, 2] - SHOULDER_Z + GRIP * np.sin(pitch)
-    upper = np.hypot(ELBOW_X, ELBOW_Z)
-    cosine = (reach**2 + height**2 - upper**2 - FOREARM**2) / (2 * upper * FOREARM)
-    bend = np.arccos(np.clip(cosine, -1.0, 1.0))  # of the forearm below the upper arm's line
-    lift = np.arctan2(height, reach) + np.arctan2(FOREARM * np.sin(bend), upper + FOREARM * np.cos(bend))
-    rest = np.arctan2(ELBOW_Z, ELBOW_X)  # of the upper arm at joint zero
-    shoulder = rest - lift
-    elbow = bend - rest
+    shoulder, elbow = shoulder_and_elbow(reach, height)
     return np.stack([waist, shoulder, elbow, np.zeros_like(waist), pitch - shoulder - elbow, roll], axis=1)
 
 
-class AlohaSimExpert:
+class AlohaSimExpert(PlannedExpert):
     """Picks the cube with the right arm and hands it to the left one, open loop from the cube's true pose.
 
-    `noise` (rad, default 0) is the standard deviation of a smooth disturbance added to every arm joint's command,
-    for demonstrations that differ; the grippers stay clean. Of 50 start poses each, 50 succeed at 0 and at 0.01 rad,
-    48 at 0.02 and 40 at 0.03. Success comes at about tick 163 of 205; after the plan's last tick, the last command is
-    held.
+    Of the start states 0 to 49, 50 succeed at a `noise` of 0 and at 0.01 rad, 48 at 0.02 and 40 at 0.03
+    (`benchmarks/aloha_sim_speed.py --noise`). Success comes at about tick 164 of 205.
     """
 
-    def __init__(self, env: AlohaSimEnv) -> None:
-        self.noise = 0.0
-        self._env = env
-        self._plan = np.empty((0, 14))
-
-    def reset(self, seed: int) -> None:
-        """Plan from the arms' and the cube's present poses; `seed` determines the noise."""
-        self._rng = np.random.default_rng(seed)
-        self._disturbance = np.zeros(14)
-        self._tick = 0
-        self._plan = plan(self._env.joints, self._env.cube_pose[:3])
-
-    def act(self) -> np.ndarray:
-        """The command of the present tick, `float32[14]`; call once per tick, after `reset`."""
-        command = self._plan[min(self._tick, len(self._plan) - 1)].copy()
-        self._tick += 1
-        fresh = self.noise * np.sqrt(1 - NOISE_MEMORY**2) * self._rng.standard_normal(14)
-        self._disturbance = NOISE_MEMORY * self._disturbance + fresh
-        self._disturbance[[6, 13]] = 0.0
-        low, high = self._env.robot_spec.action_low, self._env.robot_spec.action_high
-        return np.clip(command + self._disturbance, low, high).astype(np.float32)
+    def plan(self) -> np.ndarray:
+        return plan(self._env.joints, self._env.cube_pose[:3])
 
 
 def plan(joints: np.ndarray, cube: np.ndarray) -> np.ndarray:
@@ -138,9 +102,3 @@ def _follow(start: np.ndarray, waypoints: list[Waypoint], *, right: bool) -> np.
         gripper = begin.gripper + share * (end.gripper - begin.gripper)
         parts.append(np.concatenate([arm_joints(position, pitch, roll, right=right), gripper[:, None]], axis=1))
     return np.concatenate(parts)
-
-
-def ease(ticks: int) -> np.ndarray:
-    """Shares `float64[ticks]` of a way, ending in 1, with zero velocity and acceleration at both ends."""
-    s = np.arange(1, ticks + 1) / ticks
-    return s**3 * (10 - 15 * s + 6 * s**2)

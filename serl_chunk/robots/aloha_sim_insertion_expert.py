@@ -8,26 +8,12 @@ once both objects are in the air, and taken out of the last stretch.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.robots.aloha_sim_expert import (
-    BASE_X,
-    BASE_Y,
-    CLOSED,
-    ELBOW_X,
-    ELBOW_Z,
-    FOREARM,
-    GRIP,
-    NOISE_MEMORY,
-    OPEN,
-    SHOULDER_Z,
-    ease,
-)
-
-if TYPE_CHECKING:
-    from serl_chunk.robots.aloha_sim import AlohaSimEnv
+from serl_chunk.robots.aloha_sim_arm import BASE_X, BASE_Y, GRIP, SHOULDER_Z, shoulder_and_elbow
+from serl_chunk.robots.aloha_sim_plan import CLOSED, OPEN, PlannedExpert, ease
 
 PITCH = 1.05  # rad below the horizontal, at which both hands grasp and hold
 PEG_GRASP_Z, SOCKET_GRASP_Z = (
@@ -65,11 +51,7 @@ def facing_joints(position: np.ndarray, *, right: bool) -> np.ndarray:
     y = side * (position[:, 1] - BASE_Y)
     height = position[:, 2] - SHOULDER_Z + GRIP * np.sin(PITCH)
     waist, reach = np.arctan2(y, x), np.hypot(x, y)
-    upper, rest = np.hypot(ELBOW_X, ELBOW_Z), np.arctan2(ELBOW_Z, ELBOW_X)
-    cosine = (reach**2 + height**2 - upper**2 - FOREARM**2) / (2 * upper * FOREARM)
-    bend = np.arccos(np.clip(cosine, -1.0, 1.0))
-    lift = np.arctan2(height, reach) + np.arctan2(FOREARM * np.sin(bend), upper + FOREARM * np.cos(bend))
-    shoulder, elbow = rest - lift, bend - rest
+    shoulder, elbow = shoulder_and_elbow(reach, height)
     # The hand seen from the forearm: Ry(-down) Rz(-waist) Ry(PITCH); the first row and column decide the angles.
     down = shoulder + elbow
     c, s, cw, sw, cp, sp = np.cos(down), np.sin(down), np.cos(waist), np.sin(waist), np.cos(PITCH), np.sin(PITCH)
@@ -80,39 +62,22 @@ def facing_joints(position: np.ndarray, *, right: bool) -> np.ndarray:
     return np.stack([waist, shoulder, elbow, np.arctan2(yx, -zx), wrist, np.arctan2(xy, xz)], axis=1)
 
 
-class InsertionExpert:
+class InsertionExpert(PlannedExpert):
     """Grasps peg and socket, lifts them to face each other, and pushes one into the other.
 
-    `noise` (rad, default 0) is the standard deviation of a smooth disturbance added to every arm joint's command; the
-    grippers stay clean. The peg is grasped within millimetres: from 0.005 rad on some episodes fail, at 0.01 most do.
-    Success comes at about tick 206 of 215; after the plan's last tick the last command
-    is held.
+    The peg is grasped within millimetres: from a `noise` of 0.005 rad on some episodes fail, at 0.01 most do. Success
+    comes at about tick 206 of 215.
     """
 
-    def __init__(self, env: AlohaSimEnv) -> None:
-        self.noise = 0.0
-        self._env = env
-        self._plan = np.empty((0, 14))
+    def plan(self) -> np.ndarray:
+        return approach(self._env.joints, self._env.object_poses)
 
-    def reset(self, seed: int) -> None:
-        """Plan from the arms' and the objects' present poses; `seed` determines the noise."""
-        self._rng = np.random.default_rng(seed)
-        self._disturbance = np.zeros(14)
-        self._tick = 0
-        self._plan = approach(self._env.joints, self._env.object_poses)
-
-    def act(self) -> np.ndarray:
-        """The command of the present tick, `float32[14]`; call once per tick, after `reset`."""
-        if self._tick == _SETTLED:
-            peg, socket = self._env.object_poses[:, :3]
-            self._plan = np.concatenate([self._plan, push(peg, socket)])
-        command = self._plan[min(self._tick, len(self._plan) - 1)].copy()
-        self._tick += 1
-        fresh = self.noise * np.sqrt(1 - NOISE_MEMORY**2) * self._rng.standard_normal(14)
-        self._disturbance = NOISE_MEMORY * self._disturbance + fresh
-        self._disturbance[[6, 13]] = 0.0
-        low, high = self._env.robot_spec.action_low, self._env.robot_spec.action_high
-        return np.clip(command + self._disturbance, low, high).astype(np.float32)
+    def replan(self, tick: int) -> np.ndarray | None:
+        """The push, once both objects hang still."""
+        if tick != _SETTLED:
+            return None
+        peg, socket = self._env.object_poses[:, :3]
+        return push(peg, socket)
 
 
 # Ticks at which the stretches of the approach end. The arms follow their commands late: _SETTLED lets them arrive.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.backlog import Backlog
 from serl_chunk.transport.connection import Connection

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import handshake, kinds, sockets, wire
 from serl_chunk.transport.handshake import Hello, RefusedError, Welcome
 from serl_chunk.transport.key_exchange import KeyExchange
@@ -143,7 +143,7 @@ class Connection:
         if self._key_exchange.monitor is not None:
             poller.register(self._key_exchange.monitor, zmq.POLLIN)
         for channel, s in self._sockets.items():
-            writing = (channel == "control" and self._may_greet()) or (channel == "data" and self._out.blocked)
+            writing = (channel == "control" and self._may_greet()) or (channel == "data" and self._out.sender.blocked)
             poller.register(s, zmq.POLLIN | (zmq.POLLOUT if writing else 0))
         poller.register(self._waker.fileno(), zmq.POLLIN)
         wait = 0.0 if self._out.can_pack else min(0.1, self._config.heartbeat / 2)
@@ -267,7 +267,7 @@ class Connection:
             self._lose("silent")
             return False
         self._out.pump(self._sockets["data"], token)
-        if now - self._out.progress_at > self._config.silence:
+        if now - self._out.sender.progress_at > self._config.silence:
             self._lose("it acknowledges nothing")  # the data connection alone broke, with what was in it
             return False
         if now >= self._ping_at:
@@ -340,7 +340,7 @@ class Connection:
         self.finished = wire.field(h, "finished", (str, type(None)))
         self.stalled = wire.text(h, "stalled")
         if self.stalled:
-            self._out.wait()
+            self._out.sender.wait()
         self._puller.learn(wire.field(h, "version", int))
         self._out.acknowledged(wire.count(h, "next"), gap=False)
 

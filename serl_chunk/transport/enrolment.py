@@ -7,7 +7,7 @@ import time
 
 import zmq
 
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import handshake, kinds, sockets, wire
 from serl_chunk.transport.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.key_exchange import (

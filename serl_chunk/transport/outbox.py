@@ -6,39 +6,20 @@ import collections
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import zmq
 
 from serl_chunk.transport import records, wire
 from serl_chunk.transport.journal import JournalError
-from serl_chunk.transport.sockets import try_send
-from serl_chunk.transport.spool import Entry, Spool
+from serl_chunk.transport.sender import Sender
+from serl_chunk.transport.spool import Spool
 from serl_chunk.transport.stats import Counters, Rate
-from serl_chunk.types import (
-    DECISION_PREFIX,
-    IMAGE_PREFIX,
-    STEP_COLUMNS,
-    Amend,
-    Begin,
-    DataError,
-    End,
-    Record,
-    SparseRows,
-    Step,
-    StepBlock,
-)
+from serl_chunk.transport.step_blocks import FIXED_STEP_BYTES, MAX_BLOCK_BYTES, TURN_BYTES, Handed, Made, make_records
+from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
 
 log = logging.getLogger(__name__)
 
-_MAX_BLOCK_STEPS = 512
-_MAX_BLOCK_BYTES = (
-    1 << 20
-)  # measured with camera rows: more means fresh memory pages for every block, less means more calls
-_TURN_BYTES = 4 * _MAX_BLOCK_BYTES  # packed at a time, so that sending and heartbeats get their turn
-_TURN_RECORDS = 256  # the same for small ones: each takes some 50 us to pack and send
-_FIXED_STEP_BYTES = 64  # of a step beside its arrays, rounded up
 _RETRY_S = 1.0  # between attempts to write where the disk is full
 
 Spools = Callable[[str], Spool]
@@ -62,19 +43,16 @@ class Outbox:
         jpeg_quality: int = 0,
     ) -> None:
         self.spool: Spool | None = None  # of the run the learner belongs to; None before it is known
-        self.blocked = False  # the socket took no more; poll it for writing
         self.stuck = ""  # why the spool takes nothing
-        self.unreadable = ""  # why it gives nothing back
-        self.counters = Counters("retransmitted", "abandoned", "set_aside")
+        self.sender = Sender(credit_bytes)
+        self.counters = Counters("abandoned", "set_aside")
         self.rate = Rate()
-        self.progress_at = time.monotonic()  # when the learner last acknowledged, or nothing was in flight
-        self._credit = credit_bytes
         self._spool_bytes = spool_bytes
         self._jpeg_quality = jpeg_quality
         self._largest_episode = largest_episode_bytes
-        self._block_bytes = min(_MAX_BLOCK_BYTES, max_message_bytes // 4)
-        self._queue: collections.deque[tuple[str, Step | Record, int]] = collections.deque()
-        self._made: collections.deque[tuple[Record, int, int]] = collections.deque()  # out of the queue, not spooled
+        self._block_bytes = min(MAX_BLOCK_BYTES, max_message_bytes // 4)
+        self._queue: collections.deque[Handed] = collections.deque()
+        self._made: collections.deque[Made] = collections.deque()  # out of the queue, not spooled
         self._episode: str | None = None
         # The spool of the run before, for the rest of the episode that was open when another run appeared; or a
         # word that this rest goes nowhere, because memory was all that held the beginning.
@@ -86,9 +64,6 @@ class Outbox:
         self._handed = self._packed = 0  # records
         self._handed_steps = self._packed_steps = 0
         self._handed_bytes = self._packed_bytes = 0
-        self._in_flight: collections.deque[tuple[int, int]] = collections.deque()  # (end, nbytes) of each message sent
-        self._in_flight_bytes = 0
-        self._send_next = self._sent_once = 0
         self._retry_at = 0.0
         self._free_at, self._free_bytes = -1e9, 1 << 62
 
@@ -107,7 +82,7 @@ class Outbox:
         """Append a step. Raises DataError where no episode is open."""
         if self._episode is None:
             raise DataError(f"step {record.tick} was handed over outside an episode: hand over a Begin first")
-        nbytes = _FIXED_STEP_BYTES + record.action.nbytes + sum(v.nbytes for v in record.observation.values())
+        nbytes = FIXED_STEP_BYTES + record.action.nbytes + sum(v.nbytes for v in record.observation.values())
         if record.decision is not None:
             nbytes += sum(np.asarray(v).nbytes for v in record.decision.values())
         self._handed_steps += 1
@@ -176,6 +151,7 @@ class Outbox:
         """Counts and sizes."""
         spool = self.spool
         return {
+            "retransmitted": self.sender.retransmitted,
             **self.counters,
             "steps_recorded": self.steps_recorded,
             "steps_per_s": self.rate.per_second(),
@@ -183,7 +159,7 @@ class Outbox:
             "unacked_records": 0 if spool is None else spool.next - spool.acked,
             "unacked_bytes": self.kept_bytes,
             "spool_bytes": 0 if spool is None else spool.nbytes,
-            "in_flight_bytes": self._in_flight_bytes,
+            "in_flight_bytes": self.sender.in_flight_bytes,
             "incarnation": 0 if spool is None else spool.incarnation,
         }
 
@@ -223,8 +199,7 @@ class Outbox:
     def _sending(self, run: str) -> None:
         assert self.spool is not None
         self._run = run
-        self._send_next = self._sent_once = self.spool.acked
-        self._restart()
+        self.sender.take(self.spool)
 
     def renew(self, spools: Spools, run: str) -> None:
         """The learner has all that the spool holds, and more: go on with an empty one."""
@@ -233,8 +208,7 @@ class Outbox:
             self.spool.close()
         self._skipping = bool(self._spooled_episode) and self._former is None
         self.spool = spools(run)
-        self._restart()
-        self._sent_once = self._send_next
+        self.sender.take(self.spool)
 
     def _set_aside(self) -> None:
         former, self._former = self._former, None
@@ -255,49 +229,15 @@ class Outbox:
             return False
         if self.stuck and time.monotonic() < self._retry_at:
             return False
-        return self.spool.durable or self.spool.unacked_bytes - self._in_flight_bytes < _TURN_BYTES
+        return self.spool.durable or self.spool.unacked_bytes - self.sender.in_flight_bytes < TURN_BYTES
 
     def pack(self) -> None:
         """Move some of what was handed over into the spool. Raises WireError for a value that cannot be sent."""
         if not self.can_pack:
             return
         if self._write():
-            self._fill()
+            make_records(self._queue, self._made, self._block_bytes)
             self._write()
-
-    def _fill(self) -> None:
-        """Make records of what is in the queue; consecutive steps become a block."""
-        block: list[Step] = []
-        block_bytes, block_episode, shapes = 0, "", _Shapes()
-        moved = 0
-
-        def finish() -> None:
-            nonlocal block, block_bytes
-            if block:
-                self._made.append((_to_block(block_episode, block), block_bytes, len(block)))
-                block, block_bytes = [], 0
-
-        while self._queue and moved < _TURN_BYTES and len(self._made) < _TURN_RECORDS:
-            episode, record, nbytes = self._queue.popleft()
-            moved += nbytes + _FIXED_STEP_BYTES
-            if not isinstance(record, Step):
-                finish()
-                self._made.append((record, nbytes, 1))
-                continue
-            if block and (
-                episode != block_episode
-                or record.tick != block[-1].tick + 1
-                or len(block) == _MAX_BLOCK_STEPS
-                or block_bytes + nbytes > self._block_bytes
-                or not shapes.fit(record)
-            ):
-                finish()
-            if not block:
-                shapes = _Shapes()
-                shapes.fit(record)
-            block.append(record)
-            block_bytes, block_episode = block_bytes + nbytes, episode
-        finish()
 
     def _write(self) -> bool:
         """Spool what was made; False where the disk takes no more. Then nothing is lost, and it is tried again."""
@@ -337,49 +277,14 @@ class Outbox:
         self._packed += items
 
     def pump(self, socket: zmq.Socket[bytes], token: bytes) -> None:
-        """Send what the credit and the socket take."""
-        self.blocked = False
-        if not self._in_flight:
-            self.progress_at = time.monotonic()
-        while self.spool is not None and (entry := self._next_entry(self.spool)) is not None:
-            if self._in_flight and self._in_flight_bytes + entry.nbytes > self._credit:
-                return
-            if not try_send(socket, [token, *entry.frames]):
-                self.blocked = True
-                return
-            self._send_next = entry.end
-            if entry.end <= self._sent_once:
-                self.counters["retransmitted"] += entry.span
-            self._sent_once = max(self._sent_once, entry.end)
-            self._in_flight.append((entry.end, entry.nbytes))
-            self._in_flight_bytes += entry.nbytes
-
-    def _next_entry(self, spool: Spool) -> Entry | None:
-        """What is to be sent next; None where there is nothing, or the disk does not give it back now."""
-        try:
-            entry = spool.at(self._send_next)
-        except JournalError as e:
-            if not self.unreadable:
-                log.error("%s: it is tried again", e)
-            self.unreadable = str(e)
-            return None
-        self.unreadable = ""
-        return entry
+        """Send what the credit and the socket take of what is spooled."""
+        if self.spool is not None:
+            self.sender.pump(self.spool, socket, token)
 
     def acknowledged(self, seq: int, *, gap: bool) -> None:
         """The learner has everything below `seq`; with `gap`, it asks for what follows `seq` again."""
-        if self.spool is None:
-            return
-        if self.spool.acknowledge(min(seq, self.spool.next)):
-            self.progress_at = time.monotonic()
-        if gap:
-            self._restart()
-        while self._in_flight and self._in_flight[0][0] <= self.spool.acked:
-            self._in_flight_bytes -= self._in_flight.popleft()[1]
-
-    def wait(self) -> None:
-        """The learner cannot take anything now, and says so: what is in flight is not late."""
-        self.progress_at = time.monotonic()
+        if self.spool is not None:
+            self.sender.acknowledged(self.spool, seq, gap=gap)
 
     def connected(self, *, known: bool, seq: int) -> None:
         """A connection began: continue at `seq`, or from the beginning of what is kept where nothing is known."""
@@ -393,7 +298,7 @@ class Outbox:
             if self.spool.acked > self.spool.first:
                 log.info("the learner does not know this session: resending what is kept of it")
             self.spool.rewind()
-        self._restart()
+        self.sender.restart(self.spool)
 
     def close(self) -> None:
         """Release the spool; what is not acknowledged stays in it, if it is on disk."""
@@ -413,58 +318,3 @@ class Outbox:
             elif isinstance(record, End):
                 self._spooled_episode = ""
         return n
-
-    def _restart(self) -> None:
-        self._send_next = self.spool.acked if self.spool is not None else 0
-        self._in_flight.clear()
-        self._in_flight_bytes = 0
-        self.progress_at = time.monotonic()
-
-
-def _to_block(episode: str, steps: list[Step]) -> StepBlock:
-    """The steps as a block. The arrays of a single step, which is what a live robot sends, are not copied."""
-    if len(steps) > 1:
-        return StepBlock.from_steps(episode, steps)
-    step, first = steps[0], np.zeros(1, np.int32)
-    dense: dict[str, np.ndarray] = {}
-    sparse: dict[str, SparseRows] = {}
-    for key, value in step.observation.items():
-        if key.startswith(IMAGE_PREFIX):
-            sparse[key] = SparseRows(first, value[None])
-        else:
-            dense[key] = np.asarray(value, np.float32)[None]
-    for key, value in (step.decision or {}).items():
-        sparse[DECISION_PREFIX + key] = SparseRows(first, np.asarray(value)[None])
-    return StepBlock(
-        episode_id=episode,
-        first_tick=step.tick,
-        observation=dense,
-        action=np.asarray(step.action, np.float32)[None],
-        **{name: np.array([getattr(step, name)], dtype) for name, dtype in STEP_COLUMNS.items()},
-        sparse=sparse,
-    )
-
-
-class _Shapes:
-    """The shapes of a block's arrays: steps that differ do not share columns."""
-
-    def __init__(self) -> None:
-        self._dense: dict[str, Any] | None = None
-        self._sparse: dict[str, tuple[Any, ...]] = {}
-
-    def fit(self, step: Step) -> bool:
-        """Whether a step goes into the block; one that does adds its images' and decision's shapes."""
-        dense: dict[str, Any] = {"": step.action.shape}
-        sparse = {DECISION_PREFIX + k: np.asarray(v) for k, v in step.decision.items()} if step.decision else {}
-        for key, value in step.observation.items():
-            if key.startswith(IMAGE_PREFIX):
-                sparse[key] = value
-            else:
-                dense[key] = value.shape
-        if self._dense is not None and dense != self._dense:
-            return False
-        if any(self._sparse.get(k, (v.shape, v.dtype)) != (v.shape, v.dtype) for k, v in sparse.items()):
-            return False
-        self._dense = dense
-        self._sparse.update({k: (v.shape, v.dtype) for k, v in sparse.items()})
-        return True

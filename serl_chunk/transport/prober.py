@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import handshake, kinds, sockets, wire
 from serl_chunk.transport.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.key_exchange import KeyExchange

@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.authenticator import Authenticator
 from serl_chunk.transport.key_exchange import Monitor, Outcome

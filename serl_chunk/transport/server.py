@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import handshake, kinds, probe, sockets, wire
 from serl_chunk.transport.authenticator import Authenticator, user_of
 from serl_chunk.transport.handout import Handout
@@ -155,11 +155,6 @@ class LearnerServer:
     def poke(self) -> None:
         """The allowances changed: tell the actors now."""
         self._waker.wake()
-
-    @property
-    def version_floor(self) -> int:
-        """Newest snapshot version that an actor of this run said it holds, -1 for none: publish above it."""
-        return self._sessions.version_floor
 
     def check(self) -> None:
         """Raise SerlChunkError if the server's thread has stopped on an error."""
@@ -330,7 +325,7 @@ class LearnerServer:
             raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
         self._routers.send("control", identity, answer)
         named = f", key {self._routers.authenticator.name_of(key)}" if self._routers.authenticator else ""
-        log.info("actor %s connected from %s%s", hello.actor_id, peer, named)
+        log.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
         """The session of a message's token; a stranger is told to introduce itself."""

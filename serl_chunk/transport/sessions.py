@@ -162,7 +162,6 @@ class Sessions:
         recall: Callable[[str], Standing | None] = lambda session: None,
     ) -> None:
         """`recall` gives the place of a session that is not in the table any more."""
-        self.version_floor = -1  # newest snapshot version any actor of this run reported
         self._contract = contract
         self._run = run
         self._limit = limit
@@ -229,8 +228,6 @@ class Sessions:
         session.live, session.heard, session.finish_told, session.closed, session.gone = True, now, False, False, False
         session.holds = session.gap_told = session.allowance_told = None
         session.data_id = session.control_id = session.snapshots_id = b""
-        if hello.run == self._run:
-            self.version_floor = max(self.version_floor, hello.version)
         return Admission(session, old is not None, lost, ousted)
 
     def _check_return(self, old: Session, hello: Hello) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from serl_chunk.config.experiment import TransportConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.wire import MAX_HEADER_BYTES, Frame
 from serl_chunk.types import ConfigError
 

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.base import Agent, AgentState
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
+from serl_chunk.agents.state import AgentState
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig

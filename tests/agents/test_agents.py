@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from agent_tools import build, config_of, critic, fresh, make_batches, on_device, same
 
-from serl_chunk.agents import base
+from serl_chunk.agents import updates
 from serl_chunk.types import ConfigError
 
 VARIANTS = [  # compiled, run
@@ -219,7 +219,8 @@ def test_images_are_shifted_by_keys_of_their_own(variant):
     keys = lambda k: tuple(np.asarray(jax.random.key_data(k)).tolist())  # noqa: E731
     offsets: list[tuple[int, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "random_shift", lambda key, observation, pixels: offsets.append(keys(key)) or observation)
+        shift = lambda key, observation, pixels: offsets.append(keys(key)) or observation  # noqa: E731
+        patch.setattr(updates, "random_shift", shift)
         agent._augment(state, jax.tree.map(lambda x: x[0], make_batches(agent.spec)))
     used = [state.rng, *jax.random.split(state.rng)]
     drawn = {keys(k) for u in used for n in (2, 3) for k in (u, *jax.random.split(u, n))}
@@ -251,6 +252,8 @@ def test_parameters_of_another_network_are_refused(variant):
         agent.load_params({k: v for k, v in flat.items() if k != path})
     with pytest.raises(ConfigError, match=f"parameter '{path}' has shape .*, this agent's is .*same --exp_name"):
         agent.load_params({**flat, path: flat[path][..., :-1]})
+    with pytest.raises(ConfigError, match=f"parameter '{path}' is float64, this agent's is float32: install the same"):
+        agent.load_params({**flat, path: flat[path].astype(np.float64)})
     with pytest.raises(ConfigError, match="the snapshot carries 'ghost', which this agent does not have"):
         agent.load_params({**flat, "ghost": np.zeros(1)})
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, on_device, same
 
-from serl_chunk.agents.gripper import FixedGripper, LearnedGripper, with_gripper
+from serl_chunk.agents.fixed_gripper import FixedGripper
+from serl_chunk.agents.gripper import with_gripper
+from serl_chunk.agents.learned_gripper import LearnedGripper
 from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec, make_agent
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.chunks import ChunkConfig

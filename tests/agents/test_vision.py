@@ -14,9 +14,10 @@ from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents import vision
 from serl_chunk.agents.acrlpd import Acrlpd
-from serl_chunk.agents.base import Agent, AgentState
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.gripper import with_gripper
 from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.state import AgentState
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AcrlpdConfig, BcConfig
 from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves

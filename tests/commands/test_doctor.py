@@ -19,10 +19,11 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands import devices, doctor
 from serl_chunk.commands.bandwidth import Bandwidth, check_bandwidth, check_snapshots, expected
 from serl_chunk.commands.checks import Check, duration, failed, per_second
+from serl_chunk.commands.contract import contract
 from serl_chunk.commands.devices import check_devices
 from serl_chunk.commands.doctor import Where, examine
 from serl_chunk.commands.ports import tunnel
-from serl_chunk.commands.setup import contract, spec_of
+from serl_chunk.commands.setup import spec_of
 from serl_chunk.commands.spools import check_spool, largest_episode_bytes
 from serl_chunk.config.experiment import ExperimentConfig, TransportConfig
 from serl_chunk.config.loader import load_experiment

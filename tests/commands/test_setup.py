@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import queue
 import signal
 import threading
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from serl_chunk.commands.setup import (
-    contract,
     describe,
     load,
     open_run,
@@ -154,29 +152,6 @@ def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):
     (tmp_path / "config.json").write_text('{"name": ')
     with pytest.raises(ConfigError, match=r"config\.json is damaged .*; restore it, or remove it to write it anew"):
         read_config(tmp_path)
-
-
-def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
-    base = contract(CONFIG, SPEC, "net")
-    json.dumps(base)
-    learner_side = load("fake_aloha", [("agent.lr", "0.1"), ("learner.batch_size", "2"), ("discount", "0.5")])
-    assert contract(learner_side, SPEC, "net") == base
-    for override, field in [
-        (("chunk.horizon", "6"), "horizon"),
-        (("actor.delay_ticks", "1"), "delay_ticks"),
-        (("normaliser.actions", "absolute_range"), "actions"),
-        (("agent.critic.value_high", "2"), "critic"),
-        (("name", "x"), "experiment"),
-    ]:
-        changed = contract(load("fake_aloha", [override]), SPEC, "net")
-        assert changed[field] != base[field]
-    bins = [("agent.critic.loss", "hl_gauss"), ("agent.critic.sigma_bins", "0.75")]
-    wide = [bins[0], ("agent.critic.sigma_bins", "2")]  # the same shapes over a wider support
-    assert len({contract(load("fake_aloha", o), SPEC, "net")["critic"] for o in (bins, wide)}) == 2
-    assert contract(CONFIG, SPEC, "other net")["network"] != base["network"]
-    faster = dataclasses.replace(SPEC, control_hz=10.0)
-    differing = {k for k, v in contract(CONFIG, faster, "net").items() if v != base[k]}
-    assert differing == {"control_hz", "robot_specs"}
 
 
 def test_the_effective_values_are_said_with_a_warning_for_a_short_sight():

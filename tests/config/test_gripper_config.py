@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from serl_chunk.commands.setup import contract, load, spec_of
+from serl_chunk.commands.contract import contract
+from serl_chunk.commands.setup import load, spec_of
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from lerobot_sets import HEIGHT, HZ, WIDTH, episode_of, several, smooth, write
 
 from serl_chunk.data.formats import choose
-from serl_chunk.data.frames import Encoded, Frames, HeldFrames
+from serl_chunk.data.frames import Encoded, Frames, decode_image
 from serl_chunk.data.lerobot import about, pages
 from serl_chunk.data.lerobot.images import encode_jpeg, encode_png
 from serl_chunk.data.lerobot.piles import STAGING, Group, groups_of
@@ -33,6 +33,20 @@ from serl_chunk.data.statistics import KEEP, Statistics
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 Same = Callable[[Episode, Episode], None]
+
+
+class HeldFrames(Frames):
+    """Frames that are in memory as image files."""
+
+    def __init__(self, shape: tuple[int, int, int], files: list[Encoded], where: str) -> None:
+        super().__init__(shape, np.arange(len(files)))
+        self._files, self._where = files, where
+
+    def decode(self, at: int) -> np.ndarray:
+        return decode_image(self._files[at].data, f"{self._where}, frame {at}", self.shape[1:])
+
+    def encoded_at(self, at: int) -> Encoded | None:
+        return self._files[at]
 
 
 def read(folder: Path, **options) -> list[Episode]:

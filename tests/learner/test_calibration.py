@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from serl_chunk.learner.calibration import binned, decisions, value_range
-from serl_chunk.learner.report_plots import calibration_panel
+from serl_chunk.learner.report_panels import calibration_panel
 from serl_chunk.learner.run_metrics import RunMetrics
 
 RNG = np.random.default_rng

@@ -7,9 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 from metric_logs import Clock, add_evaluation, open_log
 
-from serl_chunk.learner import report_plots
+from serl_chunk.learner import report_panels
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.report import build_report
+from serl_chunk.learner.report_drawing import INK, MAX_POINTS, rolling_mean, thinned
 from serl_chunk.learner.run_metrics import METRICS_FILE, Counters, read_metrics
 from serl_chunk.types import DataError
 
@@ -145,7 +146,7 @@ def test_plots_follow_the_readers_colour_scheme(full):
     svg = base64.b64decode(Page(full).images["success"]["src"].split(",")[1]).decode()
     assert "prefers-color-scheme:dark" in svg
     assert "currentColor" in svg
-    assert report_plots._INK not in svg
+    assert INK not in svg
 
 
 def test_configuration_is_listed_by_path_and_escaped(full):
@@ -166,20 +167,20 @@ def test_the_picture_is_a_png_of_four_panels(full):
 
 def test_curves_hold_the_right_values(full):
     metrics = read_metrics(full.parent)
-    x, alone = line(report_plots.draw_success, metrics, "without take-over", "env_steps")
+    x, alone = line(report_panels.draw_success, metrics, "without take-over", "env_steps")
     assert (x[-1], alone[-1]) == (3_000, 0.5)
-    x, everyone = line(report_plots.draw_success, metrics, "all episodes", "wall")
+    x, everyone = line(report_panels.draw_success, metrics, "all episodes", "wall")
     assert x[-1] == 6.25
     assert everyone[-1] == pytest.approx(13 / 20)  # of episodes 10..29
-    _, share = line(report_plots.draw_intervention, metrics, "of steps", "human_ticks")
+    _, share = line(report_panels.draw_intervention, metrics, "of steps", "human_ticks")
     assert share[-1] == pytest.approx(6 * 20 / 2_000)
     ax = Figure().subplots()
-    assert report_plots.calibration_panel(None)(ax, metrics)
+    assert report_panels.calibration_panel(None)(ax, metrics)
     (bars,) = ax.containers
     values, returns = bars.lines[0].get_data()
     assert values.min() == pytest.approx(0.4)
     assert returns[values == 0.6].mean() == pytest.approx(0.5, abs=0.1)
-    _, waits = line(report_plots.draw_waits, metrics, "learner waits for actors")
+    _, waits = line(report_panels.draw_waits, metrics, "learner waits for actors")
     assert waits == pytest.approx([0.2] * 30)
 
 
@@ -191,7 +192,7 @@ def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_pa
     metrics = read_metrics(tmp_path)
     assert metrics["eval"][0]["wall"] == 375 + 600
     ax = Figure().subplots()
-    report_plots.draw_success(ax, metrics, "wall")
+    report_panels.draw_success(ax, metrics, "wall")
     (bars,) = ax.containers
     assert bars.lines[0].get_xdata() == pytest.approx([11 * 12.5 / 60])
     page = Page(build_report(tmp_path))
@@ -201,16 +202,16 @@ def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_pa
 
 
 def test_rolling_mean_looks_back_twenty_episodes():
-    means = report_plots._rolling([0.0] * 20 + [1.0] * 10)
+    means = rolling_mean([0.0] * 20 + [1.0] * 10)
     assert (means[19], means[24], means[29]) == pytest.approx((0.0, 0.25, 0.5))
-    assert report_plots._rolling([1.0, 0.0])[-1] == 0.5
+    assert rolling_mean([1.0, 0.0])[-1] == 0.5
 
 
 def test_long_curves_are_thinned_to_their_ends():
     import numpy as np
 
-    x, y = report_plots._thin(np.arange(100_000.0), np.arange(100_000.0))
-    assert len(x) == report_plots.MAX_POINTS
+    x, y = thinned(np.arange(100_000.0), np.arange(100_000.0))
+    assert len(x) == MAX_POINTS
     assert (x[0], y[-1]) == (0.0, 99_999.0)
 
 
@@ -280,7 +281,7 @@ def test_an_offline_run_has_its_curve_over_updates_and_over_time(tmp_path):
     build_report(tmp_path)
     metrics = read_metrics(tmp_path)
     ax = Figure().subplots()
-    report_plots.draw_success(ax, metrics, "step")
+    report_panels.draw_success(ax, metrics, "step")
     curve = ax.containers[0].lines[0]
     assert curve.get_xdata().tolist() == [10, 20, 30]
     assert curve.get_ydata().tolist() == [0.1, 0.2, 0.3]

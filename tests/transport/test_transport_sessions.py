@@ -252,14 +252,6 @@ def test_a_rolled_back_spool_is_refused_and_a_lost_stretch_counted():
     assert (admission.lost, admission.session.expected) == (4, 9)
 
 
-def test_the_floor_of_versions_is_of_this_run_only():
-    t = table()
-    t.admit(HELLO._replace(run="other", version=9), "peer", 0.0)
-    assert t.version_floor == -1
-    t.admit(HELLO._replace(run="run", version=4), "peer", 0.0)
-    assert t.version_floor == 4
-
-
 def test_free_ports_are_three():
     port = free_port()
     for offset in range(len(sockets.CHANNELS)):

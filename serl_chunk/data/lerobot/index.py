@@ -14,7 +14,6 @@ from serl_chunk.data.lerobot.arrow import pa, pq
 from serl_chunk.types import DataError
 
 Json = dict[str, Any]
-_KINDS = ("image", "video")
 
 
 @dataclasses.dataclass(frozen=True)

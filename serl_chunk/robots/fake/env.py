@@ -13,6 +13,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point, grip_point
+from serl_chunk.robots.fake.saved import generator_at, given_start
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation
 
 NOBODY = -1
@@ -73,12 +74,8 @@ class FakeAlohaEnv(RobotEnv):
         A given start leaves the generator of later start states alone.
         """
         super().reset(seed=seed)
-        start = (options or {}).get("start")
+        start = given_start(options, FakeAlohaState)
         if start is not None:
-            if not isinstance(start, FakeAlohaState):
-                raise DataError(
-                    f'options["start"] must be a FakeAlohaState from save_state(), got {type(start).__name__}'
-                )
             self._place(start.joints, start.cube, start.holder, start.offset)
         else:
             draw = self.np_random.uniform
@@ -151,9 +148,7 @@ class FakeAlohaEnv(RobotEnv):
         """Continue from `state` bit for bit, in this or another environment of the same configuration."""
         self._place(state.joints, state.cube, state.holder, state.offset)
         self.tick, self._active = state.tick, state.active
-        generator = np.random.Generator(np.random.PCG64())
-        generator.bit_generator.state = state.rng
-        self.np_random = generator
+        self.np_random = generator_at(state.rng)
         return self._observation()
 
     def make_expert(self) -> Expert:

@@ -11,6 +11,7 @@ import numpy as np
 from serl_chunk.config.robots import FakeSingleArmConfig
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.fake import single_arm_spec as task
+from serl_chunk.robots.fake.saved import generator_at, given_start
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation
 
 DOWN = np.array([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, -1.0]])  # columns: x, finger and forward axis
@@ -76,12 +77,8 @@ class FakeSingleArmEnv(RobotEnv):
         A given start leaves the generator of later start states alone. Raises DataError for another kind of start.
         """
         super().reset(seed=seed)
-        start = (options or {}).get("start")
+        start = given_start(options, SingleArmState)
         if start is not None:
-            if not isinstance(start, SingleArmState):
-                raise DataError(
-                    f'options["start"] must be a SingleArmState from save_state(), got {type(start).__name__}'
-                )
             self._place(start)
         else:
             draw = self.np_random.uniform
@@ -144,9 +141,7 @@ class FakeSingleArmEnv(RobotEnv):
         """Continue from `state` bit for bit, in this or another environment of the same configuration."""
         self._place(state)
         self.tick, self._active = state.tick, state.active
-        generator = np.random.Generator(np.random.PCG64())
-        generator.bit_generator.state = state.rng
-        self.np_random = generator
+        self.np_random = generator_at(state.rng)
         return self._observation()
 
     def make_expert(self) -> Expert:

@@ -1,0 +1,48 @@
+"""Parameter trees as flat maps of named arrays: what a snapshot and a checkpoint's policy carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from serl_chunk.agents.state import Params
+from serl_chunk.types import ConfigError
+
+
+def flatten(params: Params) -> dict[str, np.ndarray]:
+    """`path -> array` on the host; a path's names are joined by "/"."""
+    return {k: np.asarray(v) for k, v in flatten_dict(params, sep="/").items()}
+
+
+def unflatten(flat: Mapping[str, np.ndarray], expected: Params) -> Params:
+    """The inverse of `flatten`, copied to the device.
+
+    `expected` is the tree it must be, of arrays or of their shapes and dtypes (`jax.eval_shape`).
+    Raises ConfigError naming the first path that is missing, unknown, or of another shape or dtype.
+    """
+    leaves = flatten_dict(expected, sep="/")
+    for path, leaf in leaves.items():
+        if path not in flat:
+            raise ConfigError(f"the snapshot lacks {path!r}; it comes from another agent or network shape")
+        if tuple(flat[path].shape) != tuple(leaf.shape):
+            raise ConfigError(
+                f"snapshot parameter {path!r} has shape {tuple(flat[path].shape)}, this agent's is "
+                f"{tuple(leaf.shape)}: use the same --exp_name and --config.agent options on both sides"
+            )
+        if flat[path].dtype != leaf.dtype:  # converting it would hide that the other side computes otherwise
+            raise ConfigError(
+                f"snapshot parameter {path!r} is {flat[path].dtype}, this agent's is {leaf.dtype}: install the same "
+                "version of serl-chunk on both sides"
+            )
+    unknown = sorted(set(flat) - set(leaves))
+    if unknown:
+        raise ConfigError(f"the snapshot carries {unknown[0]!r}, which this agent does not have")
+    return unflatten_dict({k: jnp.array(v) for k, v in flat.items()}, sep="/")  # jnp.array copies
+
+
+def shapes(params: Params) -> str:
+    """Paths and shapes of arrays, or of their shapes (`jax.eval_shape`), as one text."""
+    return ";".join(f"{k}{tuple(v.shape)}" for k, v in sorted(flatten_dict(params, sep="/").items()))

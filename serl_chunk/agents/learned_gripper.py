@@ -1,0 +1,214 @@
+"""Grippers whose values a grasp critic chooses, a few times a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from serl_chunk.agents.arm_and_gripper import ArmAndGripper, Build
+from serl_chunk.agents.grasp_critic import (
+    Choices,
+    GraspCritic,
+    best_option,
+    choice_imitation,
+    discounted_penalty,
+    grasp_loss,
+    grasp_target,
+    of_option,
+    plausible_options,
+)
+from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.registry import GRIPPER, AgentSpec
+from serl_chunk.agents.state import AgentState, Draws, Metrics, Noise, Params, Prefix
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.types import ChunkBatch
+
+_GRASP = 4  # folded into keys of which `split` takes 0 to 3 at most
+
+
+class LearnedGripper(ArmAndGripper):
+    """A grasp critic chooses the grippers' values, and the arm's agent the rest.
+
+    `state.grasp`: "critic", "target" and "critic_opt" of Q; "policy", "policy_average" and "policy_opt" of the imitated
+    probabilities. An agent without a critic (bc) has the latter three, and imitates.
+    """
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build) -> None:
+        g = config.gripper
+        values, held = g.values, g.hold_steps or spec.horizon
+        self.choices = Choices(values, len(spec.grippers), spec.horizon, held, joint=g.joint)
+        seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
+        super().__init__(config, spec, build, gripper_inputs=seen)
+        self.net = GraspCritic(config, self.choices)
+        self.grasp_optimiser = self._network_optimiser(g.lr or config.lr)
+
+    def init(self, rng: jax.Array) -> AgentState:
+        critic, policy = self.net.init(jax.random.fold_in(rng, _GRASP), self.seen_example(1))
+        grasp = {
+            "policy": policy,
+            "policy_average": jax.tree.map(jnp.copy, policy),
+            "policy_opt": self.grasp_optimiser.init(policy),
+        }
+        if self.has_critic:
+            grasp |= {
+                "critic": critic,
+                "target": jax.tree.map(jnp.copy, critic),
+                "critic_opt": self.grasp_optimiser.init(critic),
+            }
+        return self.inner.init(rng).replace(grasp=grasp)
+
+    # -- what the data did, and what is preferred ------------------------------------------------------------
+
+    def executed(self, batch: ChunkBatch) -> jax.Array:
+        """The options next to what was executed, whoever acted, int32[B, J, P]."""
+        return self.choices.label(batch.actions[..., self.grippers], batch.valid)
+
+    def preferred(self, grasp: Params, observations: Mapping[str, jax.Array]) -> jax.Array:
+        """argmax of the online Q over plausible options, int32[B, J, P]."""
+        allowed = plausible_options(self.net.logits(grasp["policy"], observations), self.config.gripper.plausible)
+        return best_option(self.net.outputs(grasp["critic"], observations), allowed)
+
+    def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
+        """What the arm's agent learns from; its critic may see the choice: the executed one, at o' the preferred."""
+        arm = super().arm_batch(state, batch)
+        if not (self.config.gripper.critic_sees_gripper and self.has_critic):
+            return arm
+        now, later = self.executed(batch), self.preferred(state.grasp, batch.next_observations)
+        return arm._replace(
+            observations={**batch.observations, GRIPPER: self._seen(now)},
+            next_observations={**batch.next_observations, GRIPPER: self._seen(later)},
+        )
+
+    def _seen(self, option: jax.Array) -> jax.Array:
+        values = self.choices.decode(option)
+        return values.reshape(*values.shape[:-2], -1)
+
+    # -- losses --------------------------------------------------------------------------------------------
+
+    def grasp_critic_loss(self, critic: Params, grasp: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
+        """`grasp_loss` as a function of `critic`; everything in `grasp` is a constant."""
+        g = self.config.gripper
+        rewards = jnp.sum(batch.rewards, axis=-1)
+        penalties = jnp.zeros_like(rewards)
+        if batch.before is not None and g.penalty:
+            actions, before = batch.actions[..., self.grippers], batch.before[..., self.grippers]
+            changes = self.choices.changes(actions, before, batch.valid)
+            penalties = discounted_penalty(changes, g.penalty, self.spec.discount)
+            rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
+        preferred = self.preferred(grasp, batch.next_observations)
+        chosen = of_option(self.net.values(grasp["target"], batch.next_observations), preferred)
+        target = grasp_target(batch, self.spec.discount, penalties, chosen)
+        outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
+        exists = batch.valid.reshape(-1, self.choices.parts, self.choices.held)[..., 0]
+        loss = grasp_loss(outputs, option, target, self.net.kind, batch.weight, exists, self.net.support)
+        values = self.net.read(of_option(outputs, option))
+        return loss, self.net.metrics(loss, values, target, rewards)
+
+    def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
+        """`choice_imitation` as a function of `policy`; a part weighs as much as its steps that are imitated."""
+        logits, option = self.net.logits(policy, batch.observations), self.executed(batch)
+        bc = jnp.mean(batch.bc.reshape(-1, self.choices.parts, self.choices.held), axis=-1)
+        loss = choice_imitation(logits, option, bc, self.config.bc_mean)
+        hit = (jnp.argmax(logits, axis=-1) == option).astype(jnp.float32)
+        weight = jnp.broadcast_to(bc[..., None], hit.shape)
+        accuracy = jnp.sum(hit * weight) / jnp.maximum(jnp.sum(weight), 1e-6)
+        return loss, {"grasp_critic/bc_loss": loss, "grasp_critic/bc_accuracy": accuracy}
+
+    # -- steps: the arm's, and the grippers' from the parameters of before it ----------------------------------
+
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+        """The arm's critic, and the grasp critic."""
+        grasp, metrics = self._grasp_critic_step(state.grasp, batch)
+        state, of_arm = super().critic_step(state, batch, draws)
+        return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
+
+    def policy_step(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        """The arm's policy, and the imitated choices."""
+        grasp, metrics = self._grasp_policy_step(state, batch)
+        state, of_arm = super().policy_step(state, batch, draws, imitate_only=imitate_only)
+        return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
+
+    def joint_step(
+        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+    ) -> tuple[AgentState, Metrics]:
+        """All four, each by its gradient at the parameters of before the step."""
+        values, metrics = self._grasp_critic_step(state.grasp, batch)
+        imitated, more = self._grasp_policy_step(state, batch)
+        state, of_arm = super().joint_step(state, batch, critic_draws, policy_draws)
+        return state.replace(grasp={**state.grasp, **values, **imitated}), {**of_arm, **metrics, **more}
+
+    def _grasp_critic_step(self, grasp: Params, batch: ChunkBatch) -> tuple[Params, Metrics]:
+        if not self.has_critic:
+            return {}, {}
+        grads, metrics = jax.grad(self.grasp_critic_loss, has_aux=True)(grasp["critic"], grasp, batch)
+        updates, opt = self.grasp_optimiser.update(grads, grasp["critic_opt"], grasp["critic"])
+        critic = optax.apply_updates(grasp["critic"], updates)
+        target = soft_update(critic, grasp["target"], self.config.gripper.tau)
+        return {"critic": critic, "target": target, "critic_opt": opt}, metrics
+
+    def _grasp_policy_step(self, state: AgentState, batch: ChunkBatch) -> tuple[Params, Metrics]:
+        grasp = state.grasp
+        grads, metrics = jax.grad(self.grasp_policy_loss, has_aux=True)(grasp["policy"], batch)
+        updates, opt = self.grasp_optimiser.update(grads, grasp["policy_opt"], grasp["policy"])
+        policy, average = optax.apply_updates(grasp["policy"], updates), grasp["policy_average"]
+        if self.config.policy_ema:
+            average = soft_update(policy, average, 1 - self._ema_decay(state))
+        return {"policy": policy, "policy_average": average, "policy_opt": opt}, metrics
+
+    def _averaged(self, state: AgentState) -> AgentState:
+        state = super()._averaged(state)
+        if self.config.policy_ema:
+            return state
+        return state.replace(grasp={**state.grasp, "policy_average": state.grasp["policy"]})
+
+    # -- acting --------------------------------------------------------------------------------------------
+
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> Noise:
+        """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
+        arm = super().acting_noise(key, observation, explore=explore)
+        shape = (*self.choices.shape[:2], 2)
+        drawn = jax.random.uniform(jax.random.fold_in(key, _GRASP), shape) if explore else jnp.ones(shape)
+        return {"arm": arm, "gripper": drawn}
+
+    def choose(self, params: Params, observation: Mapping[str, jax.Array], drawn: jax.Array) -> jax.Array:
+        """Options int32[J, P] for one observation: the best plausible ones, or, with probability epsilon, any."""
+        logits = self.net.logits(params["policy"], observation)
+        if self.has_critic:
+            allowed = plausible_options(logits, params["plausible"])
+            best = best_option(self.net.outputs(params["critic"], observation), allowed)
+        else:
+            best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        last = self.choices.options - 1
+        any_of = jnp.minimum((drawn[..., 1] * self.choices.options).astype(jnp.int32), last)
+        return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
+
+    def act(
+        self, params: Params, observation: Mapping[str, jax.Array], noise: Noise, prefix: Prefix
+    ) -> tuple[jax.Array, Metrics]:
+        """The grippers' choice first, which the arm's critic may see; the record has it and its value."""
+        grasp = params["gripper"]
+        option = self.choose(grasp, observation, noise["gripper"])
+        of_arm = {k: v for k, v in params.items() if k != "gripper"}
+        inputs = {**observation, GRIPPER: self._seen(option)}
+        arm, record = self.inner.act(of_arm, inputs, noise["arm"], self.arm_prefix(prefix))
+        record = {**record, "gripper": self.choices.decode(option)}
+        if self.has_critic:
+            record["gripper_q"] = of_option(self.net.values(grasp["critic"], observation), option)
+        return self.merged(arm, self.choices.chunk(option), prefix), record
+
+    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        """The arm's, and "gripper"; as long as the critic has seen no failure, imitation chooses."""
+        average = state.grasp["policy_average" if self.config.policy_ema else "policy"]
+        gripper = {"policy": average}
+        if self.has_critic:
+            share = 1.0 if pretrained else self.config.gripper.plausible
+            gripper |= {
+                "critic": state.grasp["target" if self.config.act_by == "target" else "critic"],
+                "plausible": jnp.asarray(share, jnp.float32),
+            }
+        return {**super().policy_params(state, pretrained=pretrained), "gripper": gripper}

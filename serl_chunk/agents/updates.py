@@ -1,0 +1,243 @@
+"""How an agent's losses become compiled updates: one gradient step each of critic and policy, and scans of them."""
+
+from __future__ import annotations
+
+import abc
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.state import AgentState, Draws, Metrics, Params
+from serl_chunk.agents.vision import Vision
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.encoder import random_shift
+from serl_chunk.types import ChunkBatch
+
+_AUGMENTATION = 2  # folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use
+
+
+class Updates(abc.ABC):
+    """The updates of an agent, from the losses and draws that it supplies.
+
+    `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan, the
+    last followed by the policy's, or the two side by side on each (`update_order`); `update_policy` and `update_critic`
+    run only one half (pretraining and critic warm-up). All three donate the state: use what they return.
+
+    Losses are functions of explicit draws: `critic_draws` and `policy_draws` make them of a key, `critic_step`,
+    `policy_step` and `joint_step` take them.
+    """
+
+    policy_updates = 1  # policy steps after the critic's, on the last batch
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
+        self.config = config
+        self.spec = spec
+        self.optimiser = self._network_optimiser(config.lr)
+        self.vision = Vision(config, spec.cameras)
+        # Donated buffers go to the outputs of their shape in order. Were an unused one left out, all behind it would
+        # move up by one, and each would be copied.
+        self.update = jax.jit(self._update, donate_argnums=0, keep_unused=True)
+        self.update_policy = jax.jit(self._update_policy, donate_argnums=0, keep_unused=True)
+        self.update_critic = jax.jit(self._update_critic, donate_argnums=0, keep_unused=True)
+
+    def _network_optimiser(self, lr: float) -> optax.GradientTransformation:
+        decay = self.config.weight_decay
+        return self._clipped(optax.adamw(lr, weight_decay=decay) if decay else optax.adam(lr))
+
+    def _clipped(self, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
+        # `identity` keeps the optimiser's tree the same, so that a resume may switch clipping on or off.
+        clip = optax.clip_by_global_norm(self.config.grad_clip) if self.config.grad_clip > 0 else optax.identity()
+        return optax.chain(clip, optimiser)
+
+    # -- what an agent supplies ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """The random numbers of the critic's loss on `batch`."""
+
+    @abc.abstractmethod
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        """The random numbers of the policy's loss on `batch`."""
+
+    @abc.abstractmethod
+    def _critic_loss(
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+    ) -> tuple[jax.Array, Metrics]:
+        """The critic's loss as a function of `critic`; everything in `state` is a constant."""
+
+    @abc.abstractmethod
+    def _policy_loss(
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[jax.Array, Metrics]:
+        """The policy's loss as a function of `policy`; everything in `state` is a constant.
+
+        Of `batch` it is given the `policy_part`.
+        """
+
+    def batches_used(self, updates: int) -> int:
+        """How many batches `update` wants for `updates` of the learner's critic updates; all of them, as a rule."""
+        return updates
+
+    def with_encoder(self, policy: Params, encoder: Params) -> Params:
+        """`policy` with the critic's `encoder` wherever one of its networks reads an observation."""
+        return {**policy, "encoder": encoder}
+
+    # -- compiled updates ------------------------------------------------------------------------------------
+
+    def _update(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        if self.config.update_order == "together":
+            state, metrics = jax.lax.scan(self._joint_step, state, batches)
+            return self._averaged(state), jax.tree.map(jnp.mean, metrics)
+        state, metrics = self._update_critic(state, batches)
+        last = self._augment(state, jax.tree.map(lambda x: x[-1], batches))
+        state, policy_metrics = self._policy_steps(state, last, self.policy_updates, imitate_only=False)
+        return self._averaged(state), {**metrics, **policy_metrics}
+
+    def _update_policy(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+            return self._policy_steps(s, self._augment(s, batch), 1, imitate_only=True)
+
+        state, metrics = jax.lax.scan(step, state, batches)
+        return self._averaged(state), jax.tree.map(jnp.mean, metrics)
+
+    def _update_critic(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        state, metrics = jax.lax.scan(self._critic_step, state, batches)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+        batch = self._augment(state, batch)
+        rng, key = jax.random.split(state.rng)
+        return self.critic_step(state.replace(rng=rng), batch, self.critic_draws(key, batch))
+
+    def _joint_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+        batch = self._augment(state, batch)
+        rng, critic_key = jax.random.split(state.rng)
+        rng, policy_key = jax.random.split(rng)
+        draws = self.critic_draws(critic_key, batch), self.policy_draws(policy_key, batch)
+        return self.joint_step(state.replace(rng=rng), batch, *draws)
+
+    def _policy_steps(
+        self, state: AgentState, batch: ChunkBatch, updates: int, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        """`updates` policy steps on one batch with fresh draws; the metrics' means."""
+
+        def step(s: AgentState, _: None) -> tuple[AgentState, Metrics]:
+            rng, key = jax.random.split(s.rng)
+            return self.policy_step(s.replace(rng=rng), batch, self.policy_draws(key, batch), imitate_only=imitate_only)
+
+        state, metrics = jax.lax.scan(step, state, None, length=updates)
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    # -- one gradient step each, with explicit draws -----------------------------------------------------------
+
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+        """One critic update, and the target's: towards the critic of after it, or before (`target_average`)."""
+        grads, metrics = self._critic_gradient(state, batch, draws)
+        return self._apply_critic_gradient(state, grads), metrics
+
+    def policy_step(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        """One policy update; what else belongs to it (a temperature) is the agent's."""
+        grads, metrics = self._policy_gradient(state, batch, draws, imitate_only=imitate_only)
+        return self._apply_policy_gradient(state, grads, metrics)
+
+    def joint_step(
+        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+    ) -> tuple[AgentState, Metrics]:
+        """Critic and policy, each by its gradient at the parameters of before the step (Q-chunking's code)."""
+        critic_grads, metrics = self._critic_gradient(state, batch, critic_draws)
+        policy_grads, policy_metrics = self._policy_gradient(state, batch, policy_draws, imitate_only=False)
+        state = self._apply_critic_gradient(state, critic_grads)
+        state, policy_metrics = self._apply_policy_gradient(state, policy_grads, policy_metrics)
+        return state, {**metrics, **policy_metrics}
+
+    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[Params, Metrics]:
+        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, self._whole(state), batch, draws)
+        return grads, {**metrics, "critic/grad_norm": optax.tree.norm(grads)}
+
+    def _policy_gradient(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[Params, Metrics]:
+        batch = self.policy_part(batch)
+
+        def loss(policy: Params) -> tuple[jax.Array, Metrics]:
+            whole = self._whole(state.replace(policy=policy)).policy
+            return self._policy_loss(whole, self._whole(state), batch, draws, imitate_only=imitate_only)
+
+        return jax.grad(loss, has_aux=True)(state.policy)
+
+    def _whole(self, state: AgentState) -> AgentState:
+        """`state` as losses see it: where the critic trains the encoder, the policy has the acting critic's, constant.
+
+        One encoder then serves updates and acting, and travels once. With `act_by=target` it is the averaged one.
+        """
+        if self.config.encoder.trained_by == "each":
+            return state
+        encoder = jax.lax.stop_gradient(self.choosing_params(state)["encoder"])
+        return state.replace(policy=self.with_encoder(state.policy, encoder))
+
+    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        updates, critic_opt = self.optimiser.update(grads, state.critic_opt, state.critic)
+        critic = optax.apply_updates(state.critic, updates)
+        followed = critic if self.config.critic.target_average == "new" else state.critic
+        target = soft_update({k: followed[k] for k in state.target}, state.target, self.config.critic.tau)
+        return state.replace(
+            critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1
+        )
+
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> tuple[AgentState, Metrics]:
+        updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
+        policy, average = optax.apply_updates(state.policy, updates), state.policy_average
+        if self.config.policy_ema:
+            average = soft_update(policy, average, 1 - self._ema_decay(state))
+        state = state.replace(
+            policy=policy, policy_average=average, policy_opt=policy_opt, policy_updates=state.policy_updates + 1
+        )
+        return state, metrics
+
+    def _ema_decay(self, state: AgentState) -> jax.Array:
+        n = state.policy_updates.astype(jnp.float32)
+        return jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # the first policies are soon forgotten
+
+    def _averaged(self, state: AgentState) -> AgentState:
+        """Where nothing is averaged, the average is the policy; once a call is enough for that."""
+        return state if self.config.policy_ema else state.replace(policy_average=state.policy)
+
+    def choosing_params(self, state: AgentState) -> Params:
+        """The parameters of the critic that chooses among candidates: the online ones, or their average (`act_by`)."""
+        return state.target if self.config.act_by == "target" else state.critic
+
+    def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
+        """Both observations of an image batch shifted at random, with independent offsets (DrQ), and then as the
+        networks see them: a frozen backbone looks at each image once, whatever number of networks reads it."""
+        batch = self._shifted(state, batch)
+        return batch._replace(
+            observations=self.vision.seen(state.frozen, batch.observations),
+            next_observations=self.vision.seen(state.frozen, batch.next_observations),
+        )
+
+    def _shifted(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
+        pixels = self.config.encoder.shift
+        if not self.config.image_keys or pixels == 0:
+            return batch
+        now, nxt = jax.random.split(jax.random.fold_in(state.rng, _AUGMENTATION))
+        return batch._replace(
+            observations=random_shift(now, batch.observations, pixels),
+            next_observations=random_shift(nxt, batch.next_observations, pixels),
+        )
+
+    def policy_part(self, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` with as many actions as the policy outputs; where a critic scores more, it has those as well."""
+        h = self.spec.horizon
+        if batch.actions.shape[1] == h:
+            return batch
+        return batch._replace(
+            actions=batch.actions[:, :h],
+            valid=batch.valid[:, :h],
+            demonstrated=batch.demonstrated[:, :h],
+            bc=batch.bc[:, :h],
+        )

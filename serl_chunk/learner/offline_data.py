@@ -1,0 +1,77 @@
+"""What a learner has to train on before any actor brings steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.learner.replay import Replay
+from serl_chunk.types import ConfigError, Episode, Outcome
+
+
+class Dataset(Protocol):
+    """Offline data of which a part is there at a time (`data.shards.ShardedSource`)."""
+
+    def take(self) -> list[Episode]:
+        """The episodes of the part in use, which it then need not hold."""
+
+    def advance(self) -> bool:
+        """Count one update; True where another part is in use now."""
+
+    def seek(self, updates: int) -> None:
+        """Be where so many calls of `advance` lead from the beginning."""
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+
+
+class OfflineData:
+    """Demonstrations that stay in the replay for the whole run, and those of a data set, which give way to others.
+
+    Args:
+        replay: takes them.
+        demos: those that stay.
+        dataset: none, or the data set in the state it is opened in.
+        seek: updates of the checkpoint that the run resumes from; None for a fresh run.
+    """
+
+    def __init__(
+        self, replay: Replay, demos: Sequence[Episode], dataset: Dataset | None, *, seek: int | None = None
+    ) -> None:
+        self._replay, self._dataset = replay, dataset
+        if demos or dataset is None:
+            replay.add_demo(*demos)
+        if dataset is not None and seek is not None:
+            dataset.seek(seek)
+        first = [] if dataset is None else dataset.take()
+        if dataset is not None:
+            replay.replace_demos(first)
+        self.episodes = len(demos) + len(first)  # at the start
+        # A critic that has seen successes alone misleads whoever chooses by it.
+        self.has_failures = any(e.end.outcome is not Outcome.SUCCESS for e in [*demos, *first])
+
+    @staticmethod
+    def require(config: LearnerConfig, *, there: bool) -> None:
+        """Raise ConfigError where `config` trains on demonstrations and none are `there`."""
+        if there:
+            return
+        if config.pretrain_steps or config.critic_pretrain_steps:
+            raise ConfigError(
+                "pretraining needs demonstrations: give --demo_path, or set --config.learner.pretrain_steps=0 and "
+                "--config.learner.critic_pretrain_steps=0"
+            )
+        if config.offline_steps:
+            raise ConfigError(
+                "--offline_steps trains on demonstrations or a data set: give --demo_path or --dataset_dir"
+            )
+
+    def advance(self, updates: int) -> None:
+        """Count `updates`; where another part of the data set is in use after them, it takes the replay's place."""
+        if self._dataset is not None and sum(self._dataset.advance() for _ in range(updates)):
+            self._replay.replace_demos(self._dataset.take())
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._dataset is not None:
+            self._dataset.close()
