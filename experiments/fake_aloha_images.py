@@ -1,6 +1,6 @@
 """The simulated bimanual task from three small cameras: the state is the 14 joints, the cube is in the pictures alone.
 
-serl-chunk record --exp_name fake_aloha_images --policy scripted --n_demos 30 --cameras all --out demos/images
+serl-chunk record --exp_name fake_aloha_images --policy scripted --n_demos 30 --out demos/images
 serl-chunk --exp_name fake_aloha_images --learner --actor --demo_path demos/images --checkpoint_path runs/images
 """
 

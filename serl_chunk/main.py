@@ -270,7 +270,11 @@ def _record(arguments: list[str]) -> int:
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
     p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
     p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
-    p.add_argument("--cameras", default="", help="cameras to record, separated by commas, or all (default: none)")
+    p.add_argument(
+        "--cameras",
+        metavar="NAMES",
+        help="cameras to record, separated by commas, or all, or none (default: those the experiment's agent looks at)",
+    )
     from serl_chunk.commands.aliases import add_experiment_flags, load_flags
 
     add_experiment_flags(p)
@@ -279,9 +283,13 @@ def _record(arguments: list[str]) -> int:
     from serl_chunk.commands.setup import spec_of
 
     config = load_flags(flags, rest)
-    cameras = tuple(c for c in flags.cameras.split(",") if c)
-    if cameras == ("all",):
-        cameras = tuple(c.name for c in spec_of(config).cameras)
+    cameras = config.agent.image_keys
+    if flags.cameras is not None:
+        cameras = tuple(c for c in flags.cameras.split(",") if c)
+        if cameras == ("all",):
+            cameras = tuple(c.name for c in spec_of(config).cameras)
+        elif cameras == ("none",):
+            cameras = ()
     return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
 
 

@@ -49,6 +49,7 @@ class Acfql(Agent):
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.policy_updates = config.policy_updates
+        self.imitates_critic = config.improve.imitate > 0
         self.flow = FlowPolicy(config, config.flow, spec)
         self.one_step = OneStepPolicy(config, config.flow, spec) if config.actor_type == "distill-ddpg" else None
         self.critic = ChunkCritic(config, spec, with_value=config.target == "expectile")

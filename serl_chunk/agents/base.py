@@ -31,6 +31,7 @@ class Agent(Updates):
 
     supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
     has_critic = True
+    imitates_critic = False  # whether what the policy imitates was made better by the critic, and is no better than it
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)

@@ -22,6 +22,7 @@ from serl_chunk.agents.losses import bootstrap_target, imitation_mean
 from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.agents.value_heads import UNIT, Support, critic_values, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.critics import Floor
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
 
@@ -110,13 +111,17 @@ def discounted_penalty(changes: jax.Array, penalty: float, discount: float) -> j
     return penalty * (changes @ (discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32)))
 
 
-def grasp_target(batch: ChunkBatch, discount: float, penalties: jax.Array, chosen: jax.Array) -> jax.Array:
+def grasp_target(
+    batch: ChunkBatch, discount: float, penalties: jax.Array, chosen: jax.Array, floor: Floor = "none"
+) -> jax.Array:
     """y = R + penalties + gamma^n mask mean_{j,p} Q'_{jp}(o', c*_{jp}), without a gradient: float32[B].
 
     `chosen` float32[B, J, P] holds the target network's values of the options c* that the online network prefers
-    (double DQN, van Hasselt 2016; mean over branches, Tavakoli 2018); `penalties` is float32[B].
+    (double DQN, van Hasselt 2016; mean over branches, Tavakoli 2018); `penalties` is float32[B]. With `floor="mc"` not
+    below a demonstration's realised return, as in `bootstrap_target`, which knows no penalties.
     """
-    return jax.lax.stop_gradient(bootstrap_target(batch, discount, jnp.mean(chosen, axis=(1, 2))) + penalties)
+    y = bootstrap_target(batch, discount, jnp.mean(chosen, axis=(1, 2)), floor)
+    return jax.lax.stop_gradient(y + penalties)
 
 
 def grasp_loss(

@@ -100,7 +100,7 @@ class LearnedGripper(ArmAndGripper):
             rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
         preferred = self.preferred(grasp, batch.next_observations)
         chosen = of_option(self.net.values(grasp["target"], batch.next_observations), preferred)
-        target = grasp_target(batch, self.spec.discount, penalties, chosen)
+        target = grasp_target(batch, self.spec.discount, penalties, chosen, self.config.critic.target_floor)
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
         exists = batch.valid.reshape(-1, self.choices.parts, self.choices.held)[..., 0]
         loss = grasp_loss(outputs, option, target, self.net.kind, batch.weight, exists, self.net.support)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from serl_chunk.commands.setup import load, say, split_overrides
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import COMPAT, PRESETS
+from serl_chunk.config.unread import refuse_unread
 from serl_chunk.types import ConfigError
 
 
@@ -78,13 +79,15 @@ def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConf
             raise ConfigError(f"--{given[path][0]} and --config.{path} set the same field: give one of them")
     values = [(path, value) for path, (_, value) in given.items()]
     try:
-        return load(
+        config = load(
             flags.exp_name,
             [*values, *overrides],
             getattr(flags, "seed", None),
             preset=flags.preset,
             compat=flags.compat,
         )
+        refuse_unread(config, [*given, *(path for path, _ in overrides)])
+        return config
     except ConfigError as error:
         text = str(error)
         for path, (flag, _) in given.items():

@@ -26,7 +26,7 @@ from serl_chunk.commands.setup import RunFolder, describe, open_run, say, spec_o
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
-from serl_chunk.data.demos import Demonstrations, DemoSet, NothingThere, load_demos
+from serl_chunk.data.demos import Demonstrations, DemoSet, NothingThere, find_demos, load_demos
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.shards import ShardedSource
@@ -98,12 +98,10 @@ def read_demos(
     reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
 ) -> DemoSet:
     """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
-    try:
-        demos = load_demos(
-            paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
-        )
-    except NothingThere as error:
-        raise ConfigError(_with_hint(str(error), config)) from error
+    check_data(config, paths, reading)
+    demos = load_demos(
+        paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
+    )
     if paths:
         steps = sum(e.steps.n for e in demos.episodes)
         more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
@@ -112,6 +110,16 @@ def read_demos(
             tell(f"demonstrations: {note}")
         tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
     return demos
+
+
+def check_data(config: ExperimentConfig, paths: Sequence[str], reading: DemoReading) -> None:
+    """Raise ConfigError where `--demo_path` or `--dataset_dir` leads to nothing, before a run has a folder."""
+    try:
+        find_demos(paths, reading.options, reading.format, (FORMAT,))
+    except NothingThere as error:
+        raise ConfigError(_with_hint(str(error), config)) from error
+    if reading.dataset is not None and not Path(reading.dataset).expanduser().is_dir():
+        raise ConfigError(_with_hint(f"--dataset_dir={reading.dataset}: there is no such folder", config))
 
 
 def _with_hint(message: str, config: ExperimentConfig) -> str:
@@ -138,8 +146,7 @@ def open_dataset(
     """
     if reading.dataset is None:
         return None
-    if not Path(reading.dataset).expanduser().is_dir():
-        raise ConfigError(_with_hint(f"--dataset_dir={reading.dataset}: there is no such folder", config))
+    check_data(config, (), reading)
     options = dataclasses.replace(reading.options, spec=spec, cameras=tuple(config.agent.image_keys))
     dataset = ShardedSource(
         reading.dataset,
@@ -180,10 +187,6 @@ def build_learner(
     check_simulator(config)
     reading = reading.of_robot(config.robot)
     demos = read_demos(config, spec, demo_paths, tell, reading)
-    try:
-        write_json(run.path / DEMOS, note_of(demos, reading.options))
-    except OSError as error:
-        raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
     agent = make_agent(config, spec)
     dataset = open_dataset(config, spec, reading, tell, max(CheckpointStore(run.path).steps(), default=0))
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
@@ -208,6 +211,11 @@ def build_learner(
             config, spec, agent, normaliser, demos.episodes, run.path,
             publish=publish, metrics=metrics, threaded=threaded, dataset=dataset, evaluate=evaluate, say=tell,
         )  # fmt: skip
+        run.record()  # not before: what was wrong above is put right, and the run's notes are those of its last life
+        try:
+            write_json(run.path / DEMOS, note_of(demos, reading.options))
+        except OSError as error:
+            raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
     except BaseException as error:
         metrics.close()  # wandb would wait for this run's end
         if evaluate is not None:
@@ -244,6 +252,7 @@ def run_learner(
     """
     spec = spec_of(config)
     describe(config, spec)
+    check_data(config, demo_paths, reading)
     run = open_run(config, spec, checkpoint_path)
     agent = make_agent(config, spec)
     holder: dict[str, Learner] = {}
@@ -380,6 +389,7 @@ def close_run(learner: Learner) -> int:
     path = learner.checkpoints.run_dir
     say(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
     status = 0
+    say("writing the report")  # which takes seconds, on a busy machine many of them
     try:
         say(f"report: {build_report(path)}")
     except OSError as error:  # a full disk: the checkpoints' fate below is worth more than a traceback

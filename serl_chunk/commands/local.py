@@ -9,7 +9,7 @@ from typing import Any
 
 from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.commands.actor import report_session
-from serl_chunk.commands.learner import STOPPING, DemoReading, build_learner, close_run, status_fields
+from serl_chunk.commands.learner import STOPPING, DemoReading, build_learner, check_data, close_run, status_fields
 from serl_chunk.commands.setup import describe, open_run, say, spec_of, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner, Phase
@@ -123,6 +123,7 @@ def train_local(
     stop = stop or threading.Event()
     spec = spec_of(config)
     describe(config, spec)
+    check_data(config, demo_paths, reading)
     with StatusLine() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path)
         stack.enter_context(run.lock)
@@ -141,10 +142,15 @@ def train_local(
         link.learner = learner
         learner.say_if_empty()  # no journal is kept here
 
+        def show() -> None:
+            status.update(str(learner.phase), status_fields(config, learner))
+
+        learner.tick = show  # within an evaluation
+
         def work() -> None:
             link.hand_on()
             while not stop.is_set() and learner.work():
-                status.update(str(learner.phase), status_fields(config, learner))
+                show()
 
         work()  # up to the first snapshot, which the actor needs
         summary = run_actor(

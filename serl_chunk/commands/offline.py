@@ -11,6 +11,7 @@ from serl_chunk.commands.learner import (
     STOPPING,
     DemoReading,
     build_learner,
+    check_data,
     close_run,
     say_what_is_written,
     status_fields,
@@ -65,6 +66,7 @@ def train_offline(
     stop = stop or threading.Event()
     spec = spec_of(config)
     describe(config, spec)
+    check_data(config, demo_paths, reading)
     with status_line() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path)
         stack.enter_context(run.lock)

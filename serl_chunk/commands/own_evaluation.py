@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -104,11 +105,11 @@ class OwnEvaluation:
         except BaseException as error:
             _remove_new(videos, before)
             # A full disk, an encoder or a simulator that gave up; not the transport, which `tick` looks at.
-            if raised or not isinstance(error, SerlChunkError | OSError):
+            if raised or not isinstance(error, Exception):
                 raise
             self._tell(
-                f"WARNING: the evaluation at step {counters.step} failed and is left out "
-                f"({type(error).__name__}: {error})"
+                f"WARNING: the evaluation at step {counters.step} failed and is left out; training goes on "
+                f"({type(error).__name__}: {error}{_where(error)})"
             )
             return
         if result.n < c.eval_episodes:
@@ -179,6 +180,14 @@ def check_simulator(config: ExperimentConfig) -> None:
             "learner.eval_interval evaluates in lockstep: --config.actor.clock=lockstep, or leave it 0 and evaluate "
             "with --actor --eval_checkpoint_step"
         )
+
+
+def _where(error: Exception) -> str:
+    """Where an error that is none of ours arose: whoever wrote the simulator looks there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SerlChunkError | OSError) or not frames:
+        return ""
+    return f", raised in {frames[-1].filename}, line {frames[-1].lineno}"
 
 
 def _files(folder: Path) -> set[Path]:

@@ -11,11 +11,13 @@ from rich.progress import Progress
 
 from serl_chunk.commands.setup import say
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.hdf5 import read_episode
+from serl_chunk.data.hdf5 import open_episode, read_episode
+from serl_chunk.data.hdf5_frames import close_files
+from serl_chunk.data.source import ReadOptions
 from serl_chunk.data.writer import EpisodeWriter
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
-from serl_chunk.types import Begin, ConfigError, End, Observation, Outcome, Source, Step
+from serl_chunk.types import IMAGE_PREFIX, Begin, ConfigError, End, Observation, Outcome, Source, Step
 
 DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,000,000
 MAX_FAILURES_PER_DEMO = 20  # an expert worse than this is a mistake, not bad luck
@@ -32,7 +34,8 @@ def run_record(
         noise: standard deviation of the expert's noise, rad; None leaves the expert's own.
         cameras: recorded at every tick.
 
-    Raises ConfigError, also for an expert that hardly ever succeeds, and DataError for a damaged file in `out`.
+    Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` that lack one of `cameras`,
+    and DataError for a damaged file there.
     """
     if policy != "scripted":
         raise ConfigError(f"--policy={policy}: only scripted is there; recording by hand comes with device support")
@@ -41,6 +44,8 @@ def run_record(
     folder = Path(out).expanduser()
     files = list(folder.glob("episode_*.hdf5")) if folder.is_dir() else []
     there = len(files)
+    if cameras:
+        _check_cameras(folder, files, cameras)
     if there >= n_demos:
         say(f"{folder} already holds {there} demonstrations")
         return 0
@@ -76,8 +81,24 @@ def run_record(
                 raise ConfigError(f"the expert failed {attempts - (kept - there)} of {attempts} episodes; giving up")
         writer.flush()
     new = kept - there
-    say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average")
+    seen = f", with cameras {', '.join(cameras)}" if cameras else ""
+    say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average{seen}")
     return 0
+
+
+def _check_cameras(folder: Path, files: Sequence[Path], cameras: Sequence[str]) -> None:
+    """Raise ConfigError where recorded `files` lack frames that are wanted; DataError for one that cannot be read."""
+    for file in files:
+        try:
+            seen = open_episode(file, ReadOptions()).steps.sparse
+        finally:
+            close_files(file)
+        missing = [c for c in cameras if IMAGE_PREFIX + c not in seen]
+        if missing:
+            raise ConfigError(
+                f"{folder} holds demonstrations without frames of camera {missing[0]!r} ({file.name}), and training "
+                "takes all or none: give another --out, remove these, or record without frames (--cameras none)"
+            )
 
 
 def next_seed(files: Sequence[Path]) -> int:

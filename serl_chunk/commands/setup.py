@@ -24,6 +24,8 @@ from serl_chunk.types import ConfigError, RobotSpec
 
 Say = Callable[[str], None]
 
+CONFIG = "config.json"  # in a run folder
+
 
 def say(text: str) -> None:
     """Print one line at once, whatever the output goes to."""
@@ -94,13 +96,24 @@ class RunFolder(NamedTuple):
     run_id: str
     resumed: bool
     lock: IO[str]
+    config: dict[str, Any]  # what `record` writes
+
+    def record(self) -> None:
+        """Write config.json, once this life has all that it starts with: until then the last life's stays.
+
+        Raises ConfigError where it cannot be written.
+        """
+        try:
+            write_json(self.path / CONFIG, self.config)
+        except OSError as error:
+            raise ConfigError(f"--checkpoint_path={self.path} cannot be used: {error}") from error
 
 
 def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None, tell: Say = say) -> RunFolder:
-    """Create or resume the run folder; writes config.json and prints what changed since the last life.
+    """Create or resume the run folder; prints what changed since the last life.
 
-    `lock` is held until it is closed. Raises ConfigError where another learner holds the folder, where it is another
-    experiment's, and where it cannot be written.
+    `lock` is held until it is closed; config.json is written by `RunFolder.record`. Raises ConfigError where another
+    learner holds the folder, where it is another experiment's, and where it cannot be used.
     """
     if checkpoint_path is None:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -113,23 +126,25 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
     except OSError as error:
         raise ConfigError(f"--checkpoint_path={path} cannot be used: {error}") from error
     try:
-        run_id, resumed = _claim(path, lock, config, spec, tell)
+        saved, resumed = _claim(path, lock, config, spec, tell)
     except OSError as error:
         lock.close()
         raise ConfigError(f"--checkpoint_path={path} cannot be used: {error}") from error
     except ConfigError:
         lock.close()
         raise
-    return RunFolder(path, run_id, resumed, lock)
+    return RunFolder(path, saved["run_id"], resumed, lock, saved)
 
 
-def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec, tell: Say) -> tuple[str, bool]:
-    """Lock the folder and write its config.json; returns the run's id and whether it was there before."""
+def _claim(
+    path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec, tell: Say
+) -> tuple[dict[str, Any], bool]:
+    """Lock the folder; returns what its config.json is to hold, and whether it held a run before."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(f"{path} is in use by another learner; stop it, or give another --checkpoint_path") from None
-    file = path / "config.json"
+    file = path / CONFIG
     new: dict[str, Any] = {**to_dict(config), "robot_spec": spec.to_json(), "run_id": uuid.uuid4().hex}
     resumed = file.exists()
     if resumed:
@@ -142,8 +157,7 @@ def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec,
         new["run_id"] = old.get("run_id", new["run_id"])
         for line in difference(old, json.loads(json.dumps(new))):
             tell(f"config changed since the last start (the new value wins): {line}")
-    write_json(file, new)
-    return new["run_id"], resumed
+    return new, resumed
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -155,7 +169,7 @@ def write_json(file: Path, value: Any) -> None:
 
 def read_config(run: Path) -> dict[str, Any]:
     """`config.json` of a run; raises ConfigError where it is absent or damaged."""
-    file = run / "config.json"
+    file = run / CONFIG
     try:
         return json.loads(file.read_text())
     except FileNotFoundError:

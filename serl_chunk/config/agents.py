@@ -289,6 +289,13 @@ class BcConfig(AgentConfig):
             "agent.prefix_critic must be False for bc: it has no critic to learn a prefix's value from; use acfql or "
             "acrlpd",
         )
+        for name, nothing in (("loss", "squared"), ("target_floor", "none")):
+            value = getattr(self.critic, name)
+            require(
+                value == nothing,
+                f"agent.critic.{name}={value} would change nothing: bc has no critic. Leave it out, or use an agent "
+                "with one (acfql, acrlpd)",
+            )
         require(self.candidates == 1, "agent.candidates must be 1 for bc: it has no critic to choose by")
         require(self.choose_std == 0, "agent.choose_std must be 0 for bc: it has no critic to choose by")
         require(

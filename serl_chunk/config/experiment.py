@@ -63,6 +63,11 @@ class ExperimentConfig:
                 f"set reward.failure_reward to at most offset/(1-discount)={named:.12g} "
                 f"(it is {self.reward.failure_reward})",
             )
+        require(
+            self.reward.intervention_penalty == 0 or not isinstance(self.agent, BcConfig),
+            f"reward.intervention_penalty={self.reward.intervention_penalty:g} would change nothing: bc learns from no "
+            "reward. Set it to 0, or use an agent with a critic (acfql, acrlpd)",
+        )
         if self.agent.critic.loss != "squared":
             self._check_value_range()
         require(
@@ -151,6 +156,11 @@ class ExperimentConfig:
             f"{chunk.horizon}: a choice that is not executed for as long as it was made for would never be corrected. "
             "Leave chunk.execute_steps out, and with it agent.prefix_critic, which is for critics of more than what is "
             "executed",
+        )
+        require(
+            gripper.penalty == 0 or self.agent.critic.target_floor == "none",
+            f"agent.critic.target_floor=mc compares the targets with rewards alone, and agent.gripper.penalty="
+            f"{gripper.penalty:g} adds to the grasp critic's: switch one of them off",
         )
         ranged = gripper.loss == "as_critic" and self.agent.critic.loss != "squared"
         require(

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
+from serl_chunk.config.validation import choices_in_words
 from serl_chunk.types import ConfigError
 
 T = TypeVar("T")
@@ -83,7 +84,9 @@ def parse(text: str, annotation: Any, where: str) -> Any:
         for value in args:
             if text == str(value):
                 return value
-        raise ConfigError(f"{where}={text!r}: expected one of {', '.join(map(str, args))}")
+        near = difflib.get_close_matches(text, [str(v) for v in args if v != ""], 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"{where}={text!r}: expected one of {choices_in_words(args)}{hint}")
     if origin in (typing.Union, types.UnionType):
         return _parse_union(text, args, where)
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:

@@ -110,7 +110,9 @@ def _clone(config: ExperimentConfig, *, policy: str, bc_on: str = "all") -> Chan
         policy_ema=0.0,
         bc_on=bc_on,  # type: ignore[arg-type]
     )
-    return {"agent": agent, "chunk": _lengths(config, HORIZON)}
+    # Clones learn from no reward; a take-over's price is the experiment's for agents that do.
+    reward = dataclasses.replace(config.reward, intervention_penalty=0.0)
+    return {"agent": agent, "chunk": _lengths(config, HORIZON), "reward": reward}
 
 
 def _hg_dagger(config: ExperimentConfig, *, policy: str) -> Changes:

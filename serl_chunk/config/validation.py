@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from serl_chunk.types import ConfigError
@@ -14,6 +15,12 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def choices_in_words(values: Sequence[Any]) -> str:
+    """What a field may hold, for a message; an empty text, which nobody would see, is `nothing`."""
+    named = ", ".join(str(v) for v in values if v != "")
+    return f"{named}, or nothing" if "" in values else named
+
+
 def require_choices(config: Any, where: str) -> None:
     """Raise ConfigError for a field annotated `Literal` that holds none of its values.
 
@@ -23,7 +30,7 @@ def require_choices(config: Any, where: str) -> None:
     for name, hint in typing.get_type_hints(type(config)).items():
         if typing.get_origin(hint) is Literal:
             value, valid = getattr(config, name), typing.get_args(hint)
-            require(value in valid, f"{where}{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
+            require(value in valid, f"{where}{name} must be one of {choices_in_words(valid)}, got {value!r}")
 
 
 def require_widths(name: str, value: tuple[int, ...]) -> None:

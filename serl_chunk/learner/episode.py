@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.types import Begin, DataError, End, Outcome, Source, StepBlock
+from serl_chunk.config.experiment import RewardConfig
+from serl_chunk.types import Begin, DataError, End, Episode, Outcome, Source, StepBlock
 
 _Q = "decision/q"
 
@@ -55,6 +56,8 @@ class StoredEpisode:
     indexed: int = 0  # starts before this tick have been considered
     eligible: int = 0  # windows in the views
     excluded: int = 0  # windows that lack a recent image
+    # Realised returns float64[length] of a demonstration, where they were computed before the lock was taken.
+    returns: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.frames = [[] for _ in range(self.cameras)]
@@ -142,6 +145,28 @@ def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
         total = reward + discount * total
         to_go[t] = total
     return to_go
+
+
+def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool) -> np.ndarray:
+    """What is trained on, float32[T], of recorded rewards float32[T]; `failed`: a declared failure is their end.
+
+    Prices of take-overs come on top.
+    """
+    out = reward * config.scale + config.offset
+    if failed:
+        out[-1] = config.failure_reward
+    return out
+
+
+def realised_returns(episode: Episode, config: RewardConfig, discount: float) -> np.ndarray | None:
+    """What a demonstration achieved from each step on, float64[T]; None where the task did not end it."""
+    _, steps, end = episode
+    if not end.terminated or not steps.n:
+        return None
+    reward = np.array(steps.reward, np.float32)
+    if end.reward is not None:
+        reward[-1] = end.reward
+    return returns_to_go(effective_rewards(reward, config, failed=end.outcome == Outcome.FAILURE), discount)[:-1]
 
 
 def summarise(

@@ -101,6 +101,12 @@ class Learner:
         self.accounts = Accounts(metrics, self.replay, c.log_period, self.counters)
         if restored is not None:
             self._resume(*restored[:3])
+        if agent.imitates_critic and c.offline_steps and self.phase in _ON_DATA and not self._data_has_failures:
+            say(
+                "WARNING: agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks "
+                "that climb a critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, "
+                "or give failed demonstrations beside"
+            )
 
     @property
     def offline_updates(self) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from serl_chunk.learner.episode import EpisodeStats, StoredEpisode, decision_values, summarise
 from serl_chunk.learner.stores import Key, Store, Stores
-from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Source, StepBlock
+from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Source, StepBlock
 
 
 class Recording:
@@ -32,7 +34,14 @@ class Recording:
         store.put(self._current[session])
         return finished
 
-    def steps(self, session: str, block: StepBlock) -> int:
+    def demonstration(self, session: str, episode: Episode, returns: np.ndarray | None) -> None:
+        """A whole demonstration whose arrays were checked, its realised returns float64[T] where they are known."""
+        self.begin(session, episode.begin, self._stores.demo)
+        self._current[session].returns = returns
+        self.steps(session, episode.steps, checked=True)
+        self.end(session, episode.end, checked=True)
+
+    def steps(self, session: str, block: StepBlock, *, checked: bool = False) -> int:
         """Steps of the session's open episode; how many are stored."""
         episode = self._held(session, block.episode_id)
         if episode is None:
@@ -45,7 +54,8 @@ class Recording:
                 f"expected tick {first}; steps {what}"
             )
         pool = self._stores.pool
-        pool.check(block)
+        if not checked:
+            pool.check(block)
         decisions = decision_values(block)
         self._reopen(episode)
         store, frames = self._stores.of(episode), pool.frames_in(block, demonstration=episode.demonstration)
@@ -60,7 +70,7 @@ class Recording:
             self._stores.index(episode)
         return block.n
 
-    def end(self, session: str, end: End) -> EpisodeStats | None:
+    def end(self, session: str, end: End, *, checked: bool = False) -> EpisodeStats | None:
         """The end of the session's open episode; its figures, where it is an online one that was kept."""
         episode = self._held(session, end.episode_id)
         if episode is None:
@@ -72,7 +82,7 @@ class Recording:
                 f"{episode.length} arrived"
             )
         self._reopen(episode)
-        self._close(episode, end)
+        self._close(episode, end, checked=checked)
         del self._current[session]
         if episode.end is None or episode.demonstration:
             return None
@@ -126,14 +136,14 @@ class Recording:
         self._count["orphan_steps"] += block.n
         return 0
 
-    def _close(self, episode: StoredEpisode, end: End) -> None:
+    def _close(self, episode: StoredEpisode, end: End, *, checked: bool = False) -> None:
         """Write the final row; leaves `episode.end` None if the episode was dropped instead."""
         stores, pool = self._stores, self._stores.pool
         if not episode.length:
             self._count["empty_episodes"] += 1
             stores.remove(episode)
             return
-        if end.final_observation is not None:
+        if end.final_observation is not None and not checked:
             pool.check_final(end.episode_id, end.final_observation)
         store = stores.of(episode)
         frames = pool.final_frames(end.final_observation, demonstration=episode.demonstration)

@@ -12,7 +12,7 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.adjacent import check_adjacent, gather_neighbours
-from serl_chunk.learner.episode import EpisodeStats
+from serl_chunk.learner.episode import EpisodeStats, realised_returns
 from serl_chunk.learner.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.learner.recording import Recording
 from serl_chunk.learner.stores import Key, Stores
@@ -105,9 +105,11 @@ class Replay:
         Raises ConfigError naming the capacity to set if they do not fit (nothing is added then), DataError if one
         does not belong to this robot or is there already, or if `replay.positive_fraction` finds none to balance.
         """
+        self._stores.check_demos(episodes)
+        returns = self._returns(episodes)
         with self._lock:
-            self._stores.check_demos(episodes, leaving=())
-            self._add_demos(DEMO_SESSION, episodes)
+            self._stores.check_room(episodes, leaving=())
+            self._add_demos(DEMO_SESSION, episodes, returns)
             self._stores.check_balance()
 
     def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
@@ -122,19 +124,23 @@ class Replay:
         """
         if tag == DEMO_SESSION:
             raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
+        # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
+        self._stores.check_demos(episodes, files=False)
+        returns = self._returns(episodes)
         with self._lock:
             leaving = [e for key, e in self._stores.demo.episodes.items() if key[0] == tag]
-            self._stores.check_demos(episodes, leaving=leaving, files=False)
+            self._stores.check_room(episodes, leaving=leaving)
             self._stores.remove_all(leaving)
-            self._add_demos(tag, episodes)
+            self._add_demos(tag, episodes, returns)
             if not leaving:
                 self._stores.check_balance()
 
-    def _add_demos(self, session: str, episodes: Sequence[Episode]) -> None:
-        for e in episodes:
-            self._recording.begin(session, e.begin, self._stores.demo)
-            self._recording.steps(session, e.steps)
-            self._recording.end(session, e.end)
+    def _returns(self, episodes: Sequence[Episode]) -> list[np.ndarray | None]:
+        return [realised_returns(e, self._config.reward, self._config.discount) for e in episodes]
+
+    def _add_demos(self, session: str, episodes: Sequence[Episode], returns: Sequence[np.ndarray | None]) -> None:
+        for episode, realised in zip(episodes, returns, strict=True):
+            self._recording.demonstration(session, episode, realised)
 
     def insert(self, session: str, record: Record) -> int:
         """Take the next record of `session`; returns the number of steps stored.

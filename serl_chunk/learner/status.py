@@ -95,8 +95,10 @@ class StatusLine:
             if phase != self._phase:
                 self._phase, self._phase_start, self._phase_done = phase, now, fields.get("done", 0)
                 self._phase_paused = fields.get("paused", 0.0)
+            begins = fields.get("evaluating", False) and not self._fields.get("evaluating", False)
             self._fields, self._stale = fields, True
-            if self._shown_at is None or now - self._shown_at >= self._period:
+            # Why training stands still is said at once: an evaluation may be over before a log's next line.
+            if begins or self._shown_at is None or now - self._shown_at >= self._period:
                 self._show()
 
     def say(self, text: str) -> None:
@@ -174,6 +176,9 @@ def who_waits(learner_wait: float, actor_wait: float) -> str:
 def waits(fields: StatusFields) -> str:
     """Which side holds the other up, and for how much: `learner waits for 312 more steps`."""
     side = who_waits(fields["learner_wait"], fields["actor_wait"])
+    # The shares are of what has passed; a first update that is being compiled holds actors up and nobody else.
+    if side == LEARNER_WAITS and fields.get("may_record") == 0 and fields.get("updates_due"):
+        side = ACTOR_WAITS
     actors = fields.get("actors")
     if side == LEARNER_WAITS:
         missing = fields.get("steps_missing", 0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.adjacent import Neighbours
-from serl_chunk.learner.episode import StoredEpisode, returns_to_go, takeovers
+from serl_chunk.learner.episode import StoredEpisode, effective_rewards, returns_to_go, takeovers
 from serl_chunk.learner.memory import STORES
 from serl_chunk.learner.pool import StepPool
 from serl_chunk.learner.views import BalancedView, IndexView, Windows
@@ -163,13 +163,15 @@ class Stores:
         pool, reward = self.pool, self._config.reward
         rows = episode.rows[first : episode.length]
         source = pool.source[rows]
-        pool.effective[rows] = pool.reward[rows] * reward.scale + reward.offset
-        if episode.terminated and episode.outcome == Outcome.FAILURE:
-            pool.effective[rows[-1]] = reward.failure_reward
+        failed = episode.terminated and episode.outcome == Outcome.FAILURE
+        pool.effective[rows] = effective_rewards(pool.reward[rows], reward, failed=failed)
         # Corrections may move either, and call this for the whole episode.
         pool.realised[rows] = -np.inf
         if episode.terminated and episode.demonstration:
-            pool.realised[rows] = returns_to_go(pool.effective[rows], self._config.discount)[:-1]
+            known, episode.returns = episode.returns, None  # for once: a correction changes them
+            if known is None:
+                known = returns_to_go(pool.effective[rows], self._config.discount)[:-1]
+            pool.realised[rows] = known
         if (source == Source.HUMAN).any():
             self._mark_takeovers(episode, first)
         pool.demonstrated[rows] = episode.demonstration | (source == Source.HUMAN)
@@ -235,15 +237,13 @@ class Stores:
         for view in (self.view_online, self.view_demo, self.view_all, *self._balanced):
             view.discard(rows)
 
-    def check_demos(self, episodes: Sequence[Episode], *, leaving: Sequence[StoredEpisode], files: bool = True) -> None:
-        """Raise unless demonstrations `episodes` fit the robot, and the store once those of `leaving` have left it.
+    def check_demos(self, episodes: Sequence[Episode], *, files: bool = True) -> None:
+        """Raise DataError unless demonstrations `episodes` are this robot's.
 
-        Raises ConfigError naming the capacity to set, DataError for arrays of another robot, an episode given twice
-        and, unless `files`, images that are still in their files.
+        Also for one that is given twice and, unless `files`, for images that are still in their files. Nothing of what
+        the stores hold is looked at.
         """
-        pool, store = self.pool, self.demo
-        rows = store.rows - sum(len(e.rows) for e in leaving)
-        frames = store.frames - sum((e.frame_counts for e in leaving), np.zeros_like(store.frames))
+        pool = self.pool
         seen: set[str] = set()
         for begin, steps, end in episodes:
             pool.check(steps)
@@ -258,6 +258,13 @@ class Stores:
             if begin.episode_id in seen:
                 raise DataError(f"episode {begin.episode_id} is given twice")
             seen.add(begin.episode_id)
+
+    def check_room(self, episodes: Sequence[Episode], *, leaving: Sequence[StoredEpisode]) -> None:
+        """Raise ConfigError naming the capacity to set unless demonstrations fit once those of `leaving` have left."""
+        pool, store = self.pool, self.demo
+        rows = store.rows - sum(len(e.rows) for e in leaving)
+        frames = store.frames - sum((e.frame_counts for e in leaving), np.zeros_like(store.frames))
+        for _, steps, end in episodes:
             rows += steps.n + 1
             frames += pool.frames_in(steps, demonstration=True)
             frames += pool.final_frames(end.final_observation, demonstration=True)

@@ -87,6 +87,7 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path):
     describe(learner, spec_of(learner), said.append)
     assert "preset qc, conventions of the published code qc" in said
     run = open_run(learner, spec_of(learner), str(tmp_path), said.append)
+    run.record()
     run.lock.close()
     saved = read_config(tmp_path)
     assert (saved["preset"], saved["compat"]) == ("qc", "qc")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import types
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from serl_chunk.commands import learner as learner_command
 from serl_chunk.commands.learner import DemoReading, build_learner, open_dataset, read_demos
+from serl_chunk.commands.local import train_local
+from serl_chunk.commands.offline import train_offline
 from serl_chunk.commands.setup import load, open_run, spec_of
 from serl_chunk.data import ogbench_task
 from serl_chunk.data.demos import load_demos
@@ -119,3 +123,49 @@ def test_nobody_but_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_o
     assert learner.shard
     assert not any(ref() is not None for ref in learner.shard)
     assert read[0] == learner.current == walked.current
+
+
+@pytest.mark.parametrize("train", [train_local, train_offline], ids=["local", "offline"])
+def test_a_mistyped_path_leaves_no_run_behind(tmp_path: Path, train: Any) -> None:
+    run = tmp_path / "runs" / "first"
+    for paths, dataset in (([str(tmp_path / "absent")], None), ([], str(tmp_path / "absent"))):
+        with pytest.raises(ConfigError, match="absent"):
+            train(FAKE, paths, str(run), reading=DemoReading(dataset=dataset))
+    assert not run.parent.exists()
+
+
+def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that are there and cannot be read; what is said to have changed is what did since the last life."""
+    run = tmp_path / "run"
+    good, bad = write(tmp_path / "good.npz"), tmp_path / "bad.npz"
+    bad.write_bytes(b"nothing")
+
+    def made(*args: object, metrics: Any, **rest: object) -> types.SimpleNamespace:
+        return types.SimpleNamespace(replay=types.SimpleNamespace(estimated_bytes=0), metrics=metrics)
+
+    monkeypatch.setattr(learner_command, "Learner", made)
+
+    def start(path: Path, seed: int) -> list[str]:
+        said: list[str] = []
+        config = dataclasses.replace(FAKE, seed=seed)
+        folder = open_run(config, SPEC, str(run), said.append)
+        try:
+            build_learner(
+                config, [str(path)], folder, SPEC,
+                publish=lambda s, i: None, threaded=False, wandb=False, tell=lambda line: None,
+            ).metrics.close()  # fmt: skip
+        finally:
+            folder.lock.close()
+        return said
+
+    with pytest.raises((ConfigError, DataError)):
+        start(bad, 1)
+    assert not (run / "config.json").exists()  # as if it had never been
+    assert start(good, 2) == []
+    notes = [(run / name).read_bytes() for name in ("config.json", "demos.json")]
+    with pytest.raises((ConfigError, DataError)):
+        start(bad, 3)
+    assert [(run / name).read_bytes() for name in ("config.json", "demos.json")] == notes
+    assert start(good, 4) == ["config changed since the last start (the new value wins): seed: 2 -> 4"]

@@ -8,6 +8,7 @@ from serl_chunk.commands import record
 from serl_chunk.commands.record import run_record
 from serl_chunk.commands.setup import load
 from serl_chunk.data.hdf5 import read_episode
+from serl_chunk.main import main
 from serl_chunk.types import ConfigError, DataError, Outcome
 
 CONFIG = load("fake_aloha", [])
@@ -74,3 +75,27 @@ def test_noise_needs_an_expert_that_has_some(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "make_expert", lambda env: object())
     with pytest.raises(ConfigError, match="the expert of 'fake_aloha' has no adjustable noise: leave --noise out"):
         record_until(1, tmp_path, noise=0.1)
+
+
+def test_the_cameras_that_the_agent_looks_at_are_recorded_unless_others_are_named(monkeypatch):
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(record, "run_record", lambda *a, **kw: asked.append(kw["cameras"]) or 0)
+    for flags in ([], ["--cameras", "top"], ["--cameras", "all"], ["--cameras", "none"], ["--cameras="]):
+        assert main(["record", "--exp_name", "fake_aloha_images", "--out", "x", *flags]) == 0
+    every = ("top", "left_wrist", "right_wrist")
+    assert asked == [every, ("top",), every, (), ()]
+    asked.clear()
+    assert main(["record", "--exp_name", "fake_aloha", "--out", "x"]) == 0
+    assert asked == [()]  # whose agent looks at none
+
+
+def test_a_folder_without_frames_takes_none_with_them(tmp_path):
+    assert record_until(1, tmp_path) == 0
+    for n in (1, 2):  # complete or not
+        with pytest.raises(ConfigError, match=r"without frames of camera 'top' \(episode_0\.hdf5\).*another --out"):
+            record_until(n, tmp_path, cameras=("top",))
+    assert len(demos(tmp_path)) == 1
+    filmed = tmp_path / "filmed"
+    for n in (1, 2):
+        assert record_until(n, filmed, cameras=("top",)) == 0
+    assert [len(e.steps.sparse["images/top"].index) for e in demos(filmed)] == [e.steps.n for e in demos(filmed)]

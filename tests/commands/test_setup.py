@@ -51,6 +51,8 @@ def test_the_seed_flag_wins_and_the_experiment_must_be_named():
 def test_a_new_folder_records_the_configuration(tmp_path):
     run = open_run(CONFIG, SPEC, str(tmp_path / "a" / "b"), quiet)
     assert not run.resumed
+    assert not (run.path / "config.json").exists()  # what a start that fails would leave behind
+    run.record()
     saved = read_config(run.path)
     assert saved["run_id"] == run.run_id
     assert saved["name"] == "fake_aloha"
@@ -68,10 +70,14 @@ def test_without_a_path_the_folder_is_named_by_the_experiment(tmp_path, monkeypa
 
 def test_a_resumed_folder_keeps_its_id_and_says_what_changed(tmp_path):
     first = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    first.record()
     first.lock.close()
     said: list[str] = []
     changed = dataclasses.replace(CONFIG, seed=CONFIG.seed + 1)
+    open_run(changed, SPEC, str(tmp_path), quiet).lock.close()  # a start that failed before it recorded anything
+    assert read_config(tmp_path)["seed"] == CONFIG.seed
     again = open_run(changed, SPEC, str(tmp_path), said.append)
+    again.record()
     again.lock.close()
     assert (again.resumed, again.run_id) == (True, first.run_id)
     assert said == [
@@ -87,6 +93,7 @@ def test_one_learner_a_folder_and_one_experiment_a_run(tmp_path):
     run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
     with pytest.raises(ConfigError, match="is in use by another learner; stop it, or give another --checkpoint_path"):
         open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    run.record()
     run.lock.close()
     other = dataclasses.replace(CONFIG, name="other")
     with pytest.raises(ConfigError, match="is a run of experiment 'fake_aloha', not 'other'; give another"):
@@ -104,10 +111,12 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
     with monkeypatch.context() as patch:
         patch.setattr("serl_chunk.commands.setup.write_json", full)
         with pytest.raises(ConfigError, match=r"--checkpoint_path=.* cannot be used: .*No space left on device"):
-            open_run(CONFIG, SPEC, str(tmp_path), quiet)
+            run.record()
+    run.lock.close()
     open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()
 
 

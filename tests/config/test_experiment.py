@@ -52,6 +52,8 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
         {"choose_std": 0.5, "critic": CriticConfig(ensemble=1, target_subset=1)},
         r"agent\.choose_std=0\.5 needs heads that may disagree: set agent\.critic\.ensemble to 2 or more",
     ),
+    (BcConfig, {"critic": CriticConfig(loss="hl_gauss")}, r"agent\.critic\.loss=hl_gauss would change nothing: bc has"),
+    (BcConfig, {"critic": CriticConfig(target_floor="mc")}, r"target_floor=mc would change nothing: bc has no critic"),
     (BcConfig, {"choose_std": 1.0}, r"agent\.choose_std must be 0 for bc: it has no critic"),
     (
         AcrlpdConfig,
@@ -212,6 +214,10 @@ PREFIX = AcfqlConfig(prefix_critic=True)
                 "chunk": ChunkConfig(critic_horizon=9),
             },
             r"agent\.critic\.tail=policy fills chunk\.critic_horizon=9 actions from the policy's 5",
+        ),
+        (
+            {"agent": BcConfig(), "reward": RewardConfig(intervention_penalty=0.1)},
+            r"reward\.intervention_penalty=0\.1 would change nothing: bc learns from no reward\. Set it to 0, or",
         ),
         ({"actor": ActorConfig(delay_ticks=5)}, r"actor\.delay_ticks=5 must be below chunk\.execute_steps=5"),
     ],

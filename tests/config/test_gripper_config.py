@@ -80,6 +80,19 @@ def test_what_does_not_fit_the_experiment_is_named(gripper, changes, said):
     experiment(GripperConfig(choices=TWO, hold_steps=3, penalty=-0.02, loss="squared"))
 
 
+def test_a_floor_of_rewards_knows_no_penalties():
+    critic = CriticConfig(loss="squared", target_floor="mc")
+    for penalty in (0.0, -0.02):
+        agent = AcfqlConfig(gripper=GripperConfig(choices=TWO, penalty=penalty), critic=critic)
+        if penalty:
+            with pytest.raises(
+                ConfigError, match=r"target_floor=mc .* agent\.gripper\.penalty=-0\.02 adds .*: switch one"
+            ):
+                ExperimentConfig("x", FakeAlohaConfig(), agent=agent)
+        else:
+            ExperimentConfig("x", FakeAlohaConfig(), agent=agent)
+
+
 def test_choices_that_are_executed_in_part_are_refused():
     agent = AcfqlConfig(gripper=GripperConfig(choices=TWO), prefix_critic=True)
     with pytest.raises(ConfigError, match=r"execute_steps \(3\) to be the chunk\.horizon of 6: .*agent\.prefix_critic"):

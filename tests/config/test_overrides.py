@@ -80,6 +80,11 @@ def test_none_and_numbers_of_an_optional_field():
         ([("seed", "inf")], r"--config\.seed='inf': expected an integer"),
         ([("discount", "high")], r"--config\.discount='high': expected a number"),
         ([("agent.use_state", "maybe")], r"--config\.agent\.use_state='maybe': expected true or false"),
+        (
+            [("agent.gripper.setup_mode", "single-arm-fixed")],
+            r"expected one of single-arm-fixed-gripper, .*dual-arm-learned-gripper, or nothing "
+            r"\(did you mean 'single-arm-fixed-gripper'\?\)",
+        ),
         ([("agent.critic.loss", "l1")], r"--config\.agent\.critic\.loss='l1': expected one of squared, bounded"),
         ([("agent.critic.hidden", "64,x")], r"--config\.agent\.critic\.hidden='x': expected an integer"),
         ([("chunk.critic_horizon", "x")], r"--config\.chunk\.critic_horizon='x': expected an integer or none"),

@@ -151,3 +151,13 @@ def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it() -> None:
         assert config.chunk.critic_steps == config.chunk.executed
     shorter = dataclasses.replace(BASE, chunk=ChunkConfig(6, 4))
     assert configured(shorter, compat="qc").chunk == shorter.chunk
+
+
+@pytest.mark.parametrize("preset", ["bc", "bc-gaussian", "hg-dagger", "hg-dagger-gaussian"])
+def test_a_clone_leaves_the_price_of_take_overs_to_agents_that_learn_from_rewards(preset: str) -> None:
+    priced = dataclasses.replace(BASE.reward, intervention_penalty=0.1)
+    squared = dataclasses.replace(BASE.agent, critic=dataclasses.replace(BASE.agent.critic, loss="squared"))
+    ours = dataclasses.replace(BASE, agent=squared, reward=priced)
+    assert configured(ours, preset=preset).reward.intervention_penalty == 0
+    with pytest.raises(ConfigError, match=r"intervention_penalty=0\.2 would change nothing"):
+        configured(ours, [("reward.intervention_penalty", "0.2")], preset=preset)

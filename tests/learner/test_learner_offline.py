@@ -17,6 +17,7 @@ from serl_chunk.commands.learner import DemoReading, build_learner
 from serl_chunk.commands.local import LocalLink, train_local
 from serl_chunk.commands.offline import train_offline
 from serl_chunk.commands.setup import open_run, read_config
+from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.accounts import Accounts
 from serl_chunk.learner.learner import Learner, Phase
@@ -95,6 +96,24 @@ def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, ca
 def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path, candidates, failing):
     train_local(experiment(offline_steps=40, max_steps=20), [demos], str(tmp_path))
     assert set(candidates) == {0}
+
+
+MISLED = "WARNING: agent.improve.imitate in an offline phase on successes alone"
+
+
+@pytest.mark.parametrize(
+    ("imitate", "offline", "failures", "warned"),
+    [(0.5, 20, False, True), (0.5, 20, True, False), (0.5, 0, False, False), (0.0, 20, False, False)],
+)
+def test_imitating_what_climbs_a_critic_of_successes_is_warned_of(
+    demos, tmp_path, capsys, request, imitate, offline, failures, warned
+):
+    if failures:
+        request.getfixturevalue("failing")
+    config = experiment(offline_steps=offline, pretrain_steps=0)
+    agent = dataclasses.replace(config.agent, improve=ImproveConfig(steps=1, imitate=imitate, candidates=2))
+    let_go(learner_of(dataclasses.replace(config, agent=agent), demos, tmp_path))
+    assert ("".join(capsys.readouterr()).count(MISLED) == 1) is warned
 
 
 def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_path):

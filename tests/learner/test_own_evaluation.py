@@ -30,9 +30,10 @@ from serl_chunk.data.writer import EpisodeWriter
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.own_evaluation import Schedule
 from serl_chunk.learner.report import build_report
-from serl_chunk.learner.run_metrics import read_metrics
+from serl_chunk.learner.run_metrics import Counters, read_metrics
+from serl_chunk.learner.status import StatusLine
 from serl_chunk.robots.registry import make_env, robot_spec
-from serl_chunk.types import ConfigError, SerlChunkError
+from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 
 EVALUATED = {"eval_interval": 20, "eval_episodes": 3}
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 50, "online_steps": 0, "checkpoint_period": 25}
@@ -265,6 +266,42 @@ def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch
     videos = tmp_path / "run" / "videos"
     assert sorted(p.name for p in videos.iterdir()) == ["20_mean", "50_mean"]
     assert [len(list(p.iterdir())) for p in videos.iterdir()] == [2, 2]
+
+
+def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path, monkeypatch):
+    class Unstable(Exception):
+        """As simulators have them: no SerlChunkError, no OSError."""
+
+    def gives_up(*_: object) -> None:
+        raise Unstable("the arm left the world")
+
+    said: list[str] = []
+    config = experiment(**OFFLINE | EVALUATED)
+    own = OwnEvaluation(config, None, lambda: None, tmp_path, None, said.append, lambda: False)
+    monkeypatch.setattr(OwnEvaluation, "_result", gives_up)
+    own(Snapshot(40, {}), Counters(40, 0, 0))
+    [line] = said
+    assert line.startswith("WARNING: the evaluation at step 40 failed and is left out; training goes on ")
+    assert f"(Unstable: the arm left the world, raised in {__file__}, line " in line
+    assert list(tmp_path.iterdir()) == []
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OwnEvaluation, "_result", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # no failure of the simulator's
+        own(Snapshot(40, {}), Counters(40, 0, 0))
+    own.close()
+
+
+def test_one_process_shows_that_it_evaluates(demos, tmp_path, monkeypatch):
+    shown: list[bool] = []
+    monkeypatch.setattr(
+        StatusLine, "update", lambda self, phase, fields: shown.append(fields["evaluating"])
+    )  # fmt: skip
+    train_local(experiment(max_steps=20, **EVALUATED), [demos], str(tmp_path))
+    assert shown.count(True) > EVALUATED["eval_episodes"]  # within the episodes
+    assert not shown[-1]
 
 
 def test_films_of_an_evaluation_that_was_cut_short_are_removed(tmp_path, filmed, monkeypatch):

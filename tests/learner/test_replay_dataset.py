@@ -10,6 +10,7 @@ from coded_episodes import Checker, config, feed, make
 from coded_replay import RNG, build, coded
 
 from serl_chunk.data.frames import Frames
+from serl_chunk.learner import replay as replay_module
 from serl_chunk.learner.replay import DATASET_SESSION, DEMO_SESSION
 from serl_chunk.learner.sampler import BatchStream
 from serl_chunk.types import ConfigError, DataError, Episode, SparseRows
@@ -81,6 +82,41 @@ def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
     stream.close()
     assert len(set(seen)) > 1
     assert replay._stores.pool.row_slots.used == replay.stats()["replay/demo_rows"]
+
+
+def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypatch):
+    replay = build(config(demo_fraction=1.0))
+    pool, held, checks = replay._stores.pool, [], []
+    check, returns = pool.check, replay_module.realised_returns
+
+    def checked(block):
+        checks.append(block.episode_id)
+        held.append(replay._lock._is_owned())
+        check(block)
+
+    def computed(*args):
+        held.append(replay._lock._is_owned())
+        return returns(*args)
+
+    monkeypatch.setattr(pool, "check", checked)
+    monkeypatch.setattr(replay_module, "realised_returns", computed)
+    now = shard(0)
+    replay.replace_demos(episodes_of(now))
+    assert len(held) == 2 * EPISODES
+    assert not any(held)
+    assert len(checks) == len(set(checks)) == EPISODES  # once each
+    monkeypatch.undo()
+    # What was computed ahead is what a replay computes that is given the same records one by one.
+    other = build(config(demo_fraction=1.0))
+    for e in episodes_of(now):
+        other._begin("x", e.begin, other._stores.demo)
+        other._steps("x", e.steps)
+        other._end("x", e.end)
+    for column in ("realised", "effective"):
+        ours, theirs = getattr(pool, column), getattr(other._stores.pool, column)
+        for key, episode in replay._stores.demo.episodes.items():
+            twin = other._stores.demo.episodes["x", key[1]]
+            np.testing.assert_array_equal(ours[episode.rows[:-1]], theirs[twin.rows[:-1]])
 
 
 def test_tags_are_replaced_apart():

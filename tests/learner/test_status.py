@@ -129,6 +129,28 @@ def test_say_is_printed_at_once_between_lines(clock):
         assert out.getvalue() == "train | step 1\ncheckpoint 1 written [bold]\n"
 
 
+def test_an_evaluation_that_begins_is_shown_at_once(clock):
+    out = io.StringIO()
+    with StatusLine(out, tty=False, clock=clock) as status:
+        status.update("train", {"step": 1, "evaluating": False})
+        for _ in range(3):
+            clock.now += 0.1
+            status.update("train", {"step": 1, "evaluating": True})
+        clock.now += 0.1
+        status.update("train", {"step": 1, "evaluating": False})
+    assert out.getvalue().splitlines() == ["train | step 1", "train | evaluating | step 1", "train | step 1"]
+
+
+def test_who_is_held_up_just_now_is_not_said_to_be_waited_for():
+    """A first update compiles while the shares are still those of the warm-up."""
+    fields = {"learner_wait": 0.9, "actor_wait": 0.0, "may_record": 0, "updates_due": 50, "actors": ("left_cell",)}
+    held = "actor waits for learner: left_cell may record 0 more steps, 50 updates are due"
+    assert waits(fields) == held
+    assert waits(fields | {"updates_due": 0}) == "learner waits for actor"
+    assert waits(fields | {"may_record": 3}) == "learner waits for actor"
+    assert waits(fields | {"may_record": None}) == "learner waits for actor"
+
+
 def test_time_left_comes_from_the_speed_within_the_phase(clock):
     out = io.StringIO()
     with StatusLine(out, tty=False, clock=clock) as status:

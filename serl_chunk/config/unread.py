@@ -1,0 +1,96 @@
+"""Settings that nothing reads as the rest of an experiment stands, for those that somebody asks for by name.
+
+An experiment's file may set the number of bins for whoever chooses a critic of bins. Who gives that number on the
+command line believes that it counts, and is told where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from serl_chunk.config.agents import AcfqlConfig, BcConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.types import ConfigError
+
+
+class Switch(NamedTuple):
+    """Fields that count only while another one is as it must be."""
+
+    group: str  # the fields' path without their names
+    names: tuple[str, ...]  # () for all of the group
+    read: Callable[[ExperimentConfig], bool]
+    needs: str  # what makes them count
+
+    def covers(self, path: str) -> bool:
+        """Whether `path` is one of the fields."""
+        group, _, name = path.rpartition(".")
+        return group == self.group and (not self.names or name in self.names)
+
+
+def _at(config: ExperimentConfig, path: str) -> Any:
+    """The value at a dotted path, which exists."""
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _cameras(config: ExperimentConfig) -> bool:
+    return bool(config.agent.image_keys)
+
+
+def _of_policy(target: str) -> Callable[[ExperimentConfig], bool]:
+    """Whether an acfql's critic bootstraps in that way; other agents have the fields for reasons of their own."""
+    return lambda c: not isinstance(c.agent, AcfqlConfig) or c.agent.target == target
+
+
+_SWITCHES = (
+    Switch("agent.critic", ("bins", "sigma_bins"), lambda c: c.agent.critic.loss == "hl_gauss",
+           "agent.critic.loss=hl_gauss"),
+    Switch("agent.critic", ("value_low", "value_high", "initial_logit"), lambda c: c.agent.critic.loss != "squared",
+           "agent.critic.loss=bounded or hl_gauss"),
+    Switch("agent.encoder", ("kind", "features", "pooling", "latent", "share_cameras", "frozen_backbone", "shift"),
+           _cameras, "cameras in agent.image_keys"),
+    Switch("agent.encoder", ("features",), lambda c: c.agent.encoder.kind != "resnet10",
+           "agent.encoder.kind=conv or impala (ResNet-10 has channels of its own)"),
+    Switch("agent.flow", (), lambda c: not isinstance(c.agent, BcConfig) or c.agent.policy == "flow",
+           "agent.policy=flow (the Gaussian's layers are agent.hidden)"),
+    Switch("agent", ("hidden",), lambda c: not isinstance(c.agent, BcConfig) or c.agent.policy == "gaussian",
+           "agent.policy=gaussian (the flow's layers are agent.flow.hidden)"),
+    Switch("agent.flow", ("train_delay_max",), lambda c: _at(c, "agent.flow.train_delay") == "sampled",
+           "agent.flow.train_delay=sampled"),
+    Switch("agent.flow", ("fourier_dim",), lambda c: _at(c, "agent.flow.time") == "fourier",
+           "agent.flow.time=fourier"),
+    Switch("agent", ("alpha", "normalise_q"), lambda c: getattr(c.agent, "actor_type", "") == "distill-ddpg",
+           "agent.actor_type=distill-ddpg"),
+    Switch("agent", ("expectile",), _of_policy("expectile"), "agent.target=expectile"),
+    Switch("agent", ("target_candidates", "target_flow_steps"), _of_policy("policy"), "agent.target=policy"),
+    Switch("agent", ("prefix_expectile",), lambda c: c.agent.prefix_critic, "agent.prefix_critic=True"),
+    Switch("agent.improve", ("top", "rate", "radius"), lambda c: _at(c, "agent.improve.steps") > 0,
+           "agent.improve.steps above 0"),
+    Switch("agent.improve", ("candidates",), lambda c: _at(c, "agent.improve.imitate") > 0,
+           "agent.improve.imitate above 0"),
+    Switch("agent.gripper",
+           ("joint", "epsilon", "plausible", "hidden", "lr", "tau", "loss", "critic_sees_gripper"),
+           lambda c: c.agent.gripper.composition == "learned",
+           "agent.gripper.choices, or a learned-gripper setup_mode"),
+    Switch("replay", ("exclude_before_takeover",), lambda c: c.agent.bc_on == "+successes", "agent.bc_on=+successes"),
+    Switch("robot.helper", (), lambda c: c.actor.intervention == "scripted", "actor.intervention=scripted"),
+)  # fmt: skip
+
+
+def refuse_unread(config: ExperimentConfig, paths: Iterable[str]) -> None:
+    """Raise ConfigError for the first of the fields `paths` (dotted, such as "agent.critic.bins") that is not read."""
+    for path in paths:
+        for switch in _SWITCHES:
+            if switch.covers(path) and not switch.read(config):
+                raise ConfigError(
+                    f"--config.{path}={_text(_at(config, path))} would not be read: it needs {switch.needs}. Set that "
+                    "too, or leave it out"
+                )
+
+
+def _text(value: object) -> str:
+    """A field's value as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
