@@ -17,6 +17,7 @@ import numpy as np
 
 STATE = "state"
 IMAGE_PREFIX = "images/"
+FEATURE_PREFIX = "features/"  # before a camera's name: what a frozen backbone made of its frame
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
 
 Array = Any

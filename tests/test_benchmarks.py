@@ -108,3 +108,42 @@ def test_what_cannot_be_measured_is_refused(option: str, message: str):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, float]]]:
+    """The table of a quick run of vision.py, and its figures at the one size it has."""
+    file = tmp_path_factory.mktemp("vision") / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "vision.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())["32"]
+
+
+def test_kept_features_stand_for_pixels_in_the_vision_benchmark(vision: tuple[str, dict[str, dict[str, float]]]):
+    table, figures = vision
+    assert set(figures) == {"none", "conv", "frozen", "cached"}
+    cached = figures["cached"]
+    assert cached["loss_difference"] < 1e-2
+    assert (cached["pixel_bytes_per_frame"], cached["feature_bytes_per_frame"]) == (32 * 32 * 3, 512 * 2)
+    assert cached["embed_ms_per_frame"] > 0
+    assert cached["batch_mb"] < figures["frozen"]["batch_mb"]
+    for case, f in figures.items():
+        assert f["total_ms"] > 0
+        assert case == "none" or f["camera_share"] == pytest.approx(1 - figures["none"]["total_ms"] / f["total_ms"])
+    assert f"{100 * cached['saved_share']:.0f} %" in table
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--cases=cached,resnet", "'resnet' is none; valid: none, conv, impala, resnet10, frozen, cached"),
+        ("--sizes=128", "--sizes=128: expected PIXELS:BATCH"),
+        ("--sizes=48:3", "48:3 is no size: 8 pixels or more, an even batch"),
+    ],
+)
+def test_what_the_vision_benchmark_cannot_measure_is_refused(option: str, message: str):
+    command = [sys.executable, str(BENCHMARKS / "vision.py"), "--quick", option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert message in done.stderr

@@ -16,6 +16,7 @@ import numpy as np
 
 from serl_chunk.agents import flat_params
 from serl_chunk.agents.exploration import chunk_noise
+from serl_chunk.agents.frame_features import FrameEmbedder
 from serl_chunk.agents.losses import replace_tail
 from serl_chunk.agents.registry import GRIPPER, AgentSpec
 from serl_chunk.agents.state import AgentState, Metrics, Noise, Params, Prefix
@@ -151,6 +152,14 @@ class Agent(Updates):
     def shared_params(self, state: AgentState) -> Params:
         """What `policy_params` holds for all networks together: {"frozen"} where a backbone is frozen."""
         return {"frozen": state.frozen} if self.vision.frozen else {}
+
+    def frame_embedder(self, state: AgentState) -> FrameEmbedder | None:
+        """What computes the features that `encoder.cache_features` keeps of stored frames; none where it is off.
+
+        Batches then carry `features/<camera>` in place of `images/<camera>`; actors and evaluations go on with pixels.
+        """
+        cached = self.config.encoder.cache_features and self.vision.frozen
+        return FrameEmbedder(self.vision, state.frozen) if cached else None
 
     def acting_policy(self, state: AgentState) -> Params:
         """The policy that acts: the average, or the newest where `policy_ema` is 0."""

@@ -12,9 +12,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.encoders import resnet10_leaves
 from serl_chunk.models.blocks import map_blocks
-from serl_chunk.models.encoder import FEATURE_PREFIX, make_backbone
+from serl_chunk.models.encoder import make_backbone
 from serl_chunk.models.weights import read_weights
-from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError
 
 Params = Any
 State = TypeVar("State")  # an AgentState, which lies above this module

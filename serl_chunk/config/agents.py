@@ -72,6 +72,11 @@ class AgentConfig:
             not self.encoder.weights or bool(self.image_keys),
             f"agent.encoder.weights={self.encoder.weights} would not be read: agent.image_keys names no camera",
         )
+        require(
+            not self.encoder.cache_features or bool(self.image_keys),
+            "agent.encoder.cache_features=True would keep nothing: agent.image_keys names no camera. Name cameras, or "
+            "set agent.encoder.cache_features=False",
+        )
         require(0 <= self.policy_ema < 1, f"agent.policy_ema must be in [0, 1), got {self.policy_ema}")
         require(self.lr > 0, f"agent.lr must be positive, got {self.lr}")
         require(self.weight_decay >= 0, f"agent.weight_decay must be >= 0 (0 is Adam), got {self.weight_decay}")

@@ -30,6 +30,9 @@ class EncoderConfig:
     # policies read the features of the critic that acts, without a gradient (HIL-SERL).
     trained_by: Literal["each", "critic"] = "each"
     frozen_backbone: bool = False  # resnet10's convolutions stay as they are, for all networks the same; heads train
+    # What the frozen backbone makes of a stored frame is computed once and kept beside it; batches then carry that
+    # instead of pixels. Needs shift=0: an image that is shifted anew each time has no features to keep.
+    cache_features: bool = False
     weights: str = ""  # .npz of the backbone's weights (`serl-chunk data encoder`), which the learner starts from
     shift: int = 4  # random-shift augmentation in pixels (DrQ); 0 switches it off
 
@@ -42,6 +45,18 @@ class EncoderConfig:
             f"agent.encoder.state_latent must be >= 0 (0 takes the state as it is), got {self.state_latent}",
         )
         require(self.shift >= 0, f"agent.encoder.shift must be >= 0 pixels, got {self.shift}")
+        require(
+            not self.cache_features or self.frozen_backbone,
+            "agent.encoder.cache_features=True keeps what a frozen backbone makes of stored frames, and this one is "
+            "trained, so that it changes with every update: set agent.encoder.frozen_backbone=True (with "
+            "agent.encoder.kind=resnet10), or agent.encoder.cache_features=False",
+        )
+        require(
+            not self.cache_features or self.shift == 0,
+            f"agent.encoder.cache_features=True and agent.encoder.shift={self.shift} exclude each other: a stored "
+            "frame's features are computed once, and a random shift shows another image every time. Set "
+            "agent.encoder.shift=0, or agent.encoder.cache_features=False",
+        )
         for name in ("frozen_backbone", "weights"):
             require(
                 not getattr(self, name) or self.kind == "resnet10",

@@ -62,6 +62,13 @@ class Accounts:
         self._period.leave_out(seconds, self._counters().env_steps - env_steps)
 
     @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around work that is neither training nor waiting; rates leave its time out."""
+        start, env_steps = time.perf_counter(), self._counters().env_steps
+        yield
+        self._period.leave_out(time.perf_counter() - start, self._counters().env_steps - env_steps)
+
+    @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
         """Around waiting for a batch."""
         start = time.perf_counter()

@@ -22,6 +22,8 @@ from serl_chunk.agents.state import AgentState
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.accounts import Accounts
+from serl_chunk.learner.catch_up import CatchUp
+from serl_chunk.learner.episode import EpisodeStats
 from serl_chunk.learner.inbox import Inbox, Taken
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.offline_data import Dataset, OfflineData
@@ -79,11 +81,18 @@ class Learner:
         if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more
             self.state = agent.pretrained(self.state)
         self.normaliser = normaliser if restored is None else self._restored_normaliser(normaliser, restored, dataset)
-        keys, bc_on = config.agent.image_keys, config.agent.bc_on
-        self.inbox = Inbox(
-            lambda ended: Replay(spec, config, self.normaliser, image_keys=keys, bc_on=bc_on, on_episode=ended), say
-        )
+        # With the weights that the run has: they never change.
+        embed = agent.frame_embedder(self.state if restored is None else restored.state)
+
+        def make_replay(ended: Callable[[EpisodeStats], None]) -> Replay:
+            a = config.agent
+            return Replay(
+                spec, config, self.normaliser, image_keys=a.image_keys, bc_on=a.bc_on, on_episode=ended, embed=embed
+            )
+
+        self.inbox = Inbox(make_replay, say)
         self.replay = self.inbox.replay
+        self._catch_up = None if embed is None else CatchUp(self.replay, say)
         self._data = OfflineData(self.replay, demos, dataset, seek=None if restored is None else restored.step)
         self.pace = Pace(c, self.inbox)
         self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
@@ -101,7 +110,7 @@ class Learner:
         self.accounts = Accounts(metrics, self.replay, c.log_period, self.counters)
         if restored is not None:
             self._resume(*restored[:3])
-        if agent.imitates_critic and c.offline_steps and self.phase in _ON_DATA and not self._data_has_failures:
+        if agent.imitates_critic and c.offline_steps and self.phase in _ON_DATA and not self._data.has_failures:
             say(
                 "WARNING: agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks "
                 "that climb a critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, "
@@ -161,6 +170,8 @@ class Learner:
         c = self.config.learner
         if self._evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
             return True
+        if self._catch_up is not None and self._computed_features(self._catch_up):
+            return True
         if self.phase is Phase.PRETRAIN:
             return self._pretrain(c.pretrain_steps, self.agent.update_policy, Phase.CRITIC_PRETRAIN)
         if self.phase is Phase.CRITIC_PRETRAIN:
@@ -174,6 +185,16 @@ class Learner:
             return self._pretrain(self._of_critic(c.critic_warmup_steps), self.agent.update_critic, Phase.TRAIN)
         if self.phase is Phase.TRAIN:
             return self._train()
+        return False
+
+    def _computed_features(self, catch_up: CatchUp) -> bool:
+        """Before the first update: those of the frames that are there. Not in the constructor, so that a stop is heard
+        and a journal has been read."""
+        if self.phase is not Phase.DONE:
+            with self.accounts.aside():
+                if catch_up.work():
+                    return True
+        self._catch_up = None
         return False
 
     def _of_critic(self, updates: int) -> int:

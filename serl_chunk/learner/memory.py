@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.learner.frame_features import PLACE_BYTES
 from serl_chunk.learner.lazy_frames import cached_frames
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
 
@@ -14,9 +16,15 @@ MESSAGE_BYTES = 2048  # of a step's message beside its observation and action: h
 _MIB = 1 << 20
 
 
-def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
+def estimate_bytes(
+    spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], features: Sequence[int] = ()
+) -> int:
     """Bytes a replay takes when every store is full: columns, index views, free lists, the images of `cameras`
-    and the decoded ones of demonstrations that stay in their files."""
+    and the decoded ones of demonstrations that stay in their files.
+
+    `features`: bytes of a frame's features, of each camera, where they are kept. Then no decoded image is, and
+    demonstrations whose images stay in their files have features as well.
+    """
     floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, realised, demonstrated, bc
     fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8 + 8  # source, tick, decision, version, age, stamp, succ, pred
     fixed += 1 + 1 + 1 + 1  # live, terminal, cut, recent
@@ -25,9 +33,11 @@ def estimate_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[Came
     per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age
     per_frame = sum(c.height * c.width * 3 + 8 for c in cameras)
     rows = config.capacity + config.demo_capacity + config.human_capacity
-    cached = cached_frames(cameras, config.frame_cache_bytes, config.demo_capacity)
+    cached = 0 if features else cached_frames(cameras, config.frame_cache_bytes, config.demo_capacity)
     cached_bytes = cached * sum(c.height * c.width * 3 + 16 for c in cameras)
-    return rows * per_row + STORES * config.image_capacity * per_frame + cached_bytes
+    places = STORES * config.image_capacity + config.demo_capacity
+    feature_bytes = places * sum(size + PLACE_BYTES for size in features)
+    return rows * per_row + STORES * config.image_capacity * per_frame + cached_bytes + feature_bytes
 
 
 def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
@@ -57,14 +67,25 @@ def _lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def check_memory(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], available: int | None) -> int:
+def check_memory(
+    spec: RobotSpec,
+    config: ReplayConfig,
+    cameras: Sequence[CameraSpec],
+    available: int | None,
+    features: Sequence[int] = (),
+) -> int:
     """The estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available` bytes."""
-    need = estimate_bytes(spec, config, cameras)
+    need = estimate_bytes(spec, config, cameras, features)
     if available is not None and need > available:
         fields = "replay.capacity, replay.demo_capacity or replay.human_capacity"
         images = "replay.image_capacity (or use fewer agent.image_keys), replay.frame_cache_bytes, " if cameras else ""
+        kept = ""
+        if features:
+            share = need - estimate_bytes(spec, dataclasses.replace(config, frame_cache_bytes=0), cameras)
+            images = images.replace("replay.frame_cache_bytes, ", "")  # nothing is kept decoded
+            kept = f", or set agent.encoder.cache_features=False ({share / _MIB:.0f} MiB of it are features)"
         raise ConfigError(
             f"a full replay needs {need / _MIB:.0f} MiB, {available / _MIB:.0f} MiB are available: lower "
-            f"{images}{fields}"
+            f"{images}{fields}{kept}"
         )
     return need

@@ -9,9 +9,11 @@ import numpy as np
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.learner.episode import StoredEpisode
+from serl_chunk.learner.frame_features import Embedder, Fetch, FrameFeatures, Lacking, Unseen
 from serl_chunk.learner.lazy_frames import FrameCache, copy_frames, frame_caches
 from serl_chunk.learner.slots import Slots
 from serl_chunk.types import (
+    FEATURE_PREFIX,
     IMAGE_PREFIX,
     STATE,
     STEP_COLUMNS,
@@ -49,7 +51,8 @@ class StepPool:
     Images are held once, `images[c][slot]` uint8[H, W, 3]. `frame[row, c]` is the slot of camera c's newest frame at
     or before the row within the episode, or -1; `recent[row]` says whether all of them are at most
     `max_image_age` ticks old. Images of demonstrations that come as `Frames` stay where they are: slots beyond those
-    of `images[c]` are the numbers of `deferred[c]`, see `look`.
+    of `images[c]` are the numbers of `deferred[c]`, see `look`. With `embed`, `features[c]` are what it makes of the
+    frames, by the same slots.
 
     One pool serves all stores; a store is a quota and a set of episodes. So an episode changes stores without
     being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
@@ -65,6 +68,7 @@ class StepPool:
         max_image_age: int,
         cache_bytes: int = 0,
         deferred: int = 0,
+        embed: Embedder | None = None,
     ) -> None:
         self.spec, self.cameras, self.max_image_age = spec, tuple(cameras), max_image_age
         n, c = rows, len(self.cameras)
@@ -91,7 +95,10 @@ class StepPool:
         self.age = np.empty((n, c), np.int32)  # ticks
         self.recent = np.empty(n, np.bool_)
         self.images = [np.empty((frames, cam.height, cam.width, 3), np.uint8) for cam in self.cameras]
-        self.deferred = frame_caches(self.cameras, cache_bytes, most=deferred)
+        # Features stand for decoded images: each is looked at once.
+        self.deferred = frame_caches(self.cameras, 0 if embed is not None else cache_bytes, most=deferred)
+        places = frames + deferred
+        self.features = [] if embed is None else [FrameFeatures(embed, cam, places) for cam in self.cameras]
         self.row_slots = Slots(n)
         self.frame_slots = [Slots(frames) for _ in self.cameras]
 
@@ -100,6 +107,7 @@ class StepPool:
         """Bytes of address space of all columns and images."""
         own = [v for v in vars(self).values() if isinstance(v, np.ndarray)] + self.images
         frames = sum(s.nbytes for s in self.frame_slots) + sum(d.nbytes for d in self.deferred)
+        frames += sum(f.nbytes for f in self.features)
         return sum(a.nbytes for a in own) + self.row_slots.nbytes + frames
 
     def check(self, block: StepBlock) -> None:
@@ -212,6 +220,8 @@ class StepPool:
             if values is not None:
                 self.images[c][slots] = np.asarray(values)
                 episode.frames[c].append(slots)
+        if self.features:
+            self.features[c].placed(slots)
         # Entry 0 stands for the newest frame before these rows.
         known = np.concatenate([[episode.latest_frame[c]], slots])
         taken = np.concatenate([[episode.latest_frame_tick[c]], first_tick + index])
@@ -285,6 +295,34 @@ class StepPool:
         at = np.flatnonzero(away)
         return out, Deferred(self.deferred[c], out, at, slots[at] - held)
 
+    def show(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, Fetch | None]:
+        """What batches have of camera c at `slots` int64[B]: its key in an observation, an array of its own, and what
+        is still to be fetched into it.
+
+        `images/<camera>` uint8[B, H, W, 3], or with features `features/<camera>` float16[B, h, w, C].
+        """
+        name = self.cameras[c].name
+        if not self.features:
+            images, deferred = self.look(c, slots)
+            return IMAGE_PREFIX + name, images, deferred
+        values, known = self.features[c].read(slots)
+        if known.all():
+            return FEATURE_PREFIX + name, values, None
+        at = np.flatnonzero(~known)
+        different, which = np.unique(slots[at], return_inverse=True)
+        return FEATURE_PREFIX + name, values, self._unseen(c, different, Lacking(values, at, which))
+
+    def _unseen(self, c: int, slots: np.ndarray, batch: Lacking | None = None) -> Unseen:
+        return Unseen(self.features[c], self.features[c].gaps(slots), *self.look(c, slots), batch)
+
+    def unseen(self, limit: int) -> Unseen | None:
+        """Up to `limit` frames of a camera that lack their features; none where no frame does."""
+        for c, features in enumerate(self.features):
+            slots = features.first_missing(limit)
+            if len(slots):
+                return self._unseen(c, slots)
+        return None
+
     def _decoded(self, c: int, slots: np.ndarray) -> np.ndarray:
         images, deferred = self.look(c, slots)
         if deferred is not None:
@@ -294,6 +332,8 @@ class StepPool:
     def release(self, episode: StoredEpisode) -> None:
         """Free the rows and frames of `episode`."""
         self.row_slots.give_back(episode.rows)
-        for slots, own in zip(self.frame_slots, episode.frames, strict=True):
+        for c, own in enumerate(episode.frames):
             for part in own:
-                slots.give_back(part)
+                self.frame_slots[c].give_back(part)
+                if self.features:
+                    self.features[c].released(part)

@@ -13,6 +13,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.adjacent import check_adjacent, gather_neighbours
 from serl_chunk.learner.episode import EpisodeStats, realised_returns
+from serl_chunk.learner.frame_features import Embedder, feature_bytes
 from serl_chunk.learner.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.learner.recording import Recording
 from serl_chunk.learner.stores import Key, Stores
@@ -61,6 +62,8 @@ class Replay:
         image_keys: cameras whose frames are kept and sampled; frames of others are not stored.
         bc_on: which steps carry weight in an imitation loss.
         on_episode: called at the end of every online episode, on the inserting thread, outside the lock.
+        embed: what a frozen backbone makes of frames; batches then show it as `features/<camera>` in place of images.
+            It is computed once for each stored frame, at the latest when a batch first shows it.
 
     Raises:
         ConfigError: unknown camera, a capacity below one episode, more memory than there is, or
@@ -76,6 +79,7 @@ class Replay:
         image_keys: Sequence[str] = (),
         bc_on: BcOn = "+successes",
         on_episode: Callable[[EpisodeStats], None] | None = None,
+        embed: Embedder | None = None,
     ) -> None:
         cameras = [spec.camera(key) for key in image_keys]
         for name in ("capacity", "image_capacity") if cameras else ("capacity",):
@@ -85,14 +89,15 @@ class Replay:
                     f"replay.{name}={getattr(config.replay, name)} is too small for one episode of robot "
                     f"{spec.name!r}: set it to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
                 )
-        self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes())
+        features = [] if embed is None else [feature_bytes(embed, camera) for camera in cameras]
+        self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes(), features)
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         if config.replay.windows == "adjacent":
             check_adjacent(config, cameras)
         self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
         self._bc_on = bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-        self._stores = Stores(spec, config, cameras, bc_on, self._count)
+        self._stores = Stores(spec, config, cameras, bc_on, self._count, embed)
         self._recording = Recording(self._stores, config.discount, self._count)
         self._sampled = self._sampled_demo = self._actions = self._clipped = 0
         self._lock = threading.RLock()
@@ -209,8 +214,8 @@ class Replay:
             out = self._gather(self._draw(rng, 1 if updates is None else updates, batch_size, half))
             self._clipped += out.clipped
             self._actions += out.actions
-        for images in out.deferred:  # without the lock: decoding takes a while, and records go on coming in
-            images.fetch()
+        for missing in out.deferred:  # without the lock: decoding takes a while, and records go on coming in
+            missing.fetch()
         return out.batch if updates is None else _lead(out.batch, updates, batch_size)
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
@@ -274,6 +279,24 @@ class Replay:
             discount=c.discount,
             bc_all=self._bc_on == "all",
         )
+
+    @property
+    def frames_unseen(self) -> int:
+        """Stored frames whose features are not computed yet; 0 where none are kept."""
+        with self._lock:
+            return sum(f.missing for f in self._stores.pool.features)
+
+    def embed_frames(self, limit: int) -> int:
+        """Compute features of up to `limit` stored frames that lack them; returns of how many, 0 where none does.
+
+        Nothing is held up meanwhile. Raises DataError for a file that cannot be read.
+        """
+        with self._lock:
+            unseen = self._stores.pool.unseen(limit)
+        if unseen is None:
+            return 0
+        unseen.fetch()
+        return len(unseen.images)
 
     def episodes(self) -> list[Key]:
         """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION` or the tag of

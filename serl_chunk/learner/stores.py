@@ -11,6 +11,7 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.adjacent import Neighbours
 from serl_chunk.learner.episode import StoredEpisode, effective_rewards, returns_to_go, takeovers
+from serl_chunk.learner.frame_features import Embedder
 from serl_chunk.learner.memory import STORES
 from serl_chunk.learner.pool import StepPool
 from serl_chunk.learner.views import BalancedView, IndexView, Windows
@@ -65,7 +66,13 @@ class Stores:
     """
 
     def __init__(
-        self, spec: RobotSpec, config: ExperimentConfig, cameras: list[CameraSpec], bc_on: BcOn, count: Counter[str]
+        self,
+        spec: RobotSpec,
+        config: ExperimentConfig,
+        cameras: list[CameraSpec],
+        bc_on: BcOn,
+        count: Counter[str],
+        embed: Embedder | None = None,
     ) -> None:
         self._config, self._bc_on, self._count = config, bc_on, count
         r = config.replay
@@ -78,6 +85,7 @@ class Stores:
             max_image_age=r.max_image_age,
             cache_bytes=r.frame_cache_bytes,
             deferred=r.demo_capacity,
+            embed=embed,
         )
         self.online, self.demo, self.human = (
             Store(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
@@ -295,12 +303,18 @@ class Stores:
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
         pool, views = self.pool, (3 + len(self._balanced)) * self.view_all.nbytes
         images = sum(im.nbytes for im in pool.images) + sum(cache.nbytes for cache in pool.deferred)
+        images += sum(f.nbytes for f in pool.features)
         decoded = sum(cache.held_bytes for cache in pool.deferred)
         held = sum(im[0].nbytes * slots.used for im, slots in zip(pool.images, pool.frame_slots, strict=True))
         per_row = (pool.nbytes - images + views) / pool.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
         out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
         out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}
+        features = sum(f.held_bytes for f in pool.features)
+        if pool.features:
+            out["feature_frames"] = sum(f.known for f in pool.features)
+            out["feature_bytes"] = features
+            out["features_computed"] = sum(f.computed for f in pool.features)
         return out | {
             "online_windows": len(self.windows_online),
             "demo_windows": len(self.windows_demo),
@@ -309,6 +323,6 @@ class Stores:
             "deferred_frames": sum(map(len, pool.deferred)),
             "frame_cache_bytes": decoded,
             "frame_cache_misses": sum(c.decoded for c in pool.deferred) / max(1, sum(c.asked for c in pool.deferred)),
-            "bytes": held + decoded + int(per_row * pool.row_slots.used),
+            "bytes": held + decoded + features + int(per_row * pool.row_slots.used),
             "reserved_bytes": pool.nbytes + views,
         }

@@ -13,8 +13,9 @@ import numpy as np
 
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner.episode import human_segments
-from serl_chunk.learner.pool import Deferred, StepPool
-from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch, Outcome, Source
+from serl_chunk.learner.frame_features import Fetch
+from serl_chunk.learner.pool import StepPool
+from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 
 BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
 
@@ -87,13 +88,13 @@ def imitation_weights(
 class Gathered(NamedTuple):
     """A batch, and how many encoded action numbers of its valid steps left [-1, 1], out of how many.
 
-    The images of `deferred` are to be fetched before the batch is used.
+    What is in `deferred` (images, or their features) is to be fetched before the batch is used.
     """
 
     batch: ChunkBatch
     clipped: int
     actions: int
-    deferred: list[Deferred]
+    deferred: list[Fetch]
 
 
 def gather(
@@ -136,9 +137,9 @@ def gather(
     observations = {STATE: normaliser.observe(state)}
     next_observations = {STATE: normaliser.observe(pool.state[ends])}
     deferred, both = [], np.concatenate([starts, ends])
-    for c, camera in enumerate(pool.cameras):
-        images, missing = pool.look(c, pool.frame[both, c])
-        observations[IMAGE_PREFIX + camera.name], next_observations[IMAGE_PREFIX + camera.name] = images[:b], images[b:]
+    for c in range(len(pool.cameras)):
+        key, shown, missing = pool.show(c, pool.frame[both, c])
+        observations[key], next_observations[key] = shown[:b], shown[b:]
         deferred += [] if missing is None else [missing]
     batch = ChunkBatch(
         observations=observations,

@@ -16,9 +16,7 @@ from serl_chunk.models.convolutions import with_batch
 from serl_chunk.models.impala import Impala
 from serl_chunk.models.pooling import pooled
 from serl_chunk.models.resnet import ResNet10
-from serl_chunk.types import IMAGE_PREFIX, STATE
-
-FEATURE_PREFIX = "features/"  # before a camera's name in an observation: what a frozen backbone made of its frame
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE
 
 
 def _patches(x: jax.Array) -> jax.Array:

@@ -133,6 +133,10 @@ def test_published_conventions_leave_only_what_the_first_encoder_had() -> None:
     agent = dataclasses.replace(BASE.agent, image_keys=("top",), encoder=EncoderConfig(**encoder))  # type: ignore[arg-type]
     found = configured(dataclasses.replace(BASE, agent=agent), compat="qc").agent.encoder
     assert found == EncoderConfig(features=(4,), latent=5, shift=1)
+    encoder |= {"shift": 0, "cache_features": True}
+    agent = dataclasses.replace(agent, encoder=EncoderConfig(**encoder))  # type: ignore[arg-type]
+    found = configured(dataclasses.replace(BASE, agent=agent), compat="qc").agent.encoder
+    assert found == EncoderConfig(features=(4,), latent=5, shift=0)
 
 
 def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it() -> None:

@@ -7,52 +7,12 @@ import numpy as np
 import pytest
 from coded_episodes import SPEC, Checker, config, make, normaliser
 from coded_replay import RNG, build, coded, windows
+from deferred_episodes import Files, One, lazy
 
-from serl_chunk.data.frames import Frames
 from serl_chunk.learner.lazy_frames import FrameCache, cached_frames, copy_frames, frame_caches
 from serl_chunk.learner.replay import DEMO_SESSION, Replay
 from serl_chunk.learner.sampler import BatchStream
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Source, SparseRows
-
-
-class Files(Frames):
-    """Frames in memory that count how often each is decoded, as files would be."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        super().__init__(images.shape[1:], np.arange(len(images)))
-        self.images, self.decoded, self.together = images, [], []
-
-    def decode(self, at: int) -> np.ndarray:
-        self.decoded.append(at)
-        return self.images[at]
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        self.together.append(self._at.tolist())
-        return super().__array__(dtype, copy)
-
-
-class One:
-    """A single frame that is decoded when it is looked at, as `load_demos` has them in final observations."""
-
-    def __init__(self, frames: Files) -> None:
-        self.frames, self.shape, self.dtype, self.ndim = frames, frames.shape[1:], frames.dtype, 3
-
-    def __getitem__(self, i):
-        assert i is None
-        return self.frames
-
-
-def lazy(episode, *, final=False):
-    """The episode with its images as Frames; its final observation's too with `final`."""
-    sparse = {
-        k: SparseRows(r.index, Files(r.values)) if k.startswith("images/") else r
-        for k, r in episode.steps.sparse.items()
-    }
-    end = episode.end
-    if final and end.final_observation is not None:
-        images = {k: One(Files(v[None])) for k, v in end.final_observation.items() if k.startswith("images/")}
-        end = end._replace(final_observation=end.final_observation | images)
-    return episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse), end=end)
 
 
 def same(a, b) -> None:

@@ -1,0 +1,290 @@
+"""What cameras cost an update: each encoder, a frozen one, and a frozen one whose features are kept per stored frame.
+
+    python benchmarks/vision.py [--quick] [--json FILE] [--sizes PIXELS:BATCH,...]
+
+The agent, networks and three cameras of `fake_aloha_images`, once at its size and once with ResNet-10's 128 x 128; the
+frames are noise, which costs the same as pictures. An update is drawn from a replay, brought to the device and
+computed; the cases take turns, and figures are medians. *cameras* is the share of the time that the same update without
+cameras does not take, *encoder* what of it lies in the compiled update. Before anything is timed, an update with kept
+features must give the losses of one that computes them from pixels (same state, windows and random numbers).
+
+`frozen` and `cached` have no random shift, so that they differ in nothing but the features that are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.learner.frame_features import feature_bytes
+from serl_chunk.learner.replay import Replay
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
+
+EPISODES, LENGTH = 8, 60
+TOLERANCE = 1e-2  # relative, of losses after one update: features are float16
+CHECK_SEED = 7
+QUICK = [("agent.critic.hidden", "16"), ("agent.flow.hidden", "16"), ("agent.flow.steps", "1"),
+         ("agent.encoder.features", "4"), ("agent.encoder.latent", "8"), ("agent.image_keys", "top")]  # fmt: skip
+CASES = ("none", "conv", "impala", "resnet10", "frozen", "cached")
+FROZEN = {"kind": "resnet10", "pooling": "spatial", "frozen_backbone": True, "shift": 0}
+
+
+def encoder_of(case: str, base: EncoderConfig) -> EncoderConfig:
+    """The experiment's encoder, as `case` has it."""
+    changes: dict[str, dict[str, Any]] = {
+        "none": {},
+        "conv": {"kind": "conv"},
+        "impala": {"kind": "impala"},
+        "resnet10": {"kind": "resnet10", "pooling": "spatial"},
+        "frozen": FROZEN,
+        "cached": {**FROZEN, "cache_features": True},
+    }
+    return dataclasses.replace(base, **changes[case])
+
+
+def config_of(case: str, pixels: int, batch: int, settings: list[tuple[str, str]]) -> ExperimentConfig:
+    """The experiment at `pixels` x `pixels` and `batch` windows, with a replay that holds this benchmark's data."""
+    sizes = [("robot.image_size", str(pixels)), ("learner.batch_size", str(batch))]
+    config = apply_overrides(load_experiment("fake_aloha_images"), [*sizes, *settings])
+    rows = EPISODES * (LENGTH + 1)
+    roomy = max(rows, config.robot.max_episode_steps + 1)
+    replay = ReplayConfig(capacity=roomy, demo_capacity=rows, human_capacity=1, image_capacity=roomy)
+    agent = dataclasses.replace(config.agent, encoder=encoder_of(case, config.agent.encoder))
+    agent = dataclasses.replace(agent, image_keys=() if case == "none" else agent.image_keys)
+    return dataclasses.replace(config, agent=agent, replay=replay)
+
+
+def episodes(spec: RobotSpec, horizon: int) -> list[Episode]:
+    """Episodes of noise; every camera is read at each decision."""
+    rng, out = np.random.default_rng(0), []
+    low, high = np.array(spec.action_low), np.array(spec.action_high)
+    for k in range(EPISODES):
+        ticks = np.arange(0, LENGTH + 1, horizon)
+        shape = (len(ticks), spec.cameras[0].height, spec.cameras[0].width, 3)
+        frames = {f"images/{c.name}": rng.integers(0, 256, shape, np.uint8) for c in spec.cameras}
+        inside = ticks < LENGTH
+        steps = StepBlock(
+            episode_id=f"noise-{k}",
+            first_tick=0,
+            observation={"state": rng.normal(size=(LENGTH, spec.state_dim)).astype(np.float32)},
+            action=rng.uniform(low, high, (LENGTH, spec.action_dim)).astype(np.float32),
+            reward=np.zeros(LENGTH, np.float32),
+            source=np.zeros(LENGTH, np.uint8),
+            decision_tick=np.arange(LENGTH, dtype=np.int32) // horizon * horizon,
+            policy_version=np.zeros(LENGTH, np.int64),
+            policy_age=np.zeros(LENGTH, np.float32),
+            stamp=np.arange(LENGTH) / spec.control_hz,
+            sparse={key: SparseRows(ticks[inside].astype(np.int32), v[inside]) for key, v in frames.items()},
+        )
+        final = {"state": np.zeros(spec.state_dim, np.float32)} | {key: v[-1] for key, v in frames.items()}
+        end = End(f"noise-{k}", LENGTH, final, True, False, Outcome.SUCCESS, reward=1.0)
+        out.append(Episode(Begin(f"noise-{k}"), steps, end))
+    return out
+
+
+class Contestant:
+    """One case: its agent, a state, and a replay of the data. Compiles when it is made."""
+
+    def __init__(self, case: str, config: ExperimentConfig) -> None:
+        spec = robot_spec(config.robot)
+        data = episodes(spec, config.chunk.horizon)
+        self.case, self._batch = case, config.learner.batch_size
+        self.agent = make_agent(config, spec)
+        self.state = self.agent.init(jax.random.key(0))
+        self.embed = self.agent.frame_embedder(self.state)
+        cameras = config.agent.image_keys
+        normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, data)
+        self.replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on="all", embed=self.embed)
+        self.replay.add_demo(*data)
+        self.figures: dict[str, float] = {}
+        shown = [spec.camera(c) for c in cameras]
+        if shown:
+            self.figures["pixel_bytes_per_frame"] = float(shown[0].height * shown[0].width * 3)
+        if self.embed is not None:
+            self.figures["feature_bytes_per_frame"] = float(feature_bytes(self.embed, shown[0]))
+            self._fill()
+        self.rng = np.random.default_rng(CHECK_SEED)  # the same windows for all
+        self.first = self._update(self._device(self._draw()))
+        self.rounds: list[dict[str, float]] = []
+
+    def _fill(self) -> None:
+        """Features of all frames but those of the first calls, which compile; timed."""
+        for first in (64, 8):
+            self.replay.embed_frames(first)
+        start, computed = time.perf_counter(), 0
+        while found := self.replay.embed_frames(64):
+            computed += found
+        self.figures["embed_ms_per_frame"] = 1e3 * (time.perf_counter() - start) / max(1, computed)
+
+    def _draw(self) -> Any:
+        return self.replay.sample(self.rng, self._batch, 1, half="demo")
+
+    @staticmethod
+    def _device(batch: Any) -> Any:
+        return jax.block_until_ready(jax.device_put(batch))
+
+    def _update(self, batch: Any) -> dict[str, float]:
+        self.state, metrics = self.agent.update(self.state, batch)
+        return {k: float(v) for k, v in metrics.items()}
+
+    def turn(self, seconds: float) -> None:
+        """Updates for `seconds`, one at least; keeps the medians of their parts in milliseconds."""
+        parts: dict[str, list[float]] = {"draw": [], "bring": [], "update": [], "total": [], "cpu": []}
+        begin, busy = time.perf_counter(), _processor_seconds()
+        while not parts["total"] or time.perf_counter() - begin < seconds:
+            times = [time.perf_counter()]
+            drawn = self._draw()
+            times.append(time.perf_counter())
+            batch = self._device(drawn)
+            times.append(time.perf_counter())
+            self._update(batch)
+            times.append(time.perf_counter())
+            now = _processor_seconds()
+            for name, value in zip(("draw", "bring", "update"), np.diff(times), strict=True):
+                parts[name].append(1e3 * value)
+            parts["total"].append(1e3 * (times[-1] - times[0]))
+            parts["cpu"].append(1e3 * (now - busy))
+            busy = now
+        self.figures["batch_mb"] = sum(np.asarray(x).nbytes for x in jax.tree.leaves(drawn)) / 1e6
+        self.rounds.append({name: statistics.median(values) for name, values in parts.items()})
+
+    def summary(self) -> dict[str, float]:
+        """Medians over the turns, and what was measured once. Ends the benchmark where something was compiled again."""
+        if self.agent.update._cache_size() != 1:
+            raise SystemExit(f"{self.case}: the update was compiled again after its first call")
+        keys = self.rounds[0]
+        return {f"{k}_ms": statistics.median(r[k] for r in self.rounds) for k in keys} | self.figures
+
+
+def check(cached: Contestant, frozen: Contestant) -> float:
+    """The largest relative difference of a metric after one update; ends the benchmark where it is one of substance."""
+    worst = 0.0
+    for name, value in frozen.first.items():
+        difference = abs(cached.first[name] - value) / max(1.0, abs(value))
+        worst = max(worst, difference)
+        if not difference <= TOLERANCE:
+            raise SystemExit(f"{name} is {cached.first[name]:g} with kept features and {value:g} with pixels")
+    return worst
+
+
+def compared(pixels: int, batch: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """All cases at one size."""
+    settings = [*(QUICK if args.quick else []), *(tuple(s.split("=", 1)) for s in args.set)]
+    contestants = {case: Contestant(case, config_of(case, pixels, batch, settings)) for case in args.cases}
+    difference = None
+    if {"cached", "frozen"} <= contestants.keys():
+        difference = check(contestants["cached"], contestants["frozen"])
+    for i in range(args.rounds):
+        order = list(contestants.values())
+        for contestant in order if i % 2 == 0 else order[::-1]:
+            contestant.turn(args.seconds)
+    figures = {case: c.summary() for case, c in contestants.items()}
+    for case, f in figures.items():
+        if "none" in figures and case != "none":
+            f["camera_share"] = 1 - figures["none"]["total_ms"] / f["total_ms"]
+            f["encoder_share"] = (f["update_ms"] - figures["none"]["update_ms"]) / f["total_ms"]
+    if difference is not None:
+        cached, frozen = figures["cached"], figures["frozen"]
+        cached["loss_difference"] = difference
+        cached["saved_ms"] = frozen["total_ms"] - cached["total_ms"]
+        cached["saved_share"] = cached["saved_ms"] / frozen["total_ms"]
+    return figures
+
+
+def table(pixels: int, batch: int, figures: dict[str, dict[str, float]]) -> str:
+    """One size's rows."""
+    head = f"{pixels} x {pixels}, batches of {batch}"
+    lines = [
+        f"{head:26} {'ms':>9} {'cpu ms':>9} {'draw':>7} {'bring':>7} {'update':>9} {'MB':>7}"
+        f" {'cameras':>8} {'encoder':>8}"
+    ]
+    for case, f in figures.items():
+        shares = f"{100 * f['camera_share']:7.0f}% {100 * f['encoder_share']:7.0f}%" if "camera_share" in f else ""
+        lines.append(
+            f"  {case:24} {f['total_ms']:9.1f} {f['cpu_ms']:9.1f} {f['draw_ms']:7.1f} {f['bring_ms']:7.1f} "
+            f"{f['update_ms']:9.1f} {f['batch_mb']:7.1f} {shares}"
+        )
+    if "embed_ms_per_frame" in (cached := figures.get("cached", {})):
+        bytes_of = {kind: f"{cached[f'{kind}_bytes_per_frame']:,.0f}" for kind in ("pixel", "feature")}
+        lines.append(
+            f"  a frame: {bytes_of['pixel']} bytes of pixels, {bytes_of['feature']} of features, computed once in "
+            f"{cached['embed_ms_per_frame']:.1f} ms"
+        )
+    if "saved_ms" in cached:
+        lines.append(f"  the cache saves {cached['saved_ms']:.1f} ms of an update, {100 * cached['saved_share']:.0f} %")
+    return "\n".join(lines)
+
+
+def _processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _sizes(text: str) -> list[tuple[int, int]]:
+    try:
+        sizes = [(int(pixels), int(batch)) for pixels, batch in (part.split(":") for part in text.split(","))]
+    except ValueError:
+        raise SystemExit(f"--sizes={text}: expected PIXELS:BATCH with commas between, as 48:64,128:16") from None
+    if bad := [s for s in sizes if s[0] < 8 or s[1] < 2 or s[1] % 2]:
+        raise SystemExit(f"--sizes={text}: {bad[0][0]}:{bad[0][1]} is no size: 8 pixels or more, an even batch")
+    return sizes
+
+
+def main() -> None:
+    """Print the tables, and write the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--sizes", help="PIXELS:BATCH, with commas between; 48:64,128:16 by default")
+    parser.add_argument("--cases", help=f"which ones, with commas between; of {','.join(CASES)}")
+    parser.add_argument("--rounds", type=int, help="turns of every case; 5 by default")
+    parser.add_argument("--seconds", type=float, help="of updates in a turn; 3 by default")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="override of the experiment")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to see that it works: its figures mean little"
+    )
+    args = parser.parse_args()
+    if bad := [s for s in args.set if "=" not in s]:
+        parser.error(f"--set {bad[0]}: expected FIELD=VALUE")
+    args.rounds = args.rounds or (2 if args.quick else 5)
+    args.seconds = args.seconds or (0.05 if args.quick else 3.0)
+    args.cases = (args.cases or ",".join(c for c in CASES if not (args.quick and c in ("impala", "resnet10")))).split(
+        ","
+    )
+    if unknown := sorted(set(args.cases) - set(CASES)):
+        raise SystemExit(f"--cases: {unknown[0]!r} is none; valid: {', '.join(CASES)}")
+    sizes = _sizes(args.sizes or ("32:4" if args.quick else "48:64,128:16"))
+    if args.quick:  # most of its time is compilation
+        jax.config.update("jax_disable_most_optimizations", True)
+    figures: dict[str, Any] = {}
+    for pixels, batch in sizes:
+        figures[str(pixels)] = compared(pixels, batch, args)
+        print(table(pixels, batch, figures[str(pixels)]), flush=True)
+    load = os.getloadavg()
+    print(
+        f"\nmedians of {args.rounds} rounds on {jax.devices()[0].device_kind}; {os.cpu_count()} processors, "
+        f"load {load[0]:.1f} ({load[2]:.1f} over 15 minutes)"
+    )
+    if args.json:
+        args.json.write_text(json.dumps({**figures, "load": load}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

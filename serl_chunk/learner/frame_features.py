@@ -1,0 +1,160 @@
+"""What a frozen backbone makes of stored frames, computed once for each and kept beside it."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from serl_chunk.types import CameraSpec
+
+PLACE_BYTES = 9  # of a frame's place, beside its features: what it holds, and how often it was written
+_EMPTY, _FRAME, _KNOWN = 0, 1, 2  # no frame; a frame whose features are not computed yet; one with features
+
+
+class Embedder(Protocol):
+    """Computes features (`agents.frame_features.FrameEmbedder`)."""
+
+    def shape(self, camera: CameraSpec) -> tuple[int, int, int]:
+        """(h, w, C) of one frame's features."""
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """float16[N, h, w, C] of images uint8[N, H, W, 3]."""
+
+
+def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
+    """Bytes of one frame's features."""
+    return 2 * int(np.prod(embed.shape(camera)))
+
+
+class Fetch(Protocol):
+    """A part of a batch that is still to come; nobody holds a lock while it does."""
+
+    def fetch(self) -> None:
+        """Fill it in; raises DataError."""
+
+
+class Gaps(NamedTuple):
+    """Different frames without features: their slots int64[K], and how often each slot had been written, int64[K]."""
+
+    slots: np.ndarray
+    writes: np.ndarray
+
+
+class FrameFeatures:
+    """Features of one camera's frames by their slots; safe to use from several threads.
+
+    A slot's features are those of the frame that is in it: whoever writes a frame says so (`placed`), and features that
+    were computed of the one before are then not kept. Memory becomes resident as it is filled.
+
+    Args:
+        places: slots there are at first; more are made where frames come to lie in them.
+    """
+
+    def __init__(self, embed: Embedder, camera: CameraSpec, places: int) -> None:
+        self.embed, self.camera = embed, camera
+        self._values = np.empty((places, *embed.shape(camera)), np.float16)
+        self._holds = np.zeros(places, np.uint8)
+        self._writes = np.zeros(places, np.int64)
+        self._lock = threading.Lock()
+        self.asked = self.computed = 0  # frames that batches showed, and features computed, so far
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space."""
+        return self._values.nbytes + self._holds.nbytes + self._writes.nbytes
+
+    @property
+    def known(self) -> int:
+        """Frames with features."""
+        return int((self._holds == _KNOWN).sum())
+
+    @property
+    def missing(self) -> int:
+        """Frames without."""
+        return int((self._holds == _FRAME).sum())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of features held."""
+        return self.known * self._values[:1].nbytes
+
+    def placed(self, slots: np.ndarray) -> None:
+        """New frames are in `slots` int64[K]."""
+        with self._lock:
+            self._make_places(int(slots.max(initial=-1)) + 1)
+            self._holds[slots] = _FRAME
+            self._writes[slots] += 1
+
+    def released(self, slots: np.ndarray) -> None:
+        """There is no frame in `slots` int64[K] any more."""
+        with self._lock:
+            self._holds[slots] = _EMPTY
+            self._writes[slots] += 1
+
+    def _make_places(self, count: int) -> None:
+        more = count - len(self._holds)
+        if more > 0:
+            more = max(more, len(self._holds) // 4)
+            self._values, self._holds, self._writes = (
+                np.concatenate([a, np.zeros((more, *a.shape[1:]), a.dtype)])
+                for a in (self._values, self._holds, self._writes)
+            )
+
+    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Features float16[B, h, w, C] of the frames in `slots` int64[B], and bool[B], whether they are known.
+
+        The array is fresh; what is not known is undefined in it.
+        """
+        with self._lock:
+            self.asked += len(slots)
+            return self._values[slots], self._holds[slots] == _KNOWN
+
+    def gaps(self, slots: np.ndarray) -> Gaps:
+        """`slots` int64[K], as they are now."""
+        with self._lock:
+            return Gaps(slots, self._writes[slots])
+
+    def first_missing(self, limit: int) -> np.ndarray:
+        """Up to `limit` slots of frames without features, int64[K]."""
+        return np.flatnonzero(self._holds == _FRAME)[:limit]
+
+    def keep(self, gaps: Gaps, values: np.ndarray) -> None:
+        """Keep `values` float16[K, h, w, C] of frames that are still where they were when `gaps` was made."""
+        with self._lock:
+            self.computed += len(values)
+            same = self._writes[gaps.slots] == gaps.writes
+            slots = gaps.slots[same]
+            self._values[slots] = values[same]
+            self._holds[slots] = _KNOWN
+
+
+class Lacking(NamedTuple):
+    """Where a batch lacks features: `out[at] = those of frames[which]`, at and which int64[M]."""
+
+    out: np.ndarray
+    at: np.ndarray
+    which: np.ndarray
+
+
+class Unseen(NamedTuple):
+    """Frames whose features are still to be computed, and the batch that lacks them, if one does.
+
+    `images` uint8[K, H, W, 3] are of the frames in `gaps`; those that lie in files come with `files`.
+    """
+
+    features: FrameFeatures
+    gaps: Gaps
+    images: np.ndarray
+    files: Fetch | None
+    batch: Lacking | None = None
+
+    def fetch(self) -> None:
+        """Compute them into the batch, and keep them; raises DataError for a file that cannot be read."""
+        if self.files is not None:
+            self.files.fetch()
+        values = self.features.embed(self.images)
+        if self.batch is not None:
+            self.batch.out[self.batch.at] = values[self.batch.which]
+        self.features.keep(self.gaps, values)

@@ -1,0 +1,189 @@
+"""Features that are computed beforehand are those that an update computes, and updates with them are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import CAMERA, build, config_of, make_batches, on_device, same
+
+from serl_chunk.agents import vision
+from serl_chunk.agents.base import Agent, AgentState
+from serl_chunk.agents.frame_features import SIZES, FrameEmbedder
+from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.models.encoder import make_backbone
+from serl_chunk.models.impala import Impala
+from serl_chunk.types import CameraSpec, ChunkBatch, ConfigError
+
+CACHED = EncoderConfig(kind="resnet10", pooling="spatial", latent=8, shift=0, frozen_backbone=True, cache_features=True)
+PIXELS = dataclasses.replace(CACHED, cache_features=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_backbone():
+    """A frozen backbone that compiles at once; its place and its treatment are ResNet-10's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision, "make_backbone", lambda kind, features: Impala((2,), parent=None))
+        yield
+
+
+class Looking(NamedTuple):
+    """An agent with kept features, its first state, and what computes them."""
+
+    agent: Agent
+    state: AgentState
+    embed: FrameEmbedder
+
+
+@pytest.fixture(scope="module")
+def acrlpd(small_backbone) -> Looking:
+    """Built once; tests leave it as it is."""
+    return looking("acrlpd", CACHED)
+
+
+def looking(variant: str, encoder: EncoderConfig) -> Looking:
+    agent = agent_of(variant, encoder)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    embed = agent.frame_embedder(state)
+    assert embed is not None
+    return Looking(agent, state, embed)
+
+
+def agent_of(variant: str, encoder: EncoderConfig = CACHED) -> Agent:
+    return build(dataclasses.replace(config_of(f"{variant}-image"), encoder=encoder))
+
+
+def embedded(it: Looking, batch: ChunkBatch) -> ChunkBatch:
+    """The batch as a replay with features gives it: no pixels at all."""
+
+    def seen(observation):
+        out = dict(observation)
+        for camera in it.agent.spec.cameras:
+            images = np.asarray(out.pop(f"images/{camera.name}"))
+            flat = it.embed(images.reshape(-1, *images.shape[-3:]))
+            out[f"features/{camera.name}"] = flat.reshape(*images.shape[:-3], *flat.shape[1:])
+        return out
+
+    return batch._replace(observations=seen(batch.observations), next_observations=seen(batch.next_observations))
+
+
+@pytest.mark.slow
+def test_updates_with_features_are_those_with_pixels_and_compiled_once():
+    it = looking("acfql-policy", dataclasses.replace(CACHED, trained_by="critic"))
+    agent, state, _ = it
+    pixels = make_batches(agent.spec)
+    features = embedded(it, pixels)
+    assert set(features.observations) == {"state", f"features/{CAMERA.name}"}
+    expected, as_pixels = agent.update(jax.tree.map(jnp.copy, state), jax.device_put(pixels))
+    compiled = agent.update._cache_size()
+    after, metrics = agent.update(state, jax.device_put(features))
+    for name in ("critic", "target", "policy", "frozen"):
+        jax.tree.map(_assert_close, getattr(after, name), getattr(expected, name))
+    assert metrics.keys() == as_pixels.keys()
+    for key in metrics:
+        np.testing.assert_allclose(metrics[key], as_pixels[key], rtol=1e-2, atol=1e-4, err_msg=key)
+    for seed in (1, 2):
+        after, _ = agent.update(after, jax.device_put(embedded(it, make_batches(agent.spec, seed=seed))))
+    assert agent.update._cache_size() == compiled + 1
+
+
+def _assert_close(a, b):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_steps_with_given_draws_are_the_same_and_depend_on_the_features(acrlpd):
+    agent, state, _ = acrlpd
+    pixels = jax.tree.map(lambda x: x[0], make_batches(agent.spec))
+    features, other = embedded(acrlpd, pixels), jax.tree.map(lambda x: x[0], make_batches(agent.spec, seed=1))
+    foreign = features._replace(observations=embedded(acrlpd, other).observations)
+    draws = agent.critic_draws(jax.random.key(1), pixels), agent.policy_draws(jax.random.key(2), pixels)
+
+    @jax.jit
+    def steps(state, batch, draws):
+        batch = agent._augment(state, batch)
+        critic, _ = agent.critic_step(state, batch, draws[0])
+        policy, _ = agent.policy_step(state, batch, draws[1], imitate_only=False)
+        return critic.critic, policy.policy
+
+    a, b, c = (steps(state, batch, draws) for batch in (features, pixels, foreign))
+    jax.tree.map(_assert_close, a, b)
+    assert not same(a[0], c[0])
+    assert not same(a[1], c[1])
+
+
+def test_features_do_not_depend_on_how_many_frames_there_are(acrlpd):
+    embed = acrlpd.embed
+    images = np.random.default_rng(0).integers(0, 256, (2 * SIZES[0] + 11, 32, 32, 3), np.uint8)
+    whole = embed(images)
+    assert (whole.dtype, whole.shape[1:]) == (np.float16, embed.shape(CAMERA))
+    for n in (1, 7, 8, 9, 63, 64, 65, 80, len(images)):
+        np.testing.assert_allclose(embed(images[:n]), whole[:n], rtol=2e-3, atol=2e-3)
+    assert embed._embed._cache_size() == len(SIZES)
+    assert not np.allclose(whole[0], whole[1], atol=2e-3)
+
+
+def test_the_weights_outlive_the_updates_that_are_given_them(acrlpd):
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
+    donated = acrlpd.state.replace(frozen=jax.tree.map(jnp.copy, acrlpd.state.frozen))
+    embed, before = acrlpd.agent.frame_embedder(donated), acrlpd.embed(images)
+    jax.tree.map(lambda x: x.delete(), donated.frozen)  # as an update does that is given the state
+    np.testing.assert_array_equal(embed(images), before)
+
+
+def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
+    agent, state, embed = acrlpd
+    params = agent.policy_params(state)
+    observation = {k: v[0, 0] for k, v in make_batches(agent.spec).observations.items()}
+    chunk, _ = agent.sample(params, observation, jax.random.key(0), explore=False)
+    one = {
+        "state": observation["state"],
+        "features/top": embed(observation["images/top"][None])[0],
+    }
+    from_features, _ = agent.sample(params, one, jax.random.key(0), explore=False)
+    np.testing.assert_allclose(chunk, from_features, rtol=1e-3, atol=1e-3)
+    black = observation | {"images/top": np.zeros_like(observation["images/top"])}
+    assert not np.allclose(chunk, agent.sample(params, black, jax.random.key(0), explore=False)[0], atol=1e-3)
+
+
+def test_there_is_nothing_to_keep_unless_asked_for(acrlpd):
+    assert agent_of("acrlpd", PIXELS).frame_embedder(acrlpd.state) is None
+    assert build(config_of("acrlpd")).frame_embedder(acrlpd.state) is None
+
+
+@pytest.mark.slow
+def test_resnet10s_features_are_those_of_an_update(monkeypatch):
+    monkeypatch.setattr(vision, "make_backbone", make_backbone)
+    agent = build(AcrlpdConfig(encoder=CACHED, image_keys=(CAMERA.name,)))
+    frozen = agent.vision.init(jax.random.key(0))
+    embed = FrameEmbedder(agent.vision, frozen)
+    assert embed.shape(CameraSpec("large", 128, 100)) == (4, 4, 512)
+    images = on_device(agent.spec).observations["images/top"][0]
+    inside = jax.jit(jax.vmap(agent.vision.embed, in_axes=(None, 0)))(frozen, images[None])[0]
+    outside = embed(np.asarray(images))
+    np.testing.assert_allclose(outside, inside, rtol=2e-3, atol=2e-3)
+    assert np.abs(outside).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: EncoderConfig(cache_features=True, shift=0),
+            r"cache_features=True keeps what a frozen backbone makes .* set agent\.encoder\.frozen_backbone=True",
+        ),
+        (
+            lambda: EncoderConfig(kind="resnet10", frozen_backbone=True, cache_features=True, shift=3),
+            r"cache_features=True and agent\.encoder\.shift=3 exclude each other.* Set agent\.encoder\.shift=0, or",
+        ),
+        (lambda: AcrlpdConfig(encoder=CACHED), r"cache_features=True would keep nothing: agent\.image_keys names no"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()

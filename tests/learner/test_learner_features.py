@@ -1,0 +1,157 @@
+"""A learner with `agent.encoder.cache_features`: what is trained on, what is said, and what a resume has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from learner_tools import by_kind, quick_agents
+
+from serl_chunk.agents import vision
+from serl_chunk.commands import learner as learner_command
+from serl_chunk.commands.local import train_local
+from serl_chunk.commands.record import run_record
+from serl_chunk.commands.setup import open_run
+from serl_chunk.config.agents import AcrlpdConfig
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
+from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.source import materialised
+from serl_chunk.learner.learner import Learner, Phase
+from serl_chunk.learner.sampler import BatchStream
+from serl_chunk.models.impala import Impala
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import Episode
+
+quick = pytest.fixture(autouse=True)(quick_agents)
+
+
+@pytest.fixture(autouse=True)
+def small_backbone(monkeypatch):
+    """A frozen backbone that compiles at once; its place and its treatment are ResNet-10's."""
+    monkeypatch.setattr(vision, "make_backbone", lambda kind, features: Impala((2,), parent=None))
+
+
+ENCODER = EncoderConfig(kind="resnet10", pooling="mean", latent=4, shift=0, frozen_backbone=True, cache_features=True)
+
+
+def experiment(**learner) -> ExperimentConfig:
+    settings = {
+        "batch_size": 8, "utd_ratio": 0.5, "max_lag_steps": 20, "training_starts": 4, "max_steps": 12,
+        "steps_per_update": 20, "checkpoint_period": 0, "log_period": 4,
+    }  # fmt: skip
+    return ExperimentConfig(
+        name="seen",
+        robot=FakeAlohaConfig(image_size=8, max_episode_steps=110),
+        agent=AcrlpdConfig(
+            image_keys=("top",),
+            encoder=ENCODER,
+            hidden=(8,),
+            critic=CriticConfig(hidden=(8,), ensemble=2, target_subset=1),
+            candidates=1,
+        ),
+        chunk=ChunkConfig(5),
+        replay=ReplayConfig(capacity=2_000, demo_capacity=500, human_capacity=200, image_capacity=600),
+        learner=LearnerConfig(**{**settings, **learner}),
+        seed=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("demos")
+    run_record(experiment(), 1, str(folder), policy="scripted", noise=None, cameras=("top",))
+    return str(folder)
+
+
+def episode_of(demos: str, config: ExperimentConfig) -> Episode:
+    (demo,) = load_demos([demos], robot_spec(config.robot), cameras=("top",)).episodes
+    return materialised(demo)
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(BatchStream, "next", lambda self, take=BatchStream.next: drawn.append(take(self)) or drawn[-1])
+    config = experiment()
+    learner, summary = train_local(config, [demos], str(tmp_path))
+    assert (learner.phase, learner.updates) == (Phase.DONE, 12)
+    assert summary.steps == learner.env_steps > 12
+    assert drawn
+    for batch in drawn:
+        assert set(batch.observations) == set(batch.next_observations) == {"state", "features/top"}
+    frames = len(episode_of(demos, config).steps.sparse["images/top"].index) + 1
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert said.count(f"features of {frames} stored frames computed in") == 1
+    assert said.index("stored frames computed") < said.index("phase: warm-up")  # before anything is trained
+    row = by_kind(tmp_path)["train"][-1]
+    assert row["replay/feature_frames"] > frames
+    assert learner.agent.update._cache_size() == 1
+
+
+def build(config: ExperimentConfig, demos: str, run) -> tuple[Learner, list[str]]:
+    spec, said = robot_spec(config.robot), []
+    learner = learner_command.build_learner(
+        config, [demos], open_run(config, spec, str(run)), spec,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=said.append,
+    )  # fmt: skip
+    return learner, said
+
+
+def close(learner: Learner) -> None:
+    learner.close()
+    learner.metrics.close()
+
+
+def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path):
+    config = experiment()
+    online = episode_of(demos, config)
+    records = [(k, "actor/s", record) for k, record in enumerate(online)]
+    first, _ = build(config, demos, tmp_path / "run")
+    for number, session, record in records:
+        first.inbox.insert(session, record, number + 1)
+    expected = first.replay.sample(np.random.default_rng(1), 64)
+    first.checkpoint()
+    close(first)
+
+    # Another seed would draw another backbone: what the checkpoint has counts.
+    second, said = build(dataclasses.replace(config, seed=6), demos, tmp_path / "run")
+    assert second.inbox.refill(records) == online.steps.n
+    missing = second.replay.frames_unseen
+    assert missing == 2 * (len(online.steps.sparse["images/top"].index) + 1)
+    pieces = 0
+    while second.replay.frames_unseen:
+        assert second.work()
+        assert second.phase is Phase.WARMUP
+        pieces += 1
+    assert pieces == -(-missing // 64)
+    assert any(line.startswith(f"features of {missing} stored frames computed in ") for line in said)
+    found = second.replay.sample(np.random.default_rng(1), 64)
+    assert np.ptp(expected.observations["features/top"].astype(np.float32)) > 0.1
+    for a, b in ((found.observations, expected.observations), (found.next_observations, expected.next_observations)):
+        np.testing.assert_allclose(a["features/top"], b["features/top"], rtol=2e-3, atol=2e-3)
+    assert second.replay.stats()["replay/features_computed"] == missing  # and a batch computed none
+    close(second)
+
+
+def test_a_run_without_has_nothing_of_it(demos, tmp_path):
+    config = experiment()
+    encoder = dataclasses.replace(ENCODER, cache_features=False)
+    plain = dataclasses.replace(config, agent=dataclasses.replace(config.agent, encoder=encoder))
+    learners = [build(c, demos, tmp_path / name) for c, name in ((plain, "plain"), (config, "cached"))]
+    batches = [learner.replay.sample(np.random.default_rng(1), 16) for learner, _ in learners]
+    assert set(batches[0].observations) == {"state", "images/top"}
+    assert learners[0][0].replay.frames_unseen == 0
+    assert learners[0][0].replay.estimated_bytes != learners[1][0].replay.estimated_bytes
+    inside = jax.jit(learners[0][0].agent.vision.embed)(
+        learners[0][0].state.frozen, batches[0].observations["images/top"]
+    )
+    np.testing.assert_allclose(batches[1].observations["features/top"], inside, rtol=2e-3, atol=2e-3)
+    for learner, _ in learners:
+        close(learner)
