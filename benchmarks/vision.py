@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.config.agents import BcConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
@@ -41,8 +42,14 @@ from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, SparseRows
 EPISODES, LENGTH = 8, 60
 TOLERANCE = 1e-2  # relative, of losses after one update: features are float16
 CHECK_SEED = 7
-QUICK = [("agent.critic.hidden", "16"), ("agent.flow.hidden", "16"), ("agent.flow.steps", "1"),
-         ("agent.encoder.features", "4"), ("agent.encoder.latent", "8"), ("agent.image_keys", "top")]  # fmt: skip
+# A policy alone, and one camera: most of a quick run's time is compilation.
+QUICK = BcConfig(
+    policy="gaussian",
+    hidden=(16,),
+    policy_updates=1,
+    image_keys=("top",),
+    encoder=EncoderConfig(features=(4,), latent=8),
+)
 CASES = ("none", "conv", "impala", "resnet10", "frozen", "cached")
 FROZEN = {"kind": "resnet10", "pooling": "spatial", "frozen_backbone": True, "shift": 0}
 
@@ -60,10 +67,12 @@ def encoder_of(case: str, base: EncoderConfig) -> EncoderConfig:
     return dataclasses.replace(base, **changes[case])
 
 
-def config_of(case: str, pixels: int, batch: int, settings: list[tuple[str, str]]) -> ExperimentConfig:
+def config_of(case: str, pixels: int, batch: int, args: argparse.Namespace) -> ExperimentConfig:
     """The experiment at `pixels` x `pixels` and `batch` windows, with a replay that holds this benchmark's data."""
     sizes = [("robot.image_size", str(pixels)), ("learner.batch_size", str(batch))]
-    config = apply_overrides(load_experiment("fake_aloha_images"), [*sizes, *settings])
+    config = load_experiment("fake_aloha_images")
+    config = dataclasses.replace(config, agent=QUICK) if args.quick else config
+    config = apply_overrides(config, [*sizes, *(tuple(s.split("=", 1)) for s in args.set)])
     rows = EPISODES * (LENGTH + 1)
     roomy = max(rows, config.robot.max_episode_steps + 1)
     replay = ReplayConfig(capacity=roomy, demo_capacity=rows, human_capacity=1, image_capacity=roomy)
@@ -187,8 +196,7 @@ def check(cached: Contestant, frozen: Contestant) -> float:
 
 def compared(pixels: int, batch: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """All cases at one size."""
-    settings = [*(QUICK if args.quick else []), *(tuple(s.split("=", 1)) for s in args.set)]
-    contestants = {case: Contestant(case, config_of(case, pixels, batch, settings)) for case in args.cases}
+    contestants = {case: Contestant(case, config_of(case, pixels, batch, args)) for case in args.cases}
     difference = None
     if {"cached", "frozen"} <= contestants.keys():
         difference = check(contestants["cached"], contestants["frozen"])
