@@ -120,6 +120,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dic
     return done.stdout, json.loads(file.read_text())["32"]
 
 
+@pytest.mark.slow  # compiles ResNet-10
 def test_kept_features_stand_for_pixels_in_the_vision_benchmark(vision: tuple[str, dict[str, dict[str, float]]]):
     table, figures = vision
     assert set(figures) == {"none", "conv", "frozen", "cached"}
