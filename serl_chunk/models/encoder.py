@@ -66,7 +66,7 @@ class ConvEncoder(nn.Module):
         def convolved(images: jax.Array) -> jax.Array:
             x = images.astype(jnp.float32) / 127.5 - 1.0
             for kernel, bias in layers:
-                x = nn.relu(_patches(x) @ kernel + bias)
+                x = nn.relu(_patches(x) @ kernel + bias[None, None, None])
             return x
 
         images, lead = with_batch(image)
