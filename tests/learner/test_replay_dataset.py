@@ -109,9 +109,9 @@ def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypa
     # What was computed ahead is what a replay computes that is given the same records one by one.
     other = build(config(demo_fraction=1.0))
     for e in episodes_of(now):
-        other._begin("x", e.begin, other._stores.demo)
-        other._steps("x", e.steps)
-        other._end("x", e.end)
+        other._recording.begin("x", e.begin, other._stores.demo)
+        other._recording.steps("x", e.steps)
+        other._recording.end("x", e.end)
     for column in ("realised", "effective"):
         ours, theirs = getattr(pool, column), getattr(other._stores.pool, column)
         for key, episode in replay._stores.demo.episodes.items():
