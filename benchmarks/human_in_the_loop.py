@@ -112,6 +112,16 @@ def human_share(episodes: list[dict[str, Any]]) -> list[dict[str, float]]:
     return out
 
 
+def later_share(people: list[dict[str, float]]) -> float:
+    """The person's share of all ticks in the second half of the online steps."""
+    end = people[-1]
+    middle = max(
+        (p for p in people if 2 * p["env_steps"] <= end["env_steps"]), key=lambda p: p["env_steps"], default=None
+    )
+    ticks, steps = (0, 0) if middle is None else (middle["human_ticks"], middle["env_steps"])
+    return (end["human_ticks"] - ticks) / (end["env_steps"] - steps)
+
+
 def run(name: str, seed: int, demos: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Train (or resume) one method with one seed and measure its checkpoints; what is measured is kept."""
     config = configuration(name, seed, args.checkpoints, args.set, quick=args.quick)
@@ -194,7 +204,8 @@ def main() -> None:
             print(
                 f"{name:10s} seed {seed}: success alone {last['success_rate']:.2f} [{last['low']:.2f}, "
                 f"{last['high']:.2f}]; person's share at the end {people['share']:.2f} [{people['low']:.2f}, "
-                f"{people['high']:.2f}], {people['human_ticks']} human ticks in {last['env_steps']} steps",
+                f"{people['high']:.2f}], {people['human_ticks']} human ticks in {last['env_steps']} steps, "
+                f"share in the second half {later_share(r['people']):.3f}",
                 flush=True,
             )
     if args.json:

@@ -115,6 +115,16 @@ def test_the_share_moves_over_the_last_episodes_and_its_interval_over_them():
     assert ratio["share"] == pytest.approx(0.1)  # of the ticks, not of the episodes
 
 
+def test_the_later_share_is_of_the_second_half_of_the_steps_alone():
+    points = [
+        {"env_steps": 40, "human_ticks": 40},
+        {"env_steps": 50, "human_ticks": 45},
+        {"env_steps": 100, "human_ticks": 50},
+    ]
+    assert people.later_share(points) == pytest.approx(5 / 50)
+    assert people.later_share(points[:1]) == 1.0
+
+
 def test_grippers_are_not_compared_with_runs_of_other_settings(tmp_path, monkeypatch):
     (tmp_path / "plan.json").write_text("[100, []]")
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--set", "agent.lr=0.1"])
