@@ -14,7 +14,7 @@ from serl_chunk.commands.setup import load, open_run, spec_of
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.handshake import RefusedError
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, DataError
 
 CONFIG = load("fake_aloha", [])
 
@@ -78,6 +78,11 @@ def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
 def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, closed, capsys):
     with pytest.raises(ConfigError, match="no demonstration matches"):
         train_local(CONFIG, [str(tmp_path / "none")], str(tmp_path / "run"))
+    assert closed == []  # nothing was opened yet
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "damaged.hdf5").write_bytes(b"no HDF5 at all")
+    with pytest.raises(DataError, match=r"damaged\.hdf5"):
+        train_local(CONFIG, [str(tmp_path / "damaged.hdf5")], str(tmp_path / "run"))
     assert closed == ["helper", "robot"]
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
     capsys.readouterr()
