@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,6 +98,12 @@ def curve(run: Path) -> list[dict[str, Any]]:
     ]
 
 
+def finished(points: Sequence[dict[str, Any]], args: argparse.Namespace) -> bool:
+    """Whether a run was evaluated at its end."""
+    end = ("env_steps", args.online_steps) if args.online_steps else ("updates", args.offline_steps)
+    return bool(points) and points[-1][end[0]] >= end[1]
+
+
 def plot(curves: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
     """Success with 95 % intervals over updates and over training time, into `args.plot`."""
     import matplotlib
@@ -172,6 +179,8 @@ def main() -> None:
                     ).returncode
                 if status:
                     raise SystemExit(f"{name}, seed {seed} ended with status {status}; see {log}")
+                if not finished(curve(run), args):  # a run that is told to stop ends with status 0 as well
+                    raise SystemExit(f"{name}, seed {seed} was stopped; run the same command again; see {log}")
                 done.write_text(json.dumps(plan))
             curves[f"{name}/{seed}"] = curve(run)
             for point in curves[f"{name}/{seed}"]:

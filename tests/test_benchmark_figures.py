@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import ablations
 import asked
+import cube_single
 import grasp_critic
 import human_in_the_loop as people
 from ablations import Count
@@ -146,3 +147,18 @@ def test_what_is_asked_for_is_checked_before_anything_runs(capsys):
         with pytest.raises(SystemExit):
             call()
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("online", "end", "done"),
+    [
+        (0, {"updates": 30, "env_steps": 0}, True),
+        (0, {"updates": 20, "env_steps": 0}, False),
+        (20, {"updates": 49, "env_steps": 21}, True),
+        (20, {"updates": 40, "env_steps": 11}, False),
+    ],
+)
+def test_a_run_that_was_told_to_stop_is_not_finished(online, end, done):
+    plan = argparse.Namespace(offline_steps=30, online_steps=online)
+    assert cube_single.finished([{"updates": 10, "env_steps": 0}, end], plan) is done
+    assert not cube_single.finished([], plan)

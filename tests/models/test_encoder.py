@@ -129,7 +129,7 @@ def test_images_in_blocks_are_what_they_are_one_by_one():
         return jnp.sum(jnp.sin(encode(params)))
 
     def one_by_one(params):
-        return jnp.stack([encoder.apply(params, image) for image in images])
+        return jax.lax.map(lambda image: encoder.apply(params, image), images)
 
     whole = jax.value_and_grad(loss)(params, lambda p: encoder.apply(p, images))
     single = jax.value_and_grad(loss)(params, one_by_one)
