@@ -8,7 +8,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 
 
 def experiment() -> ExperimentConfig:
-    """Sizes follow the sweep in benchmarks/sweep_fake_aloha.py."""
+    """What single settings do is in benchmarks/ablations.py's table."""
     return ExperimentConfig(
         name="fake_aloha",
         robot=FakeAlohaConfig(),
