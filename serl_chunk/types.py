@@ -205,6 +205,14 @@ class Amend(NamedTuple):
     reward: float | None = None  # of the last step
     discard: bool = False
 
+    def correct(self, end: End) -> End:
+        """`end` with the fields that are given here; `discard` is the caller's to act on."""
+        if self.outcome is not None:
+            end = end._replace(outcome=self.outcome, outcome_by=self.outcome_by)
+        if self.terminated is not None:
+            end = end._replace(terminated=self.terminated, truncated=not self.terminated)
+        return end if self.reward is None else end._replace(reward=self.reward)
+
 
 class SparseRows(NamedTuple):
     """Values that exist on some steps of a block only: `values[k]` belongs to step `index[k]`."""

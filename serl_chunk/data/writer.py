@@ -182,11 +182,4 @@ class EpisodeWriter:
 
 def amended(episode: Episode, amend: Amend) -> Episode:
     """`episode` with the fields that `amend` gives; `discard` is the caller's to act on."""
-    end = episode.end
-    if amend.outcome is not None:
-        end = end._replace(outcome=amend.outcome, outcome_by=amend.outcome_by)
-    if amend.terminated is not None:
-        end = end._replace(terminated=amend.terminated, truncated=not amend.terminated)
-    if amend.reward is not None:
-        end = end._replace(reward=amend.reward)
-    return episode._replace(end=end)
+    return episode._replace(end=amend.correct(episode.end))

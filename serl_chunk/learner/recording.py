@@ -103,13 +103,8 @@ class Recording:
         elif episode.end is None:
             raise DataError(f"episode {amend.episode_id} of session {session!r} is amended before its end")
         else:
-            end = episode.end
-            if amend.outcome is not None:
-                end = end._replace(outcome=amend.outcome, outcome_by=amend.outcome_by)
-            if amend.terminated is not None:
-                end = end._replace(terminated=amend.terminated, truncated=not amend.terminated)
             self._stores.unindex(episode)
-            episode.end = end
+            episode.end = amend.correct(episode.end)
             self._settle(episode, amend.reward)
 
     def give_up(self, session: str, *, gone: bool) -> EpisodeStats | None:

@@ -37,6 +37,7 @@ def test_an_end_corrects_the_last_reward_and_an_amendment_corrects_it_again():
     replay.insert("s", Amend(episode.episode_id, reward=8.0))
     episode.last_reward = 8.0
     windows(replay, Checker([episode], cfg, image_keys=()))
+    assert replay.read("s", episode.episode_id).end.reward == 8.0
 
 
 def test_without_a_final_observation_the_last_step_serves_as_one():
