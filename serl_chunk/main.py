@@ -169,8 +169,8 @@ def _run(arguments: list[str]) -> int:
     _refuse_what_would_be_ignored(flags, evaluating)
     refuse_what_has_no_use(flags, config, networked=_networked(flags), evaluating=evaluating)
     if config.learner.online_steps == 0 and not evaluating:
-        from serl_chunk.commands.learner import DemoReading
         from serl_chunk.commands.offline import run_offline
+        from serl_chunk.commands.training_data import DemoReading
 
         return run_offline(
             config,
@@ -181,8 +181,8 @@ def _run(arguments: list[str]) -> int:
             reading=DemoReading.of(flags),
         )
     if flags.local:
-        from serl_chunk.commands.learner import DemoReading
         from serl_chunk.commands.local import run_local
+        from serl_chunk.commands.training_data import DemoReading
 
         reading = DemoReading.of(flags)
         return run_local(config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug, reading=reading)
@@ -196,7 +196,8 @@ def _run(arguments: list[str]) -> int:
         anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
         return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
     if flags.learner:
-        from serl_chunk.commands.learner import DemoReading, run_learner
+        from serl_chunk.commands.learner import run_learner
+        from serl_chunk.commands.training_data import DemoReading
 
         return run_learner(
             config,

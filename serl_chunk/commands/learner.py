@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.contract import contract
-from serl_chunk.commands.data_options import parse_scores
 from serl_chunk.commands.evaluations import resolve_step
 from serl_chunk.commands.keys import invite_first, learner_keys
+from serl_chunk.commands.learner_status import Shown, status_fields
 from serl_chunk.commands.own_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.commands.relay import status_line
 from serl_chunk.commands.setup import RunFolder, describe, open_run, say, spec_of, stop_on_signals, write_json
+from serl_chunk.commands.training_data import DemoReading, check_data, needs_data, open_dataset, read_demos, with_hint
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.config.robots import OgbenchConfig, RobotConfig
-from serl_chunk.data.demos import Demonstrations, DemoSet, NothingThere, find_demos, load_demos
-from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.normaliser import Normaliser, fit_normaliser
-from serl_chunk.data.shards import ShardedSource
-from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.learner.report import build_report
 from serl_chunk.learner.run_demos import DEMOS, note_of
-from serl_chunk.learner.run_source import FORMAT, JOURNAL
-from serl_chunk.learner.status import StatusFields, StatusLine
+from serl_chunk.learner.run_source import JOURNAL
+from serl_chunk.learner.status import StatusLine
 from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sessions import SessionInfo
 from serl_chunk.transport.sockets import is_loopback
@@ -45,125 +38,9 @@ from serl_chunk.transport.store import RecordStore, check_retention
 from serl_chunk.transport.wire import Limits
 from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot, StepBlock
 
-STATUS_PERIOD = 0.1  # seconds between looks at the server's health and at the status line
-POKE_PERIOD = 0.01  # seconds between pushed allowances
 STOPPING = "ending with a final checkpoint"
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
-
-
-class DemoReading(NamedTuple):
-    """How `--demo_path` is read: what the files do not say about themselves, and what they are.
-
-    `dataset`: the folder of shards that `--dataset_dir` names, read in the same way.
-    """
-
-    options: ReadOptions = ReadOptions(solved="keep")
-    format: str | None = None
-    dataset: str | None = None
-
-    @classmethod
-    def of(cls, flags: argparse.Namespace) -> DemoReading:
-        """As `--demo_color` and its like say; raises ConfigError."""
-        success = True if flags.demo_success else False if flags.demo_failure else None
-        if flags.demo_hz is not None and not 0 < flags.demo_hz < math.inf:
-            raise ConfigError(f"--demo_hz={flags.demo_hz:g} must be above 0")
-        options = ReadOptions(
-            color=flags.demo_color,
-            hz=flags.demo_hz,
-            success=success,
-            scores=parse_scores(flags.demo_scores),
-            env=flags.demo_env,
-            proportion=flags.demo_proportion,
-            solved=flags.demo_solved,
-        )
-        return cls(options, flags.demo_format, flags.dataset_dir)
-
-    def of_robot(self, robot: RobotConfig) -> DemoReading:
-        """With what a robot says of its data: an OGBench environment is the task whose rewards they get."""
-        if not isinstance(robot, OgbenchConfig):
-            return self
-        asked = self.options.env
-        options = dataclasses.replace(
-            self.options, env=asked or robot.env_name, env_if_judged=not asked, env_reward=robot.reward
-        )
-        return self._replace(options=options)
-
-
-def read_demos(
-    config: ExperimentConfig,
-    spec: RobotSpec,
-    paths: Sequence[str],
-    tell: Callable[[str], None],
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
-) -> DemoSet:
-    """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
-    check_data(config, paths, reading)
-    demos = load_demos(
-        paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
-    )
-    if paths:
-        steps = sum(e.steps.n for e in demos.episodes)
-        more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
-        more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
-        for note in demos.notes:
-            tell(f"demonstrations: {note}")
-        tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
-    return demos
-
-
-def check_data(config: ExperimentConfig, paths: Sequence[str], reading: DemoReading) -> None:
-    """Raise ConfigError where `--demo_path` or `--dataset_dir` leads to nothing, before a run has a folder."""
-    try:
-        find_demos(paths, reading.options, reading.format, (FORMAT,))
-    except NothingThere as error:
-        raise ConfigError(_with_hint(str(error), config)) from error
-    if reading.dataset is not None and not Path(reading.dataset).expanduser().is_dir():
-        raise ConfigError(_with_hint(f"--dataset_dir={reading.dataset}: there is no such folder", config))
-
-
-def _with_hint(message: str, config: ExperimentConfig) -> str:
-    """`message` and where the robot's published data come from, if it has such."""
-    return f"{message}. {config.robot.data_hint}" if config.robot.data_hint else message
-
-
-def _needs_data(config: ExperimentConfig) -> bool:
-    """Whether training begins on demonstrations; without any the learner then refuses to, before all else."""
-    c = config.learner
-    return c.offline_steps + c.pretrain_steps + c.critic_pretrain_steps > 0
-
-
-def open_dataset(
-    config: ExperimentConfig,
-    spec: RobotSpec,
-    reading: DemoReading,
-    tell: Callable[[str], None],
-    updates: int = 0,
-) -> ShardedSource | None:
-    """The shards of `--dataset_dir`, None where it is not given; raises DataError or ConfigError.
-
-    `updates`: those that a run which goes on has made, so that it begins with the shard it had.
-    """
-    if reading.dataset is None:
-        return None
-    check_data(config, (), reading)
-    options = dataclasses.replace(reading.options, spec=spec, cameras=tuple(config.agent.image_keys))
-    dataset = ShardedSource(
-        reading.dataset,
-        options,
-        replace_interval=config.replay.dataset_replace_interval,
-        seed=config.seed,
-        updates=updates,
-        open_shard=lambda path, said: Demonstrations(OgbenchSource(path, said), spec),
-    )
-    for note in dataset.notes:
-        tell(f"data set: {note}")
-    steps = sum(e.steps.n for e in dataset.episodes)
-    tell(
-        f"data set: {len(dataset.files)} shards, another one each {config.replay.dataset_replace_interval} updates; "
-        f"{dataset.current.name}: {len(dataset.episodes)} episodes, {steps} steps"
-    )
-    return dataset
 
 
 def build_learner(
@@ -220,8 +97,8 @@ def build_learner(
         metrics.close()  # wandb would wait for this run's end
         if evaluate is not None:
             evaluate.close()
-        if isinstance(error, ConfigError) and _needs_data(config) and not demos.episodes and dataset is None:
-            raise ConfigError(_with_hint(str(error), config)) from error
+        if isinstance(error, ConfigError) and needs_data(config) and not demos.episodes and dataset is None:
+            raise ConfigError(with_hint(str(error), config)) from error
         raise
     holder.append(learner)
     tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
@@ -323,7 +200,7 @@ def run_learner(
             server.resume()
         holder["learner"] = learner
         status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
-        shown = _Shown(config, learner, server, status)
+        shown = Shown(config, learner, server, status)
         learner.run(stop, shown.tick)
         status.update(str(learner.phase), status_fields(config, learner))
         server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
@@ -400,73 +277,3 @@ def close_run(learner: Learner) -> int:
             f"{learner.checkpoints.steps()[-1:] or 'none'}")  # fmt: skip
         return 1
     return status
-
-
-class _Shown:
-    """Keeps the status line true, and the server's errors from passing unseen."""
-
-    def __init__(self, config: ExperimentConfig, learner: Learner, server: LearnerServer, status: StatusLine) -> None:
-        self._config, self._learner, self._server, self._status = config, learner, server, status
-        self._next = self._next_poke = 0.0
-        self._poked = 0
-
-    def tick(self) -> None:
-        now = time.monotonic()
-        if self._learner.updates != self._poked and now >= self._next_poke:
-            # Lockstep actors wait for the updates their steps entitle to: tell them soon, but not for each one.
-            self._poked, self._next_poke = self._learner.updates, now + POKE_PERIOD
-            self._server.poke()
-        if now < self._next:
-            return
-        self._next = now + STATUS_PERIOD
-        self._server.check()
-        self._status.update(str(self._learner.phase), status_fields(self._config, self._learner, self._server))
-
-
-def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerServer | None = None) -> StatusFields:
-    """The learner's present state for the status line, with its network's where there is one."""
-    c = config.learner
-    offline = (learner.offline_updates, c.offline_steps)
-    totals = {
-        Phase.PRETRAIN: (learner.phase_updates, c.pretrain_steps),
-        Phase.CRITIC_PRETRAIN: (learner.phase_updates, c.critic_pretrain_steps),
-        Phase.OFFLINE: offline,
-        Phase.WARMUP: (learner.episodes, c.warmup_episodes),
-        Phase.CRITIC_WARMUP: (learner.phase_updates, c.critic_warmup_steps),
-    }
-    online = (learner.online_updates, learner.updates_wanted)
-    done, total = totals.get(learner.phase, offline if c.online_steps == 0 else online)
-    limited = config.actor.clock == "lockstep" and learner.phase is Phase.TRAIN
-    if c.online_steps == 0:  # there are no actors
-        return {
-            "done": done,
-            "total": total,
-            "paused": learner.accounts.evaluation_seconds,
-            "evaluating": learner.accounts.evaluating,
-            "step": learner.updates,
-            "updates_per_s": learner.accounts.rates.get("rates/updates_per_s", 0.0),
-        }
-    alone = [success for success, helped in learner.accounts.recent if not helped and success is not None]
-    fields: StatusFields = {
-        "done": done,
-        "total": total,
-        "paused": learner.accounts.evaluation_seconds,
-        "evaluating": learner.accounts.evaluating,
-        "step": learner.updates,
-        "updates_per_s": learner.accounts.rates.get("rates/updates_per_s", 0.0),
-        "env_steps": learner.env_steps,
-        "episodes": learner.episodes,
-        "success": float(np.mean(alone)) if alone else None,
-        "human": learner.human_ticks / learner.env_steps if learner.env_steps else None,
-        "learner_wait": learner.accounts.waiting[0],
-        "actor_wait": learner.accounts.waiting[1],
-        "steps_missing": learner.steps_missing(),
-        "updates_due": learner.pace.updates_due,
-        "may_record": learner.steps_allowed() if limited else None,
-        "empty_half": learner.replay.empty_half,
-        "version": learner.version,
-    }
-    if server is not None:
-        fields["actors"] = tuple(s["actor_id"] for s in server.sessions() if s["live"])
-        fields["stalled"] = server.stalled
-    return fields

@@ -9,8 +9,10 @@ from typing import Any
 
 from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.commands.actor import report_session
-from serl_chunk.commands.learner import STOPPING, DemoReading, build_learner, check_data, close_run, status_fields
+from serl_chunk.commands.learner import STOPPING, build_learner, close_run
+from serl_chunk.commands.learner_status import status_fields
 from serl_chunk.commands.setup import describe, open_run, say, spec_of, stop_on_signals
+from serl_chunk.commands.training_data import DemoReading, check_data
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.status import StatusLine

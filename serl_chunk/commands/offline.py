@@ -9,15 +9,14 @@ from typing import Any
 
 from serl_chunk.commands.learner import (
     STOPPING,
-    DemoReading,
     build_learner,
-    check_data,
     close_run,
     say_what_is_written,
-    status_fields,
 )
+from serl_chunk.commands.learner_status import status_fields
 from serl_chunk.commands.relay import status_line
 from serl_chunk.commands.setup import describe, open_run, spec_of, stop_on_signals
+from serl_chunk.commands.training_data import DemoReading, check_data
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner
 from serl_chunk.types import Snapshot

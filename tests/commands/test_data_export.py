@@ -14,6 +14,7 @@ import pytest
 
 from serl_chunk.commands import learner as learner_command
 from serl_chunk.commands.data_options import open_any
+from serl_chunk.commands.training_data import DemoReading
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.hdf5 import read_episode, write_episode
 from serl_chunk.data.source import ReadOptions, materialised
@@ -255,14 +256,14 @@ def test_flags_say_how_demonstrations_are_read():
         demo_color=None, demo_hz=None, demo_success=False, demo_failure=False, demo_scores=None, demo_env="",
         demo_format=None, demo_proportion=1.0, demo_solved="keep", dataset_dir=None,
     )  # fmt: skip
-    assert learner_command.DemoReading.of(plain) == learner_command.DemoReading()
+    assert DemoReading.of(plain) == DemoReading()
     flags = argparse.Namespace(
         **(vars(plain) | {"demo_color": "bgr", "demo_hz": 30.0, "demo_failure": True, "demo_format": "robomimic"})
     )
-    reading = learner_command.DemoReading.of(flags)
+    reading = DemoReading.of(flags)
     assert reading == (ReadOptions(color="bgr", hz=30.0, success=False, solved="keep"), "robomimic", None)
     flags.demo_scores = "score_5=1,score_1=0"
-    assert learner_command.DemoReading.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
+    assert DemoReading.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
     flags.demo_scores = "score_5"
     with pytest.raises(ConfigError, match="is not FOLDER=REWARD"):
-        learner_command.DemoReading.of(flags)
+        DemoReading.of(flags)

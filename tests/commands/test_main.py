@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serl_chunk.commands.learner import DemoReading
+from serl_chunk.commands.training_data import DemoReading
 from serl_chunk.main import main
 
 RUN = ["--exp_name", "fake_aloha"]

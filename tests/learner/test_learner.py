@@ -14,6 +14,7 @@ from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.checkpoints import CheckpointStore, host_leaves
 from serl_chunk.agents.registry import agent_spec
 from serl_chunk.commands import learner as learner_command
+from serl_chunk.commands.learner_status import status_fields
 from serl_chunk.commands.local import LocalLink, train_local
 from serl_chunk.commands.setup import open_run
 from serl_chunk.config.agents import BcConfig, FlowConfig
@@ -182,7 +183,7 @@ def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
         learner.work()
 
     def told() -> tuple:
-        fields = learner_command.status_fields(config, learner)
+        fields = status_fields(config, learner)
         assert "actors" not in fields  # no network
         return fields["steps_missing"], fields["updates_due"], fields["may_record"]
 
@@ -197,7 +198,7 @@ def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
     learner.inbox.env_steps = 130
     assert told() == (0, 15, 10)
     realtime = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
-    assert learner_command.status_fields(realtime, learner)["may_record"] is None
+    assert status_fields(realtime, learner)["may_record"] is None
 
     class Server:
         stalled = "full"
@@ -205,7 +206,7 @@ def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
         def sessions(self) -> list[dict]:
             return [{"actor_id": "left", "live": True}, {"actor_id": "gone", "live": False}]
 
-    fields = learner_command.status_fields(config, learner, Server())
+    fields = status_fields(config, learner, Server())
     assert (fields["actors"], fields["stalled"]) == (("left",), "full")
     learner.close()
     learner.metrics.close()

@@ -13,10 +13,12 @@ from point_robot import experiment, record_demos
 
 from serl_chunk.agents.checkpoints import host_leaves
 from serl_chunk.commands import learner as learner_command
-from serl_chunk.commands.learner import DemoReading, build_learner
+from serl_chunk.commands.learner import build_learner
+from serl_chunk.commands.learner_status import status_fields
 from serl_chunk.commands.local import LocalLink, train_local
 from serl_chunk.commands.offline import train_offline
 from serl_chunk.commands.setup import open_run, read_config
+from serl_chunk.commands.training_data import DemoReading
 from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.accounts import Accounts
@@ -361,7 +363,7 @@ def test_updates_still_owed_when_the_last_step_came_are_done_after_a_resume(demo
     for _ in range(10):
         first.work()
     assert first.env_steps > 100
-    assert learner_command.status_fields(config, first)["total"] == 100 - begun
+    assert status_fields(config, first)["total"] == 100 - begun
     assert (first.online_updates, first.pace.updates_due) == (10, 100 - begun - 10)
     let_go(first)
 

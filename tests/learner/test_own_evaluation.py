@@ -19,7 +19,8 @@ from serl_chunk.actor import evaluate as evaluate_module
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE
 from serl_chunk.actor.video import VideoError
 from serl_chunk.agents.checkpoints import host_leaves
-from serl_chunk.commands.learner import build_learner, status_fields
+from serl_chunk.commands.learner import build_learner
+from serl_chunk.commands.learner_status import status_fields
 from serl_chunk.commands.local import train_local
 from serl_chunk.commands.offline import train_offline
 from serl_chunk.commands.own_evaluation import OwnEvaluation

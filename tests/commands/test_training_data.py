@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from serl_chunk.commands import learner as learner_command
-from serl_chunk.commands.learner import DemoReading, build_learner, open_dataset, read_demos
+from serl_chunk.commands import training_data
+from serl_chunk.commands.learner import build_learner
 from serl_chunk.commands.local import train_local
 from serl_chunk.commands.offline import train_offline
 from serl_chunk.commands.setup import load, open_run, spec_of
+from serl_chunk.commands.training_data import DemoReading, open_dataset, read_demos
 from serl_chunk.data import ogbench_task
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.shards import ShardedSource
@@ -109,8 +111,8 @@ def test_nobody_but_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_o
         for _ in range(turn):
             walked.advance()
     read: list[Path] = []
-    opened = learner_command.OgbenchSource
-    monkeypatch.setattr(learner_command, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
+    opened = training_data.OgbenchSource
+    monkeypatch.setattr(training_data, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
     monkeypatch.setattr(learner_command, "Learner", Taken)
     monkeypatch.setattr(learner_command.CheckpointStore, "steps", lambda self: [0, updates] if turn else [])
     run = open_run(FAKE, SPEC, str(tmp_path / "run"), lambda line: None)
