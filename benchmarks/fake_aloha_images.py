@@ -131,7 +131,8 @@ def train(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, floa
         (run / "benchmark_times.json").write_text(json.dumps(times))
     elif (run / "benchmark_times.json").exists():
         times = json.loads((run / "benchmark_times.json").read_text())
-    env, agent = make_env(config.robot), make_agent(config, learner.spec)
+    env = make_env(config.robot)
+    agent = make_agent(config, env.robot_spec)
     walls = {r["step"]: r["wall"] for r in read_metrics(run)["train"]}
     curve = []
     for step in store.steps():
