@@ -43,17 +43,39 @@ class Method(NamedTuple):
     color: str
 
 
+OF_EIGHT = (*SMALL, "agent.candidates=8", "agent.pretrain_candidates=8")
 METHODS = {
     "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
     "qc": Method(
-        "QC, best of 8", "qc",
-        (*SMALL, "agent.candidates=8", "agent.pretrain_candidates=8", "agent.target_candidates=8"), "#1f77b4",
+        "QC, best of 8", "qc", (*OF_EIGHT, "agent.target_candidates=8"), "#1f77b4"
     ),
     "qc-fql": Method("QC-FQL, alpha 300", "qc-fql", (*SMALL, "agent.alpha=300"), "#2ca02c"),
     "qc-rlpd": Method("QC-RLPD", "qc-rlpd", GAUSSIAN, "#9467bd"),
     "rlpd": Method("RLPD", "rlpd", GAUSSIAN, "#8c564b"),
     "bc": Method("BC (flow)", "bc", ("agent.flow.hidden=256,256", "agent.flow.steps=5"), "#7f7f7f"),
 }  # fmt: skip
+POLICY_LATE = ("agent.update_order=critic_first", "learner.cta_ratio=4")
+# What makes an update cheaper (benchmarks/updates.py --savings), asked for by name.
+SAVINGS = {
+    "qc-2-steps": Method(
+        "QC, 2 of 5 flow steps in the target", "qc",
+        (*OF_EIGHT, "agent.target_candidates=8", "agent.target_flow_steps=2"), "#aec7e8",
+    ),
+    "qc-expectile": Method(
+        "QC, an expectile in place of samples", "qc", (*OF_EIGHT, "agent.target=expectile"), "#17becf"
+    ),
+    "qc-fql-critic-first": Method(
+        "QC-FQL, policies once in 4", "qc-fql",
+        (*SMALL, "agent.alpha=300", *POLICY_LATE), "#98df8a",
+    ),
+    "qc-rlpd-critic-first": Method(
+        "QC-RLPD, the policy once in 4", "qc-rlpd", (*GAUSSIAN, *POLICY_LATE), "#c5b0d5"
+    ),
+    "qc-rlpd-subset": Method(
+        "QC-RLPD, 2 random heads in the target", "qc-rlpd", (*GAUSSIAN, "agent.critic.target_subset=2"), "#e377c2"
+    ),
+}  # fmt: skip
+EVERY = METHODS | SAVINGS
 
 # The published code at the same sizes on a data set of this size: (updates, success of 50 episodes).
 PUBLISHED = {"QC, best of 8": ((5_000, 0.20), (10_000, 0.26), (20_000, 0.50), (25_000, 0.72), (30_000, 0.50))}
@@ -113,7 +135,7 @@ def plot(curves: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> N
 
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
     for name, points in curves.items():
-        method = METHODS[name.partition("/")[0]]
+        method = EVERY[name.partition("/")[0]]
         for axis, key, unit in ((axes[0], "updates", 1000), (axes[1], "wall", 60)):
             x = [p[key] / unit for p in points]
             axis.fill_between(
@@ -149,7 +171,7 @@ def main() -> None:
     p.add_argument("--data", type=Path, required=True, help="OGBench's .npz of the task's ENV and DATA")
     p.add_argument("--task", default=TASK, help=f"ENV-DATA-singletask-taskN-v0; {TASK} by default")
     p.add_argument("--out", type=Path, default=Path("runs/cube_single"), help="folder of the runs")
-    p.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(METHODS)}")
+    p.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(EVERY)}")
     p.add_argument("--seeds", default="0", help="separated by commas")
     p.add_argument("--offline_steps", type=int, default=30_000)
     p.add_argument("--online_steps", type=int, default=20_000)
@@ -160,7 +182,7 @@ def main() -> None:
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
     p.add_argument("--json", type=Path, help="write the curves here")
     args = p.parse_args()
-    names = chosen(p, args.methods, METHODS, "method")
+    names = chosen(p, args.methods, EVERY, "method")
     settings(p, args.set)
     curves: dict[str, list[dict[str, Any]]] = {}
     for seed in map(int, args.seeds.split(",")):
@@ -175,7 +197,7 @@ def main() -> None:
                 environment = os.environ | {"PYTHONUNBUFFERED": "1"}
                 with log.open("a") as file:
                     status = subprocess.run(
-                        command(METHODS[name], args, seed, run), stdout=file, stderr=file, env=environment, check=False
+                        command(EVERY[name], args, seed, run), stdout=file, stderr=file, env=environment, check=False
                     ).returncode
                 if status:
                     raise SystemExit(f"{name}, seed {seed} ended with status {status}; see {log}")
