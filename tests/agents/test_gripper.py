@@ -223,7 +223,9 @@ def test_the_penalty_of_a_change_reaches_the_grasp_critic_alone():
         after[penalty], metrics = agent.update_critic(agent.init(jax.random.key(0)), jax.device_put(batches))
         rewards = metrics["critic/rewards"], metrics["grasp_critic/grasp_rewards"]
         assert (rewards[1] < rewards[0]) == (penalty < 0)
-    assert same(after[0.0].critic, after[-0.5].critic)
+    # Two programs: what rounds elsewhere in them is not the penalty, which would move every parameter by a whole step.
+    for a, b in zip(jax.tree.leaves(after[0.0].critic), jax.tree.leaves(after[-0.5].critic), strict=True):
+        np.testing.assert_allclose(np.mean(np.abs(a - b)), 0, atol=1e-6)
     assert not same(after[0.0].grasp["critic"], after[-0.5].grasp["critic"])
 
 
