@@ -7,8 +7,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from serl_chunk.commands.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.types import ConfigError, SerlChunkError
 
 LOOPBACK = "127.0.0.1"
@@ -38,14 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that has no such letters
-    commands = {
-        "record": _record, "report": _report, "keys": _keys, "doctor": _doctor, "data": _data, "presets": _presets
-    }  # fmt: skip
     try:
-        if arguments and arguments[0] in commands:
-            return commands[arguments[0]](arguments[1:])
+        if arguments and arguments[0] in COMMANDS:
+            return COMMANDS[arguments[0]](arguments[1:])
         if arguments and not arguments[0].startswith("-"):
-            raise ConfigError(f"unknown command {arguments[0]!r}; valid: {', '.join(commands)}, or flags (--help)")
+            raise ConfigError(f"unknown command {arguments[0]!r}; valid: {', '.join(COMMANDS)}, or flags (--help)")
         return _run(arguments)
     except ConfigError as error:
         print(f"serl-chunk: {error}", file=sys.stderr)
@@ -61,17 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises ConfigError instead of printing its usage and exiting: one sentence, like every other mistake."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
     from serl_chunk.commands.aliases import add_experiment_flags, add_learner_flags
 
-    p = _Parser(
+    p = Parser(
         prog="serl-chunk",
         description="Reinforcement learning for real robots in action chunks, with a person in the loop.",
         epilog=EPILOG,
@@ -156,9 +146,9 @@ def _run(arguments: list[str]) -> int:
     from serl_chunk.commands.aliases import load_flags, refuse_what_has_no_use
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
-    _quiet_libraries()
+    quiet_libraries()
     if flags.preset == "help":
-        return _presets([])
+        return COMMANDS["presets"]([])
     config = load_flags(flags, rest)
     evaluating = flags.eval_checkpoint_step not in ("0", "")
     port = DEFAULT_PORT if flags.port is None else flags.port
@@ -262,141 +252,6 @@ def _refuse_what_would_be_ignored(flags: argparse.Namespace, evaluating: bool) -
         raise ConfigError("--local has no network: leave --keys and --insecure out")
     if flags.keys is not None and evaluating and flags.checkpoint_path is not None:
         raise ConfigError("--keys is for a learner at --ip: leave it out beside --checkpoint_path")
-
-
-def _record(arguments: list[str]) -> int:
-    p = _Parser(prog="serl-chunk record", description="Record demonstrations as HDF5 episodes.", allow_abbrev=False)
-    p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
-    p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
-    p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
-    p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
-    p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
-    p.add_argument(
-        "--cameras",
-        metavar="NAMES",
-        help="cameras to record, separated by commas, or all, or none (default: those the experiment's agent looks at)",
-    )
-    from serl_chunk.commands.aliases import add_experiment_flags, load_flags
-
-    add_experiment_flags(p)
-    flags, rest = p.parse_known_args(arguments)
-    from serl_chunk.commands.record import run_record
-    from serl_chunk.commands.setup import spec_of
-
-    config = load_flags(flags, rest)
-    cameras = config.agent.image_keys
-    if flags.cameras is not None:
-        cameras = tuple(c for c in flags.cameras.split(",") if c)
-        if cameras == ("all",):
-            cameras = tuple(c.name for c in spec_of(config).cameras)
-        elif cameras == ("none",):
-            cameras = ()
-    return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
-
-
-def _report(arguments: list[str]) -> int:
-    p = _Parser(prog="serl-chunk report", description="Write report.html and report.png of a run.", allow_abbrev=False)
-    p.add_argument("run", help="a run folder")
-    flags = p.parse_args(arguments)
-    from serl_chunk.learner.report import build_report
-
-    print(build_report(flags.run))
-    return 0
-
-
-def _presets(arguments: list[str]) -> int:
-    p = _Parser(prog="serl-chunk presets", description="List the algorithms that --preset names.", allow_abbrev=False)
-    p.parse_args(arguments)
-    from serl_chunk.commands.aliases import run_presets
-
-    return run_presets()
-
-
-def _data(arguments: list[str]) -> int:
-    from serl_chunk.commands.data import run_data
-
-    return run_data(arguments, _Parser)
-
-
-def _keys(arguments: list[str]) -> int:
-    p = _Parser(
-        prog="serl-chunk keys",
-        description="Keys let robot PCs talk to a learner over a network, and nobody else. The first learner with "
-        "--bind makes them and prints the line for the first robot PC; these commands are for the others.",
-        allow_abbrev=False,
-    )
-    folder = _Parser(add_help=False)
-    folder.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
-    commands = p.add_subparsers(dest="command", required=True, metavar="init|add|join|list|revoke")
-    commands.add_parser("init", parents=[folder], help="learner's machine: make its keys")
-    add = commands.add_parser(
-        "add", parents=[folder], help="learner's machine: print the line with which one robot PC joins"
-    )
-    add.add_argument("name", metavar="NAME", help="what to call the robot PC")
-    add.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
-    add.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
-    join = commands.add_parser("join", parents=[folder], help="robot PC: take the line that the learner's side printed")
-    join.add_argument("line", metavar="LINE", help="the line's last word; valid once, for ten minutes")
-    join.add_argument("--ip", help="where the learner is, if not where the line says")
-    commands.add_parser("list", parents=[folder], help="who may connect here, and which learners were joined from here")
-    revoke = commands.add_parser("revoke", parents=[folder], help="learner's machine: let a robot PC in no more")
-    revoke.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
-    flags = p.parse_args(arguments)
-    from serl_chunk.commands import keys
-    from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
-
-    if flags.command == "add":
-        port = DEFAULT_PORT if flags.port is None else flags.port
-        check_port(port)
-        return keys.run_add(flags.keys, flags.name, host=flags.host, port=port)
-    if flags.command == "join":
-        return keys.run_join(flags.keys, flags.line, ip=flags.ip)
-    if flags.command == "revoke":
-        return keys.run_revoke(flags.keys, flags.name)
-    return keys.run_init(flags.keys) if flags.command == "init" else keys.run_list(flags.keys)
-
-
-def _doctor(arguments: list[str]) -> int:
-    p = _Parser(
-        prog="serl-chunk doctor",
-        description="On the robot PC, with the actor's flags: says what stands between it and the learner, with the "
-        "remedy of everything that is not right. Ports, keys, version, experiment, round trip, throughput, clock, "
-        "disks, devices, and whether the link carries what the experiment records. Takes seconds, records nothing, and "
-        "may be run while actors work. Exit status 1 where something failed.",
-        allow_abbrev=False,
-    )
-    p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
-    p.add_argument("--ip", default="127.0.0.1", help="the learner's host name or address (default: 127.0.0.1)")
-    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
-    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
-    p.add_argument("--insecure", action="store_true", help="use no keys")
-    p.add_argument("--actor_id", default="actor", help="name that the robot will have; it is not taken meanwhile")
-    p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
-    p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
-    from serl_chunk.commands.aliases import add_experiment_flags, load_flags
-
-    add_experiment_flags(p)
-    flags, rest = p.parse_known_args(arguments)
-    from serl_chunk.commands.doctor import Where, run_doctor
-    from serl_chunk.transport.sockets import DEFAULT_PORT
-
-    if flags.keys is not None and flags.insecure:
-        raise ConfigError("--insecure means no keys: leave it out, or --keys")
-    if rest and flags.exp_name is None:
-        raise ConfigError("--config changes an experiment: give its --exp_name too")
-    _quiet_libraries()
-    config = load_flags(flags, rest) if flags.exp_name is not None else None
-    port = DEFAULT_PORT if flags.port is None else flags.port
-    where = Where(flags.ip, port, flags.keys, flags.insecure, flags.actor_id, flags.spool_path)
-    return run_doctor(config, where, flags.json)
-
-
-def _quiet_libraries() -> None:
-    """Orbax narrates every save, and XLA every start, where a user looks for our own lines."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from absl import logging
-
-    logging.set_verbosity(logging.WARNING)
 
 
 if __name__ == "__main__":
