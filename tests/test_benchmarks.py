@@ -85,7 +85,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, di
         "--json",
         str(file),
         "--presets",
-        "qc-rlpd,qc",
+        "qc",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
