@@ -52,7 +52,7 @@ def _bc(config: ExperimentConfig, **agent: Any) -> ExperimentConfig:
 
 
 def _gaussian(config: ExperimentConfig) -> ExperimentConfig:
-    return replace(config, agent=AcrlpdConfig())
+    return replace(config, agent=AcrlpdConfig(candidates=16))
 
 
 def _alone(config: ExperimentConfig) -> ExperimentConfig:

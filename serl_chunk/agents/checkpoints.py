@@ -166,28 +166,35 @@ class CheckpointStore:
     def restore_state(self, template: Any) -> Restored | None:
         """The newest checkpoint that verifies, or None where there is none.
 
-        A damaged checkpoint is said and moved to `checkpoints_damaged/`, and the one before it is tried.
-        Raises CheckpointError if all are damaged or if one does not fit this agent (another network shape is
-        a mistake, not damage).
+        A damaged checkpoint is said, and the one before it is tried; once one verifies, the damaged ones are moved to
+        `checkpoints_damaged/`. Raises CheckpointError if all are damaged (nothing is moved then), or if one does not
+        fit this agent (another network shape is a mistake, not damage).
         """
-        steps = self.steps()
+        steps, damaged = self.steps(), []
         for step in reversed(steps):
             try:
                 leaves, meta = self._read(step, "state")
                 normaliser, _ = self._read(step, "normaliser")
             except CheckpointError as error:
                 self._say(f"WARNING: {error}. Falling back to the checkpoint before it.")
-                aside = self._dir.parent / "checkpoints_damaged"
-                aside.mkdir(exist_ok=True)
-                (self._dir / str(step)).rename(aside / f"{step}_{time.time_ns()}")
+                damaged.append(step)
                 continue
+            self._move_aside(damaged)
             return Restored(step, self._assemble(template, leaves, step), meta, normaliser)
         if steps:
             raise CheckpointError(
-                f"none of the checkpoints {steps} in {self._dir} could be read; give another --checkpoint_path to "
-                "start afresh, or restore the folder from a backup"
+                f"none of the checkpoints {steps} in {self._dir} could be read; try again where the disk may have been "
+                "away, restore the folder from a backup, or give another --checkpoint_path to start afresh"
             )
         return None
+
+    def _move_aside(self, damaged: list[int]) -> None:
+        aside = self._dir.parent / "checkpoints_damaged"
+        for step in damaged:
+            aside.mkdir(exist_ok=True)
+            (self._dir / str(step)).rename(aside / f"{step}_{time.time_ns()}")
+        if damaged:
+            self._say(f"moved to {aside}: checkpoints {', '.join(map(str, sorted(damaged)))}")
 
     def restore_policy(self, step: int) -> PolicyCheckpoint:
         """The policy of one checkpoint; raises CheckpointError listing those that exist."""

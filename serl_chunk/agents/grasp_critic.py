@@ -108,7 +108,7 @@ def of_option(values: jax.Array, option: jax.Array) -> jax.Array:
 
 def discounted_penalty(changes: jax.Array, penalty: float, discount: float) -> jax.Array:
     """sum_i gamma^i penalty changes_i, float32[B], for changes float32[B, H] of each tick."""
-    return penalty * (changes @ (discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32)))
+    return penalty * jnp.sum(changes * discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32), axis=-1)
 
 
 def grasp_target(

@@ -136,6 +136,7 @@ class AcrlpdConfig(AgentConfig):
 
     kind: ClassVar[str] = "acrlpd"
 
+    candidates: int = 1  # RLPD's; the policy's loss and temperature are those of one sample
     hidden: tuple[int, ...] = (256, 256)  # policy
     bc_alpha: float = 0.01  # weight of -log pi(demonstrated chunk), per dimension (QC-RLPD)
     init_temperature: float = 0.01

@@ -18,7 +18,7 @@ class EncoderConfig:
     docs/algorithms/vision.md has what each choice is for.
     """
 
-    # Four convolutions of our own; the small residual network of IMPALA; ResNet-10 with group norm, as HIL-SERL's.
+    # A few convolutions of our own; the small residual network of IMPALA; ResNet-10 with group norm, as HIL-SERL's.
     kind: Kind = "conv"
     features: tuple[int, ...] = (16, 32, 32)  # channels: of conv's stride-2 convolutions, of impala's sections
     # Of the backbone's feature map: all of it, its mean, or 8 learned weightings of its places per channel (HIL-SERL).

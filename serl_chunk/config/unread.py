@@ -40,12 +40,26 @@ def _cameras(config: ExperimentConfig) -> bool:
     return bool(config.agent.image_keys)
 
 
+def _critic(config: ExperimentConfig) -> bool:
+    return not isinstance(config.agent, BcConfig)
+
+
+def _best_of_n(config: ExperimentConfig) -> bool:
+    return not isinstance(config.agent, AcfqlConfig) or config.agent.actor_type == "best-of-n"
+
+
 def _of_policy(target: str) -> Callable[[ExperimentConfig], bool]:
     """Whether an acfql's critic bootstraps in that way; other agents have the fields for reasons of their own."""
     return lambda c: not isinstance(c.agent, AcfqlConfig) or c.agent.target == target
 
 
+_HAS_CRITIC = "an agent with a critic (acfql or acrlpd)"
 _SWITCHES = (
+    Switch("agent.critic", (), _critic, _HAS_CRITIC),
+    Switch("agent", ("choose_by", "choose_std", "act_by"), _critic, _HAS_CRITIC),
+    Switch("agent.gripper", ("penalty", "plausible", "tau", "loss", "critic_sees_gripper"), _critic, _HAS_CRITIC),
+    Switch("agent.encoder", ("trained_by",), lambda c: _cameras(c) or _at(c, "agent.encoder.state_latent") > 0,
+           "cameras in agent.image_keys, or agent.encoder.state_latent above 0"),
     Switch("agent.critic", ("bins", "sigma_bins"), lambda c: c.agent.critic.loss == "hl_gauss",
            "agent.critic.loss=hl_gauss"),
     Switch("agent.critic", ("value_low", "value_high", "initial_logit"), lambda c: c.agent.critic.loss != "squared",
@@ -66,6 +80,7 @@ _SWITCHES = (
            "agent.actor_type=distill-ddpg"),
     Switch("agent", ("expectile",), _of_policy("expectile"), "agent.target=expectile"),
     Switch("agent", ("target_candidates", "target_flow_steps"), _of_policy("policy"), "agent.target=policy"),
+    Switch("agent", ("target_candidates", "target_flow_steps"), _best_of_n, "agent.actor_type=best-of-n"),
     Switch("agent", ("prefix_expectile",), lambda c: c.agent.prefix_critic, "agent.prefix_critic=True"),
     Switch("agent.improve", ("top", "rate", "radius"), lambda c: _at(c, "agent.improve.steps") > 0,
            "agent.improve.steps above 0"),

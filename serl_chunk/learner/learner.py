@@ -30,16 +30,15 @@ from serl_chunk.learner.offline_data import Dataset, OfflineData
 from serl_chunk.learner.own_evaluation import Evaluate, Schedule, last_evaluated
 from serl_chunk.learner.pace import Pace
 from serl_chunk.learner.phase import Phase
-from serl_chunk.learner.phase_batches import PhaseBatches
+from serl_chunk.learner.phase_batches import PhaseBatches, updates_at_once
 from serl_chunk.learner.progress import Progress, how_to_go_on, resumed_phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.replay import Replay
 from serl_chunk.learner.run_metrics import Counters, read_metrics
-from serl_chunk.types import ChunkBatch, Episode, RobotSpec, Snapshot
+from serl_chunk.types import ChunkBatch, ConfigError, Episode, RobotSpec, Snapshot
 
 __all__ = ["Learner", "Phase"]
 
-PRETRAIN_SCAN = 20  # pretraining updates in one compiled call (lengths are rounded up): amortises the dispatch
 _ON_DATA = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN, Phase.OFFLINE)  # phases of the demonstrations alone
 
 
@@ -99,6 +98,7 @@ class Learner:
         self._rng = np.random.default_rng(config.seed)
         prefetch = config.replay.prefetch if threaded else 0
         self._batches = PhaseBatches(self.replay, self._rng, c.batch_size, prefetch)
+        self._updates_at_once = updates_at_once(c.batch_size, [spec.camera(k) for k in config.agent.image_keys])
         self.phase = Phase.PRETRAIN
         self.phase_updates = 0
         self.updates = 0  # critic updates of the offline and the online phase
@@ -203,9 +203,10 @@ class Learner:
 
     def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
         if self.phase_updates < total:
-            self.state, metrics = update(self.state, self._next_batch(PRETRAIN_SCAN))
-            self.phase_updates += PRETRAIN_SCAN
-            self.accounts.updated(PRETRAIN_SCAN, metrics)
+            n = self._updates_at_once
+            self.state, metrics = update(self.state, self._next_batch(n))
+            self.phase_updates += n
+            self.accounts.updated(n, metrics)
         if self.phase_updates >= total:
             if following is Phase.WARMUP:
                 self._begin_online()
@@ -282,6 +283,10 @@ class Learner:
             return True
         if not self.pace.may_update:
             return False
+        if not self.replay.ready.windows:  # what there was has been discarded
+            self._say("the replay has no window left to train on: waiting for new steps")
+            self._enter(Phase.WARMUP)
+            return True
         start, actors_wait = time.perf_counter(), self.steps_allowed() == 0
         self._update()
         self.pace.did_update()
@@ -346,7 +351,8 @@ class Learner:
     def _pretrained(self) -> bool:
         """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
         # A resumed run passes through the warm-up too, with a critic that has seen online data.
-        if self.phase is Phase.TRAIN or self.online_updates:
+        warmed_up = self.phase is Phase.TRAIN and self._of_critic(self.config.learner.critic_warmup_steps)
+        if warmed_up or self.online_updates:
             return False
         return not (self.offline_updates and self._data.has_failures)
 
@@ -402,10 +408,15 @@ class Learner:
 
     def _restored_normaliser(self, fresh: Normaliser, restored: Restored, dataset: Dataset | None) -> Normaliser:
         saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
+        if saved.mode != fresh.mode:
+            raise ConfigError(
+                f"normaliser.actions={fresh.mode} is not what this run's networks were trained with ({saved.mode}): "
+                "leave it as it was, or give another --checkpoint_path to start afresh"
+            )
         # With a data set it is another shard, as a rule, that the fresh one was fitted on.
         if dataset is None and saved.digest() != fresh.digest():
             # Statistics of other demonstrations under an old network would shift every input.
-            self._say("the demonstrations changed since the checkpoint: its normaliser is kept")
+            self._say("the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept")
         return saved
 
     def _resume(self, step: int, state: AgentState, meta: dict[str, Any]) -> None:

@@ -48,8 +48,9 @@ class OfflineData:
         if dataset is not None:
             replay.replace_demos(first)
         self.episodes = len(demos) + len(first)  # at the start
-        # A critic that has seen successes alone misleads whoever chooses by it.
-        self.has_failures = any(e.end.outcome is not Outcome.SUCCESS for e in [*demos, *first])
+        # A critic that has seen successes alone misleads whoever chooses by it. Of a data set: what it has shown so
+        # far, in this life.
+        self.has_failures = _fail(demos) or _fail(first)
 
     @staticmethod
     def require(config: LearnerConfig, *, there: bool) -> None:
@@ -69,9 +70,15 @@ class OfflineData:
     def advance(self, updates: int) -> None:
         """Count `updates`; where another part of the data set is in use after them, it takes the replay's place."""
         if self._dataset is not None and sum(self._dataset.advance() for _ in range(updates)):
-            self._replay.replace_demos(self._dataset.take())
+            part = self._dataset.take()
+            self.has_failures = self.has_failures or _fail(part)
+            self._replay.replace_demos(part)
 
     def close(self) -> None:
         """Stop reading ahead."""
         if self._dataset is not None:
             self._dataset.close()
+
+
+def _fail(episodes: Sequence[Episode]) -> bool:
+    return any(e.end.outcome is not Outcome.SUCCESS for e in episodes)

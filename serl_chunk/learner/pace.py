@@ -14,7 +14,7 @@ class Pace:
     def __init__(self, config: LearnerConfig, inbox: Inbox) -> None:
         self._config, self._inbox = config, inbox
         self.limiter = RateLimiter(config.utd_ratio, config.max_lag_steps)
-        self._resumed = False  # whether the steps of earlier lives entitle to updates as they did
+        self._begun = False  # whether steps entitle to updates already; in an earlier life, as they did there
 
     @property
     def steps_used(self) -> int:
@@ -80,8 +80,9 @@ class Pace:
     def begin(self, online_updates: int) -> None:
         """The warm-up is over. `online_updates`: of earlier lives."""
         c, steps = self._config, self._inbox.env_steps
-        if self._resumed:
+        if self._begun:
             return
+        self._begun = True
         if online_updates:  # a checkpoint that does not say what was owed
             self.limiter.restore(self.steps_used, online_updates)
         else:
@@ -101,4 +102,4 @@ class Pace:
         # Not the steps themselves: under another ratio they would entitle to far more updates, or to none for long.
         if owed is not None:
             self.limiter.restore(self._inbox.env_steps, online_updates, owed)
-            self._resumed = True
+            self._begun = True

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
 from serl_chunk.learner.replay import Half, Replay
 from serl_chunk.learner.sampler import BatchStream
+from serl_chunk.types import CameraSpec
+
+SCAN = 20  # updates of a phase before training in one compiled call (lengths are rounded up): amortises the dispatch
+PIECE_BYTES = 256 << 20  # of their images; several such pieces are on their way at a time
+
+
+def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
+    """How many batches are drawn and brought to the device as one piece in the phases before training; 1 at least."""
+    pixels = sum(c.height * c.width * 3 for c in cameras)  # of an observation; a window has two
+    return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
 
 
 class PhaseBatches:

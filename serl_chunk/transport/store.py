@@ -242,21 +242,20 @@ class _Episodes:
 
     def __init__(self) -> None:
         self.whole: dict[str, str] = {}  # session -> its open episode
-        self._broken: dict[str, str] = {}  # session -> the episode that lacks something, until the next begins
+        self._broken: dict[str, set[str]] = {}  # session -> episodes that lack something
 
     def hole(self, session: str) -> None:
         """Records of the session are missing here."""
         if (episode := self.whole.pop(session, None)) is not None:
-            self._broken[session] = episode
+            self._broken.setdefault(session, set()).add(episode)
 
     def take(self, session: str, record: Record) -> bool:
         """Whether a record follows what was read of its episode."""
         if isinstance(record, Begin):
             self.whole[session] = record.episode_id
-            self._broken.pop(session, None)
             return True
         if isinstance(record, Amend):  # whatever is missing, an episode that is to be forgotten is not needed
-            return record.discard or record.episode_id != self._broken.get(session)
+            return record.discard or record.episode_id not in self._broken.get(session, ())
         follows = record.episode_id == self.whole.get(session)
         if follows and isinstance(record, End):
             del self.whole[session]

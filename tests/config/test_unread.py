@@ -27,6 +27,8 @@ CASES = [
     (None, "agent.alpha", "3.0", [("agent.actor_type", "distill-ddpg")]),
     ("qc", "agent.expectile", "0.9", [("agent.target", "expectile")]),
     (None, "agent.target_candidates", "4", [("agent.target", "policy")]),
+    ("qc-fql", "agent.target_flow_steps", "4", [("agent.actor_type", "best-of-n")]),
+    (None, "agent.encoder.trained_by", "critic", [("agent.image_keys", "top")]),
     (None, "agent.prefix_expectile", "0.6", [("agent.prefix_critic", "true"), ("chunk.critic_horizon", "9")]),
     (None, "agent.improve.radius", "0.2", [("agent.improve.steps", "2")]),
     (None, "agent.improve.candidates", "4", [("agent.improve.imitate", "0.5"), ("agent.improve.steps", "2")]),
@@ -51,6 +53,14 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(preset, path
     assert said.endswith(". Set that too, or leave it out")
     assert switched[0][0] in said  # the remedy names the field that is missing
     asked(preset, *switched, (path, value))
+
+
+@pytest.mark.parametrize("path", ["agent.critic.tau", "agent.choose_by", "agent.gripper.plausible"])
+def test_an_agent_without_a_critic_reads_nothing_of_one(path):
+    value = {"agent.choose_by": "min"}.get(path, "0.2")
+    with pytest.raises(ConfigError, match=r"would not be read: it needs an agent with a critic \(acfql or acrlpd\)"):
+        asked("hg-dagger", (path, value), ("agent.gripper.choices", "-1,1"))
+    asked("hg-dagger", ("agent.gripper.lr", "0.01"), ("agent.gripper.choices", "-1,1"))
 
 
 def test_channels_are_not_those_of_a_network_that_has_its_own():

@@ -21,7 +21,7 @@ from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.learner import accounts
 from serl_chunk.learner.learner import Learner, Phase
-from serl_chunk.learner.replay import Replay
+from serl_chunk.learner.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import ConfigError, Snapshot
 
@@ -132,6 +132,37 @@ def test_a_resumed_policy_chooses_with_its_trained_critic(demos, tmp_path, monke
     assert set(counts) == {0}
 
 
+def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkeypatch):
+    published: list[tuple[int, int]] = []
+    publish = LocalLink.publish
+
+    def record(self, snapshot, info):
+        published.append((info["step"], int(snapshot.params["candidates"])))
+        publish(self, snapshot, info)
+
+    monkeypatch.setattr(LocalLink, "publish", record)
+    train_local(experiment(critic_warmup_steps=0), [demos], str(tmp_path / "run"))
+    before = [count for step, count in published if step == 0]
+    assert len(before) == 2  # when the actors begin, and when training does
+    assert set(before) == {1}
+    assert {count for step, count in published if step} == {0}  # all there are
+
+
+def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch):
+    learner = build(experiment(), demos, tmp_path / "run")
+    learner.pace.limiter.start(0)
+    learner.inbox.env_steps, learner.phase = 100, Phase.TRAIN
+    said: list[str] = []
+    monkeypatch.setattr(learner, "_say", said.append)
+    monkeypatch.setattr(Replay, "ready", property(lambda self: Ready(100, 0, 0, 0)))
+    assert learner.work()
+    assert learner.phase is Phase.WARMUP
+    assert said[0] == "the replay has no window left to train on: waiting for new steps"
+    assert not learner.work()
+    learner.close()
+    learner.metrics.close()
+
+
 def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(ConfigError, match=r"pretraining needs demonstrations: give --demo_path, or set --config\.lear"):
         train_local(experiment(), [], str(tmp_path / "run"))
@@ -146,8 +177,21 @@ def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tm
     before, _ = train_local(experiment(), [demos], run)
     capsys.readouterr()
     after, _ = train_local(experiment(max_steps=80), [record_demos(tmp_path / "more", 3)], run)
-    assert "the demonstrations changed since the checkpoint: its normaliser is kept" in told(capsys)
+    said = "the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept"
+    assert said in told(capsys)
     assert after.normaliser.digest() == before.normaliser.digest()
+
+
+def test_another_transform_of_actions_is_refused_on_resume(demos, tmp_path):
+    run = tmp_path / "run"
+    config = experiment()
+    train_local(config, [demos], str(run))
+    kept = (run / "config.json").read_text()
+    other = "absolute_demo" if config.normaliser.actions != "absolute_demo" else "relative"
+    changed = dataclasses.replace(config, normaliser=dataclasses.replace(config.normaliser, actions=other))
+    with pytest.raises(ConfigError, match=rf"normaliser\.actions={other} is not what this run's networks were trained"):
+        train_local(changed, [demos], str(run))
+    assert (run / "config.json").read_text() == kept
 
 
 def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: None, tell=print) -> Learner:

@@ -11,9 +11,10 @@ from coded_replay import RNG, build, coded
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.learner import replay as replay_module
+from serl_chunk.learner.offline_data import OfflineData
 from serl_chunk.learner.replay import DATASET_SESSION, DEMO_SESSION
 from serl_chunk.learner.sampler import BatchStream
-from serl_chunk.types import ConfigError, DataError, Episode, SparseRows
+from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows
 
 EPISODES, SHARDS = 8, 6
 
@@ -53,6 +54,26 @@ def test_one_shard_after_the_other_and_everything_else_stays(windows):
             assert replay.ready.windows == len(checker.windows())
     sessions = [session for session, _ in replay.episodes()]
     assert (sessions.count(DEMO_SESSION), sessions.count(DATASET_SESSION)) == (3, EPISODES)
+
+
+def test_a_failure_in_a_later_shard_counts_from_then_on():
+    def part(number: int, outcome: Outcome) -> list[Episode]:
+        episodes = episodes_of(shard(number))
+        return [e._replace(end=e.end._replace(outcome=outcome)) for e in episodes]
+
+    parts = iter([part(0, Outcome.SUCCESS), part(1, Outcome.FAILURE), part(2, Outcome.SUCCESS)])
+
+    class Shards:
+        take = staticmethod(lambda: next(parts))
+        advance = staticmethod(lambda: True)
+        close = staticmethod(lambda: None)
+
+    data = OfflineData(build(config(demo_fraction=1.0), image_keys=("a", "b")), [], Shards())
+    found = [data.has_failures]
+    for _ in range(2):
+        data.advance(1)
+        found.append(data.has_failures)
+    assert found == [False, True, True]
 
 
 def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():

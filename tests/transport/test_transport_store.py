@@ -221,6 +221,19 @@ def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
         assert store.standings() == [last]
 
 
+def test_a_broken_episode_is_not_amended_after_the_next_one_began(tmp_path):
+    a = new_session("a")
+    with opened(tmp_path) as store:
+        numbers = put_episode(store, a, "hit", (2, 2, 2))
+        put_episode(store, a, "after")
+        put(store, a, Amend("hit", Outcome.SUCCESS, terminated=True, reward=1.0))
+        put(store, a, Amend("after", Outcome.FAILURE))
+        put(store, a, Amend("hit", discard=True))
+    damage(tmp_path, numbers[2])
+    with opened(tmp_path) as store:
+        assert [s.delivered for s in store.replay()][-3:] == [False, True, True]
+
+
 def test_a_later_table_knows_what_a_damaged_record_was(tmp_path):
     """The session's last record is gone; it is not asked for again, since the actor no longer has it."""
     a, b = new_session("a"), new_session("b")
