@@ -8,6 +8,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import difference, to_dict
+
 Setting = tuple[str, str]  # a field's path and its text, as `apply_overrides` takes them
 
 
@@ -35,6 +39,13 @@ def chosen(parser: argparse.ArgumentParser, text: str, valid: Collection[str], n
     if unknown := [name for name in names if name not in valid]:
         parser.error(f"unknown {noun} {unknown[0]!r}; valid: {', '.join(valid)}; or all")
     return names
+
+
+def differing(config: ExperimentConfig, *, but: Sequence[str] = ()) -> list[str]:
+    """One line for every field in which `config` is not the packaged experiment of its name; `but`: of no account."""
+    packaged = to_dict(load_experiment(config.name))
+    lines = difference(json.loads(json.dumps(packaged)), json.loads(json.dumps(to_dict(config))))
+    return [line for line in lines if line.partition(":")[0] not in but]
 
 
 def keep_plan(file: Path, plan: Sequence[Any], made: Path) -> None:

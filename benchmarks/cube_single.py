@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asked import add_settings, chosen, settings
+from asked import add_settings, chosen, keep_plan, settings
 
 from serl_chunk.learner.metrics import read_metrics
 
@@ -101,7 +101,7 @@ def command(method: Method, args: argparse.Namespace, seed: int, run: Path) -> l
     # Online collection is single-process here: an actor beside the learner on loopback, in lockstep.
     out += ["--actor", "--port", str(args.port)] if args.online_steps else []
     fixed = [f"learner.max_steps={max(1, args.online_steps)}", f"learner.checkpoint_period={args.eval_interval}"]
-    fixed += [f"learner.training_starts={min(1_000, args.online_steps)}"]
+    fixed += [f"learner.training_starts={min(1_000, args.online_steps // 2)}"]
     return out + [f"--config.{s}" for s in (*fixed, *method.settings, *args.set)]
 
 
@@ -188,22 +188,23 @@ def main() -> None:
     for seed in map(int, args.seeds.split(",")):
         for name in names:
             run = args.out / f"{name}_seed{seed}"
-            done = run / "complete.json"
-            plan = [args.task, args.offline_steps, args.online_steps, args.episodes, *args.set]
-            if not done.exists() or json.loads(done.read_text()) != plan:
+            done, method = run / "complete.json", EVERY[name]
+            plan = [args.task, args.data.name, args.offline_steps, args.online_steps, args.eval_interval, args.episodes]
+            args.out.mkdir(parents=True, exist_ok=True)
+            keep_plan(args.out / f"{run.name}.plan", [*plan, method.preset, *method.settings, *args.set], run)
+            if not done.exists():
                 print(f"{name}, seed {seed}: {run}", flush=True)
                 log = args.out / f"{name}_seed{seed}.log"
-                args.out.mkdir(parents=True, exist_ok=True)
                 environment = os.environ | {"PYTHONUNBUFFERED": "1"}
                 with log.open("a") as file:
                     status = subprocess.run(
-                        command(EVERY[name], args, seed, run), stdout=file, stderr=file, env=environment, check=False
+                        command(method, args, seed, run), stdout=file, stderr=file, env=environment, check=False
                     ).returncode
                 if status:
                     raise SystemExit(f"{name}, seed {seed} ended with status {status}; see {log}")
                 if not finished(curve(run), args):  # a run that is told to stop ends with status 0 as well
                     raise SystemExit(f"{name}, seed {seed} was stopped; run the same command again; see {log}")
-                done.write_text(json.dumps(plan))
+                done.touch()
             curves[f"{name}/{seed}"] = curve(run)
             for point in curves[f"{name}/{seed}"]:
                 print(

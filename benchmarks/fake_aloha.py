@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from asked import add_settings, chosen, settings, split
+from asked import add_settings, chosen, differing, keep_plan, settings, split
 
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
@@ -118,11 +118,11 @@ def evaluate_checkpoint(
 
 def run_variant(name: str, seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) -> dict[str, Any]:
     """Train (or resume) one variant with one seed, evaluate every checkpoint, choose and report."""
-    result_file = out / f"{name}_{seed}.json"
+    result_file, run = out / f"{name}_{seed}.json", out / f"{name}_{seed}"
+    config = replace(VARIANTS[name](config), seed=seed)
+    keep_plan(out / f"{name}_{seed}.plan", [n, *differing(config)], run)
     if result_file.exists():
         return json.loads(result_file.read_text())
-    config = replace(VARIANTS[name](config), seed=seed)
-    run = out / f"{name}_{seed}"
     paths = [] if name == "no_demos" else [str(demos)]
     learner, _ = train_local(config, paths, str(run))
     if learner.updates < config.learner.max_steps:
@@ -169,6 +169,7 @@ def try_candidates(
 def run_bc(seed: int, demos: Path, out: Path, n: int, config: ExperimentConfig) -> dict[str, Any]:
     """Clone the demonstrations under each normaliser to each length; the best on validation is reported."""
     result_file = out / f"bc_{seed}.json"
+    keep_plan(out / f"bc_{seed}.plan", [n, *differing(config)], out)
     if result_file.exists():
         return json.loads(result_file.read_text())
     points = []

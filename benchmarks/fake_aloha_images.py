@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from asked import add_settings, settings
+from asked import add_settings, differing, keep_plan, settings
 from fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
 
 from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE
@@ -111,6 +111,9 @@ def costs(config: ExperimentConfig, demos: Path, seconds: float) -> dict[str, fl
 
 def train(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, float], n: int) -> dict[str, Any]:
     """Train or resume `run`, evaluate its checkpoints; a checkpoint that was evaluated is not evaluated again."""
+    # A longer run goes on where a shorter one ended: what was measured of its checkpoints stays true.
+    plan = [len(list(demos.glob("*.hdf5"))), *differing(config, but=("learner.max_steps",))]
+    keep_plan(run.with_suffix(".plan"), plan, run)
     clock, begin = RenderClock(), time.perf_counter()
     store = CheckpointStore(run)
     first = max(store.steps(), default=None)
@@ -171,6 +174,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     demos = args.out / f"demos_{config.robot.image_size}"  # type: ignore[attr-defined]
     run_record(config, args.demos, str(demos), policy="scripted", noise=None, cameras=config.agent.image_keys)
+    if (there := len(list(demos.glob("*.hdf5")))) != args.demos:
+        p.error(f"--demos={args.demos}: {demos} holds {there}; give another --out")
     result: dict[str, Any] = {"costs": costs(config, demos, args.seconds)}
     if not args.costs:
         result |= train(config, demos, args.out / f"seed_{args.seed}", result["costs"], args.episodes)

@@ -11,9 +11,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 def experiment() -> ExperimentConfig:
     """Everything but the grippers is experiments/fake_aloha.py's.
 
-    Its fingers need four ticks to close: what was executed at a closing's first tick looks open, and only a choice that
-    is held for the whole chunk of five shows where people begin to close. The normaliser puts the
-    demonstrations' closed and open at -0.9 and 0.9.
+    The normaliser puts the demonstrations' closed and open at -0.9 and 0.9.
     """
     agent = AcfqlConfig(gripper=GripperConfig(choices=(-0.9, 0.9)))
     return ExperimentConfig(

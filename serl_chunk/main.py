@@ -25,8 +25,8 @@ evaluate:
   serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 --checkpoint_path runs/first
 
 an algorithm by its name, on data alone, evaluated meanwhile (serl-chunk presets lists the names):
-  serl-chunk --exp_name fake_aloha --learner --preset qc --demo_path demos/fake_aloha --offline_steps 20000 \
-      --online_steps 0 --eval_interval 5000
+  serl-chunk --exp_name fake_aloha --learner --preset qc --demo_path demos/fake_aloha \\
+      --offline_steps 20000 --online_steps 0 --eval_interval 5000
 
 other commands (each with --help): serl-chunk record, serl-chunk data, serl-chunk report, serl-chunk keys,
 serl-chunk doctor, serl-chunk presets
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "--spool_path", metavar="DIR", help="keeps what the learner does not have yet; runs/spool unless given"
     )
     actor.add_argument("--actor_id", default="actor", help="name of this robot; differs between simultaneous actors")
-    actor.add_argument("--eval_checkpoint_step", default="0", metavar="N", help="evaluate checkpoint N, latest or best")
+    actor.add_argument("--eval_checkpoint_step", metavar="N", help="evaluate checkpoint N, latest or best")
     actor.add_argument("--eval_n_trajs", type=int, default=0, metavar="K", help="episodes of the evaluation")
     actor.add_argument("--save_video", action="store_true", help="film the evaluation's episodes")
     actor.add_argument("--eval_stochastic", action="store_true", help="evaluate the mean policy and the sampled one")
@@ -134,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="no keys: everybody who reaches a learner can feed and read it (you are warned); on both sides",
     )
+    p.add_argument("--beside_learner", action="store_true", help=argparse.SUPPRESS)  # both were given: all flags are
     p.add_argument(
         "--pin_cores", action="store_true", help="with both flags: one core for the actor, the others to learn"
     )
@@ -150,13 +151,13 @@ def _run(arguments: list[str]) -> int:
     if flags.preset == "help":
         return COMMANDS["presets"]([])
     config = load_flags(flags, rest)
-    evaluating = flags.eval_checkpoint_step not in ("0", "")
+    evaluating = flags.eval_n_trajs > 0  # without it, 0 asks for none, as in HIL-SERL
     port = DEFAULT_PORT if flags.port is None else flags.port
     if not (flags.learner or flags.actor or flags.local):
         raise ConfigError("say what to run: --learner, --actor, both, or --local")
-    if evaluating != (flags.eval_n_trajs > 0):
+    if evaluating != (flags.eval_checkpoint_step not in ((None, "") if evaluating else (None, "", "0"))):
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
-    _refuse_what_would_be_ignored(flags, evaluating)
+    _refuse_what_would_be_ignored(parser, flags, evaluating)
     refuse_what_has_no_use(flags, config, networked=_networked(flags), evaluating=evaluating)
     if config.learner.online_steps == 0 and not evaluating:
         from serl_chunk.commands.offline import run_offline
@@ -182,6 +183,7 @@ def _run(arguments: list[str]) -> int:
 
         learner_keys(flags.bind, flags.keys, insecure=flags.insecure)  # before an actor looks for the one of its own
         shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
+        shared.append("--beside_learner")  # flags of the other one are no mistake
         # An actor on this machine reaches what listens everywhere, but not what listens at one other address only.
         anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
         return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
@@ -233,7 +235,19 @@ def _networked(flags: argparse.Namespace) -> bool:
     return flags.bind != LOOPBACK or flags.port is not None or flags.keys is not None or flags.insecure
 
 
-def _refuse_what_would_be_ignored(flags: argparse.Namespace, evaluating: bool) -> None:
+_DATA = (
+    "demo_path", "demo_format", "demo_color", "demo_hz", "demo_env", "demo_solved", "demo_proportion", "dataset_dir",
+    "demo_success", "demo_failure", "demo_scores",
+)  # fmt: skip
+_NOT_OF = {
+    "an evaluation": (*_DATA, "bind", "spool_path"),
+    "--actor": (*_DATA, "bind", "checkpoint_path"),
+    "--learner": ("spool_path", "actor_id"),
+    "--local": ("bind", "port", "spool_path", "actor_id", "ip"),
+}
+
+
+def _refuse_what_would_be_ignored(parser: argparse.ArgumentParser, flags: argparse.Namespace, evaluating: bool) -> None:
     """A flag that means nothing beside the others is a mistake, and silence would hide it."""
     if flags.local and (flags.learner or flags.actor):
         raise ConfigError("--local runs both loops in this process: leave --learner and --actor out")
@@ -242,6 +256,13 @@ def _refuse_what_would_be_ignored(flags: argparse.Namespace, evaluating: bool) -
     for name in ("save_video", "eval_stochastic", "eval_validation"):
         if getattr(flags, name) and not evaluating:
             raise ConfigError(f"--{name} belongs to an evaluation: add --eval_checkpoint_step N and --eval_n_trajs K")
+    role = "an evaluation" if evaluating else "--local" if flags.local else "" if flags.learner else "--actor"
+    unused = _NOT_OF.get(role or ("" if flags.actor else "--learner"), ())
+    for name in () if flags.beside_learner else unused:
+        if getattr(flags, name) != parser.get_default(name):
+            raise ConfigError(f"--{name} means nothing to {role or '--learner'}: leave it out")
+    if evaluating and flags.checkpoint_path is not None and flags.ip is not None:
+        raise ConfigError("--checkpoint_path and --ip both say where the checkpoint is: leave one of them out")
     if flags.pin_cores and not (flags.learner and flags.actor):
         raise ConfigError("--pin_cores shares this machine's cores between --learner and --actor: it needs both flags")
     if flags.ip is not None and flags.learner:

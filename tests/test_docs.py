@@ -37,7 +37,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIAL = ROOT / "docs" / "bring_your_own_robot.md"
 LANGUAGES = {"console", "bash", "python", "text"}  # text is not tried: pictures and fragments
-FOREIGN_FLAGS = {"--successes_needed"}  # of the programs the documents compare ours with
+FOREIGN_FLAGS = {
+    "--successes_needed",
+    "--dataset_type",
+    "--max_episode_steps",
+    "--num_episodes",
+}  # of the programs the documents compare ours with
 STUBBED = (
     "serl_chunk.commands.local.run_local",
     "serl_chunk.commands.both.run_both",
@@ -189,7 +194,7 @@ def test_pip_finds_the_extras(words: list[str]):
 
 def test_the_printed_help_is_accepted(calls: Calls, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
-    lines = re.findall(r"serl-chunk (--exp_name .*)", command_line.EPILOG)
+    lines = re.findall(r"serl-chunk (--exp_name .*)", re.sub(r"\\\n +", "", command_line.EPILOG))
     for line in lines:
         assert command_line.main(shlex.split(line)) == 0, line
     assert len(calls) == len(lines) >= 4

@@ -112,6 +112,7 @@ def run_actor(
     actor_id: str = "actor",
     episode_prefix: str | None = None,
     first_episode: int = 0,
+    steps_before: int = 0,
     cameras: tuple[str, ...] = (),
     intervention: InterventionSource | None = None,
     stop: threading.Event | None = None,
@@ -134,7 +135,9 @@ def run_actor(
         normaliser: the learner's (its welcome carries it).
         episode_prefix: the beginning of this session's episode ids, which must differ from every other
             session's of the run; `actor_id` by default.
-        first_episode: number of the first episode, where an earlier session of this actor ran some.
+        first_episode: number of the first episode: those of the run so far, so that no start state and no exploration
+            of an earlier session comes again.
+        steps_before: the run's steps so far, which count for `learner.random_steps`.
         cameras: recorded beside those the agent looks at.
         before_decision: lockstep only, called before every decision (learning in the same process).
         on_episode: called after each episode.
@@ -210,7 +213,7 @@ def run_actor(
             summary = runner.run_episode(
                 training_seed(config.seed, actor_id, episode),
                 explore=True,
-                random_steps=max(0, config.learner.random_steps - board.steps),
+                random_steps=max(0, config.learner.random_steps - steps_before - board.steps),
                 episode_id=f"{episode_prefix or actor_id}-{episode:06d}",
             )
             episode += 1

@@ -27,6 +27,9 @@ from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
 
 Loss = Literal["squared", "bounded"]
+# In shares of the smallest gap between values: what a gripper that is moving moves by in a tick, and how near it is to
+# a value that it is at.
+_SPEED, _AT = 0.1, 0.25
 
 
 class Choices:
@@ -55,16 +58,45 @@ class Choices:
         distance = jnp.abs(actions[..., None] - self.values.reshape((1,) * actions.ndim + (-1,)))
         return jnp.argmin(distance, axis=-1).astype(jnp.int32)
 
-    def label(self, actions: jax.Array, valid: jax.Array) -> jax.Array:
-        """The options next to what was executed, int32[B, J, P], for gripper actions float32[B, H, G].
+    def heading(self, actions: jax.Array, valid: jax.Array, before: jax.Array | None) -> jax.Array:
+        """Index of the value that each tick's command is on its way to, int32[B, H, G], of actions float32[B, H, G].
 
-        Of each part the mean over its steps that exist (`valid` float32[B, H]), of all where none does.
+        A driver that limits a gripper's speed records where it was told to be on every tick, which is nowhere near
+        open when it begins to open, and an episode may end there. So a command between two values that moves (by more
+        than `_SPEED`) is on its way to the one in that direction; any other is at the nearest. `before` float32[B, G]
+        is the tick before the window; without it the first tick moves as the second does, where that one exists.
         """
-        b = actions.shape[0]
-        part = actions.reshape(b, self.parts, self.held, self.grippers)
-        weight = valid.reshape(b, self.parts, self.held, 1)
+        if before is not None:
+            first = before[:, None]
+        else:
+            second = min(1, actions.shape[1] - 1)
+            exists = valid[:, second].reshape(-1, 1, 1) > 0
+            first = jnp.where(exists, 2 * actions[:, :1] - actions[:, second][:, None], actions[:, :1])
+        moved = actions - jnp.concatenate([first, actions[:, :-1]], axis=1)
+        order = np.argsort(self.values).astype(np.int32)
+        values = self.values[order]
+        gap = float(np.min(np.diff(values), initial=np.inf))
+        least = jnp.sum(actions[..., None] > values.reshape(1, 1, 1, -1), axis=-1)  # place of the next value above
+        up, down = jnp.minimum(least, len(values) - 1), jnp.maximum(least - 1, 0)
+        nearest = self.nearest(actions)
+        between = jnp.abs(actions - jnp.asarray(self.values)[nearest]) > _AT * gap
+        way = jnp.asarray(order)[jnp.where(moved > 0, up, down)]
+        return jnp.where(between & (jnp.abs(moved) > _SPEED * gap), way, nearest).astype(jnp.int32)
+
+    def label(self, actions: jax.Array, valid: jax.Array, before: jax.Array | None = None) -> jax.Array:
+        """The options that were executed, int32[B, J, P], for gripper actions float32[B, H, G].
+
+        Of each part the value that most of its steps that exist (`valid` float32[B, H]; of all where none does) are on
+        their way to (`heading`), the later one of two.
+        """
+        b, count = actions.shape[0], len(self.values)
+        part = jax.nn.one_hot(self.heading(actions, valid, before), count).reshape(
+            b, self.parts, self.held, self.grippers, count
+        )
+        weight = valid.reshape(b, self.parts, self.held, 1, 1)
         weight = jnp.where(jnp.sum(weight, axis=2, keepdims=True) > 0, weight, 1.0)
-        index = self.nearest(jnp.sum(part * weight, axis=2) / jnp.sum(weight, axis=2))  # [B, J, G]
+        later = 1 + 0.1 * jnp.arange(1, self.held + 1, dtype=jnp.float32) / self.held**2  # adds up to less than a vote
+        index = jnp.argmax(jnp.sum(part * weight * later.reshape(1, 1, -1, 1, 1), axis=2), axis=-1).astype(jnp.int32)
         if not self.joint:
             return index
         return jnp.sum(index * self.place.astype(np.int32).reshape(1, 1, -1), axis=-1, keepdims=True)
@@ -108,7 +140,7 @@ def of_option(values: jax.Array, option: jax.Array) -> jax.Array:
 
 def discounted_penalty(changes: jax.Array, penalty: float, discount: float) -> jax.Array:
     """sum_i gamma^i penalty changes_i, float32[B], for changes float32[B, H] of each tick."""
-    return penalty * jnp.sum(changes * discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32), axis=-1)
+    return penalty * jnp.sum(changes * discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32)[None], axis=-1)
 
 
 def grasp_target(

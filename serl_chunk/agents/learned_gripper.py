@@ -63,8 +63,9 @@ class LearnedGripper(ArmAndGripper):
     # -- what the data did, and what is preferred ------------------------------------------------------------
 
     def executed(self, batch: ChunkBatch) -> jax.Array:
-        """The options next to what was executed, whoever acted, int32[B, J, P]."""
-        return self.choices.label(batch.actions[..., self.grippers], batch.valid)
+        """The options that were executed, whoever acted, int32[B, J, P]."""
+        before = None if batch.before is None else batch.before[..., self.grippers]
+        return self.choices.label(batch.actions[..., self.grippers], batch.valid, before)
 
     def preferred(self, grasp: Params, observations: Mapping[str, jax.Array]) -> jax.Array:
         """argmax of the online Q over plausible options, int32[B, J, P]."""

@@ -13,7 +13,7 @@ from serl_chunk.types import ChunkBatch
 def chunk_return(rewards: jax.Array, discount: float) -> jax.Array:
     """R = sum_i gamma^i r_i over a window's rewards float32[B, H]: float32[B] (Q-chunking, equation 6)."""
     powers = discount ** jnp.arange(rewards.shape[-1], dtype=jnp.float32)
-    return jnp.sum(rewards * powers, axis=-1)  # no product of matrices, which a GPU would round to TF32
+    return jnp.sum(rewards * powers[None], axis=-1)  # no product of matrices, which a GPU would round to TF32
 
 
 def bootstrap_target(

@@ -79,6 +79,8 @@ def run_training_actor(
             agent,
             normaliser_of(welcome),
             actor_id=actor_id,
+            first_episode=int(welcome.fields["episodes"]),
+            steps_before=int(welcome.fields["env_steps"]),
             episode_prefix=f"{actor_id}-{uuid.uuid4().hex[:8]}",
             cameras=config.agent.image_keys,
             intervention=intervention,
@@ -162,14 +164,16 @@ def run_evaluation(
     with contextlib.closing(make_env(config.robot)) as env:
         agent = make_agent(config, env.robot_spec)
         run: Path | None = None
+        differences: list[str] = []
         if checkpoint_path is not None:
             run = Path(checkpoint_path).expanduser()
             saved = read_config(run)
             if saved.get("name") != config.name:
                 raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
+            _check_algorithm(run, saved, config)
             store = CheckpointStore(run, say=say)
             checkpoint = store.restore_policy(evaluations.resolve_step(run, store, step))
-            _say_differences(saved, config)
+            differences = _differences(saved, config)
             normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
             snapshot = Snapshot(checkpoint.step, checkpoint.params)
             counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
@@ -188,7 +192,7 @@ def run_evaluation(
     if run is not None:
         try:
             purpose = evaluations.VALIDATION if validation else "evaluation"
-            evaluations.save(run, snapshot.version, purpose, [r.to_json() for r in results])
+            evaluations.save(run, snapshot.version, purpose, [r.to_json() for r in results], differences)
             if not validation:
                 _log(run, counters, results)
             where = str(build_report(run))
@@ -199,12 +203,23 @@ def run_evaluation(
     return status
 
 
-def _say_differences(saved: dict[str, Any], config: ExperimentConfig) -> None:
+def _check_algorithm(run: Path, saved: dict[str, Any], config: ExperimentConfig) -> None:
+    """Raise ConfigError where the run's --preset or --compat is not given here: another agent reads no parameters."""
+    for flag in ("preset", "compat"):
+        theirs, ours = saved.get(flag, ""), getattr(config, flag)
+        if theirs != ours:
+            remedy = f"give --{flag} {theirs} here too" if theirs else f"leave --{flag} {ours} out"
+            raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
+
+
+def _differences(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
     """What decides how a policy acts is the command line's, not the run's: where they differ, a person is told."""
     now = json.loads(json.dumps(to_dict(config)))
-    for part in ("robot", "chunk", "agent", "actor"):
-        for line in difference(saved.get(part, {}), now[part], f"{part}."):
-            say(f"evaluated with another setting than the run's (run -> here): {line}")
+    parts = ("robot", "chunk", "agent", "actor")
+    lines = [line for part in parts for line in difference(saved.get(part, {}), now[part], f"{part}.")]
+    for line in lines:
+        say(f"evaluated with another setting than the run's (run -> here): {line}")
+    return lines
 
 
 def _evaluate(
@@ -261,7 +276,7 @@ def _log(run: Path, counters: Counters, results: list[EvalResult]) -> None:
                 low=r.interval.low,
                 high=r.interval.high,
                 mode="mean" if r.mode == "mean" else "sampled",
-                mean_time_s=r.mean_time_s or 0.0,
+                mean_time_s=r.mean_time_s,
                 mean_length=r.mean_length,
                 mean_return=r.mean_return,
                 checkpoint=counters.step,

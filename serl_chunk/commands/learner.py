@@ -23,7 +23,7 @@ from serl_chunk.commands.setup import RunFolder, describe, open_run, say, spec_o
 from serl_chunk.commands.training_data import DemoReading, check_data, needs_data, open_dataset, read_demos, with_hint
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.data.normaliser import Normaliser, fit_normaliser
+from serl_chunk.data.normaliser import fit_normaliser
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.publisher import Publish
@@ -105,9 +105,11 @@ def build_learner(
     return learner
 
 
-def welcome_of(normaliser: Normaliser) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a new actor is told: the action transform."""
-    return {"normaliser_mode": normaliser.mode, "normaliser_digest": normaliser.digest()}, normaliser.to_arrays()
+def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a new actor is told: the action transform, and how far the run is, so that it repeats nothing."""
+    normaliser = learner.normaliser
+    fields = {"normaliser_mode": normaliser.mode, "normaliser_digest": normaliser.digest()}
+    return {**fields, "episodes": learner.episodes, "env_steps": learner.env_steps}, normaliser.to_arrays()
 
 
 def run_learner(
@@ -169,7 +171,7 @@ def run_learner(
             bind=bind,
             port=port,
             contract=contract(config, spec, agent.network_shape()),
-            welcome=lambda: welcome_of(ready().normaliser),
+            welcome=lambda: welcome_of(ready()),
             on_record=on_record,
             allowance=allowance,
             on_silent=on_silent,

@@ -163,6 +163,7 @@ def train_local(
             learner.normaliser,
             actor_id="local",
             first_episode=learner.episodes,
+            steps_before=learner.env_steps,
             cameras=config.agent.image_keys,
             intervention=intervention,
             stop=stop,

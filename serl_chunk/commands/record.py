@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from serl_chunk.commands.setup import say
+from serl_chunk.commands.setup import say, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.hdf5 import open_episode, read_episode
 from serl_chunk.data.hdf5_frames import close_files
@@ -34,8 +34,8 @@ def run_record(
         noise: standard deviation of the expert's noise, rad; None leaves the expert's own.
         cameras: recorded at every tick.
 
-    Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` that lack one of `cameras`,
-    and DataError for a damaged file there.
+    Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
+    one of `cameras`, and DataError for a damaged file there.
     """
     if policy != "scripted":
         raise ConfigError(f"--policy={policy}: only scripted is there; recording by hand comes with device support")
@@ -44,6 +44,7 @@ def run_record(
     folder = Path(out).expanduser()
     files = list(folder.glob("episode_*.hdf5")) if folder.is_dir() else []
     there = len(files)
+    _check_robot(folder, files, spec_of(config).name)
     if cameras:
         _check_cameras(folder, files, cameras)
     if there >= n_demos:
@@ -84,6 +85,16 @@ def run_record(
     seen = f", with cameras {', '.join(cameras)}" if cameras else ""
     say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average{seen}")
     return 0
+
+
+def _check_robot(folder: Path, files: Sequence[Path], name: str) -> None:
+    """Raise ConfigError where recorded `files` are of another robot than `name`; DataError for a damaged one."""
+    for file in files:
+        if (theirs := read_episode(file, cameras=()).begin.robot) not in ("", name):
+            raise ConfigError(
+                f"{folder} holds demonstrations of the robot {theirs!r} ({file.name}), and the experiment's is "
+                f"{name!r}: give another --out"
+            )
 
 
 def _check_cameras(folder: Path, files: Sequence[Path], cameras: Sequence[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,23 @@ from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.shards import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.run_source import FORMAT
-from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk.types import ConfigError, DataError, RobotSpec
+
+_FLAGS = re.compile(r"--(scores|success|failure|hz|color|env|proportion)\b")
+
+
+@contextlib.contextmanager
+def _learner_flags() -> Iterator[None]:
+    """What is wrong with data names the flags of `serl-chunk data`; a learner's begin with --demo_."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(as_learner_flags(str(error))) from error
+
+
+def as_learner_flags(text: str) -> str:
+    """`text` with the learner's names of the flags that say how data are read."""
+    return _FLAGS.sub(r"--demo_\1", text)
 
 
 class DemoReading(NamedTuple):
@@ -36,11 +54,13 @@ class DemoReading(NamedTuple):
         success = True if flags.demo_success else False if flags.demo_failure else None
         if flags.demo_hz is not None and not 0 < flags.demo_hz < math.inf:
             raise ConfigError(f"--demo_hz={flags.demo_hz:g} must be above 0")
+        with _learner_flags():
+            scores = parse_scores(flags.demo_scores)
         options = ReadOptions(
             color=flags.demo_color,
             hz=flags.demo_hz,
             success=success,
-            scores=parse_scores(flags.demo_scores),
+            scores=scores,
             env=flags.demo_env,
             proportion=flags.demo_proportion,
             solved=flags.demo_solved,
@@ -67,15 +87,16 @@ def read_demos(
 ) -> DemoSet:
     """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
     check_data(config, paths, reading)
-    demos = load_demos(
-        paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
-    )
+    with _learner_flags():
+        demos = load_demos(
+            paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
+        )
     if paths:
         steps = sum(e.steps.n for e in demos.episodes)
         more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
         more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
         for note in demos.notes:
-            tell(f"demonstrations: {note}")
+            tell(f"demonstrations: {as_learner_flags(note)}")
         tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
     return demos
 
@@ -83,7 +104,8 @@ def read_demos(
 def check_data(config: ExperimentConfig, paths: Sequence[str], reading: DemoReading) -> None:
     """Raise ConfigError where `--demo_path` or `--dataset_dir` leads to nothing, before a run has a folder."""
     try:
-        find_demos(paths, reading.options, reading.format, (FORMAT,))
+        with _learner_flags():
+            find_demos(paths, reading.options, reading.format, (FORMAT,))
     except NothingThere as error:
         raise ConfigError(with_hint(str(error), config)) from error
     if reading.dataset is not None and not Path(reading.dataset).expanduser().is_dir():

@@ -53,6 +53,7 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         require(0 < self.discount < 1, f"discount must be in (0, 1), got {self.discount}")
+        require(0 <= self.seed < 2**31 - 1, f"seed must be in 0 .. {2**31 - 2}, got {self.seed}")
         step_reward = self.reward.offset
         if step_reward < 0:
             worst = return_for_ever(step_reward, self.discount)

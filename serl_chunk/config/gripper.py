@@ -114,9 +114,9 @@ class GripperConfig:
         return {"single": 1, "dual": 2}.get(self.setup_mode.partition("-")[0])
 
     @property
-    def counts_changes(self) -> bool:
-        """Whether batches must hold the action before each window: without it a change at its start would not show."""
-        return self.composition == "learned" and self.penalty != 0
+    def reads_before(self) -> bool:
+        """Whether batches hold the action before each window, where they can: what moves at its start shows by it."""
+        return self.composition == "learned"
 
     @property
     def kept(self) -> bool:

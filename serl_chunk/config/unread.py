@@ -91,6 +91,8 @@ _SWITCHES = (
            lambda c: c.agent.gripper.composition == "learned",
            "agent.gripper.choices, or a learned-gripper setup_mode"),
     Switch("replay", ("exclude_before_takeover",), lambda c: c.agent.bc_on == "+successes", "agent.bc_on=+successes"),
+    Switch("actor", ("max_human_ticks",), lambda c: c.actor.intervention != "none", "actor.intervention"),
+    Switch("actor", ("inference",), lambda c: c.actor.clock == "realtime", "actor.clock=realtime"),
     Switch("robot.helper", (), lambda c: c.actor.intervention == "scripted", "actor.intervention=scripted"),
 )  # fmt: skip
 

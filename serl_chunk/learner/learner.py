@@ -79,6 +79,12 @@ class Learner:
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
         if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more
             self.state = agent.pretrained(self.state)
+            encoder = config.agent.encoder
+            if config.agent.image_keys and encoder.frozen_backbone and not encoder.weights:
+                say(
+                    "WARNING: agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions are "
+                    "random and stay so. Give weights (serl-chunk data encoder makes the file), or do not freeze it"
+                )
         self.normaliser = normaliser if restored is None else self._restored_normaliser(normaliser, restored, dataset)
         # With the weights that the run has: they never change.
         embed = agent.frame_embedder(self.state if restored is None else restored.state)

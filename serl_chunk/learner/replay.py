@@ -268,7 +268,7 @@ class Replay:
                 returned=returned,
                 discount=c.discount,
                 cut=c.replay.intervention_windows == "cut",
-                before=c.agent.gripper.counts_changes,
+                before=c.agent.gripper.reads_before,
             )
         return gather_neighbours(
             pool,

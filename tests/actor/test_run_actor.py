@@ -115,6 +115,13 @@ def test_a_later_session_continues_the_numbers():
     assert link.records[0].episode_id == "robot-b1-000007"
 
 
+@pytest.mark.parametrize(("before", "random"), [(0, 15), (8, 7), (100, 0)])
+def test_random_steps_are_those_of_the_run_and_not_of_every_session(before, random):
+    link = FakeLink()
+    run(link, config=config_of(max_episodes=3, random_steps=15), steps_before=before)
+    assert sum(step.source is Source.RANDOM for step in link.steps) == random
+
+
 def test_the_first_snapshot_is_waited_for():
     link = FakeLink(snapshot_after=4)
     summary, said, _ = run(link)

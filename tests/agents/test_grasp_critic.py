@@ -28,19 +28,42 @@ def test_a_label_is_what_was_executed_and_decodes_to_it(joint, shape):
     assert choices.shape == shape
     rng = np.random.default_rng(0)
     wanted = rng.choice(THREE, (8, 2, 2)).astype(np.float32)
-    noisy = np.repeat(wanted, 2, axis=1) + rng.uniform(-0.4, 0.4, (8, 4, 2)).astype(np.float32)
+    noisy = np.repeat(wanted, 2, axis=1) + rng.uniform(-0.24, 0.24, (8, 4, 2)).astype(np.float32)
     option = choices.label(noisy, np.ones((8, 4), np.float32))
     np.testing.assert_array_equal(choices.decode(option), wanted)
     np.testing.assert_array_equal(choices.chunk(option), np.repeat(wanted, 2, axis=1))
 
 
-def test_a_part_is_the_mean_of_its_steps_that_exist():
+def test_a_part_is_where_most_of_its_steps_that_exist_go():
     choices = Choices((-1.0, 1.0), 1, 4, 4, joint=True)
-    closing = np.array([[[1.0], [0.5], [-0.9], [-0.9]], [[1.0], [0.5], [-0.9], [-0.9]]], np.float32)
+    closing = np.array([[[1.0], [0.6], [0.5], [-0.9]], [[1.0], [0.6], [0.5], [-0.9]]], np.float32)
     valid = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
-    assert choices.label(closing, valid)[:, 0, 0].tolist() == [0, 1]  # -0.08 closes, 0.75 stays open
+    before = np.ones((2, 1), np.float32)
+    assert choices.label(closing, valid, before)[:, 0, 0].tolist() == [1, 1]  # 3 : 1 open, the last one closes
+    closing[:, 2] = -0.2
+    assert choices.label(closing, valid, before)[:, 0, 0].tolist() == [0, 1]  # 2 : 2, and the later ones close
     halves = Choices((-1.0, 1.0), 1, 4, 2, joint=True)
-    assert halves.label(closing, valid)[1, :, 0].tolist() == [1, 0]  # nothing exists: what the sampler repeats
+    assert halves.label(closing, valid, before)[1, :, 0].tolist() == [1, 0]  # nothing exists: what the sampler repeats
+
+
+@pytest.mark.parametrize("values", [(-0.9, 0.9), (0.9, -0.9)])
+def test_a_limited_gripper_is_on_its_way_from_its_first_ticks_on(values):
+    """The positions that a driver records which allows 0.4 a tick: an episode that ends when the fingers let go."""
+    choices = Choices(values, 1, 1, 1, joint=True)
+    opens, closes = values.index(0.9), values.index(-0.9)
+    way = np.array([0.9, 0.9, 0.5, 0.1, -0.3, -0.7, -0.9, -0.9, -0.9, -0.15], np.float32)
+    expected = [opens] * 3 + [closes] * 6 + [opens]
+    got = choices.label(way[1:, None, None], np.ones((9, 1), np.float32), way[:-1, None])
+    assert got[:, 0, 0].tolist() == expected[1:]
+    whole = Choices(values, 1, 9, 1, joint=True).label(way[None, 1:, None], np.ones((1, 9), np.float32))
+    assert whole[0, :, 0].tolist() == expected[1:]  # the tick before is no matter here: nothing moves at first
+
+
+def test_a_command_between_two_of_three_goes_to_the_next_one_in_its_direction():
+    choices = Choices(THREE, 1, 1, 1, joint=True)
+    now, earlier = np.array([0.4, 0.4, 0.4, -0.6, -0.6]), np.array([0.1, 0.9, 0.4, -0.2, -1.0])
+    got = choices.label(now[:, None, None].astype(np.float32), np.ones((5, 1), np.float32), earlier[:, None])
+    assert choices.values[got[:, 0, 0]].tolist() == [1, 0, 0, -1, 0]
 
 
 def test_changes_are_counted_against_the_tick_before():

@@ -135,7 +135,7 @@ def test_the_presets_are_listed(command, capsys):
         (["--learner", "--dataset_replace_interval", "3"], r"--dataset_replace_interval .*: add --dataset_dir DIR"),
         (["--learner", "--actor", "--online_steps", "0"], r"trains without actors: leave --actor out"),
         (["--learner", "--bind", "0.0.0.0", "--online_steps", "0"], r"--online_steps 0 has no network"),
-        (["--local", "--port", "5", "--online_steps", "0"], r"--online_steps 0 has no network"),
+        (["--local", "--port", "5", "--online_steps", "0"], r"--port means nothing to --local: leave it out"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )  # fmt: skip

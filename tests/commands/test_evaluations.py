@@ -42,15 +42,17 @@ def test_an_empty_run_has_no_latest(tmp_path):
 def test_the_best_is_chosen_on_validation_alone(run):
     with pytest.raises(CheckpointError, match=r"none is known to be best: evaluate some with --eval_validation first"):
         resolve(run, "best")
-    save(run, 1000, "evaluation", [{"success_rate": 1.0}])  # the reported figure must not choose
+    save(run, 1000, "evaluation", [{"success_rate": 1.0, "n": 9}])  # the reported figure must not choose
     with pytest.raises(CheckpointError, match="none is known to be best"):
         resolve(run, "best")
-    save(run, 0, VALIDATION, [{"success_rate": 0.5}])
-    save(run, 500, VALIDATION, [{"success_rate": 0.4}, {"success_rate": 0.7}])  # mean and sampled policy
+    save(run, 0, VALIDATION, [{"success_rate": 0.5, "n": 9}])
+    save(
+        run, 500, VALIDATION, [{"success_rate": 0.4, "n": 9}, {"success_rate": 0.7, "n": 9}]
+    )  # mean and sampled policy
     assert resolve(run, "best") == 500
-    save(run, 1000, VALIDATION, [{"success_rate": 0.7}])
+    save(run, 1000, VALIDATION, [{"success_rate": 0.7, "n": 9}])
     assert resolve(run, "best") == 1000  # of equals, the newest
-    save(run, 2000, VALIDATION, [{"success_rate": 1.0}])  # its checkpoint is gone
+    save(run, 2000, VALIDATION, [{"success_rate": 1.0, "n": 9}])  # its checkpoint is gone
     assert resolve(run, "best") == 1000
 
 
@@ -62,3 +64,13 @@ def test_a_saved_evaluation_is_plain_json(run):
         "purpose": "evaluation",
         "results": [{"success_rate": 0.25, "n": 4}],
     }
+
+
+def test_a_second_evaluation_erases_nothing_and_the_longer_one_counts(run):
+    first = save(run, 500, VALIDATION, [{"success_rate": 0.6, "n": 100}])
+    second = save(run, 500, VALIDATION, [{"success_rate": 1.0, "n": 1}])
+    other = save(run, 1000, VALIDATION, [{"success_rate": 0.9, "n": 200}], ["agent.candidates: 16 -> 1"])
+    save(run, 0, VALIDATION, [{"success_rate": 0.5, "n": 100}])
+    assert [p.name for p in (first, second)] == ["validation_500.json", "validation_500_2.json"]
+    assert json.loads(other.read_text())["differences"] == ["agent.candidates: 16 -> 1"]
+    assert resolve(run, "best") == 500  # neither one episode nor other settings choose

@@ -122,6 +122,55 @@ def test_an_evaluation_of_what_is_not_there(capsys, tmp_path):
     assert "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--actor --demo_path d", "--demo_path means nothing to --actor"),
+        ("--actor --checkpoint_path r", "--checkpoint_path means nothing to --actor"),
+        ("--actor --demo_success", "--demo_success means nothing to --actor"),
+        ("--learner --actor_id left", "--actor_id means nothing to --learner"),
+        ("--learner --spool_path s", "--spool_path means nothing to --learner"),
+        ("--local --bind 0.0.0.0", "--bind means nothing to --local"),
+        ("--local --ip gpu", "--ip means nothing to --local"),
+        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --demo_path d", "--demo_path means nothing to an evalua"),
+        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --checkpoint_path r --ip h", "leave one of them out"),
+        ("--actor --eval_checkpoint_step 1", "an evaluation needs both"),
+        ("--actor --eval_n_trajs 1", "an evaluation needs both"),
+        ("--learner --seed -1", "seed must be in 0 .. 2147483646, got -1"),
+        ("--learner --demo_scores x", "--demo_scores: 'x' is not FOLDER=REWARD"),
+        ("--learner --config.actor.inference=async", "would not be read: it needs actor.clock=realtime"),
+    ],
+)
+def test_flags_and_fields_without_a_use_are_refused(capsys, called, arguments, message):
+    assert message in refused(capsys, [*RUN, *arguments.split()])
+    assert called == []
+
+
+def test_both_processes_of_one_command_share_its_flags(called):
+    shared = [*RUN, "--beside_learner", "--demo_path", "d", "--checkpoint_path", "r", "--actor_id", "left"]
+    assert main([*shared, "--learner"]) == 0
+    assert main([*shared, "--actor"]) == 0
+    assert [name for name, *_ in called] == ["run_learner", "run_training_actor"]
+
+
+def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
+    flags = ["--actor", "--eval_checkpoint_step", "0"]
+    assert main([*RUN, *flags, "--eval_n_trajs", "3", "--checkpoint_path", "r"]) == 0
+    assert main([*RUN, *flags]) == 0  # HIL-SERL's default
+    assert [(name, arguments[1:]) for name, arguments, _ in called] == [
+        ("run_evaluation", ("0", 3)), ("run_training_actor", ())
+    ]  # fmt: skip
+
+
+def test_another_algorithm_than_the_runs_is_refused_before_its_parameters_are(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"name": "fake_aloha", "preset": "qc", "compat": ""}')
+    evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "0", "--eval_n_trajs", "1", "--checkpoint_path"]
+    said = refused(capsys, [*evaluate, str(tmp_path)])
+    assert "was trained with --preset=qc: give --preset qc here too" in said
+    said = refused(capsys, [*evaluate, str(tmp_path), "--preset", "qc", "--compat", "qc"])
+    assert "was trained with --compat=none: leave --compat qc out" in said
+
+
 def test_flags_reach_the_learner(called):
     flags = ["--learner", "--bind", "0.0.0.0", "--insecure", "--port", "7000", "--demo_path", "a", "--demo_path", "b",
              "--checkpoint_path", "run", "--debug", "--seed", "3", "--config.agent.lr=0.5",
@@ -180,7 +229,7 @@ def test_zero_means_no_evaluation(called):
 def test_both_flags_start_two_processes_with_what_was_given(called):
     assert main([*RUN, "--learner", "--actor", "--pin_cores", "--seed", "3", "--config.agent.lr", "0.5"]) == 0
     shared = [*RUN, "--seed", "3", "--config.agent.lr", "0.5"]
-    assert called == [("run_both", (shared,), {"pin": True, "ip": "127.0.0.1"})]
+    assert called == [("run_both", ([*shared, "--beside_learner"],), {"pin": True, "ip": "127.0.0.1"})]
 
 
 @pytest.mark.parametrize(

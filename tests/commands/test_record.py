@@ -59,6 +59,13 @@ def test_a_recording_that_goes_on_repeats_no_start_state(tmp_path, unreliable, c
     assert len(demos(tmp_path)) == 5
 
 
+def test_a_folder_of_another_robot_is_not_added_to(tmp_path):
+    assert record_until(1, tmp_path) == 0
+    with pytest.raises(ConfigError, match=r"holds demonstrations of the robot 'fake_aloha' \(episode_0\.hdf5\)"):
+        run_record(load("fake_single_arm", []), 1, str(tmp_path), policy="scripted", noise=None, cameras=())
+    assert len(demos(tmp_path)) == 1
+
+
 def test_a_damaged_file_among_them_is_named(tmp_path):
     (tmp_path / "episode_0.hdf5").write_bytes(b"x")
     with pytest.raises(DataError, match=r"episode_0\.hdf5"):

@@ -17,6 +17,7 @@ from serl_chunk.commands import training_data
 from serl_chunk.commands.learner import build_learner
 from serl_chunk.commands.local import train_local
 from serl_chunk.commands.offline import train_offline
+from serl_chunk.commands.record import run_record
 from serl_chunk.commands.setup import load, open_run, spec_of
 from serl_chunk.commands.training_data import DemoReading, open_dataset, read_demos
 from serl_chunk.data import ogbench_task
@@ -171,3 +172,11 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
         start(bad, 3)
     assert [(run / name).read_bytes() for name in ("config.json", "demos.json")] == notes
     assert start(good, 4) == ["config changed since the last start (the new value wins): seed: 2 -> 4"]
+
+
+def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
+    for name in ("good", "bad"):
+        run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
+    with pytest.raises(DataError, match=r"pass --demo_scores bad=REWARD,good=REWARD"):
+        read_demos(FAKE, SPEC, [str(tmp_path)], print)
+    assert training_data.as_learner_flags("--success or --demo_success") == "--demo_success or --demo_success"

@@ -108,8 +108,8 @@ def test_what_the_settings_come_to():
     assert (dual.composition, dual.arms, dual.values) == ("learned", 2, HIL_SERL_CHOICES)
     single = GripperConfig(setup_mode="single-arm-fixed-gripper")
     assert (single.composition, single.arms, single.kept) == ("fixed", 1, True)
-    assert GripperConfig(choices=TWO, penalty=-0.1).counts_changes
-    assert not GripperConfig(choices=TWO).counts_changes
+    assert GripperConfig(choices=TWO).reads_before
+    assert not GripperConfig().reads_before
 
 
 def test_presets_keep_the_grippers_and_published_conventions_do_not():

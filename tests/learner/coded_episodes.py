@@ -318,7 +318,7 @@ class Checker:
         executed[..., 1] += t[:, None]
         np.testing.assert_array_equal(executed[..., 0], np.broadcast_to(ep[:, None], (len(ep), h)))
         np.testing.assert_array_equal(executed[..., 1], t[:, None] + np.minimum(i, count[:, None] - 1))
-        assert (batch.before is None) != self.cfg.agent.gripper.counts_changes
+        assert (batch.before is None) != self.cfg.agent.gripper.reads_before
         if batch.before is not None:
             earlier = batch.before * self.norm.scale[0] + self.norm.centre[0] + np.stack([0 * t, t], 1)
             np.testing.assert_array_equal(earlier, np.stack([ep, np.maximum(t - 1, 0)], 1))
