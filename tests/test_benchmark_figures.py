@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import ablations
 import asked
+import calibration
 import cube_single
 import grasp_critic
 import human_in_the_loop as people
@@ -162,3 +164,18 @@ def test_a_run_that_was_told_to_stop_is_not_finished(online, end, done):
     plan = argparse.Namespace(offline_steps=30, online_steps=online)
     assert cube_single.finished([{"updates": 10, "env_steps": 0}, end], plan) is done
     assert not cube_single.finished([], plan)
+
+
+def test_a_critics_bias_is_of_the_decisions_that_nobody_corrected(tmp_path):
+    def episode(q: float, g: float, **more) -> str:
+        row = {"kind": "episode", "step": 1, "env_steps": 1, "human_ticks": 0, "wall": 1.0, "intervention_count": 0}
+        return json.dumps({**row, "q": [q, q], "g": [g, None], **more})
+
+    early = [episode(0.9, 0.0)] * 8
+    late = [episode(0.6, 0.5)] * 6 + [episode(0.9, 0.1, intervention_count=1)] * 2
+    (tmp_path / "metrics.jsonl").write_text("\n".join(early + late) + "\n")
+    (tmp_path / "config.json").write_text('{"agent": {"critic": {"loss": "bounded"}}}')
+    found = calibration.figures(tmp_path)
+    assert found == {"decisions": 6, "bias": pytest.approx(0.1), "error": pytest.approx(0.1)}
+    calibration.plot({"one": tmp_path, "two": tmp_path}, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
