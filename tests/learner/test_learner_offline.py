@@ -12,7 +12,7 @@ from learner_tools import by_kind, quick_agents
 from point_robot import experiment, record_demos
 
 from serl_chunk.agents.checkpoints import host_leaves
-from serl_chunk.commands import learner as learner_command
+from serl_chunk.commands import training_data
 from serl_chunk.commands.learner import build_learner
 from serl_chunk.commands.learner_status import status_fields
 from serl_chunk.commands.local import LocalLink, train_local
@@ -49,7 +49,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
             loaded.episodes[i] = loaded.episodes[i]._replace(begin=begin, steps=steps, end=end)
         return loaded
 
-    monkeypatch.setattr(learner_command, "load_demos", with_failures)
+    monkeypatch.setattr(training_data, "load_demos", with_failures)
 
 
 @pytest.fixture
