@@ -179,7 +179,12 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
-    """The effective values a person should see before a run starts, with a warning for a short-sighted discount."""
+    """The effective values a person should see before a run starts, with a warning for a short-sighted discount.
+
+    Raises ConfigError where `agent.image_keys` names a camera that the robot has not.
+    """
+    for key in config.agent.image_keys:
+        spec.camera(key)
     reach = config.discount**spec.max_episode_steps
     seconds = config.chunk.horizon * spec.dt
     tell(

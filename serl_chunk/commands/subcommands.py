@@ -55,6 +55,8 @@ def _record(arguments: list[str]) -> int:
             cameras = tuple(c.name for c in spec_of(config).cameras)
         elif cameras == ("none",):
             cameras = ()
+        if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
+            raise ConfigError(f"--cameras names {twice[0]!r} twice: leave one of them out")
     return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
 
 

@@ -100,7 +100,21 @@ def test_a_bad_robot_camera_or_demonstrator_is_refused(capsys, tmp_path):
     assert "--policy=me: only scripted is there" in refused(capsys, [*out, "--policy", "me"])
     assert "--n_demos must be at least 1, got 0" in refused(capsys, [*out, "--n_demos", "0"])
     assert "has no camera 'roof'; it has: " in refused(capsys, [*out, "--cameras", "roof"])
+    assert "--cameras names 'top' twice" in refused(capsys, [*out, "--cameras", "top,top"])
     assert not (tmp_path / "demos").exists()
+
+
+def test_a_camera_that_the_robot_has_not_is_named_before_any_data_are_read(capsys, tmp_path):
+    run = [
+        *RUN,
+        "--local",
+        "--debug",
+        "--checkpoint_path",
+        str(tmp_path / "run"),
+        "--demo_path",
+        str(tmp_path / "none"),
+    ]
+    assert "has no camera 'roof'; it has: top" in refused(capsys, [*run, "--config.agent.image_keys=roof"])
 
 
 def test_local_training_that_cannot_start_says_why(capsys, tmp_path):
