@@ -44,7 +44,11 @@ def plot(runs: dict[str, Path], path: Path) -> None:
     FigureCanvasAgg(figure)
     for axis, (name, run) in zip(figure.subplots(1, len(runs), squeeze=False).flat, runs.items(), strict=True):
         calibration_panel(value_range(json.loads((run / "config.json").read_text())))(axis, read_metrics(run))
+        if (legend := axis.get_legend()) is not None:
+            legend.remove()
         axis.set_title(f"{name} ({axis.get_title()})" if axis.get_title() else name, fontsize=9)
+    handles = {label: h for axis in figure.axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=8)
     figure.savefig(path)
 
 

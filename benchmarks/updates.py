@@ -6,8 +6,7 @@ Networks of 4x512, batch 256, 28 numbers of state, chunks of 5 actions of 5 dime
 qc-fql and qc (best of 32) with two, all in the published conventions (`--compat qc`). *ours* makes four updates a call.
 *plain* is the same equations as anyone would write them after the paper: one jitted update a call, nothing donated, one
 Adam over all parameters, the target's among them. Before it is timed, three updates with the same parameters, batches
-and random numbers must give the same losses in both. `--qc` adds the published code from a checkout. *its matrix
-products alone* is what any implementation of the same equations has to compute, and nothing else.
+and random numbers must give the same losses in both. `--qc` adds the published code from a checkout.
 
 The contestants take turns, each in a process of its own; ratios are medians over the rounds of the ratio within one.
 Processor time counts all threads; unlike the clock it is little disturbed by a machine's other work.
@@ -29,7 +28,6 @@ from contestants.worker import Worker
 
 TOLERANCE = 1e-4  # relative, of the losses
 PRESETS = ("qc-rlpd", "qc-fql", "qc")
-PRODUCTS = "its matrix products alone"
 QUICK = {"hidden": 32, "batch": 32}
 QUICK_CHANGES: dict[str, dict[str, Any]] = {
     "qc-rlpd": {},
@@ -64,16 +62,14 @@ def measure(
     contestants: dict[str, Worker], rounds: int, seconds: float
 ) -> dict[str, dict[str, list[dict[str, float]]]]:
     """contestant -> kind of call -> figures of each round; the contestants take turns."""
-    out: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in contestants}
+    out: dict[str, dict[str, list[dict[str, float]]]] = {name: {"update": [], "decision": []} for name in contestants}
     for i in range(rounds):
         order = list(contestants.items())
         for name, worker in order if i % 2 == 0 else order[::-1]:
             for kind, share in (("update", 1.0), ("decision", 0.2)):
-                if name == PRODUCTS and kind == "decision":
-                    continue
                 times = worker(f"{kind}s", seconds=share * seconds)
                 ms = sorted(times["ms"])
-                out[name].setdefault(kind, []).append(
+                out[name][kind].append(
                     {
                         "ms": statistics.median(ms),
                         "p10": ms[len(ms) // 10],
@@ -108,9 +104,7 @@ def table(title: str, figures: dict[str, dict[str, float]], first: str) -> str:
     lines = [head]
     for name, f in figures.items():
         spread = f"{f['update_ms']:.1f} [{f['update_p10']:.1f}, {f['update_p90']:.1f}]"
-        decision = ""
-        if "decision_ms" in f:
-            decision = f"{f['decision_ms']:.2f} [{f['decision_p10']:.2f}, {f['decision_p90']:.2f}]"
+        decision = f"{f['decision_ms']:.2f} [{f['decision_p10']:.2f}, {f['decision_p90']:.2f}]"
         ratios = f"{'':13}" if name == first else f"{f['update_ms_ratio']:6.2f} {f['update_cpu_ms_ratio']:6.2f}"
         lines.append(
             f"  {name:44} {f['updates_per_s']:9.2f} {spread:>22} {f['update_cpu_ms']:12.1f} {ratios} {decision:>18}"
@@ -137,8 +131,6 @@ def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float
             worker.result()
         difference = check(contestants["ours"], contestants["plain"], preset)
         contestants["ours"]("settled")
-        contestants[PRODUCTS] = Worker("plain.products", "ProductsContestant")
-        contestants[PRODUCTS]("open", **sizes)
         figures = summary(measure(contestants, args.rounds, args.seconds), "ours")
         for name, worker in contestants.items():
             figures[name]["memory_mb"] = worker("memory")
