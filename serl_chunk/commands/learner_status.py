@@ -29,23 +29,19 @@ def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerSer
     online = (learner.online_updates, learner.updates_wanted)
     done, total = totals.get(learner.phase, offline if c.online_steps == 0 else online)
     limited = config.actor.clock == "lockstep" and learner.phase is Phase.TRAIN
-    if c.online_steps == 0:  # there are no actors
-        return {
-            "done": done,
-            "total": total,
-            "paused": learner.accounts.evaluation_seconds,
-            "evaluating": learner.accounts.evaluating,
-            "step": learner.updates,
-            "updates_per_s": learner.accounts.rates.get("rates/updates_per_s", 0.0),
-        }
-    alone = [success for success, helped in learner.accounts.recent if not helped and success is not None]
-    fields: StatusFields = {
+    always: StatusFields = {
         "done": done,
         "total": total,
         "paused": learner.accounts.evaluation_seconds,
         "evaluating": learner.accounts.evaluating,
         "step": learner.updates,
         "updates_per_s": learner.accounts.rates.get("rates/updates_per_s", 0.0),
+    }
+    if c.online_steps == 0:  # there are no actors
+        return always
+    alone = [success for success, helped in learner.accounts.recent if not helped and success is not None]
+    fields: StatusFields = {
+        **always,
         "env_steps": learner.env_steps,
         "episodes": learner.episodes,
         "success": float(np.mean(alone)) if alone else None,
