@@ -55,7 +55,7 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
                 ) from e
         if not rates:
             raise CheckpointError(
-                f"no checkpoint of {run} has been validated, with its own settings, so none is known to be best: "
+                f"no checkpoint of {run} has been validated with the run's settings, so none is known to be best: "
                 f"evaluate some with --eval_validation first. Checkpoints: {listing}"
             )
         return max(rates, key=lambda s: (rates[s][1], s))
