@@ -68,8 +68,8 @@ def run_training_actor(
         )  # fmt: skip
         stack.callback(link.close)
         connected.set()
-        if waiting := link.stats()["unacked_records"]:
-            say(f"spool {spools.folder}: {waiting:.0f} records of an actor before this one are sent")
+        if inherited := link.stats()["inherited"]:  # what is unacknowledged now may be none of it
+            say(f"spool {spools.folder}: {inherited:.0f} records of an actor before this one are sent")
         for folder, nbytes in spools.left_behind():
             say(f"{folder} holds {nbytes / 2**20:.1f} MiB of another run, for that run's learner")
         summary = run_actor(

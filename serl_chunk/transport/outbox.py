@@ -45,6 +45,7 @@ class Outbox:
         self.spool: Spool | None = None  # of the run the learner belongs to; None before it is known
         self.stuck = ""  # why the spool takes nothing
         self.sender = Sender(credit_bytes)
+        self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
         self.counters = Counters("abandoned", "set_aside")
         self.rate = Rate()
         self._spool_bytes = spool_bytes
@@ -58,6 +59,7 @@ class Outbox:
         # word that this rest goes nowhere, because memory was all that held the beginning.
         self._former: Spool | None = None
         self._run = self._former_run = ""  # ids of the runs that the spools are of
+        self._inherited_until = 0  # where the spool ended when it was opened, until a learner says what it has of it
         self._skipping = False
         self._spooled_episode = ""  # open where packing has come to
         # Each of these pairs is written by one thread each, and so needs no lock.
@@ -156,6 +158,7 @@ class Outbox:
             "steps_recorded": self.steps_recorded,
             "steps_per_s": self.rate.per_second(),
             "queued": self._handed - self._packed,
+            "inherited": self.inherited,
             "unacked_records": 0 if spool is None else spool.next - spool.acked,
             "unacked_bytes": self.kept_bytes,
             "spool_bytes": 0 if spool is None else spool.nbytes,
@@ -178,6 +181,7 @@ class Outbox:
             return
         old, old_run = self.spool, self._run
         self.spool = spools(run)
+        self._inherited_until = self.spool.next
         self._sending(run)
         if old is None:
             return
@@ -298,6 +302,8 @@ class Outbox:
             if self.spool.acked > self.spool.first:
                 log.info("the learner does not know this session: resending what is kept of it")
             self.spool.rewind()
+        self.inherited += max(0, self._inherited_until - self.spool.acked)
+        self._inherited_until = 0
         self.sender.restart(self.spool)
 
     def close(self) -> None:

@@ -449,6 +449,7 @@ def test_a_killed_actors_records_arrive_once_at_a_learner_that_has_some(tmp_path
             for tick in range(7):
                 link.step(step(tick, tick))
             assert link.flush(10)
+            assert link.stats()["inherited"] == 0
             shutil.copytree(folder, tmp_path / "killed")
         shutil.rmtree(folder, ignore_errors=True)
         (tmp_path / "killed").rename(folder)
@@ -456,6 +457,7 @@ def test_a_killed_actors_records_arrive_once_at_a_learner_that_has_some(tmp_path
             send_episode(link, "c", 5)
             assert link.flush(10)
             assert link.stats()["incarnation"] == 2
+            assert link.stats()["inherited"] == 1  # the episode's end, though the learner has had it by now
         assert inbox.episodes() == {"a": list(range(20)), "b": list(range(7)), "c": list(range(5))}
         (b,) = [r for r in inbox.records if isinstance(r, End) and r.episode_id == "b"]
         assert (b.length, b.outcome_by, b.final_observation, b.truncated) == (7, "restart", None, True)

@@ -167,6 +167,7 @@ def test_a_successor_sends_what_a_dead_actor_recorded_and_ends_its_episode(tmp_p
             ("e0", 10, "environment"), ("e1", 7, "restart"), ("e2", 5, "environment"),
         ]  # fmt: skip
         assert second.stats()["incarnation"] == 2
+        assert second.stats()["inherited"] == 1 + 7 + 1  # a beginning, seven steps, an end
         assert second.steps_recorded == 22
         assert server.stats()["duplicates"] == 0
     store.close()
