@@ -1,8 +1,8 @@
 """One option changed at a time, on two tasks: how much does each of our choices matter?
 
 Every row of `OPTIONS` is trained on the fake ALOHA task (with its helper) and on OGBench's cube-single (offline, then
-online), for every seed, and compared with the row `default`. One table comes out, as markdown and as JSON. What is
-finished is not run again:
+online), for every seed, and compared with the row `default`, or with the one that `BESIDE` names. One table comes out,
+as markdown and as JSON. What is finished is not run again:
 
     python benchmarks/ablations.py --seeds 0,1 --data cube-single-play-v0.npz --out runs/ablations
 
@@ -29,10 +29,14 @@ from serl_chunk.actor.evaluate import wilson_interval
 from serl_chunk.commands.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.config.presets import configured
 
 CUBE_SINGLE = Path(__file__).with_name("cube_single.py")
-DEFAULT = "default"
+DEFAULT, PRESET = "default", "preset"
+
+# What the published Gaussian agents need to have the recipe's size; `preset=` is the command's --preset.
+GAUSSIAN = ("preset=qc-rlpd", "agent.critic.hidden=256,256", "agent.hidden=256,256")
+FAULTS = ("robot.helper.fault_rate=0.3", "robot.helper.miss_rate=0.3")  # a person who fumbles and overlooks
 
 # option -> overrides of the experiment, the same on both tasks
 # fmt: off
@@ -77,11 +81,29 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "replan_early": (
         "agent.prefix_critic=True", "chunk.critic_horizon=10", "agent.prefix_lengths=5", "agent.replan_spread=0.02",
         "actor.adaptive_execution=True",
-    ),  # beside `decoupled_10`
+    ),
     "delay_2": ("actor.delay_ticks=2",),
     "delay_2_trained": ("actor.delay_ticks=2", "agent.flow.train_delay=sampled", "agent.flow.train_delay_max=2"),
+    "gaussian": GAUSSIAN,
+    "gaussian_16": (*GAUSSIAN, "agent.candidates=16"),
+    "gaussian_16_target_8": (*GAUSSIAN, "agent.candidates=16", "agent.target_candidates=8"),
+    "helper_errs": FAULTS,
+    "helper_errs_cut": (*FAULTS, "replay.intervention_windows=cut"),
+    "helper_errs_costs": (*FAULTS, "agent.critic.value_low=-0.1", "reward.intervention_penalty=0.1"),
 }
 # fmt: on
+# What a row is compared with, where that is not the default.
+BESIDE = {
+    "replan_early": "decoupled_10",
+    "climb_and_imitate": "climb",
+    "delay_2_trained": "delay_2",
+    "gaussian_16": "gaussian",
+    "gaussian_16_target_8": "gaussian_16",
+    "helper_errs_cut": "helper_errs",
+    "helper_errs_costs": "helper_errs",
+}
+# Without online steps these train and are evaluated as the default is.
+ONLINE = ("utd_0.5", "critic_warmup_0", "critic_warmup_2000", "all_candidates_at_once", "knots_2")
 
 
 class Count(NamedTuple):
@@ -103,14 +125,19 @@ def difference_interval(a: Count, b: Count) -> tuple[float, float]:
 def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:
     """The experiment with settings `field=value`; of two for one field the later one counts. Raises ConfigError."""
     last = dict(map(split, texts))
-    return apply_overrides(load_experiment(experiment), list(last.items()))
+    preset = last.pop(PRESET, None)
+    return configured(load_experiment(experiment), list(last.items()), preset=preset)
 
 
-def says_nothing(option: str, experiment: str, texts: Sequence[str]) -> str:
+def says_nothing(option: str, experiment: str, texts: Sequence[str], *, online: bool = True) -> str:
     """Why `option` is not worth a run there: another row is the same, or nobody takes over; "" where it is."""
-    config = configuration(experiment, [*texts, *OPTIONS[option]])
-    if config.actor.intervention == "none" and any("intervention" in s for s in OPTIONS[option]):
+    if option in ONLINE and not online:
+        return "is the same as default without online steps"
+    if load_experiment(experiment).actor.intervention == "none" and any(
+        "intervention" in s or "helper" in s for s in OPTIONS[option]
+    ):
         return "is about take-overs, and nobody takes over"
+    config = configuration(experiment, [*texts, *OPTIONS[option]])
     for earlier in itertools.takewhile(lambda o: o != option, OPTIONS):
         if configuration(experiment, [*texts, *OPTIONS[earlier]]) == config:
             return f"is the same as {earlier}"
@@ -140,7 +167,9 @@ def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Count:
     """The last evaluation of one run of the product on OGBench's data, offline and then online."""
     out = folder("cube_single", option, args, [args.offline_steps, args.online_steps])
     figures = out / f"figures_{seed}.json"
-    command = [sys.executable, str(CUBE_SINGLE), "--data", str(args.data), "--out", str(out), "--methods", "ours"]
+    options = dict(map(split, OPTIONS[option]))
+    method = options.pop(PRESET, "ours")
+    command = [sys.executable, str(CUBE_SINGLE), "--data", str(args.data), "--out", str(out), "--methods", method]
     command += [
         "--seeds",
         str(seed),
@@ -153,10 +182,10 @@ def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Count:
     ]
     command += ["--offline_steps", str(args.offline_steps), "--online_steps", str(args.online_steps)]
     command += ["--eval_interval", str(args.offline_steps)]
-    for setting in (*args.set, *OPTIONS[option]):
+    for setting in (*args.set, *(f"{field}={value}" for field, value in options.items())):
         command += ["--set", setting]
     subprocess.run(command, check=True)
-    last = json.loads(figures.read_text())["curves"][f"ours/{seed}"][-1]
+    last = json.loads(figures.read_text())["curves"][f"{method}/{seed}"][-1]
     return Count(round(last["rate"] * args.episodes), args.episodes)
 
 
@@ -189,9 +218,11 @@ def rows(results: Results) -> list[dict[str, Any]]:
                 "seeds": {seed: c.successes / c.episodes for seed, c in options[option].items()},
             }
             # The same seeds of both, however far the run has come.
-            shared = [s for s in options[option] if s in options.get(DEFAULT, {})]
+            beside = BESIDE.get(option, DEFAULT)
+            shared = [s for s in options[option] if s in options.get(beside, {})]
             if option != DEFAULT and shared:
-                ours, base = (pooled({s: options[o][s] for s in shared}) for o in (option, DEFAULT))
+                ours, base = (pooled({s: options[o][s] for s in shared}) for o in (option, beside))
+                row["beside"] = beside
                 row["difference"] = ours.successes / ours.episodes - base.successes / base.episodes
                 row["difference_low"], row["difference_high"] = difference_interval(ours, base)
             out.append(row)
@@ -208,6 +239,7 @@ def markdown(table: Sequence[dict[str, Any]]) -> str:
             low, high = r["difference_low"], r["difference_high"]
             star = " *" if low > 0 or high < 0 else ""
             difference = f"{r['difference']:+.2f} [{low:+.2f}, {high:+.2f}]{star}"
+            difference += "" if r["beside"] == DEFAULT else f" beside {r['beside']}"
         interval = f"{r['rate']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
         lines.append(f"| {r['task']} | {r['option']} | {interval} | {seeds} | {difference} |")
     return "\n".join(lines) + "\n"
@@ -233,14 +265,15 @@ def main() -> None:
     tasks = chosen(p, args.tasks or ("all" if args.data else "fake_aloha"), TASKS, "task")
     if "cube_single" in tasks and args.data is None:
         p.error("cube_single needs --data: OGBench's cube-single-play .npz")
-    if DEFAULT not in options:  # what the others are compared with
-        options.insert(0, DEFAULT)
+    # What the others are compared with, before them.
+    options = [*dict.fromkeys([DEFAULT, *(BESIDE[o] for o in options if o in BESIDE), *options])]
     args.out.mkdir(parents=True, exist_ok=True)
     results: Results = {}
     for seed in args.seeds.split(","):
         for task in tasks:
             for option in options:
-                if why := says_nothing(option, EXPERIMENTS[task], args.set):
+                online = task != "cube_single" or args.online_steps > 0
+                if why := says_nothing(option, EXPERIMENTS[task], args.set, online=online):
                     print(f"{task:12s} {option} {why}: no run", flush=True)
                     continue
                 count = TASKS[task](option, int(seed), args)

@@ -39,6 +39,8 @@ def test_the_table_compares_the_seeds_that_both_have():
             "default": {"0": Count(50, 100), "1": Count(60, 100)},
             "squared": {"0": Count(90, 100)},
             "tail_policy": {"0": Count(52, 100), "1": Count(58, 100)},
+            "delay_2": {"0": Count(20, 100)},
+            "delay_2_trained": {"0": Count(20, 100)},
         },
         "cube_single": {"squared": {"0": Count(1, 2)}},
     }
@@ -55,7 +57,10 @@ def test_the_table_compares_the_seeds_that_both_have():
     [line] = [x for x in text.splitlines() if "| fake_aloha | squared |" in x]
     assert line.endswith("] * |")
     assert "+0.40" in line
-    assert "*" not in text.replace(line, "")
+    [delayed] = [x for x in text.splitlines() if "| fake_aloha | delay_2 |" in x]
+    assert "-0.30" in delayed
+    assert "| +0.00 [-0.11, +0.11] beside delay_2 |" in text
+    assert "*" not in text.replace(line, "").replace(delayed, "")
 
 
 @pytest.mark.parametrize(("task", "experiment"), ablations.EXPERIMENTS.items())
@@ -68,8 +73,11 @@ def test_every_option_is_an_experiment_of_its_own(task, experiment):
         assert config not in seen, f"{option} is {seen[config]}"
         seen[config] = option
     assert len(seen) > 15
-    takeovers = {"cut_at_takeovers", "takeover_costs_0.1"}
-    assert (takeovers <= set(seen.values())) == (task == "fake_aloha")
+    takeovers = {"cut_at_takeovers", "takeover_costs_0.1", "helper_errs"}
+    assert takeovers & set(seen.values()) == (takeovers if task == "fake_aloha" else set())
+    offline = {o for o in seen.values() if not ablations.says_nothing(o, experiment, [], online=False)}
+    assert set(seen.values()) - offline == set(ablations.ONLINE) & set(seen.values())
+    assert set(ablations.BESIDE) | set(ablations.BESIDE.values()) <= set(ablations.OPTIONS)
 
 
 def test_runs_made_another_way_are_not_mixed(tmp_path):
