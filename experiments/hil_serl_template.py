@@ -7,7 +7,7 @@
 After the colon stands the task: ram_insertion (the default), usb_pickup_insertion, object_handover or egg_flip.
 `make_robot(task, fake_env)` returns the environment that HIL-SERL's `get_environment` does, wrappers included. Its
 observations `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and
-its `info` (`succeed`, `intervene_action`, `grasp_penalty`) are understood as they are (docs/bring_your_own_robot.md).
+its `info` (`succeed`, `intervene_action`) are understood as they are (docs/bring_your_own_robot.md).
 """
 
 from typing import Any
@@ -32,12 +32,16 @@ def make_robot(task: str, fake_env: bool) -> Any:
 
 
 def experiment(task: str = "ram_insertion") -> ExperimentConfig:
-    """The chosen task's cameras, discount and lengths; the rest as HIL-SERL has it where it has such a thing."""
+    """The chosen task's cameras, grippers, discount, length and checkpoint period; the agent and its loop are ours."""
     settings = hil_serl_task(task)
     return ExperimentConfig(
         name="hil_serl_template",
         robot=hil_serl_robot(task, make_robot, __file__),
-        agent=AcfqlConfig(image_keys=settings.cameras, encoder=EncoderConfig(features=(32, 64, 64, 64))),
+        agent=AcfqlConfig(
+            image_keys=settings.cameras,
+            encoder=EncoderConfig(features=(32, 64, 64, 64)),
+            gripper=settings.gripper,
+        ),
         chunk=ChunkConfig(horizon=4),  # 0.4 s at 10 Hz
         normaliser=NormaliserConfig(actions="absolute_range"),  # actions are moves in [-1, 1] already
         replay=ReplayConfig(

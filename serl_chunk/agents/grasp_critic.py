@@ -35,13 +35,24 @@ _SPEED, _AT = 0.1, 0.25
 class Choices:
     """What can be decided about G grippers in a chunk of H ticks: J parts, P branches each, O options a branch.
 
-    Jointly P is 1 and an option is a value for every gripper, O = C**G of C values; else P is G and O is C.
+    Jointly P is 1 and an option is a value for every gripper, O = C**G of C values; else P is G and O is C. `neutral`
+    is the value that leaves a gripper as it is, where commands are pushes (HIL-SERL); None where they are openings.
     """
 
-    def __init__(self, values: tuple[float, ...], grippers: int, horizon: int, held: int, *, joint: bool) -> None:
+    def __init__(
+        self,
+        values: tuple[float, ...],
+        grippers: int,
+        horizon: int,
+        held: int,
+        *,
+        joint: bool,
+        neutral: float | None = None,
+    ) -> None:
         self.held, self.parts, self.grippers = held, horizon // held, grippers
         self.values = np.array(values, np.float32)  # C
         self.joint = joint
+        self.neutral = None if neutral is None else values.index(neutral)
         c = len(values)
         self.branches: int = 1 if joint else grippers
         self.options: int = c**grippers if joint else c
@@ -87,19 +98,33 @@ class Choices:
         """The options that were executed, int32[B, J, P], for gripper actions float32[B, H, G].
 
         Of each part the value that most of its steps that exist (`valid` float32[B, H]; of all where none does) are on
-        their way to (`heading`), the later one of two.
+        their way to (`heading`), the later one of two. With a neutral value the last push of those steps, however
+        short: a person taps a button.
         """
-        b, count = actions.shape[0], len(self.values)
-        part = jax.nn.one_hot(self.heading(actions, valid, before), count).reshape(
-            b, self.parts, self.held, self.grippers, count
-        )
-        weight = valid.reshape(b, self.parts, self.held, 1, 1)
-        weight = jnp.where(jnp.sum(weight, axis=2, keepdims=True) > 0, weight, 1.0)
-        later = 1 + 0.1 * jnp.arange(1, self.held + 1, dtype=jnp.float32) / self.held**2  # adds up to less than a vote
-        index = jnp.argmax(jnp.sum(part * weight * later.reshape(1, 1, -1, 1, 1), axis=2), axis=-1).astype(jnp.int32)
+        if self.neutral is None:
+            index = self._most(self.heading(actions, valid, before), valid)
+        else:
+            index = self._last_push(self.nearest(actions), valid, self.neutral)
         if not self.joint:
             return index
         return jnp.sum(index * self.place.astype(np.int32).reshape(1, 1, -1), axis=-1, keepdims=True)
+
+    def _last_push(self, index: jax.Array, valid: jax.Array, neutral: int) -> jax.Array:
+        """Of each part the last index that is not the neutral one, int32[B, J, G], of int32[B, H, G]."""
+        parts = index.reshape(-1, self.parts, self.held, self.grippers)
+        pushes = (parts != neutral) & (valid.reshape(-1, self.parts, self.held, 1) > 0)
+        last = jnp.max(jnp.where(pushes, jnp.arange(self.held).reshape(1, 1, -1, 1), -1), axis=2)
+        at = jnp.take_along_axis(parts, jnp.maximum(last, 0)[:, :, None], axis=2)[:, :, 0]
+        return jnp.where(last < 0, neutral, at).astype(jnp.int32)
+
+    def _most(self, index: jax.Array, valid: jax.Array) -> jax.Array:
+        """Of each part the most frequent index, int32[B, J, G], of int32[B, H, G]."""
+        b, count = index.shape[0], len(self.values)
+        part = jax.nn.one_hot(index, count).reshape(b, self.parts, self.held, self.grippers, count)
+        weight = valid.reshape(b, self.parts, self.held, 1, 1)
+        weight = jnp.where(jnp.sum(weight, axis=2, keepdims=True) > 0, weight, 1.0)
+        later = 1 + 0.1 * jnp.arange(1, self.held + 1, dtype=jnp.float32) / self.held**2  # adds up to less than a vote
+        return jnp.argmax(jnp.sum(part * weight * later.reshape(1, 1, -1, 1, 1), axis=2), axis=-1).astype(jnp.int32)
 
     def decode(self, option: jax.Array) -> jax.Array:
         """Each part's values in model space, float32[..., J, G], of options int32[..., J, P]."""
@@ -115,9 +140,19 @@ class Choices:
         """How many grippers change their choice on each tick, float32[B, H], for actions float32[B, H, G].
 
         `before` float32[B, G] is the tick before the window; ticks that are not `valid` float32[B, H] change nothing.
+        With a neutral value a push counts where the last one, as far back as `before`, was another or is not known;
+        letting go does not.
         """
         index = self.nearest(jnp.concatenate([before[:, None], actions], axis=1))
-        return jnp.sum(index[:, 1:] != index[:, :-1], axis=-1).astype(jnp.float32) * valid
+        if self.neutral is None:
+            changed = index[:, 1:] != index[:, :-1]
+        else:
+            pushes = index != self.neutral
+            ticks = jnp.where(pushes, jnp.arange(index.shape[1]).reshape(1, -1, 1), -1)
+            last = jax.lax.cummax(ticks, axis=1)[:, :-1]  # of each tick, the last push before it
+            other = (last < 0) | (jnp.take_along_axis(index, jnp.maximum(last, 0), axis=1) != index[:, 1:])
+            changed = pushes[:, 1:] & other
+        return jnp.sum(changed, axis=-1).astype(jnp.float32) * valid
 
 
 def plausible_options(logits: jax.Array, share: jax.Array | float) -> jax.Array:

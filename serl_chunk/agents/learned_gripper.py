@@ -39,7 +39,7 @@ class LearnedGripper(ArmAndGripper):
     def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build) -> None:
         g = config.gripper
         values, held = g.values, g.hold_steps or spec.horizon
-        self.choices = Choices(values, len(spec.grippers), spec.horizon, held, joint=g.joint)
+        self.choices = Choices(values, len(spec.grippers), spec.horizon, held, joint=g.joint, neutral=g.stays)
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
         self.net = GraspCritic(config, self.choices)

@@ -26,6 +26,9 @@ class GripperConfig:
     """
 
     choices: tuple[float, ...] = ()  # values of a gripper in model space (about -1 closed .. 1 open); none: continuous
+    # The choice that leaves a gripper as it is: 0 for HIL-SERL's grippers, whose commands are pushes and not openings. A
+    # few ticks of "close" among many of it are then a decision to close. None where choices are openings.
+    neutral: float | None = None
     # fixed: grippers are no part of what is learned; they get `fixed_value`, or keep what they had at reset.
     mode: Literal["learned", "fixed"] = "learned"
     fixed_value: float | None = None  # in model space; none: the measured opening at reset, until a person changes it
@@ -57,6 +60,10 @@ class GripperConfig:
         require(
             all(math.isfinite(c) and abs(c) <= 1 for c in self.choices),
             f"agent.gripper.choices are in model space and must be in [-1, 1], got {self.choices}",
+        )
+        require(
+            self.neutral is None or (self.composition == "learned" and self.neutral in self.values),
+            f"agent.gripper.neutral={self.neutral} must be one of agent.gripper.choices={self.values}, or none",
         )
         wants = self.setup_mode.rpartition("arm-")[2].partition("-")[0]
         require(
@@ -107,6 +114,11 @@ class GripperConfig:
     def values(self) -> tuple[float, ...]:
         """The choices of a learned gripper, in model space."""
         return self.choices or HIL_SERL_CHOICES
+
+    @property
+    def stays(self) -> float | None:
+        """The choice that leaves a gripper as it is: `neutral`, and 0 among HIL-SERL's three."""
+        return 0.0 if self.neutral is None and not self.choices else self.neutral
 
     @property
     def arms(self) -> int | None:

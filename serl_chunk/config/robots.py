@@ -182,9 +182,9 @@ class GymConfig(RobotConfig):
     """Any gymnasium environment: the way to bring your own robot.
 
     `make(fake_env)` builds it; with `fake_env=True` (the learner) only its spaces are used, so a driver may
-    skip its devices. HIL-SERL's `info["intervene_action"]`, `info["succeed"]` and `info["grasp_penalty"]`
-    are honoured. `check_devices` is for `serl-chunk doctor`: it returns a sentence for each device that is missing,
-    within seconds and without moving anything.
+    skip its devices. HIL-SERL's `info["intervene_action"]` and `info["succeed"]` are honoured. `check_devices` is for
+    `serl-chunk doctor`: it returns a sentence for each device that is missing, within seconds and without moving
+    anything.
     """
 
     kind: ClassVar[str] = "gym"

@@ -12,7 +12,8 @@ Rewards and ends, from HIL-SERL's and gymnasium's habits:
 
 - success is a true `info["succeed"]`, `info["is_success"]` or `info["success"]`, and always terminates.
 - a true `info["failure"]` without success is a declared failure, and always terminates.
-- `info["grasp_penalty"]` is added to the reward (HIL-SERL feeds it to a separate gripper critic instead).
+- `info["grasp_penalty"]` is passed on and not used: as in HIL-SERL it is no part of the reward, and the grasp critic
+  counts changes of the recorded commands itself, in demonstrations too (`agent.gripper.penalty`).
 - `info["intervene_action"]` is what a person commanded instead of the action given to `step`.
 - `info["executed_action"]` is what the driver made of the command, the person's too; absent: unchanged.
 - HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
@@ -166,15 +167,17 @@ class GymAdapter(RobotEnv):
         success = any(bool(np.any(info.get(key, False))) for key in SUCCESS_KEYS)
         info["success"] = success
         # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
-        total = float(np.asarray(reward).item()) + float(np.asarray(info.get("grasp_penalty", 0.0)).item())
-        if not np.isfinite(total):
-            raise DataError(f"the environment of robot {self.robot_spec.name!r} gave a reward of {total}: not finite")
+        given_reward = float(np.asarray(reward).item())
+        if not np.isfinite(given_reward):
+            raise DataError(
+                f"the environment of robot {self.robot_spec.name!r} gave a reward of {given_reward}: not finite"
+            )
 
         judged = success or bool(np.any(info.get("failure", False)))
         if self._tick >= self.robot_spec.max_episode_steps and not judged:
             terminated, truncated = False, True
         terminated = bool(terminated) or judged
-        return self._observe(), total, terminated, bool(truncated) and not terminated, info
+        return self._observe(), given_reward, terminated, bool(truncated) and not terminated, info
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         """Frames of the last observation, `{"images/<camera>": uint8[H, W, 3]}`, as copies; all cameras by default.

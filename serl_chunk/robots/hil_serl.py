@@ -1,7 +1,7 @@
 """HIL-SERL's four published tasks as settings of a GymConfig; the environment itself is the user's.
 
 Numbers from HIL-SERL (Luo et al. 2024), `examples/experiments/*/config.py`: discount, cameras of the policy, episode
-length, control mode (its `setup_mode`) and checkpoint period.
+length, control mode (`setup_mode`), gripper penalty and checkpoint period.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from serl_chunk.config.gripper import GripperConfig, SetupMode
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import ConfigError
 
@@ -19,13 +20,20 @@ class HilSerlTask(NamedTuple):
     """What HIL-SERL's configuration of one task says."""
 
     words: str  # the task, recorded with every episode
-    setup: str  # HIL-SERL's setup_mode, and how many numbers an action has
+    setup_mode: SetupMode
     action_dim: int
     cameras: tuple[str, ...]  # of the policy; the adapter writes left/wrist as left_wrist
     discount: float  # per tick
     max_episode_steps: int  # ticks of 0.1 s
     checkpoint_period: int  # updates
     grippers: tuple[int, ...] = ()  # action dimensions that a fixed gripper does not have
+
+    @property
+    def gripper(self) -> GripperConfig:
+        """The composition of its `setup_mode`: a change of a learned gripper costs 0.02, by a squared loss."""
+        if not self.grippers:
+            return GripperConfig(setup_mode=self.setup_mode)
+        return GripperConfig(setup_mode=self.setup_mode, penalty=-0.02, loss="squared")
 
 
 TASKS: dict[str, HilSerlTask] = {
@@ -40,8 +48,8 @@ TASKS: dict[str, HilSerlTask] = {
         "hand the object over and put it down", "dual-arm-learned-gripper", 14,
         ("left_wrist", "right_wrist", "left_side"), 0.97, 200, 5_000, (6, 13),
     ),
-    "egg_flip": HilSerlTask(
-        "flip the egg in the pan", "single-arm-fixed-gripper, wrench control", 3, ("wrist_1", "side"), 0.985, 100, 5_000
+    "egg_flip": HilSerlTask(  # wrenches
+        "flip the egg in the pan", "single-arm-fixed-gripper", 3, ("wrist_1", "side"), 0.985, 100, 5_000
     ),
 }  # fmt: skip
 
@@ -89,8 +97,8 @@ def _check(env: Any, name: str, task: HilSerlTask) -> None:
     shape = getattr(getattr(env, "action_space", None), "shape", None)
     if shape is not None and shape != (task.action_dim,):
         raise ConfigError(
-            f"{name} has the control mode {task.setup}: {task.action_dim} numbers an action; the environment's action "
-            f"space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper away), or "
+            f"{name} has the control mode {task.setup_mode}: {task.action_dim} numbers an action; the environment's "
+            f"action space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper away), or "
             "choose another task's settings"
         )
     observed = getattr(getattr(env, "observation_space", None), "spaces", {})

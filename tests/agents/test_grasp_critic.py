@@ -66,6 +66,34 @@ def test_a_command_between_two_of_three_goes_to_the_next_one_in_its_direction():
     assert choices.values[got[:, 0, 0]].tolist() == [1, 0, 0, -1, 0]
 
 
+def test_a_tap_is_a_decision_where_a_value_is_neutral():
+    """HIL-SERL's SpaceMouse: about -1 while the button is held, and 0 means that the gripper stays as it is."""
+    choices = Choices(THREE, 1, 4, 4, joint=True, neutral=0.0)
+    taps = [[0, -0.95, 0, 0], [0, 0, 0, -0.95], [-0.95, 0, 0, 0], [-0.95, 0, 0.9, 0], [0, 0, 0, 0], [0, 0, -1, 0]]
+    valid = np.ones((6, 4), np.float32)
+    valid[5, 2:] = 0  # the tap is beyond the episode's end
+    actions = np.array(taps, np.float32)[..., None]
+    assert choices.values[choices.label(actions, valid)[:, 0, 0]].tolist() == [-1, -1, -1, 1, 0, 0]
+    halves = Choices(THREE, 1, 4, 2, joint=True, neutral=0.0).label(actions, valid)[:, :, 0]
+    assert halves.tolist() == [[0, 1], [1, 0], [0, 1], [0, 2], [1, 1], [1, 1]]
+    two = Choices(THREE, 2, 4, 4, joint=True, neutral=0.0)
+    both = np.stack([actions[0], actions[3]], axis=-1).reshape(1, 4, 2)
+    assert two.decode(two.label(both, valid[:1]))[0, 0].tolist() == [-1, 1]
+
+
+def test_a_push_changes_a_gripper_once_and_letting_go_does_not():
+    choices = Choices(THREE, 1, 5, 5, joint=True, neutral=0.0)
+    valid = np.ones((1, 5), np.float32)
+
+    def changes(before, *ticks):
+        return choices.changes(np.array(ticks, np.float32)[None, :, None], np.array([[before]], np.float32), valid)[0]
+
+    assert changes(0.0, 0, -1, 0, 0, 0).tolist() == [0, 1, 0, 0, 0]
+    assert changes(0.0, -1, -1, 0, -1, 1).tolist() == [1, 0, 0, 0, 1]  # the same push again moves nothing
+    assert changes(-1.0, -1, 0, -1, 0, 1).tolist() == [0, 0, 0, 0, 1]
+    assert changes(1.0, 0, 0, 0, 0, -1).tolist() == [0, 0, 0, 0, 1]
+
+
 def test_changes_are_counted_against_the_tick_before():
     choices = Choices((-1.0, 1.0), 2, 3, 3, joint=False)
     actions = np.array([[[0.9, -0.9], [0.2, 0.8], [-0.7, 0.9]]], np.float32)

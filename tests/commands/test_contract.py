@@ -70,7 +70,7 @@ LEARNT_BY = {
     "agent.improve.imitate", "agent.improve.candidates", "agent.flow.train_delay_max", "agent.critic.target_subset",
     "agent.critic.target_aggregate", "agent.critic.initial_logit", "agent.critic.target_floor", "agent.critic.tau",
     "agent.critic.tail", "agent.critic.target_average", "agent.encoder.weights", "agent.encoder.shift",
-    "agent.encoder.cache_features",
+    "agent.encoder.cache_features", "agent.gripper.neutral",
     "agent.gripper.penalty", "agent.gripper.plausible", "agent.gripper.lr", "agent.gripper.tau",
 }  # fmt: skip
 

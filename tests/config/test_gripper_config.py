@@ -36,6 +36,11 @@ TWO = (-1.0, 1.0)
         ),
         ({"mode": "fixed", "choices": TWO}, r"choices=.* would not be read: a fixed gripper chooses nothing"),
         ({"setup_mode": "dual-arm-fixed-gripper", "choices": TWO}, r"a fixed gripper chooses nothing"),
+        ({"neutral": 0.0}, r"neutral=0\.0 must be one of agent\.gripper\.choices="),
+        (
+            {"neutral": 0.0, "choices": TWO},
+            r"neutral=0\.0 must be one of agent\.gripper\.choices=\(-1\.0, 1\.0\), or none",
+        ),
         ({"fixed_value": 0.5}, r"fixed_value=0\.5 .* needs agent\.gripper\.mode=fixed"),
         ({"mode": "fixed", "fixed_value": 2.0}, r"fixed_value=2\.0 must be in \[-1, 1\]"),
         ({"hold_steps": 0}, r"agent\.gripper\.hold_steps must be at least 1 tick"),

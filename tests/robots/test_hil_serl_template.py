@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from hil_serl_shape import HilSerlShape
 
+from serl_chunk.agents.fixed_gripper import FixedGripper
+from serl_chunk.agents.learned_gripper import LearnedGripper
+from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.record import record_episode
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
@@ -23,15 +26,15 @@ def shape_of(name, fake_env):
 
 
 @pytest.mark.parametrize(
-    ("name", "discount", "limit", "actions", "cameras"),
+    ("name", "discount", "limit", "actions", "cameras", "composition", "options"),
     [
-        ("ram_insertion", 0.97, 100, 6, 2),
-        ("usb_pickup_insertion", 0.98, 120, 7, 3),
-        ("object_handover", 0.97, 200, 14, 3),
-        ("egg_flip", 0.985, 100, 3, 2),
+        ("ram_insertion", 0.97, 100, 6, 2, "fixed", None),
+        ("usb_pickup_insertion", 0.98, 120, 7, 3, "learned", 3),
+        ("object_handover", 0.97, 200, 14, 3, "learned", 9),
+        ("egg_flip", 0.985, 100, 3, 2, "fixed", None),
     ],
 )
-def test_each_task_has_its_settings(name, discount, limit, actions, cameras):
+def test_each_task_has_its_settings(name, discount, limit, actions, cameras, composition, options):
     config = load_experiment(f"hil_serl_template:{name}")
     assert (config.discount, config.robot.max_episode_steps, config.robot.real) == (discount, limit, True)
     assert len(config.agent.image_keys) == cameras
@@ -39,6 +42,12 @@ def test_each_task_has_its_settings(name, discount, limit, actions, cameras):
     assert (spec.action_dim, spec.control_hz, spec.state_dim) == (actions, 10.0, 19)
     assert {c.name for c in spec.cameras} == set(config.agent.image_keys)
     assert spec.grippers == tuple(i for i in (6, 13) if i < actions)
+    assert config.agent.gripper.composition == composition
+    agent = make_agent(config, spec)
+    assert isinstance(agent, LearnedGripper if composition == "learned" else FixedGripper)
+    if isinstance(agent, LearnedGripper):
+        assert (agent.choices.options, agent.choices.neutral) == (options, 1)
+        assert config.agent.gripper.penalty == -0.02
 
 
 def test_a_missing_robot_is_said_with_the_remedy():
@@ -97,7 +106,7 @@ def test_take_overs_rewards_and_ends_are_mapped():
             break
     assert (terminated, truncated, info["success"]) == (True, False, True)
     assert people == [t in HilSerlShape.HELPED for t in range(1, len(people) + 1)]
-    assert rewards[0] == pytest.approx(-0.02)
+    assert rewards[0] == 0  # HIL-SERL's grasp_penalty is in info alone
     assert rewards[-1] == pytest.approx(1.0)
     assert observation["state"][0] == HilSerlShape.SOLVED
 
