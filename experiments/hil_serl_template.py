@@ -16,6 +16,7 @@ from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.robots.hil_serl import hil_serl_robot, hil_serl_task
 
@@ -40,7 +41,7 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
         agent=AcfqlConfig(
             image_keys=settings.cameras,
             encoder=EncoderConfig(features=(32, 64, 64, 64)),
-            gripper=settings.gripper,
+            gripper=GripperConfig(setup_mode=settings.setup_mode),
         ),
         chunk=ChunkConfig(horizon=4),  # 0.4 s at 10 Hz
         normaliser=NormaliserConfig(actions="absolute_range"),  # actions are moves in [-1, 1] already

@@ -26,8 +26,8 @@ class GripperConfig:
     """
 
     choices: tuple[float, ...] = ()  # values of a gripper in model space (about -1 closed .. 1 open); none: continuous
-    # The choice that leaves a gripper as it is: 0 for HIL-SERL's grippers, whose commands are pushes and not openings. A
-    # few ticks of "close" among many of it are then a decision to close. None where choices are openings.
+    # The choice that leaves a gripper as it is: 0 for HIL-SERL's grippers, whose commands are pushes and not openings.
+    # A few ticks of "close" among many of it are then a decision to close. None where choices are openings.
     neutral: float | None = None
     # fixed: grippers are no part of what is learned; they get `fixed_value`, or keep what they had at reset.
     mode: Literal["learned", "fixed"] = "learned"

@@ -1,7 +1,7 @@
 """HIL-SERL's four published tasks as settings of a GymConfig; the environment itself is the user's.
 
 Numbers from HIL-SERL (Luo et al. 2024), `examples/experiments/*/config.py`: discount, cameras of the policy, episode
-length, control mode (`setup_mode`), gripper penalty and checkpoint period.
+length, control mode (`setup_mode`) and checkpoint period.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from serl_chunk.config.gripper import GripperConfig, SetupMode
+from serl_chunk.config.gripper import SetupMode
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import ConfigError
 
@@ -27,13 +27,6 @@ class HilSerlTask(NamedTuple):
     max_episode_steps: int  # ticks of 0.1 s
     checkpoint_period: int  # updates
     grippers: tuple[int, ...] = ()  # action dimensions that a fixed gripper does not have
-
-    @property
-    def gripper(self) -> GripperConfig:
-        """The composition of its `setup_mode`: a change of a learned gripper costs 0.02, by a squared loss."""
-        if not self.grippers:
-            return GripperConfig(setup_mode=self.setup_mode)
-        return GripperConfig(setup_mode=self.setup_mode, penalty=-0.02, loss="squared")
 
 
 TASKS: dict[str, HilSerlTask] = {
@@ -98,8 +91,8 @@ def _check(env: Any, name: str, task: HilSerlTask) -> None:
     if shape is not None and shape != (task.action_dim,):
         raise ConfigError(
             f"{name} has the control mode {task.setup_mode}: {task.action_dim} numbers an action; the environment's "
-            f"action space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper away), or "
-            "choose another task's settings"
+            f"action space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper away), "
+            "or choose another task's settings"
         )
     observed = getattr(getattr(env, "observation_space", None), "spaces", {})
     there = {name.replace("/", "_") for name in (*observed, *getattr(observed.get("images"), "spaces", {}))}

@@ -47,7 +47,6 @@ def test_each_task_has_its_settings(name, discount, limit, actions, cameras, com
     assert isinstance(agent, LearnedGripper if composition == "learned" else FixedGripper)
     if isinstance(agent, LearnedGripper):
         assert (agent.choices.options, agent.choices.neutral) == (options, 1)
-        assert config.agent.gripper.penalty == -0.02
 
 
 def test_a_missing_robot_is_said_with_the_remedy():
