@@ -155,6 +155,8 @@ def _run(arguments: list[str]) -> int:
     port = DEFAULT_PORT if flags.port is None else flags.port
     if not (flags.learner or flags.actor or flags.local):
         raise ConfigError("say what to run: --learner, --actor, both, or --local")
+    if flags.eval_n_trajs < 0:
+        raise ConfigError(f"--eval_n_trajs must be at least 1, got {flags.eval_n_trajs}")
     if evaluating != (flags.eval_checkpoint_step not in ((None, "") if evaluating else (None, "", "0"))):
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
     _refuse_what_would_be_ignored(parser, flags, evaluating)

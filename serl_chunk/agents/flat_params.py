@@ -30,7 +30,7 @@ def unflatten(flat: Mapping[str, np.ndarray], expected: Params) -> Params:
         if tuple(flat[path].shape) != tuple(leaf.shape):
             raise ConfigError(
                 f"snapshot parameter {path!r} has shape {tuple(flat[path].shape)}, this agent's is "
-                f"{tuple(leaf.shape)}: use the same --exp_name and --config.agent options on both sides"
+                f"{tuple(leaf.shape)}: use the same --exp_name and settings on both sides"
             )
         if flat[path].dtype != leaf.dtype:  # converting it would hide that the other side computes otherwise
             raise ConfigError(

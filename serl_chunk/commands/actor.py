@@ -17,7 +17,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands import evaluations
 from serl_chunk.commands.contract import contract
 from serl_chunk.commands.keys import actor_keys
-from serl_chunk.commands.setup import interactive, read_config, say, stop_on_signals
+from serl_chunk.commands.setup import CONFIG, interactive, read_config, say, stop_on_signals
 from serl_chunk.commands.spools import SpoolFolders, largest_episode_bytes
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
@@ -176,8 +176,17 @@ def run_evaluation(
             differences = _differences(saved, config)
             normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
             snapshot = Snapshot(checkpoint.step, checkpoint.params)
+            try:
+                agent.load_params(snapshot.params)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"checkpoint {checkpoint.step} of {run} does not fit this agent ({error}). Evaluate with the run's "
+                    f"settings ({run / CONFIG}); they differ in: {'; '.join(differences) or 'nothing that is recorded'}"
+                ) from error
             counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
         else:
+            if ip is None:
+                say(f"no --checkpoint_path: the learner at 127.0.0.1:{port} is asked for its checkpoint")
             # A second id: the same robot PC may be training while it is asked for an evaluation.
             link, welcome = _connect(
                 config, env.robot_spec, agent.network_shape(), ip or "127.0.0.1", port, f"{actor_id}-evaluation",

@@ -53,7 +53,7 @@ def add_experiment_flags(parser: argparse._ActionsContainer) -> None:
     _add(parser, OF_BOTH_SIDES)
     parser.add_argument(
         "--sparse", nargs="?", const="true", metavar="BOOL",
-        help="reward 1 at success alone; --sparse=false: for each part of the task, for robots that have both",
+        help="robot.reward: 1 at success alone; --sparse=false: for each part of the task, for robots that have both",
     )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConf
     Raises ConfigError, for a bad value under the name of the flag that was used.
     """
     given = _given(flags)
-    overrides = split_overrides(rest)
+    overrides = split_overrides(rest, [f"--{name}" for name in vars(flags)])
     for path, _ in overrides:
         if path in given:
             raise ConfigError(f"--{given[path][0]} and --config.{path} set the same field: give one of them")

@@ -32,6 +32,7 @@ ACTED_BY = (
     "agent.gripper.epsilon",
     "agent.gripper.loss",
     "reward.failure_reward",
+    "learner.random_steps",
     "actor.clock",
     "actor.adaptive_execution",
 )

@@ -20,12 +20,13 @@ from serl_chunk.commands.learner_status import Shown, status_fields
 from serl_chunk.commands.own_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.commands.relay import status_line
 from serl_chunk.commands.setup import RunFolder, describe, open_run, say, spec_of, stop_on_signals, write_json
-from serl_chunk.commands.training_data import DemoReading, check_data, needs_data, open_dataset, read_demos, with_hint
+from serl_chunk.commands.training_data import DemoReading, check_data, open_dataset, read_demos, with_hint
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.normaliser import fit_normaliser
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.metrics import MetricsLog
+from serl_chunk.learner.offline_data import OfflineData
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.learner.report import build_report
 from serl_chunk.learner.run_demos import DEMOS, note_of
@@ -33,7 +34,7 @@ from serl_chunk.learner.run_source import JOURNAL
 from serl_chunk.learner.status import StatusLine
 from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sessions import SessionInfo
-from serl_chunk.transport.sockets import is_loopback
+from serl_chunk.transport.sockets import check_port, is_loopback
 from serl_chunk.transport.store import RecordStore, check_retention
 from serl_chunk.transport.wire import Limits
 from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot, StepBlock
@@ -66,6 +67,10 @@ def build_learner(
     demos = read_demos(config, spec, demo_paths, tell, reading)
     agent = make_agent(config, spec)
     dataset = open_dataset(config, spec, reading, tell, max(CheckpointStore(run.path).steps(), default=0))
+    try:
+        OfflineData.require(config.learner, there=bool(demos.episodes) or dataset is not None)
+    except ConfigError as error:
+        raise ConfigError(with_hint(str(error), config)) from error
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, fitted)
@@ -93,12 +98,10 @@ def build_learner(
             write_json(run.path / DEMOS, note_of(demos, reading.options))
         except OSError as error:
             raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
-    except BaseException as error:
+    except BaseException:
         metrics.close()  # wandb would wait for this run's end
         if evaluate is not None:
             evaluate.close()
-        if isinstance(error, ConfigError) and needs_data(config) and not demos.episodes and dataset is None:
-            raise ConfigError(with_hint(str(error), config)) from error
         raise
     holder.append(learner)
     tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
@@ -129,6 +132,7 @@ def run_learner(
     `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
     `reading`: how the demonstrations are read.
     """
+    check_port(port)
     spec = spec_of(config)
     describe(config, spec)
     check_data(config, demo_paths, reading)
@@ -161,7 +165,7 @@ def run_learner(
         return Snapshot(checkpoint.step, checkpoint.params), {"step": checkpoint.step}
 
     with status_line() as status, contextlib.ExitStack() as stack:
-        stack.enter_context(run.lock)
+        stack.enter_context(run.held())
         store = open_store(config, run.path, status.say) if config.transport.journal else None
         if store is not None:
             stack.callback(store.close)

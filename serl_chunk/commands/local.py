@@ -128,7 +128,7 @@ def train_local(
     check_data(config, demo_paths, reading)
     with StatusLine() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path)
-        stack.enter_context(run.lock)
+        stack.enter_context(run.held())
         link = LocalLink()
         env = make_env(config.robot)
         stack.callback(env.close)

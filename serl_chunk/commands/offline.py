@@ -68,7 +68,7 @@ def train_offline(
     check_data(config, demo_paths, reading)
     with status_line() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path)
-        stack.enter_context(run.lock)
+        stack.enter_context(run.held())
         if signals:
             stop_on_signals(stop, status.say, STOPPING)
         learner = build_learner(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import difflib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -52,14 +55,19 @@ def stop_on_signals(
         signal.signal(number, handle)
 
 
-def split_overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
-    """`--config.a.b=value` and `--config.a.b value` as (path, text); raises ConfigError for anything else."""
+def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """`--config.a.b=value` and `--config.a.b value` as (path, text); raises ConfigError for anything else.
+
+    `known`: flags of the command, for the nearest one to be named.
+    """
     out: list[tuple[str, str]] = []
     items = list(rest)
     while items:
         item = items.pop(0)
         if not item.startswith("--config."):
-            raise ConfigError(f"unknown argument {item!r}; see serl-chunk --help")
+            near = difflib.get_close_matches(item.partition("=")[0], known, 1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else "a setting is --config.FIELD=VALUE;"
+            raise ConfigError(f"unknown argument {item!r}: {hint} see serl-chunk --help")
         path, equals, text = item[len("--config.") :].partition("=")
         if not equals:
             if not items or items[0].startswith("--"):
@@ -97,6 +105,17 @@ class RunFolder(NamedTuple):
     resumed: bool
     lock: IO[str]
     config: dict[str, Any]  # what `record` writes
+    fresh: bool = False  # this process made it
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock it until the end. A start that was refused takes a fresh folder away again: nothing was recorded."""
+        with self.lock:
+            try:
+                yield
+            finally:
+                if self.fresh and not (self.path / CONFIG).exists():
+                    shutil.rmtree(self.path, ignore_errors=True)
 
     def record(self) -> None:
         """Write config.json, once this life has all that it starts with: until then the last life's stays.
@@ -121,6 +140,7 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
     else:
         path = Path(checkpoint_path).expanduser()
     try:
+        fresh = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "run.lock").open("w")
     except OSError as error:
@@ -133,7 +153,7 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
     except ConfigError:
         lock.close()
         raise
-    return RunFolder(path, saved["run_id"], resumed, lock, saved)
+    return RunFolder(path, saved["run_id"], resumed, lock, saved, fresh)
 
 
 def _claim(

@@ -117,12 +117,6 @@ def with_hint(message: str, config: ExperimentConfig) -> str:
     return f"{message}. {config.robot.data_hint}" if config.robot.data_hint else message
 
 
-def needs_data(config: ExperimentConfig) -> bool:
-    """Whether training begins on demonstrations; without any the learner then refuses to, before all else."""
-    c = config.learner
-    return c.offline_steps + c.pretrain_steps + c.critic_pretrain_steps > 0
-
-
 def open_dataset(
     config: ExperimentConfig,
     spec: RobotSpec,

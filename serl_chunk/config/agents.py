@@ -78,9 +78,15 @@ class AgentConfig:
             "set agent.encoder.cache_features=False",
         )
         require(0 <= self.policy_ema < 1, f"agent.policy_ema must be in [0, 1), got {self.policy_ema}")
-        require(self.lr > 0, f"agent.lr must be positive, got {self.lr}")
-        require(self.weight_decay >= 0, f"agent.weight_decay must be >= 0 (0 is Adam), got {self.weight_decay}")
-        require(self.grad_clip >= 0, f"agent.grad_clip must be >= 0 (0 switches it off), got {self.grad_clip}")
+        require(0 < self.lr < math.inf, f"agent.lr must be positive and finite, got {self.lr}")
+        require(
+            0 <= self.weight_decay < math.inf,
+            f"agent.weight_decay must be >= 0 (0 is Adam) and finite, got {self.weight_decay}",
+        )
+        require(
+            0 <= self.grad_clip < math.inf,
+            f"agent.grad_clip must be >= 0 (0 switches it off) and finite, got {self.grad_clip}",
+        )
         require(self.candidates >= 1, f"agent.candidates must be at least 1, got {self.candidates}")
         require(
             self.pretrain_candidates >= 1,

@@ -129,8 +129,8 @@ class ExperimentConfig:
             c.value_low <= low + dust and high - dust <= c.value_high,
             f"{kind} needs returns in [{c.value_low:.12g}, {c.value_high:.12g}], and the reward settings allow "
             f"{least:.12g} to {most:.12g}: set agent.critic.value_low to {least:.12g} or less and "
-            f"agent.critic.value_high to {most:.12g} or more; or change reward.scale, offset or failure_reward, or "
-            "agent.critic.loss=squared",
+            f"agent.critic.value_high to {most:.12g} or more; or change reward.scale, offset, failure_reward or "
+            "intervention_penalty, or agent.critic.loss=squared",
         )
         require(
             c.value_low < low - dust or not self.robot.negative_rewards,

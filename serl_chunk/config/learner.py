@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from serl_chunk.config.validation import require, require_choices
@@ -70,7 +71,7 @@ class LearnerConfig:
             f"learner.video_episodes={self.video_episodes} is above learner.eval_episodes={self.eval_episodes}",
         )
         require(self.batch_size % 2 == 0, f"learner.batch_size must be even, got {self.batch_size}")
-        require(self.utd_ratio > 0, f"learner.utd_ratio must be positive, got {self.utd_ratio}")
+        require(0 < self.utd_ratio < math.inf, f"learner.utd_ratio must be positive and finite, got {self.utd_ratio}")
         # A limiter that lets the actor run less ahead than one update needs would stop both sides for ever.
         need = self.cta_ratio / self.utd_ratio
         require(

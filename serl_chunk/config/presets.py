@@ -1,9 +1,10 @@
 """Named algorithms, as changes of an experiment: `--preset qc`, and `--compat qc` for the published conventions.
 
-A preset replaces the agent and the lengths, and leaves the robot, the data, the training loop and the network's sizes
-to the experiment. Its numbers are those that Li, Zhou and Levine (2025) list for it. `compat` afterwards switches every
-difference between our conventions and the published code's back; docs/algorithms.md has the reason of each difference.
-Both are said as changes of an experiment's fields, so that they and the command line's are validated together.
+A preset replaces the agent and the lengths, and leaves the robot, the data and (but for HG-DAgger) the training loop to
+the experiment. Its numbers, sizes included, are those that Li, Zhou and Levine (2025) list for it. `compat` afterwards
+switches every difference between our conventions and the published code's back; docs/algorithms.md has the reason of
+each difference. Both are said as changes of an experiment's fields, so that they and the command line's are validated
+together.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def _compat_changes(
         "normaliser": dataclasses.replace(
             config.normaliser, actions="absolute_range", state=False, norm_stats="", extreme=1.0
         ),
-        "learner": dataclasses.replace(config.learner, eval_mode="sampled"),
+        "learner": dataclasses.replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
         "compat": name,
     }
 
@@ -278,7 +279,13 @@ def _published(agent: AgentConfig) -> AgentConfig:
         "gripper": GripperConfig(),  # continuous as every other dimension
     }
     critic = dataclasses.replace(
-        agent.critic, loss="squared", target_floor="none", target_average="old", tau=0.005, tail="repeat"
+        agent.critic,
+        loss="squared",
+        target_floor="none",
+        target_average="old",
+        target_subset=agent.critic.ensemble,
+        tau=0.005,
+        tail="repeat",
     )
     if isinstance(agent, AcrlpdConfig):
         critic = dataclasses.replace(critic, activation="relu", layer_norm="before")
@@ -291,6 +298,8 @@ def _published(agent: AgentConfig) -> AgentConfig:
             init_temperature=1.0,
             bc_clip=1e-5,
             bc_invalid=True,
+            candidates=1,
+            pretrain_candidates=1,
             target_candidates=1,
             improve=ImproveConfig(),
             **shared,  # type: ignore[arg-type]
@@ -302,6 +311,7 @@ def _published(agent: AgentConfig) -> AgentConfig:
             critic=critic,
             flow=_published_flow(agent.flow),
             target="policy",
+            pretrain_candidates=agent.candidates,
             policy_updates=1,
             improve=ImproveConfig(),
             **shared,  # type: ignore[arg-type]

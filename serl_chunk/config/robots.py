@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -60,7 +61,7 @@ class FakeAlohaConfig(RobotConfig):
         require(self.grasp_tolerance > 0, "robot.grasp_tolerance must be positive metres")
         require(self.place_tolerance > 0, "robot.place_tolerance must be positive metres")
         require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
-        require(self.control_hz > 0, f"robot.control_hz must be positive, got {self.control_hz}")
+        require(0 < self.control_hz < math.inf, f"robot.control_hz must be positive and finite, got {self.control_hz}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +201,7 @@ class GymConfig(RobotConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(callable(self.make), "robot.make must be a callable make(fake_env: bool) -> gymnasium.Env")
-        require(self.control_hz > 0, f"robot.control_hz must be positive, got {self.control_hz}")
+        require(0 < self.control_hz < math.inf, f"robot.control_hz must be positive and finite, got {self.control_hz}")
 
     @property
     def real(self) -> bool:

@@ -73,15 +73,12 @@ def convert(
         ConfigError: the folder is taken, or holds a conversion with other settings; names them.
         DataError: an episode is bad, its process died, or it could not be written; begins with the file.
     """
-    if (
-        workers < 0
-        or (max_samples is not None and max_samples < 1)
-        or (tolerance_s is not None and not tolerance_s > 0)
-    ):
-        raise ConfigError(
-            f"workers must be at least 0, max_samples at least 1 and tolerance_s above 0, got {workers}, "
-            f"{max_samples}, {tolerance_s}"
-        )
+    if workers < 0:
+        raise ConfigError(f"--workers must be at least 0, got {workers}")
+    if max_samples is not None and max_samples < 1:
+        raise ConfigError(f"--max_samples must be at least 1, got {max_samples}")
+    if tolerance_s is not None and not tolerance_s > 0:
+        raise ConfigError(f"--tolerance_s must be above 0 seconds, got {tolerance_s}")
     if not keys:
         raise DataError(f"{source.path}: no episodes to convert")
     if source.path.resolve() in (folder.resolve(), *folder.resolve().parents):

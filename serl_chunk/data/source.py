@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from serl_chunk.types import DataError, Episode, Observation, RobotSpec, SparseRows
+from serl_chunk.types import ConfigError, Episode, Observation, RobotSpec, SparseRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ReadOptions:
         hz: rate of the steps where the files do not record it.
         task: text of the task where the files do not record it.
         success: outcome of episodes whose files record none; None leaves it unknown.
-        scores: folder name -> reward of the episodes in it (document 000: score_5 -> 1, score_1 -> 0).
-        reward_every_step: give that reward on every step instead of the last one (as document 000 has it; the value
+        scores: folder name -> reward of the episodes in it (score_5 -> 1, score_1 -> 0).
+        reward_every_step: give that reward on every step instead of the last one (ACRLPD's data have it so; the value
             of a state then is the time left, not the chance of success).
         env: task of an environment whose rewards are computed from stored states (OGBench).
         env_if_judged: nobody asked for `env`, it is the robot's: files that have labels, and not what it is judged by,
@@ -109,7 +109,7 @@ def materialised(episode: Episode) -> Episode:
 
 
 def first_of(keys: list[str], proportion: float) -> list[str]:
-    """The first `proportion` of the episodes, whole ones, at least one. Raises DataError outside (0, 1]."""
+    """The first `proportion` of the episodes, whole ones, at least one. Raises ConfigError outside (0, 1]."""
     if not 0 < proportion <= 1:
-        raise DataError(f"a proportion of the episodes must lie in (0, 1], got {proportion}")
+        raise ConfigError(f"--demo_proportion={proportion:g} must lie in (0, 1]: it is a share of the episodes")
     return keys[: max(1, round(proportion * len(keys)))]

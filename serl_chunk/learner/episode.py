@@ -29,6 +29,7 @@ class EpisodeStats(NamedTuple):
     human_ticks: int
     segments: int
     outcome: Outcome
+    returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
 
 
 @dataclasses.dataclass
@@ -186,4 +187,5 @@ def summarise(
         human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
         segments=len(segments),
         outcome=episode.outcome,
+        returns=(float(to_go.min()), float(to_go.max())),
     )

@@ -35,6 +35,7 @@ from serl_chunk.learner.progress import Progress, how_to_go_on, resumed_phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.replay import Replay
 from serl_chunk.learner.run_metrics import Counters, read_metrics
+from serl_chunk.learner.value_range import ValueRange
 from serl_chunk.types import ChunkBatch, ConfigError, Episode, RobotSpec, Snapshot
 
 __all__ = ["Learner", "Phase"]
@@ -98,7 +99,11 @@ class Learner:
         self.inbox = Inbox(make_replay, say)
         self.replay = self.inbox.replay
         self._catch_up = None if embed is None else CatchUp(self.replay, say)
-        self._data = OfflineData(self.replay, demos, dataset, seek=None if restored is None else restored.step)
+        self._range = ValueRange(config, say)
+        self._data = OfflineData(
+            self.replay, demos, dataset,
+            seek=None if restored is None else restored.step, seen=self._range.demonstrations,
+        )  # fmt: skip
         self.pace = Pace(c, self.inbox)
         self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
         self._rng = np.random.default_rng(config.seed)
@@ -341,6 +346,7 @@ class Learner:
         for e in taken.episodes:
             self.episodes += 1
             self.human_ticks += e.human_ticks
+            self._range.online(e.episode_id, *e.returns)
             # A resumed run gathers data before it trains on, but with a policy that has been trained.
             trained = self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates
             self.accounts.episode(e, number=self.episodes, phase="train" if trained else "warmup")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from serl_chunk.config.learner import LearnerConfig
@@ -34,12 +34,19 @@ class OfflineData:
         demos: those that stay.
         dataset: none, or the data set in the state it is opened in.
         seek: updates of the checkpoint that the run resumes from; None for a fresh run.
+        seen: is shown all of it, part by part.
     """
 
     def __init__(
-        self, replay: Replay, demos: Sequence[Episode], dataset: Dataset | None, *, seek: int | None = None
+        self,
+        replay: Replay,
+        demos: Sequence[Episode],
+        dataset: Dataset | None,
+        *,
+        seek: int | None = None,
+        seen: Callable[[Sequence[Episode]], None] = lambda episodes: None,
     ) -> None:
-        self._replay, self._dataset = replay, dataset
+        self._replay, self._dataset, self._seen = replay, dataset, seen
         if demos or dataset is None:
             replay.add_demo(*demos)
         if dataset is not None and seek is not None:
@@ -51,6 +58,8 @@ class OfflineData:
         # A critic that has seen successes alone misleads whoever chooses by it. Of a data set: what it has shown so
         # far, in this life.
         self.has_failures = _fail(demos) or _fail(first)
+        seen(demos)
+        seen(first)
 
     @staticmethod
     def require(config: LearnerConfig, *, there: bool) -> None:
@@ -73,6 +82,7 @@ class OfflineData:
             part = self._dataset.take()
             self.has_failures = self.has_failures or _fail(part)
             self._replay.replace_demos(part)
+            self._seen(part)
 
     def close(self) -> None:
         """Stop reading ahead."""

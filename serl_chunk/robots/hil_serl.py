@@ -91,8 +91,8 @@ def _check(env: Any, name: str, task: HilSerlTask) -> None:
     if shape is not None and shape != (task.action_dim,):
         raise ConfigError(
             f"{name} has the control mode {task.setup_mode}: {task.action_dim} numbers an action; the environment's "
-            f"action space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper away), "
-            "or choose another task's settings"
+            f"action space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper "
+            "away), or choose another task's settings"
         )
     observed = getattr(getattr(env, "observation_space", None), "spaces", {})
     there = {name.replace("/", "_") for name in (*observed, *getattr(observed.get("images"), "spaces", {}))}

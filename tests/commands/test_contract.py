@@ -40,6 +40,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
     "agent.gripper.loss": [("agent.gripper.choices", "-1,1"), ("agent.gripper.loss", "squared")],
     "reward.failure_reward": [("agent.critic.loss", "squared"), ("reward.failure_reward", "-0.5")],
+    "learner.random_steps": [("learner.random_steps", "100")],
     "actor.clock": [("actor.clock", "realtime")],
     "actor.adaptive_execution": [
         *PREFIX, ("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125"),

@@ -144,7 +144,7 @@ def test_foreign_files_and_notes(tmp_path, capsys):
         (["--to=lerobot", "--push_to_hub"], "--push_to_hub needs --repo_id"),
         (["--to=zarr"], "invalid choice: 'zarr'"),
         (["--to=hdf5", "--episodes=7"], r"has episodes 0..4, not 7"),
-        (["--to=hdf5", "--max_samples=0"], "max_samples at least 1"),
+        (["--to=hdf5", "--max_samples=0"], "--max_samples must be at least 1, got 0"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(folder, tmp_path, capsys, arguments, message):
@@ -306,7 +306,7 @@ def test_a_folder_inside_of_what_is_read_is_refused(folder, capsys):
         (["--hz", "0"], "--hz=0 must be above 0"),
         (["--hz=nan"], "--hz=nan must be above 0"),
         (["--hz=-5"], "--hz=-5 must be above 0"),
-        (["--tolerance_s", "nan"], "tolerance_s above 0"),
+        (["--tolerance_s", "nan"], "--tolerance_s must be above 0 seconds, got nan"),
         (["--proportion", "0"], "--proportion=0 must lie in"),
         (["--episodes", "0,0"], "names an episode twice"),
         (["--episodes", "²"], "is no number or range"),

@@ -33,7 +33,7 @@ def quiet(text: str) -> None:
 def test_overrides_are_split_at_the_sign_or_the_next_word():
     given = ["--config.seed=3", "--config.robot.task", "a=b c", "--config.robot.task=x=y"]
     assert split_overrides(given) == [("seed", "3"), ("robot.task", "a=b c"), ("robot.task", "x=y")]
-    with pytest.raises(ConfigError, match=r"unknown argument '--lerner'; see serl-chunk --help"):
+    with pytest.raises(ConfigError, match=r"unknown argument '--lerner': .* see serl-chunk --help"):
         split_overrides(["--config.seed=1", "--lerner"])
     with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
         split_overrides(["--config.seed"])

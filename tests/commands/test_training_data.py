@@ -137,6 +137,24 @@ def test_a_mistyped_path_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
     assert not run.parent.exists()
 
 
+@pytest.mark.parametrize("train", [train_local, train_offline], ids=["local", "offline"])
+def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> None:
+    """Nothing to pretrain on, and data that are there and cannot be read; a folder with a run in it stays."""
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(b"nothing")
+    for paths, said in (([], "--demo_path"), ([str(bad)], "bad.npz")):
+        config = dataclasses.replace(FAKE, learner=dataclasses.replace(FAKE.learner, pretrain_steps=1))
+        with pytest.raises((ConfigError, DataError), match=said):
+            train(config, paths, str(tmp_path / "run"))
+        assert not (tmp_path / "run").exists()
+    old = open_run(FAKE, SPEC, str(tmp_path / "old"))
+    with old.held():
+        old.record()
+    with pytest.raises((ConfigError, DataError), match=r"bad\.npz"):
+        train(FAKE, [str(bad)], str(tmp_path / "old"))
+    assert (tmp_path / "old" / "config.json").exists()
+
+
 def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

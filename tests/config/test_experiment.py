@@ -81,7 +81,7 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (FlowConfig, {"hidden": ()}, r"agent\.flow\.hidden must list"),
     (FlowConfig, {"steps": 0}, r"agent\.flow\.steps must be at least 1"),
     (AcfqlConfig, {"lr": 0}, r"agent\.lr must be positive"),
-    (AcfqlConfig, {"lr": float("nan")}, r"agent\.lr must be positive, got nan"),
+    (AcfqlConfig, {"lr": float("nan")}, r"agent\.lr must be positive and finite, got nan"),
     (AcfqlConfig, {"grad_clip": -1}, r"agent\.grad_clip must be >= 0 \(0 switches it off\)"),
     (AcfqlConfig, {"candidates": 0}, r"agent\.candidates must be at least 1"),
     (AcfqlConfig, {"pretrain_candidates": 0}, r"agent\.pretrain_candidates must be at least 1"),

@@ -89,7 +89,7 @@ def test_none_and_numbers_of_an_optional_field():
         ([("agent.critic.hidden", "64,x")], r"--config\.agent\.critic\.hidden='x': expected an integer"),
         ([("chunk.critic_horizon", "x")], r"--config\.chunk\.critic_horizon='x': expected an integer or none"),
         ([("replay.demo_fraction", "x")], r"--config\.replay\.demo_fraction='x': expected a number or one of uniform"),
-        ([("agent.lr", "-1")], r"agent\.lr must be positive, got -1\.0"),
+        ([("agent.lr", "-1")], r"agent\.lr must be positive and finite, got -1\.0"),
     ],
 )
 def test_refusals_name_the_path_and_what_is_valid(overrides, message):
