@@ -46,7 +46,8 @@ def plot(runs: dict[str, Path], path: Path) -> None:
         calibration_panel(value_range(json.loads((run / "config.json").read_text())))(axis, read_metrics(run))
         if (legend := axis.get_legend()) is not None:
             legend.remove()
-        axis.set_title(f"{name} ({axis.get_title()})" if axis.get_title() else name, fontsize=9)
+        bias = figures(run)["bias"]
+        axis.set_title(f"{name} (bias {bias:+.2f} in the second half of the run)", fontsize=9)
     handles = {label: h for axis in figure.axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=8)
     figure.savefig(path)

@@ -228,6 +228,12 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
     tell(
         f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}{charged}"
     )
+    delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
+    if delay and (flow is None or flow.train_delay == "none"):
+        tell(
+            f"WARNING: actor.delay_ticks={delay}: this policy has not been trained for actions that are committed while "
+            "it thinks; --config.agent.flow.train_delay=sampled trains a flow for them (docs/algorithms/delay.md)"
+        )
     if reach < 0.05:
         better = 0.2 ** (1 / spec.max_episode_steps)
         tell(

@@ -173,3 +173,14 @@ def test_the_effective_values_are_said_with_a_warning_for_a_short_sight():
     describe(load("fake_aloha", [("discount", "0.9")]), SPEC, said.append)
     assert "WARNING" in said[-1]
     assert "--config.discount=0.9867 would make it 0.2" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [((), False), ((("agent.flow.train_delay", "sampled"), ("agent.flow.train_delay_max", "2")), False), (None, True)],
+)
+def test_a_delay_that_the_policy_does_not_know_is_said(settings, warned):
+    delay = () if settings == () else (("actor.delay_ticks", "2"),)
+    said: list[str] = []
+    describe(load("fake_aloha", [*delay, *(settings or ())]), SPEC, said.append)
+    assert any("actor.delay_ticks=2" in line and "train_delay=sampled" in line for line in said) == warned

@@ -254,6 +254,8 @@ def _json(path: Path) -> Json:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if path.name == "info.json":
+            raise DataError(f"{path.parent.parent}: this is no LeRobot data set, it has no meta/info.json") from None
         raise DataError(f"{path}: no such file; the data set is not complete (lerobot would ask the hub)") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
