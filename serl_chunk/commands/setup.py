@@ -231,8 +231,8 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
     delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
     if delay and (flow is None or flow.train_delay == "none"):
         tell(
-            f"WARNING: actor.delay_ticks={delay}: this policy has not been trained for actions that are committed while "
-            "it thinks; --config.agent.flow.train_delay=sampled trains a flow for them (docs/algorithms/delay.md)"
+            f"WARNING: actor.delay_ticks={delay}: this policy is not trained for actions that are committed while it "
+            "thinks; --config.agent.flow.train_delay=sampled trains a flow for them (docs/algorithms/delay.md)"
         )
     if reach < 0.05:
         better = 0.2 ** (1 / spec.max_episode_steps)
