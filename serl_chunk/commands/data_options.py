@@ -69,9 +69,7 @@ def open_any(path: str | Source, options: ReadOptions, format: str | None) -> So
 
     if not isinstance(path, str | Path):
         return path
-    if format == FORMAT.name or (format is None and FORMAT.matches(Path(path).expanduser())):
-        return FORMAT.open(Path(path).expanduser(), options)
-    return open_source(path, options, format)
+    return open_source(path, options, format, (FORMAT,))
 
 
 def parse_scores(text: str | None) -> tuple[tuple[str, float], ...]:

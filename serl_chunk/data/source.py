@@ -7,7 +7,7 @@ keeps no file open between calls. Images come as `Frames`, which decode what is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -88,14 +88,16 @@ class Format:
     open: Callable[[Path, ReadOptions], Source]  # raises DataError
 
 
-def open_source(path: Path | str, options: ReadOptions, format: str | None = None) -> Source:
-    """The source at `path`, of the format that it looks like, or of the one named.
+def open_source(
+    path: Path | str, options: ReadOptions, format: str | None = None, more: Sequence[Format] = ()
+) -> Source:
+    """The source at `path`, of the format that it looks like, or of the one named; `more`: formats of other rooms.
 
     Raises ConfigError where there is nothing, for an unknown format, and where no format fits (naming what is there).
     """
     from serl_chunk.data.formats import choose
 
-    return choose(Path(path).expanduser(), format).open(Path(path).expanduser(), options)
+    return choose(Path(path).expanduser(), format, more).open(Path(path).expanduser(), options)
 
 
 def materialised(episode: Episode) -> Episode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.data.source import Format
@@ -18,9 +19,9 @@ def formats() -> dict[str, Format]:
     return {f.name: f for f in (m.FORMAT for m in modules)}
 
 
-def choose(path: Path, name: str | None) -> Format:
-    """The format named, or the one that `path` looks like; raises ConfigError."""
-    known = formats()
+def choose(path: Path, name: str | None, more: Sequence[Format] = ()) -> Format:
+    """The format named, or the first that `path` looks like, of `more` and this room's; raises ConfigError."""
+    known = {f.name: f for f in more} | formats()
     if name is not None and name not in known:
         raise ConfigError(f"--from={name}: no such format; valid: {', '.join(known)}")
     if not path.exists():
