@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from serl_chunk.agents.learned_gripper import LearnedGripper
+from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.record import run_record
+from serl_chunk.commands.setup import load
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeSingleArmConfig
 from serl_chunk.data.demos import load_demos
@@ -255,6 +258,13 @@ class TestExpert:
         assert not any(human[: STALL_TICKS - 1])
         assert not all(human[STALL_TICKS:])  # it hands back
         helper.close()
+
+
+def test_hil_serls_setup_mode_chooses_its_gripper():
+    config = load("fake_single_arm", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
+    agent = make_agent(config, robot_spec(config.robot))
+    assert isinstance(agent, LearnedGripper)
+    assert (agent.choices.options, agent.inner.spec.action_dim) == (3, 6)
 
 
 def test_its_experiment_records(tmp_path):
