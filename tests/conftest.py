@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
+SLOW = 1800  # seconds until a slow test is given up, where it does not say itself
 KEPT = 2.5e9  # bytes; what is compiled is kept for the next modules up to here
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The time limit of pyproject.toml is for tests that are not slow."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW))
 
 
 @pytest.fixture(scope="module", autouse=True)
