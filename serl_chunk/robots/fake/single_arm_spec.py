@@ -45,9 +45,8 @@ def fake_single_arm_spec(config: FakeSingleArmConfig) -> RobotSpec:
         action_low=(-1.0,) * ACTION_DIM,
         action_high=(1.0,) * ACTION_DIM,
         joint_of_action=(-1,) * ACTION_DIM,
-        grippers=(
-            6,
-        ),  # a push, as HIL-SERL's: repeated on a tick without an action, the fingers go on to where they go
+        # A push, as HIL-SERL's: repeated on a tick without an action, the fingers go on to where they were going.
+        grippers=(6,),
         cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in CAMERAS),
         max_episode_steps=config.max_episode_steps,
     )
