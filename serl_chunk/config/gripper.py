@@ -62,7 +62,12 @@ class GripperConfig:
             f"agent.gripper.choices are in model space and must be in [-1, 1], got {self.choices}",
         )
         require(
-            self.neutral is None or (self.composition == "learned" and self.neutral in self.values),
+            self.neutral is None or self.composition == "learned",
+            f"agent.gripper.neutral={self.neutral} would not be read: it is for chosen grippers. Set "
+            "agent.gripper.choices (or a learned-gripper setup_mode), or leave it out",
+        )
+        require(
+            self.neutral is None or self.neutral in self.values,
             f"agent.gripper.neutral={self.neutral} must be one of agent.gripper.choices={self.values}, or none",
         )
         wants = self.setup_mode.rpartition("arm-")[2].partition("-")[0]
