@@ -36,7 +36,7 @@ TWO = (-1.0, 1.0)
         ),
         ({"mode": "fixed", "choices": TWO}, r"choices=.* would not be read: a fixed gripper chooses nothing"),
         ({"setup_mode": "dual-arm-fixed-gripper", "choices": TWO}, r"a fixed gripper chooses nothing"),
-        ({"neutral": 0.0}, r"neutral=0\.0 must be one of agent\.gripper\.choices="),
+        ({"neutral": 0.0}, r"neutral=0\.0 would not be read: it is for chosen grippers"),
         (
             {"neutral": 0.0, "choices": TWO},
             r"neutral=0\.0 must be one of agent\.gripper\.choices=\(-1\.0, 1\.0\), or none",
