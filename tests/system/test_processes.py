@@ -93,10 +93,13 @@ def test_ctrl_c_ends_both_processes_with_a_checkpoint(processes, tmp_path):
 @pytest.mark.slow
 def test_one_process_runs_twice_alike(processes, tmp_path):
     runs = []
+    flags = list(processes.flags())
+    at = flags.index("--port")
+    del flags[at : at + 2]  # nothing to --local
     for name in ("one", "two"):
         run = tmp_path / name
         where = ("--demo_path", str(processes.demos), "--checkpoint_path", str(run))
-        processes.start(*processes.flags(), "--local", "--debug", *where, "--seed", "7").ends()
+        processes.start(*flags, "--local", "--debug", *where, "--seed", "7").ends()
         runs.append([_without_times(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
     assert runs[0] == runs[1]
     assert {row["kind"] for row in runs[0]} == {"train", "episode", "event"}
