@@ -46,8 +46,8 @@ def test_a_difference_is_an_error(parity):
 
 
 def copied(folder: Path, **changes: np.ndarray) -> Path:
-    """The smallest case with some arrays changed or added."""
-    file = min(CASES.glob("*.npz"), key=lambda f: f.stat().st_size)
+    """The smallest case of acfql with some arrays changed or added."""
+    file = min(CASES.glob("acfql_*.npz"), key=lambda f: f.stat().st_size)
     with np.load(file) as data:
         np.savez(folder / file.name, **({k: data[k] for k in data} | changes))
     (folder / file.name).with_suffix(".json").write_text(file.with_suffix(".json").read_text())
