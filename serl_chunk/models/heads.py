@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+_AT_ONCE = 2  # heads in one turn of a loop: what they do not share may then run on two cores
+
 Tree = Any
 LossOfHead = Callable[[Tree, Tree, Tree], tuple[jax.Array, Tree]]
 ValuesOfHead = Callable[[Tree, jax.Array], jax.Array]
@@ -24,6 +26,11 @@ def one_by_one(heads: int) -> bool:
     return heads > 1 and jax.default_backend() == "cpu"
 
 
+def _each(of: Callable[[Tree], Any], heads: Tree) -> Any:
+    """`of` every head, stacked."""
+    return jax.lax.scan(lambda _, head: (None, of(head)), None, heads, unroll=_AT_ONCE)[1]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def summed_loss(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree) -> tuple[jax.Array, Tree]:
     """sum over k of `loss(heads[k], inputs, constants)[0]` float32[], and the second results stacked, [K, ...].
@@ -31,7 +38,7 @@ def summed_loss(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree) ->
     `heads` has a leading axis K on every leaf. The sum has gradients with respect to `heads` and `inputs`; `constants`
     and the second results carry none.
     """
-    losses, others = jax.lax.map(lambda head: loss(head, inputs, constants), heads)
+    losses, others = _each(lambda head: loss(head, inputs, constants), heads)
     return jnp.sum(losses), others
 
 
@@ -44,7 +51,7 @@ def _summed_forward(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree
         return jax.tree.map(jnp.add, total, to_inputs), (value, other, to_head)
 
     zeros = jax.tree.map(jnp.zeros_like, inputs)
-    to_inputs, (losses, others, to_heads) = jax.lax.scan(step, zeros, heads)
+    to_inputs, (losses, others, to_heads) = jax.lax.scan(step, zeros, heads, unroll=_AT_ONCE)
     return (jnp.sum(losses), others), (to_heads, to_inputs, constants)
 
 
@@ -65,7 +72,7 @@ def mean_values(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> jax.Arr
     Each row's value must depend on its own inputs alone. The gradient is with respect to `inputs`; the heads are
     constants.
     """
-    return jnp.mean(jax.lax.map(lambda head: values(head, inputs), heads), axis=0)
+    return jnp.mean(_each(lambda head: values(head, inputs), heads), axis=0)
 
 
 def _mean_forward(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> tuple[jax.Array, Any]:
@@ -78,7 +85,8 @@ def _mean_forward(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> tuple
         return (sums[0] + out, sums[1] + to_inputs), None
 
     count = len(jax.tree.leaves(heads)[0])
-    (out, to_inputs), _ = jax.lax.scan(step, (jnp.zeros(inputs.shape[:-1]), jnp.zeros_like(inputs)), heads)
+    zeros = jnp.zeros(inputs.shape[:-1]), jnp.zeros_like(inputs)
+    (out, to_inputs), _ = jax.lax.scan(step, zeros, heads, unroll=_AT_ONCE)
     return out / count, (to_inputs / count, heads)
 
 

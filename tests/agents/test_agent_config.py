@@ -15,7 +15,7 @@ from serl_chunk.types import ConfigError
         (lambda: CriticConfig(activation="tanh"), r"agent.critic.activation must be one of relu, gelu, got 'tanh'"),
         (lambda: CriticConfig(layer_norm="yes"), r"agent.critic.layer_norm must be one of before, after, none"),
         (lambda: CriticConfig(target_average="mean"), r"agent.critic.target_average must be one of new, old"),
-        (lambda: AgentConfig(weight_decay=-0.1), r"agent.weight_decay must be >= 0 \(0 is Adam\), got -0.1"),
+        (lambda: AgentConfig(weight_decay=-0.1), r"agent.weight_decay must be >= 0 \(0 is Adam\) and finite, got -0.1"),
         (lambda: AgentConfig(kernel_init="xavier"), r"agent.kernel_init must be one of lecun_normal, xavier_uniform"),
         (lambda: AgentConfig(choose_by="max"), r"agent.choose_by must be one of mean, min, got 'max'"),
         (lambda: AgentConfig(update_order="both"), r"agent.update_order must be one of critic_first, together"),

@@ -227,7 +227,7 @@ def test_the_robot_is_checked(dump: Dump) -> None:
 def test_a_proportion_keeps_whole_episodes(dump: Dump) -> None:
     path = dump([row for i in range(6) for row in episode(3, i)])
     assert [e.steps.n for e in read_all(path, proportion=0.5)] == [3, 3, 3]
-    with pytest.raises(DataError, match="proportion"):
+    with pytest.raises(ConfigError, match="proportion"):
         read_all(path, proportion=0.0)
 
 

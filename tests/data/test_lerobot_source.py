@@ -428,7 +428,7 @@ def test_spoilt(request: pytest.FixtureRequest, kind: str, spoil: Callable[[Path
 
 
 def test_no_info(tmp_path: Path):
-    with pytest.raises(DataError, match=r"info.json: no such file; the data set is not complete"):
+    with pytest.raises(DataError, match=r"this is no LeRobot data set, it has no meta/info\.json"):
         open_source(tmp_path, ReadOptions(), "lerobot")
 
 
