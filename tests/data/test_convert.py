@@ -266,7 +266,7 @@ def test_the_rate_is_kept_within_a_tolerance(folder, tmp_path, make_episode):
     with pytest.raises(DataError, match=r"step 2 was taken 0\.045000 s after the first one, at 50 Hz .*--tolerance_s"):
         _convert(path, tmp_path / "strict", tolerance_s=0.004)
     for how in ({"tolerance_s": 0.0}, {"max_samples": 0}, {"workers": -1}):
-        with pytest.raises(ConfigError, match="must be (above 0|at least)"):
+        with pytest.raises(ConfigError, match=f"--{next(iter(how))} must be"):
             _convert(path, tmp_path / "wrong", **how)
 
 
