@@ -16,30 +16,26 @@ import numpy as np
 import pytest
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.commands import devices, doctor
-from serl_chunk.commands.bandwidth import Bandwidth, check_bandwidth, check_snapshots, expected
+from serl_chunk.commands import doctor
 from serl_chunk.commands.checks import Check, duration, failed, per_second
 from serl_chunk.commands.contract import contract
-from serl_chunk.commands.devices import check_devices
 from serl_chunk.commands.doctor import Where, examine
 from serl_chunk.commands.ports import tunnel
 from serl_chunk.commands.setup import spec_of
-from serl_chunk.commands.spools import check_spool, largest_episode_bytes
 from serl_chunk.config.experiment import ExperimentConfig, TransportConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
 from serl_chunk.main import main
-from serl_chunk.transport import files, handshake
+from serl_chunk.transport import handshake
 from serl_chunk.transport.client import LearnerLink
 from serl_chunk.transport.keys import ClientKeys, ServerKeys
 from serl_chunk.transport.prober import Trip
 from serl_chunk.transport.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.spool import MemorySpool
 from serl_chunk.transport.store import RecordStore
 from serl_chunk.transport.wire import Limits
-from serl_chunk.types import Begin, ConfigError, End, Outcome, Snapshot, Source, Step
+from serl_chunk.types import ConfigError, Snapshot
 
 HERE = "127.0.0.1"
 EVERYTHING = [
@@ -454,175 +450,6 @@ def test_a_far_learner_and_a_wrong_clock():
     assert check.status == "warning"
     assert "30.0 s behind" in check.said
     assert "NTP" in check.remedy
-
-
-def camera_config(**transport: Any) -> ExperimentConfig:
-    config = load_experiment("fake_aloha")
-    cameras = tuple(c.name for c in spec_of(config).cameras)
-    return dataclasses.replace(
-        config,
-        agent=dataclasses.replace(config.agent, image_keys=cameras),
-        transport=dataclasses.replace(config.transport, **transport),
-    )
-
-
-@pytest.mark.parametrize("images", [False, True])
-def test_the_expected_bandwidth_is_what_an_actor_sends(images):
-    """One second of an actor, recorded live, against the figure."""
-    config = camera_config() if images else load_experiment("fake_aloha")
-    spec, every = spec_of(config), config.chunk.executed
-    ticks = round(spec.control_hz)
-    spool = MemorySpool(1 << 30)
-    link = LearnerLink(
-        config.transport, host=HERE, port=free_port(), actor_id="a", contract={}, spools=lambda run: spool
-    )
-    out = link._out
-    out.attach(lambda run: spool, "run")
-    try:
-        link.begin(Begin("actor-01234567-000000"))
-        for tick in range(ticks):
-            observation = {"state": np.zeros(spec.state_dim, np.float32)}
-            decision = None
-            if tick % every == 0:
-                decision = {"chunk": np.zeros((config.chunk.horizon, spec.action_dim), np.float32)}
-                decision |= {"q": np.zeros((), np.float32), "values": np.zeros(config.agent.candidates)}
-                for c in map(spec.camera, config.agent.image_keys):
-                    observation[f"images/{c.name}"] = np.zeros((c.height, c.width, 3), np.uint8)
-            action = np.zeros(spec.action_dim, np.float32)
-            link.step(Step(tick, observation, action, 0.0, Source.POLICY, tick, 1, 0.0, decision))
-            out.pack()
-        link.end(End("actor-01234567-000000", ticks, None, False, True, Outcome.UNKNOWN))
-        assert spool.nbytes == pytest.approx(expected(config, spec).mean, rel=0.03)
-    finally:
-        link.close()
-    if images:
-        need = expected(config, spec)
-        assert need.images > 0.9
-        assert need.human > 4 * need.mean  # frames on every tick instead of every fifth
-        jpeg = expected(camera_config(jpeg_quality=90), spec)
-        assert 0.05 < jpeg.mean / need.mean < 0.2
-
-
-NEED = Bandwidth(mean=10e6, human=40e6, images=0.9, episode_seconds=10.0)
-
-
-@pytest.mark.parametrize(
-    ("measured", "status", "words"),
-    [
-        (50e6, "ok", "records 10.0 MB/s (40.0 MB/s while a person acts); measured 50.0 MB/s"),
-        (20e6, "warning", "is sent between episodes"),
-        (5e6, "warning", "an episode of 10.0 s needs 10.0 s more to arrive"),
-        (2e6, "FAIL", "would mostly wait"),
-    ],
-)
-def test_a_link_against_its_experiment(measured, status, words):
-    check = check_bandwidth(NEED, measured, camera_config())
-    assert (check.status, words in check.said) == (status, True)
-    assert ("jpeg_quality=90" in check.remedy) == (status != "ok")
-    assert "jpeg_quality" not in check_bandwidth(NEED, measured, camera_config(jpeg_quality=80)).remedy
-    assert "jpeg_quality" not in check_bandwidth(NEED._replace(images=0.0), measured, camera_config()).remedy
-
-
-def test_snapshots_against_a_link(config):
-    assert check_snapshots(-1, 0, 1e6, config).status == "ok"
-    check = check_snapshots(4, 10 << 20, 100e6, config)
-    assert (check.status, check.said) == ("ok", "version 4 has 10 MiB, 105 ms if the way back is as fast")
-    assert check_snapshots(4, 10 << 20, 1e6, config).status == "warning"
-
-
-# This machine.
-
-
-def test_the_spools_disk(config, tmp_path, monkeypatch):
-    spec = spec_of(config)
-    episode = largest_episode_bytes(spec, config)
-    free = [0]
-    monkeypatch.setattr(files, "free_bytes", lambda folder: free[0])
-
-    def check(nbytes: int, **transport: Any) -> Check:
-        free[0] = nbytes
-        changed = dataclasses.replace(config.transport, **transport)
-        return check_spool(dataclasses.replace(config, transport=changed), spec, "actor", str(tmp_path / "s"))
-
-    assert check(1 << 40).status == "ok"
-    assert check(config.transport.spool_bytes - 1).status == "warning"
-    assert check(2 * episode - 1).status == "FAIL"
-    assert f"spool_bytes={2 * episode}" in check(1 << 40, spool_bytes=episode - 1, credit_bytes=1000).remedy
-    assert check_spool(config, spec, "../x", None).status == "FAIL"
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert (check(1 << 40).status, "--spool_path" in check(1 << 40).remedy) == ("FAIL", True)
-    assert not (tmp_path / "s").exists()
-
-
-def real(config: ExperimentConfig, check: Any = None, cameras: tuple[str, ...] = ()) -> ExperimentConfig:
-    robot = GymConfig(make=lambda fake: None, is_real=True, check_devices=check)
-    return dataclasses.replace(config, robot=robot, agent=dataclasses.replace(config.agent, image_keys=cameras))
-
-
-def test_devices_of_a_robot(config, tmp_path, monkeypatch):
-    spec = spec_of(config)
-    monkeypatch.setattr(devices, "CHECK_S", 0.2)
-
-    def look(changed: ExperimentConfig) -> list[Check]:
-        return list(check_devices(changed, spec, tmp_path))
-
-    [check] = look(config)
-    assert (check.status, check.said) == ("ok", "none needed: robot 'fake_aloha' is simulated")
-    [check] = look(real(config))
-    assert (check.status, "none needed" in check.said) == ("ok", True)
-    [check] = look(real(config, lambda: []))
-    assert (check.status, check.said) == ("ok", "the robot's own check finds everything")
-    [check] = look(real(config, lambda: ["no arm at 10.0.0.2", "wrist camera is unplugged"]))
-    assert (check.status, check.said) == ("FAIL", "no arm at 10.0.0.2; wrist camera is unplugged")
-
-    def broken() -> list[str]:
-        raise OSError("driver is gone")
-
-    [check] = look(real(config, broken))
-    assert (check.status, "OSError: driver is gone" in check.said) == ("FAIL", True)
-    [check] = look(real(config, lambda: time.sleep(2)))
-    assert (check.status, "did not end in 0.2 s" in check.said) == ("FAIL", True)
-    _, check = look(real(config, cameras=("wrist",)))
-    assert (check.name, check.status) == ("cameras", "warning")
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "video3").write_text("")
-    _, check = look(real(config, cameras=("wrist",)))
-    assert (check.status, "dev/video3" in check.said) == ("ok", True)
-
-
-@pytest.mark.parametrize(("ids", "is_one"), [("0000256F:0000C635", True), ("0000046D:0000C626", True),
-                                             ("0000046D:0000C52F", False), ("00001050:00000407", False)])  # fmt: skip
-def test_a_spacemouse(config, tmp_path, monkeypatch, ids, is_one):
-    folder = tmp_path / "sys/class/hidraw/hidraw2/device"
-    folder.mkdir(parents=True)
-    (folder / "uevent").write_text(f"DRIVER=hid-generic\nHID_ID=0003:{ids}\nHID_NAME=3Dconnexion SpaceMouse Compact\n")
-    (tmp_path / "dev").mkdir()
-    node = tmp_path / "dev" / "hidraw2"
-    node.write_text("")
-    known: list[str] = ["SpaceMouse Compact"]
-    monkeypatch.setattr("pyspacemouse.get_connected_devices", lambda: known)
-
-    def look() -> list[Check]:
-        return [c for c in check_devices(config, spec_of(config), tmp_path) if c.name == "SpaceMouse"]
-
-    if not is_one:
-        assert look() == []
-        return
-    [check] = look()
-    assert (check.status, check.said) == ("ok", f"SpaceMouse Compact at {node}")
-    known.clear()
-    assert look()[0].status == "warning"
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    [check] = look()
-    assert (check.status, "may not open" in check.said, "udev" in check.remedy) == ("warning", True, True)
-    monkeypatch.undo()
-
-    def no_library() -> None:
-        raise RuntimeError("HID API is probably not installed")
-
-    monkeypatch.setattr("pyspacemouse.get_connected_devices", no_library)
-    [check] = look()
-    assert ("HID API" in check.said, "libhidapi" in check.remedy) == (True, True)
 
 
 # The command.
