@@ -61,15 +61,6 @@ class GripperConfig:
             all(math.isfinite(c) and abs(c) <= 1 for c in self.choices),
             f"agent.gripper.choices are in model space and must be in [-1, 1], got {self.choices}",
         )
-        require(
-            self.neutral is None or self.composition == "learned",
-            f"agent.gripper.neutral={self.neutral} would not be read: it is for chosen grippers. Set "
-            "agent.gripper.choices (or a learned-gripper setup_mode), or leave it out",
-        )
-        require(
-            self.neutral is None or self.neutral in self.values,
-            f"agent.gripper.neutral={self.neutral} must be one of agent.gripper.choices={self.values}, or none",
-        )
         wants = self.setup_mode.rpartition("arm-")[2].partition("-")[0]
         require(
             wants != "learned" or self.mode != "fixed",
@@ -93,12 +84,16 @@ class GripperConfig:
             math.isfinite(self.penalty) and self.penalty <= 0,
             f"agent.gripper.penalty is a reward for changing a gripper and must be <= 0, got {self.penalty}",
         )
-        for name in ("hold_steps", "penalty"):
+        for name, off in (("neutral", None), ("hold_steps", None), ("penalty", 0.0)):
             require(
-                not getattr(self, name) or self.composition == "learned",
+                getattr(self, name) == off or self.composition == "learned",
                 f"agent.gripper.{name}={getattr(self, name)} would not be read: it is for chosen grippers. Set "
                 "agent.gripper.choices (or a learned-gripper setup_mode), or leave it out",
             )
+        require(
+            self.neutral is None or self.neutral in self.values,
+            f"agent.gripper.neutral={self.neutral} must be one of agent.gripper.choices={self.values}, or none",
+        )
         for name in ("epsilon", "plausible"):
             require(0 <= getattr(self, name) <= 1, f"agent.gripper.{name} must be in [0, 1], got {getattr(self, name)}")
         require_widths("agent.gripper.hidden", self.hidden)

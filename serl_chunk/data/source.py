@@ -113,5 +113,5 @@ def materialised(episode: Episode) -> Episode:
 def first_of(keys: list[str], proportion: float) -> list[str]:
     """The first `proportion` of the episodes, whole ones, at least one. Raises ConfigError outside (0, 1]."""
     if not 0 < proportion <= 1:
-        raise ConfigError(f"--demo_proportion={proportion:g} must lie in (0, 1]: it is a share of the episodes")
+        raise ConfigError(f"--proportion={proportion:g} must lie in (0, 1]: it is a share of the episodes")
     return keys[: max(1, round(proportion * len(keys)))]

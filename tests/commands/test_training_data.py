@@ -197,4 +197,6 @@ def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
         run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
     with pytest.raises(DataError, match=r"pass --demo_scores bad=REWARD,good=REWARD"):
         read_demos(FAKE, SPEC, [str(tmp_path)], print)
+    with pytest.raises(ConfigError, match=r"--demo_proportion=2 must lie in \(0, 1\]"):
+        read_demos(FAKE, SPEC, [str(tmp_path / "good")], print, training_data.DemoReading(ReadOptions(proportion=2.0)))
     assert training_data.as_learner_flags("--success or --demo_success") == "--demo_success or --demo_success"

@@ -387,7 +387,7 @@ def test_the_first_part_of_the_demonstrations(tmp_path, spec, make_episode):
     for proportion, n in ((0.4, 2), (0.01, 1), (1.0, 5)):
         demos = load_demos([tmp_path], spec, options=ReadOptions(proportion=proportion))
         assert [e.steps.n for e in demos.episodes] == [3, 4, 5, 6, 7][:n]
-    with pytest.raises(ConfigError, match=r"--demo_proportion=0 must lie in \(0, 1\]"):
+    with pytest.raises(ConfigError, match=r"--proportion=0 must lie in \(0, 1\]"):
         load_demos([tmp_path], spec, options=ReadOptions(proportion=0.0))
 
 
