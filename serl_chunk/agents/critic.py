@@ -15,7 +15,7 @@ from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder
-from serl_chunk.models.heads import mean_values, one_by_one, summed_loss
+from serl_chunk.models.heads import each, mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
 from serl_chunk.types import ChunkBatch
 
@@ -93,18 +93,19 @@ class ChunkCritic:
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Raw outputs of Q heads float32[K, ...], for their parameters `q` and flat chunks; hl_gauss: [K, ..., bins].
 
-        `read` makes values of them.
+        `read` makes values of them. Features may have axes of size 1 where there are many chunks.
         """
         heads = CriticEnsemble.heads(q)
-        x = jnp.concatenate([features, chunk], axis=-1)
+        apart = features.shape[:-1] != chunk.shape[:-1]
+        x, shared = (chunk, features) if apart else (jnp.concatenate([features, chunk], axis=-1), None)
         count = len(jax.tree.leaves(heads)[0])
         # Of few rows the parameters are most of the work, and taking them apart would be more.
         if one_by_one(count) and math.prod(x.shape[:-1]) >= _MANY_ROWS:
-            return jax.lax.map(lambda head: self._of_head(head, x), heads)
-        return self.q.clone(ensemble=count).apply({"params": q}, x)
+            return each(lambda head: self._of_head(head, x, shared), heads)
+        return self.q.clone(ensemble=count).apply({"params": q}, x, shared)
 
-    def _of_head(self, head: Params, x: jax.Array) -> jax.Array:
-        return self._outputs_of(self.head.apply({"params": head}, x))
+    def _of_head(self, head: Params, x: jax.Array, shared: jax.Array | None = None) -> jax.Array:
+        return self._outputs_of(self.head.apply({"params": head}, x, shared))
 
     def _outputs_of(self, last: jax.Array) -> jax.Array:
         return last[..., 0] if self.width == 1 else last
@@ -165,8 +166,7 @@ class ChunkCritic:
         One call for all of them, the observation encoded once. The heads' mean, less `choose_std` of their deviations,
         or their minimum (`choose_by`).
         """
-        features = self.features(params, observation)
-        features = jnp.broadcast_to(features[..., None, :], (*chunks.shape[:-1], features.shape[-1]))
+        features = self.features(params, observation)[..., None, :]
         return aggregate_heads(self.values(params, features, chunks), self.choose_by, self.choose_std)
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:

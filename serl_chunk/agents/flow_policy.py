@@ -128,15 +128,14 @@ class FlowPolicy:
         features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
         h, a = self.spec.horizon, self.spec.action_dim
         given = jnp.zeros((*features.shape[:-1], h)) if prefix is None else jnp.asarray(prefix[1])
-        inputs = self._inputs(features, given)
-        inputs = jnp.broadcast_to(inputs[..., None, :], (*noise.shape[:-1], inputs.shape[-1]))
+        inputs = self._inputs(features, given)[..., None, :]
         committed = None
         if prefix is not None:
             flat_prefix = prefix[0].reshape(*features.shape[:-1], 1, h * a)
             committed = (flat_prefix, jnp.repeat(given, a, axis=-1)[..., None, :])
 
         def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
-            return self.field.apply({"params": params["flow"]}, inputs, x, t)
+            return self.field.apply({"params": params["flow"]}, inputs, x, t, repeated=True)
 
         flat = integrate(velocity, noise, steps or self.steps, committed, clean=self.prefixed)
         return flat.reshape(*flat.shape[:-1], h, a)

@@ -33,7 +33,11 @@ def time_features(t: jax.Array, kind: TimeFeatures, dim: int) -> jax.Array:
 
 
 class VelocityField(nn.Module):
-    """v(features, x_t, t): float32[..., D]; see `time_features`."""
+    """v(features, x_t, t): float32[..., D]; see `time_features`.
+
+    With `repeated` this is one of several passes with the same features, or with as many x for one observation as the
+    features' axes of size 1 stand for: what the first layer makes of features is computed apart, and once.
+    """
 
     hidden: Sequence[int]
     out: int
@@ -44,9 +48,11 @@ class VelocityField(nn.Module):
     fourier_dim: int = 64
 
     @nn.compact
-    def __call__(self, features: jax.Array, x: jax.Array, t: jax.Array) -> jax.Array:
+    def __call__(self, features: jax.Array, x: jax.Array, t: jax.Array, *, repeated: bool = False) -> jax.Array:
         time = time_features(t, self.time, self.fourier_dim)
         net = Mlp(self.hidden, self.out, self.norm, activation=self.activation, kernel_init=self.kernel_init)
+        if repeated:
+            return net(jnp.concatenate([x, time], axis=-1), shared=features)
         return net(jnp.concatenate([features, x, time], axis=-1))
 
 

@@ -26,8 +26,8 @@ def one_by_one(heads: int) -> bool:
     return heads > 1 and jax.default_backend() == "cpu"
 
 
-def _each(of: Callable[[Tree], Any], heads: Tree) -> Any:
-    """`of` every head, stacked."""
+def each(of: Callable[[Tree], Any], heads: Tree) -> Any:
+    """`of` every head, of a tree with a leading axis K on every leaf, stacked: as many at once as is fastest."""
     return jax.lax.scan(lambda _, head: (None, of(head)), None, heads, unroll=_AT_ONCE)[1]
 
 
@@ -38,7 +38,7 @@ def summed_loss(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree) ->
     `heads` has a leading axis K on every leaf. The sum has gradients with respect to `heads` and `inputs`; `constants`
     and the second results carry none.
     """
-    losses, others = _each(lambda head: loss(head, inputs, constants), heads)
+    losses, others = each(lambda head: loss(head, inputs, constants), heads)
     return jnp.sum(losses), others
 
 
@@ -72,7 +72,7 @@ def mean_values(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> jax.Arr
     Each row's value must depend on its own inputs alone. The gradient is with respect to `inputs`; the heads are
     constants.
     """
-    return jnp.mean(_each(lambda head: values(head, inputs), heads), axis=0)
+    return jnp.mean(each(lambda head: values(head, inputs), heads), axis=0)
 
 
 def _mean_forward(values: ValuesOfHead, heads: Tree, inputs: jax.Array) -> tuple[jax.Array, Any]:

@@ -32,8 +32,30 @@ def _blocks(init: Callable[..., jax.Array], count: int) -> Callable[..., jax.Arr
     return draw
 
 
+class SharedDense(nn.Module):
+    """A Dense of `shared` and x next to each other, what it makes of `shared` computed apart: float32[..., width].
+
+    Equal parameters and, but for the order of a sum, equal numbers. It pays where many x have the same `shared`.
+    """
+
+    width: int
+    kernel_init: Callable[..., jax.Array]
+
+    @nn.compact
+    def __call__(self, shared: jax.Array, x: jax.Array) -> jax.Array:
+        first = shared.shape[-1]
+        kernel = self.param("kernel", self.kernel_init, (first + x.shape[-1], self.width))
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.width,))
+        return (shared @ kernel[:first] + bias) + x @ kernel[first:]
+
+
 class Mlp(nn.Module):
-    """Dense, activation and LayerNorm for each hidden width, then a Dense of width `out`: float32[..., out]."""
+    """Dense, activation and LayerNorm for each hidden width, then a Dense of width `out`: float32[..., out].
+
+    `shared` float32[..., S], where given, are inputs in front of x float32[..., F] that may have axes of size 1 where
+    x has many: observation features of several candidates, or of several passes of which a compiler then sees that
+    they begin alike. The parameters are the same as for both in one array.
+    """
 
     hidden: Sequence[int]
     out: int
@@ -44,10 +66,16 @@ class Mlp(nn.Module):
     out_blocks: int = 1  # groups of outputs that are initialised apart; matters where fan-out counts (xavier)
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, shared: jax.Array | None = None) -> jax.Array:
         kernel, activate = _KERNELS[self.kernel_init], _ACTIVATIONS[self.activation]
-        for width in self.hidden:
-            x = nn.Dense(width, kernel_init=kernel)(x)
+        if shared is not None and not self.hidden:
+            shared = jnp.broadcast_to(shared, (*x.shape[:-1], shared.shape[-1]))
+            x = jnp.concatenate([shared, x], axis=-1)
+        for i, width in enumerate(self.hidden):
+            if i == 0 and shared is not None:
+                x = SharedDense(width, kernel, name="Dense_0")(shared, x)
+            else:
+                x = nn.Dense(width, kernel_init=kernel, name=f"Dense_{i}")(x)
             if self.norm == "before":
                 x = LayerNorm()(x)
             x = activate(x)
@@ -55,13 +83,14 @@ class Mlp(nn.Module):
                 x = LayerNorm()(x)
         last = kernel if self.out_blocks == 1 else _blocks(kernel, self.out_blocks)
         bias = self.out_bias if isinstance(self.out_bias, float) else jnp.asarray(self.out_bias, jnp.float32)
-        return nn.Dense(self.out, kernel_init=last, bias_init=nn.initializers.constant(bias))(x)
+        name = f"Dense_{len(self.hidden)}"
+        return nn.Dense(self.out, kernel_init=last, bias_init=nn.initializers.constant(bias), name=name)(x)
 
 
 class CriticEnsemble(nn.Module):
     """K critics of inputs float32[..., F], the observation's features and a flat chunk: float32[K, ...].
 
-    With `out` other than 1 each has so many outputs: float32[K, ..., out].
+    With `out` other than 1 each has so many outputs: float32[K, ..., out]. `shared` is as for an Mlp.
     """
 
     hidden: Sequence[int]
@@ -73,7 +102,7 @@ class CriticEnsemble(nn.Module):
     out: int = 1
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, shared: jax.Array | None = None) -> jax.Array:
         heads = nn.vmap(
             Mlp,
             variable_axes={"params": 0},
@@ -82,7 +111,7 @@ class CriticEnsemble(nn.Module):
             out_axes=0,
             axis_size=self.ensemble,
         )(self.hidden, self.out, self.norm, self.out_bias, self.activation, self.kernel_init)
-        outputs = heads(x)
+        outputs = heads(x, shared)
         return outputs[..., 0] if self.out == 1 else outputs
 
     @staticmethod

@@ -86,3 +86,14 @@ def test_time_features_by_hand():
     angles = np.array([0.5, 0.5 / 100, 0.5 / 10_000])  # frequencies 1, 1/100, 1/10,000
     wanted = [[[1, 1, 1, 0, 0, 0], [*np.cos(angles), *np.sin(angles)]]]
     np.testing.assert_allclose(time_features(t, "fourier", 6), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("time", ["cosine", "raw", "fourier"])
+def test_repeated_passes_are_the_same_function(time):
+    field = VelocityField((6, 5), 4, time=time)
+    features, x = jax.random.normal(jax.random.key(0), (3, 1, 2)), jax.random.normal(jax.random.key(1), (3, 7, 4))
+    every, t = jnp.broadcast_to(features, (3, 7, 2)), jnp.full((3, 7), 0.3)
+    params = field.init(jax.random.key(2), every, x, t)
+    np.testing.assert_allclose(
+        field.apply(params, features, x, t, repeated=True), field.apply(params, every, x, t), atol=1e-6
+    )

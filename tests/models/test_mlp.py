@@ -78,3 +78,37 @@ def test_heads_of_an_ensemble_are_independent():
     single = critic.apply({"params": params}, inputs[0])
     assert single.shape == (3,)
     np.testing.assert_allclose(single, values[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)])
+@pytest.mark.parametrize("norm", ["none", "before", "after"])
+def test_what_inputs_share_may_be_given_apart(hidden, norm):
+    shared, x = jax.random.normal(jax.random.key(0), (4, 1, 3)), jax.random.normal(jax.random.key(1), (4, 7, 2))
+    joined = jnp.concatenate([jnp.broadcast_to(shared, (4, 7, 3)), x], axis=-1)
+    for net in (Mlp(hidden, 2, norm), CriticEnsemble(hidden, 3, 0.0, norm)):
+        params = net.init(jax.random.key(2), joined)["params"]
+        apart = net.init(jax.random.key(2), x, shared)["params"]
+        jax.tree.map(np.testing.assert_array_equal, params, apart)  # drawn alike, too
+        params = jax.tree.map(lambda leaf: leaf + 0.1, params)
+        np.testing.assert_allclose(
+            net.apply({"params": params}, x, shared), net.apply({"params": params}, joined), atol=1e-5
+        )
+
+
+def test_what_inputs_share_is_multiplied_once():
+    """Five passes with equal features are cheaper by four products of the features with the first layer."""
+    net, features, width = Mlp((64,), 64), 512, 64
+    shared, x = jnp.ones((8, features)), jnp.ones((8, 1))
+    params = net.init(jax.random.key(0), x, shared)["params"]
+
+    def passes(*, apart: bool) -> float:
+        def run(params, x, shared):
+            for _ in range(5):
+                given = (x[:, :1], shared) if apart else (jnp.concatenate([shared, x[:, :1]], -1),)
+                x = net.apply({"params": params}, *given)
+            return x
+
+        return jax.jit(run).lower(params, x, shared).compile().cost_analysis()["flops"]
+
+    saved = passes(apart=False) - passes(apart=True)
+    assert saved == pytest.approx(4 * 2 * 8 * features * width, rel=0.02)
