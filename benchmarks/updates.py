@@ -1,6 +1,6 @@
 """Updates per second and milliseconds per decision at the published sizes, beside a plain implementation.
 
-    python benchmarks/updates.py [--quick] [--json FILE] [--qc DIR [--qc_python PATH]] [--savings]
+    python benchmarks/updates.py [--quick | --small] [--json FILE] [--qc DIR [--qc_python PATH]] [--savings]
 
 Networks of 4x512, batch 256, 28 numbers of state, chunks of 5 actions of 5 dimensions; qc-rlpd with ten critics,
 qc-fql and qc (best of 32) with two, all in the published conventions (`--compat qc`). *ours* makes four updates a call.
@@ -10,6 +10,9 @@ and random numbers must give the same losses in both. `--qc` adds the published 
 
 The contestants take turns, each in a process of its own; ratios are medians over the rounds of the ratio within one.
 Processor time counts all threads; unlike the clock it is little disturbed by a machine's other work.
+
+`--small` takes the sizes of cube_single.py, and beside them the recipe of the experiment `ogbench`, another algorithm:
+what an update of each costs there.
 
 `--savings` measures what changes the algorithm, beside ours as published; what that does to learning it cannot say.
 """
@@ -29,6 +32,13 @@ from contestants.worker import Worker
 TOLERANCE = 1e-4  # relative, of the losses
 PRESETS = ("qc-rlpd", "qc-fql", "qc")
 QUICK = {"hidden": 32, "batch": 32}
+# The sizes of cube_single.py, at which our own recipe is measured as well.
+SMALL = {"hidden": 256, "layers": 2}
+SMALL_CHANGES: dict[str, dict[str, Any]] = {
+    "qc-rlpd": {},
+    "qc-fql": {"flow.steps": 5},
+    "qc": {"flow.steps": 5, "target_candidates": 8, "candidates": 8, "pretrain_candidates": 8},
+}
 QUICK_CHANGES: dict[str, dict[str, Any]] = {
     "qc-rlpd": {},
     "qc-fql": {"flow.steps": 2},
@@ -125,8 +135,13 @@ def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float
         sizes: dict[str, Any] = {"preset": preset}
         if args.quick:
             sizes |= QUICK | {"changes": QUICK_CHANGES[preset]}
+        elif args.small:
+            sizes |= SMALL | {"changes": SMALL_CHANGES[preset]}
         for worker in contestants.values():
             worker.start("open", **sizes)
+        if args.small:
+            contestants["recipe"] = Worker("plain.contestants", "RecipeContestant")
+            contestants["recipe"].start("open")
         for worker in contestants.values():
             worker.result()
         difference = check(contestants["ours"], contestants["plain"], preset)
@@ -172,7 +187,10 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to see that it works: its figures mean little"
     )
+    parser.add_argument("--small", action="store_true", help="the sizes of cube_single.py, and our own recipe beside")
     args = parser.parse_args()
+    if args.small and (args.quick or args.savings):
+        parser.error("--small goes with neither --quick nor --savings")
     args.rounds = args.rounds or (2 if args.quick else 7)
     args.seconds = args.seconds or (0.1 if args.quick else 4.0)
     presets = args.presets.split(",")

@@ -99,6 +99,18 @@ def test_our_update_is_the_plain_one_and_is_compiled_once(updates: tuple[str, di
     assert f"{figures['qc']['plain']['updates_per_s']:.2f}" in table
 
 
+@pytest.mark.slow  # compiles whole agents
+def test_our_recipe_is_measured_beside_small_presets(tmp_path: Path):
+    file = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "updates.py"), "--small", "--presets", "qc-fql", "--json", str(file)]
+    done = subprocess.run([*command, "--rounds=1", "--seconds=0.1"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())["qc-fql"]
+    assert set(figures) == {"ours", "plain", "recipe"}
+    assert figures["ours"]["loss_difference"] < 1e-4
+    assert f"{figures['recipe']['updates_per_s']:.2f}" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [("--qc=.", "no checkout of Q-chunking's code"), ("--presets=qcc", "'qcc' is none; valid: qc-rlpd, qc-fql, qc")],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 STATE, ACTION, HORIZON = 28, 5, 5  # OGBench's cube, in chunks of five
-BATCH, HIDDEN = 256, 512
+BATCH, HIDDEN, LAYERS = 256, 512, 4
 DISCOUNT = 0.99
 
 Batch = dict[str, np.ndarray]

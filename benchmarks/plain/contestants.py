@@ -19,6 +19,7 @@ from plain.batches import (
     DISCOUNT,
     HIDDEN,
     HORIZON,
+    LAYERS,
     STATE,
     Batch,
     random_batch,
@@ -32,6 +33,7 @@ from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
 from serl_chunk.agents.state import AgentState
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import apply_compat, apply_preset
 from serl_chunk.config.robots import OgbenchConfig
 from serl_chunk.types import ChunkBatch
@@ -48,13 +50,13 @@ PARTS = {
 }
 
 
-def experiment_agent(preset: str, hidden: int | None = None, **changes: Any) -> AgentConfig:
-    """The agent of a preset in the published conventions, four layers wide; dotted `changes` as on the command line."""
+def experiment_agent(preset: str, hidden: int | None = None, layers: int = LAYERS, **changes: Any) -> AgentConfig:
+    """The agent of a preset in the published conventions, of that size; dotted `changes` as on the command line."""
     config = apply_compat(apply_preset(ExperimentConfig("updates", OgbenchConfig(), AcfqlConfig()), preset), "qc").agent
     assert isinstance(config, AcfqlConfig | AcrlpdConfig)
     if hidden is not None:
-        layers = (hidden,) * 4
-        changes |= {"critic.hidden": layers, ("flow.hidden" if isinstance(config, AcfqlConfig) else "hidden"): layers}
+        widths = (hidden,) * layers
+        changes |= {"critic.hidden": widths, ("flow.hidden" if isinstance(config, AcfqlConfig) else "hidden"): widths}
     for name, value in changes.items():
         group, _, field = name.rpartition(".")
         if group:
@@ -111,10 +113,15 @@ class PlainContestant(_Contestant):
     agent: Plain
 
     def open(
-        self, preset: str, hidden: int = HIDDEN, batch: int = BATCH, changes: dict[str, Any] | None = None
+        self,
+        preset: str,
+        hidden: int = HIDDEN,
+        layers: int = LAYERS,
+        batch: int = BATCH,
+        changes: dict[str, Any] | None = None,
     ) -> None:
         """Build the agent, and compile."""
-        setting = plain_setting(preset, experiment_agent(preset, hidden, **(changes or {})))
+        setting = plain_setting(preset, experiment_agent(preset, hidden, layers, **(changes or {})))
         self.setting = setting
         self.agent = create(setting)
         self.batches = [_published_layout(random_batch(i, batch)) for i in range(BATCHES)]
@@ -153,15 +160,19 @@ class OurContestant(_Contestant):
         self,
         preset: str,
         hidden: int = HIDDEN,
+        layers: int = LAYERS,
         batch: int = BATCH,
         changes: dict[str, Any] | None = None,
         per_call: int = 4,
     ) -> None:
         """Build the agent with the plain one's parameters, and compile."""
-        self.preset = preset
-        self.config = experiment_agent(preset, hidden, **(changes or {}))
-        self.agent = make(self.config)
-        self.plain = create(plain_setting(preset, self.config))
+        config = experiment_agent(preset, hidden, layers, **(changes or {}))
+        self.plain = create(plain_setting(preset, config))
+        self._open(config, batch, per_call)
+
+    def _open(self, config: AgentConfig, batch: int, per_call: int) -> None:
+        self.config = config
+        self.agent = make(config)
         self.raw = [random_batch(i, batch) for i in range(BATCHES)]
         windows = [_windows(b) for b in self.raw]
         self.per_call = per_call
@@ -200,6 +211,14 @@ class OurContestant(_Contestant):
     def _decide(self, i: int) -> None:
         observation = {"state": self.observations[i % 64]}
         np.asarray(self.agent.sample(self.acting, observation, jax.random.key(i), explore=True)[0])
+
+
+class RecipeContestant(OurContestant):
+    """The experiment `ogbench` as it is: our own recipe, at sizes of its own."""
+
+    def open(self, batch: int = BATCH, per_call: int = 4) -> None:  # type: ignore[override]
+        """Build the agent, and compile."""
+        self._open(load_experiment("ogbench").agent, batch, per_call)
 
 
 def make(config: AgentConfig) -> Agent:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from plain.batches import ACTION, BATCH, HIDDEN, HORIZON, STATE, random_batch, random_observations, returns
+from plain.batches import ACTION, BATCH, HIDDEN, HORIZON, LAYERS, STATE, random_batch, random_observations, returns
 from plain.stopwatch import Stopwatch, peak_megabytes
 
 BATCHES = 4
@@ -25,7 +25,12 @@ class PublishedContestant:
     """One jitted update a call, as its training loop does."""
 
     def open(
-        self, preset: str, hidden: int = HIDDEN, batch: int = BATCH, changes: dict[str, Any] | None = None
+        self,
+        preset: str,
+        hidden: int = HIDDEN,
+        layers: int = LAYERS,
+        batch: int = BATCH,
+        changes: dict[str, Any] | None = None,
     ) -> None:
         """Build the agent, and compile. `changes` as for the others."""
         module, name, options = RECIPES[preset]
@@ -34,7 +39,7 @@ class PublishedContestant:
         config = code.get_config()
         config.update({**options, "horizon_length": HORIZON, "batch_size": batch})
         for key in ("actor_hidden_dims", "value_hidden_dims"):
-            config[key] = (hidden,) * 4
+            config[key] = (hidden,) * layers
         example = np.zeros((STATE,), np.float32), np.zeros((ACTION,), np.float32)
         self.agent = getattr(code, name).create(0, *example, config)
         self.batches = [_chunks(i, batch) for i in range(BATCHES)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
 from serl_chunk.types import ChunkBatch
+
+# A parameter is read by losses and replaced at the end. XLA for CPUs takes the two for a conflict, unless told to look
+# closer, and copies each network once an update.
+_COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 _AUGMENTATION = 2  # folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use
 
@@ -39,9 +44,11 @@ class Updates(abc.ABC):
         self.vision = Vision(config, spec.cameras)
         # Donated buffers go to the outputs of their shape in order. Were an unused one left out, all behind it would
         # move up by one, and each would be copied.
-        self.update = jax.jit(self._update, donate_argnums=0, keep_unused=True)
-        self.update_policy = jax.jit(self._update_policy, donate_argnums=0, keep_unused=True)
-        self.update_critic = jax.jit(self._update_critic, donate_argnums=0, keep_unused=True)
+        options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
+        compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
+        self.update = compiled(self._update)
+        self.update_policy = compiled(self._update_policy)
+        self.update_critic = compiled(self._update_critic)
 
     def _network_optimiser(self, lr: float) -> optax.GradientTransformation:
         decay = self.config.weight_decay

@@ -92,6 +92,7 @@ def read_demos(
             paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
         )
     if paths:
+        _check_task(reading, sorted({origin.format for origin in demos.origins}))
         steps = sum(e.steps.n for e in demos.episodes)
         more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
         more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
@@ -99,6 +100,16 @@ def read_demos(
             tell(f"demonstrations: {as_learner_flags(note)}")
         tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
     return demos
+
+
+def _check_task(reading: DemoReading, read: Sequence[str]) -> None:
+    """Raise ConfigError where `--demo_env` is given and nothing of the formats `read` has rewards computed."""
+    asked = reading.options.env and not reading.options.env_if_judged
+    if asked and reading.dataset is None and OgbenchSource.format not in read:
+        raise ConfigError(
+            f"--demo_env={reading.options.env}: rewards are computed for data of OGBench, and these are of format "
+            f"{', '.join(read)}: leave it out, or give the data it is meant for"
+        )
 
 
 def check_data(config: ExperimentConfig, paths: Sequence[str], reading: DemoReading) -> None:

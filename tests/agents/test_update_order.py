@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import build, config_of, critic, make_batches, same
+from agent_tools import build, config_of, critic, make_batches, on_device, same
 
 TOGETHER = ["acfql-policy-distill-together", "acrlpd-together"]
 
@@ -96,3 +97,16 @@ def test_returns_of_more_steps_than_the_chunk(variant):
     _, metrics = agent._critic_loss(state.critic, state, batch, agent.critic_draws(jax.random.key(1), batch))
     wanted = np.asarray(batch.rewards) @ 0.9 ** np.arange(4)
     assert float(metrics["critic/target_qs"]) == pytest.approx(wanted.mean(), abs=1e-6)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiler of other devices places copies otherwise")
+@pytest.mark.parametrize("variant", ["acfql-policy-distill-together", "acfql-policy-together"])
+def test_no_network_is_copied_between_updates(variant):
+    """By default the compiler copies each parameter that one update both reads and replaces."""
+    config = config_of(variant, critic=critic(hidden=(44, 44), target_subset=2))
+    agent = build(dataclasses.replace(config, flow=dataclasses.replace(config.flow, hidden=(44, 44))))
+    state, batches = agent.init(jax.random.key(0)), on_device(agent.spec)
+    parts = agent.update.lower(state, batches).compile().as_text().split("\n\n")
+    updates = [part for part in parts if not part.startswith("ENTRY") and "44,44" in part]
+    assert updates
+    assert not [line for part in updates for line in part.splitlines() if re.search(r"\[(2,)?44,44\]\S* copy\(", line)]

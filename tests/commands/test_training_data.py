@@ -81,6 +81,18 @@ def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> N
     assert TOLD not in str(error.value)
 
 
+def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) -> None:
+    """Else a person believes that the rewards are the task's, and they are the files' own."""
+    run_record(FAKE, 1, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
+    asked = DemoReading(ReadOptions(env="cube-single-play-singletask-task1-v0"))
+    with pytest.raises(ConfigError, match=r"--demo_env=cube-single.*these are of format hdf5: leave it out"):
+        read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, asked)
+    with_shards = asked._replace(dataset=str(tmp_path))  # it may be meant for them
+    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, with_shards).episodes) == 1
+    of_robot = DemoReading().of_robot(OGBENCH.robot)  # nobody asked
+    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, of_robot).episodes) == 1
+
+
 def test_what_is_to_be_known_of_a_data_set_is_said(tmp_path: Path) -> None:
     write(tmp_path / "cube.npz")
     said: list[str] = []
