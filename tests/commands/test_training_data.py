@@ -85,7 +85,7 @@ def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) ->
     """Else a person believes that the rewards are the task's, and they are the files' own."""
     run_record(FAKE, 1, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
     asked = DemoReading(ReadOptions(env="cube-single-play-singletask-task1-v0"))
-    with pytest.raises(ConfigError, match=r"--demo_env=cube-single.*these are of format hdf5: leave it out"):
+    with pytest.raises(ConfigError, match=r"--demo_env=cube-single.*these are of format episodes: leave it out"):
         read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, asked)
     with_shards = asked._replace(dataset=str(tmp_path))  # it may be meant for them
     assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, with_shards).episodes) == 1
