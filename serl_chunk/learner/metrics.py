@@ -96,8 +96,8 @@ class MetricsLog:
 
         `values` holds the agent's metrics (`critic/critic_loss`, `critic/predicted_qs`, `actor/actor_loss`, ...),
         `rates/updates_per_s`, `rates/env_steps_per_s`, `wait/learner_s` and `wait/actor_s` (seconds waited *within
-        this period*), `timer/<what>` (mean seconds per call), `replay/online`, `replay/demo` (windows) and
-        `replay/excluded_share` (0..1). Scalars of Python, numpy or JAX.
+        this period*), `timer/<what>` (mean seconds per call), `replay/online_windows`, `replay/demo_windows`
+        and `replay/excluded_share` (0..1). Scalars of Python, numpy or JAX.
         """
         self._write("train", counters, values)
 

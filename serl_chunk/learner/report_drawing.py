@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -95,9 +95,11 @@ def plot_train(
 
 
 def shade_warmup(ax: Axes, metrics: RunMetrics, x_key: str) -> None:
-    """A grey ground up to the last episode of the warm-up."""
+    """A grey ground up to the last episode of the warm-up: over all that comes before training on online steps."""
     if rows := [row for row in metrics["episode"] if row.get("phase") == "warmup"]:
-        ax.axvspan(0, x_values(rows, x_key).max(), color=text_colour(), alpha=0.08, lw=0, label="warm-up")
+        ax.axvspan(
+            0, x_values(rows, x_key).max(), color=text_colour(), alpha=0.08, lw=0, label="before online training"
+        )
 
 
 def percent_axis(ax: Axes, ylabel: str) -> None:
@@ -108,9 +110,9 @@ def percent_axis(ax: Axes, ylabel: str) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(6))
 
 
-def add_legend(ax: Axes) -> None:
+def add_legend(ax: Axes, place: Literal["best", "upper left"] = "best") -> None:
     """A legend whose markers are seen, however faint the curves' are."""
-    legend = ax.legend(loc="best")
+    legend = ax.legend(loc=place)
     for handle in legend.legend_handles:
         if isinstance(handle, Line2D):  # a faint dot among thousands is clear, alone in a legend it is not
             handle.set_alpha(1.0)

@@ -41,40 +41,41 @@ class Page(NamedTuple):
 def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> list[Figure]:
     """Every figure of the page, in reading order; `limits`: the range of a bounded critic."""
     last = metrics.last() or {"env_steps": 0, "human_ticks": 0}
-    span = f"over {last['env_steps']:,} environment steps, {last['human_ticks']:,} human ticks and wall time"
+    axes = panels.axes_of(metrics)
+    names = ["wall time" if key == "wall" else f"{last[key]:,} {name}" for key, name in axes]
+    span = f"over {' and '.join([', '.join(names[:-1]), names[-1]] if names[:-1] else names)}"
     episodes, rolling = f"{len(metrics['episode'])} episodes", f"mean of the last {WINDOW} episodes"
     no_episode = "No episode has finished in this run yet."
     no_training = "No training step has been logged in this run yet."
     losses = panels.loss_keys(metrics)
+    helped = panels.moved(metrics, "human_ticks")
     return [
         Figure(
             key="success",
             title="Success rate",
-            alt=f"Four line charts of the success rate of {episodes}, over critic updates and {span}: all episodes, "
+            alt=f"Line charts of the success rate of {episodes}, over critic updates and {span}: all episodes, "
             "episodes without take-over, and evaluations with their 95 % intervals.",
-            caption=f"Lines: {rolling}. Grey: warm-up. The helper keeps training success high: watch the episodes "
-            "without take-over, and the evaluations, where nobody helps.",
-            svg=draw_figure(
-                metrics, [panels.over(panels.draw_success, axis) for axis in (panels.UPDATES, *panels.AXES)]
-            ),
+            caption=f"Lines: {rolling}. Grey: before training on online steps. The helper keeps training success high: "
+            "watch the episodes without take-over, and the evaluations, where nobody helps.",
+            svg=draw_figure(metrics, [panels.over(panels.draw_success, axis) for axis in (panels.UPDATES, *axes)]),
             missing=no_episode,
         ),
         Figure(
             key="return",
             title="Return",
-            alt=f"Three charts of the undiscounted return of {episodes}, {span}: a dot an episode and the {rolling}.",
+            alt=f"Charts of the undiscounted return of {episodes}, {span}: a dot an episode and the {rolling}.",
             caption=f"Sum of an episode's rewards, and the {rolling}.",
-            svg=draw_figure(metrics, [panels.over(panels.draw_return, axis) for axis in panels.AXES]),
+            svg=draw_figure(metrics, [panels.over(panels.draw_return, axis) for axis in axes]),
             missing=no_episode,
         ),
         Figure(
             key="intervention",
             title="Intervention share",
-            alt=f"Three line charts of the share of steps a person acted and of episodes with a take-over, {span}.",
+            alt=f"Line charts of the share of steps a person acted and of episodes with a take-over, {span}.",
             caption=f"Steps on which a person had the robot, idle ones included, and episodes with a take-over; "
             f"{rolling}. Both should fall as the policy learns.",
-            svg=draw_figure(metrics, [panels.over(panels.draw_intervention, axis) for axis in panels.AXES]),
-            missing=no_episode,
+            svg=draw_figure(metrics, [panels.over(panels.draw_intervention, axis) for axis in axes] if helped else []),
+            missing="No person has acted in this run." if metrics["episode"] else no_episode,
         ),
         Figure(
             key="q-return",
@@ -94,7 +95,7 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             key="losses",
             title="Losses",
             alt=f"Line charts of {', '.join(losses) or 'the losses'} over wall time.",
-            caption="On a logarithmic scale where every value is positive.",
+            caption="On a logarithmic scale where every value is positive and the largest ten times the smallest.",
             svg=draw_figure(metrics, [panels.loss_panel(key) for key in losses]),
             missing=no_training,
         ),

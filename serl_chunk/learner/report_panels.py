@@ -34,6 +34,8 @@ AXES = (("env_steps", "environment steps"), ("human_ticks", "human ticks"), ("wa
 
 NEVER = {"human_ticks": "no person acted in this run", "env_steps": "no online steps in this run"}
 
+REPLAY = {"replay/online_windows": "online", "replay/demo_windows": "demo"}  # of `Replay.stats`
+
 Draw = Callable[[Axes, RunMetrics], bool]
 
 
@@ -125,14 +127,14 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
             bins[:, 0], bins[:, 1], bins[:, 2], fmt="s-", color=GREEN, ms=5, lw=1.6, capsize=3, zorder=3,
             label="mean of a tenth, 95 %",
         )  # fmt: skip
-        for text, x, y, place in (("critic too low", 0.1, 0.92, "top"), ("critic too high", 0.94, 0.09, "bottom")):
+        for text, x, y, place in (("critic too low", 0.04, 0.6, "top"), ("critic too high", 0.94, 0.09, "bottom")):
             side = "left" if x < 0.5 else "right"
             ax.text(x, y, text, transform=ax.transAxes, ha=side, va=place, fontsize=8, style="italic", alpha=0.7)
         who = "without take-over" if len(alone.value) else "with take-over"
         ax.set_title(f"Q - return, {who}: {best.bias:+.3g}", fontsize=9)
         ax.set_xlabel("critic's value Q at the decision")
         ax.set_ylabel("realised discounted return")
-        add_legend(ax)
+        add_legend(ax, "upper left")
         return True
 
     return draw
@@ -193,7 +195,7 @@ def draw_timers(ax: Axes, metrics: RunMetrics) -> bool:
 
 def draw_replay(ax: Axes, metrics: RunMetrics) -> bool:
     """Windows in each replay store."""
-    return plot_train(ax, metrics, {"replay/online": "online", "replay/demo": "demo"}, "windows in replay", floor=0)
+    return plot_train(ax, metrics, REPLAY, "windows in replay", floor=0)
 
 
 def loss_keys(metrics: RunMetrics) -> list[str]:
@@ -203,11 +205,12 @@ def loss_keys(metrics: RunMetrics) -> list[str]:
 
 
 def loss_panel(key: str) -> Draw:
-    """A panel of one loss over wall time, logarithmic where every value is positive."""
+    """A panel of one loss over wall time, logarithmic where all are positive and they span a decade."""
 
     def draw(ax: Axes, metrics: RunMetrics) -> bool:
         drawn = plot_train(ax, metrics, {key: key}, key, legend=False)
-        if drawn and all(row[key] > 0 for row in metrics["train"] if row.get(key) is not None):
+        values = [row[key] for row in metrics["train"] if row.get(key) is not None]
+        if drawn and min(values) > 0 and max(values) >= 10 * min(values):
             ax.set_yscale("log")
         return drawn
 
@@ -229,6 +232,11 @@ def over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, str]) -
         return drawn
 
     return panel
+
+
+def axes_of(metrics: RunMetrics) -> list[tuple[str, str]]:
+    """Those of `AXES` along which anything happened in this run; wall time always."""
+    return [axis for axis in AXES if axis[0] not in NEVER or moved(metrics, axis[0])]
 
 
 def moved(metrics: RunMetrics, key: str) -> bool:

@@ -35,8 +35,8 @@ _STYLE = "<style>:root{color:#1b1f24}@media(prefers-color-scheme:dark){:root{col
 
 
 def draw_figure(metrics: RunMetrics, panels: Sequence[Draw]) -> str | None:
-    """`panels` side by side, three a row (four in two rows), as SVG text; None where no panel has data."""
-    columns = 2 if len(panels) == 4 else 3
+    """`panels` side by side, at most three a row (four in two rows), as SVG text; None where no panel has data."""
+    columns = 2 if len(panels) == 4 else max(1, min(3, len(panels)))
     rows = math.ceil(len(panels) / columns)
     if not rows:
         return None

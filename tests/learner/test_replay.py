@@ -8,6 +8,7 @@ from coded_episodes import Checker, config, feed
 from coded_replay import RNG, build, coded, windows
 
 from serl_chunk.learner.replay import DEMO_SESSION
+from serl_chunk.learner.report_panels import REPLAY
 from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Source, SparseRows, StepBlock
 
 
@@ -74,6 +75,10 @@ def test_a_silent_actor_that_comes_back_loses_nothing():
     replay.close_session("s")
     replay.close_session("never seen")
     assert replay.stats()["replay/online_rows"] == 21
+
+
+def test_the_report_reads_sizes_that_there_are():
+    assert set(REPLAY) <= set(build(config()).stats())
 
 
 @pytest.mark.parametrize("silent_first", [False, True])

@@ -72,6 +72,7 @@ def write_run(run, episodes=30, human=True, train=True, evaluate=True):
             if train:
                 values = {"critic/critic_loss": 0.1, "actor/actor_loss": -0.2, "rates/updates_per_s": 200.0,
                           "wait/learner_s": 2.5, "wait/actor_s": 0.0, "timer/train": 0.004}  # fmt: skip
+                values |= dict(zip(report_panels.REPLAY, (100 * (i + 1), 400), strict=True))
                 log.train(at, values)
             if evaluate and i in (15, 29):
                 for mode, rate in (("mean", 0.97), ("sampled", 0.9)):
@@ -180,6 +181,8 @@ def test_curves_hold_the_right_values(full):
     values, returns = bars.lines[0].get_data()
     assert values.min() == pytest.approx(0.4)
     assert returns[values == 0.6].mean() == pytest.approx(0.5, abs=0.1)
+    assert line(report_panels.draw_replay, metrics, "online")[1][-1] == 3_000
+    assert line(report_panels.draw_replay, metrics, "demo")[1][-1] == 400
     _, waits = line(report_panels.draw_waits, metrics, "learner waits for actors")
     assert waits == pytest.approx([0.2] * 30)
 
@@ -199,6 +202,16 @@ def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_pa
     assert "1,100 steps, 2 min 18 s" in page.texts["evaluations"]
     assert (page.headline["Critic updates"], page.headline["Environment steps"]) == ("290", "3,000")
     assert page.headline["Duration"] == "6 min 15 s"
+
+
+@pytest.mark.parametrize(("losses", "scale"), [((1.0, 0.1), "log"), ((1.0, 0.2), "linear"), ((1.0, -0.01), "linear")])
+def test_a_loss_is_logarithmic_where_it_spans_a_decade(tmp_path, losses, scale):
+    with open_log(tmp_path, Clock()) as log:
+        for step, loss in enumerate(losses):
+            log.train(Counters(step, 0, 0), {"critic/critic_loss": loss})
+    ax = Figure().subplots()
+    assert report_panels.loss_panel("critic/critic_loss")(ax, read_metrics(tmp_path))
+    assert ax.get_yscale() == scale
 
 
 def test_rolling_mean_looks_back_twenty_episodes():
@@ -228,9 +241,11 @@ def test_an_empty_run_says_what_is_missing(tmp_path):
 
 def test_a_run_without_person_training_or_evaluation_shows_what_it_has(tmp_path):
     page = Page(build_report(write_run(tmp_path, episodes=3, human=False, train=False, evaluate=False)))
-    assert set(page.images) == {"success", "return", "intervention", "q-return"}
+    assert set(page.images) == {"success", "return", "q-return"}
+    assert "No person has acted in this run." in page.texts["intervention"]
     svg = base64.b64decode(page.images["success"]["src"].split(",")[1]).decode()
-    assert "no person acted in this run" in svg
+    assert ">wall time (min)</text>" in svg  # and no empty place where human ticks would be
+    assert "human ticks" not in svg + page.images["success"]["alt"]
     assert page.headline["Human ticks"] == "0 (0.0 % of environment steps)"
 
 
@@ -288,4 +303,4 @@ def test_an_offline_run_has_its_curve_over_updates_and_over_time(tmp_path):
     svg = base64.b64decode(Page(tmp_path / "report.html").images["success"]["src"].split(",")[1]).decode()
     for label in ("critic updates", "wall time (min)"):
         assert f">{label}</text>" in svg
-    assert "no online steps in this run" in svg
+    assert "environment steps" not in svg
