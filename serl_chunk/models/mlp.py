@@ -46,7 +46,8 @@ class SharedDense(nn.Module):
         first = shared.shape[-1]
         kernel = self.param("kernel", self.kernel_init, (first + x.shape[-1], self.width))
         bias = self.param("bias", nn.initializers.zeros_init(), (self.width,))
-        return (shared @ kernel[:first] + bias) + x @ kernel[first:]
+        begun = shared @ kernel[:first]
+        return begun + bias.reshape((1,) * (begun.ndim - 1) + (-1,)) + x @ kernel[first:]
 
 
 class Mlp(nn.Module):
