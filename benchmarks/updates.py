@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the sizes of cube_single.py, and our own recipe beside")
     args = parser.parse_args()
     if args.small and (args.quick or args.savings):
-        parser.error("--small goes with neither --quick nor --savings")
+        raise SystemExit("--small goes with neither --quick nor --savings")
     args.rounds = args.rounds or (2 if args.quick else 7)
     args.seconds = args.seconds or (0.1 if args.quick else 4.0)
     presets = args.presets.split(",")

@@ -113,7 +113,11 @@ def test_our_recipe_is_measured_beside_small_presets(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--qc=.", "no checkout of Q-chunking's code"), ("--presets=qcc", "'qcc' is none; valid: qc-rlpd, qc-fql, qc")],
+    [
+        ("--qc=.", "no checkout of Q-chunking's code"),
+        ("--presets=qcc", "'qcc' is none; valid: qc-rlpd, qc-fql, qc"),
+        ("--small", "--small goes with neither --quick nor --savings"),
+    ],
 )
 def test_what_cannot_be_measured_is_refused(option: str, message: str):
     command = [sys.executable, str(BENCHMARKS / "updates.py"), "--quick", option]
