@@ -117,6 +117,10 @@ def test_curves_stand_over_steps_human_ticks_and_time(full, key):
         assert svg.count(f">{label}</text>") == 1
 
 
+def test_a_run_with_a_person_says_how_far_to_trust_its_success(full):
+    assert "what counts are evaluations, where nobody helps" in Page(full).texts["success"]
+
+
 def test_the_headline_numbers_are_those_of_the_run(full):
     headline = Page(full).headline
     assert headline["Evaluation"] == (
@@ -243,6 +247,7 @@ def test_a_run_without_person_training_or_evaluation_shows_what_it_has(tmp_path)
     page = Page(build_report(write_run(tmp_path, episodes=3, human=False, train=False, evaluate=False)))
     assert set(page.images) == {"success", "return", "q-return"}
     assert "No person has acted in this run." in page.texts["intervention"]
+    assert "person" not in page.texts["success"]
     svg = base64.b64decode(page.images["success"]["src"].split(",")[1]).decode()
     assert ">wall time (min)</text>" in svg  # and no empty place where human ticks would be
     assert "human ticks" not in svg + page.images["success"]["alt"]
