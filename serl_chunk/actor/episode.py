@@ -38,6 +38,7 @@ class Setup:
     observer: Callable[[int], None] | None
     kept: tuple[int, ...]  # action dimensions that keep what they have: measured at reset, then as last executed
     not_random: tuple[int, ...]  # those that do so while random actions are executed
+    window: int | None = None  # steps of a return, whose end an agent with cameras looks at as well; None: it has none
 
 
 class Moment:
@@ -101,6 +102,7 @@ class EpisodeRun:
         self._high = np.array(setup.spec.action_high, np.float32)
         self._by_person = False  # whether a person had the previous tick
         self._decided_at = 0  # decision tick of the last executed chunk
+        self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although nobody acts on them
         self._end: End | None = None
         self.tally = Tally()
 
@@ -126,6 +128,9 @@ class EpisodeRun:
             stamp = setup.clock.now()
         if setup.observer is not None:
             setup.observer(tick)
+        if tick in self._window_ends:
+            self._window_ends.discard(tick)
+            moment.with_frames()
         choice = self._choose(tick, random_steps)
         stopped_by = setup.stop()
         if stopped_by is not None:
@@ -173,7 +178,7 @@ class EpisodeRun:
         self._by_person = human is not None
         if human is not None:
             self._planner.flush()
-            moment.with_frames()
+            self._look(tick)
             asked = np.asarray(human.action, np.float32)
             if asked.shape != self._low.shape or not np.isfinite(asked).all():
                 raise DataError(
@@ -183,15 +188,21 @@ class EpisodeRun:
             return Choice(asked, Source.HOLD if human.idle else Source.HUMAN, version=present, by_person=True)
         if tick < random_steps:
             if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
-                moment.with_frames()
+                self._look(tick)
             command = self._kept(self._rng.uniform(self._low, self._high), setup.not_random)
             return Choice(command, Source.RANDOM, version=present)
-        self._planner.plan(tick, moment.with_frames, self._hold)
+        self._planner.plan(tick, lambda: self._look(tick), self._hold)
         queued = setup.queue.pop(tick)
         if queued is None:
             return Choice(self._hold, Source.HOLD, version=setup.policy.version)
         self._decided_at = queued.decision_tick
         return Choice(self._kept(queued.action, setup.kept), Source.POLICY, queued.decision_tick, queued.version)
+
+    def _look(self, tick: int) -> Observation:
+        """The observation of `tick` with frames: somebody acts on it, and a window begins there if its end has some."""
+        if self._setup.window is not None:
+            self._window_ends.add(tick + self._setup.window)
+        return self._moment.with_frames()
 
     def _kept(self, command: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
         """`command` with `dimensions`, which nobody but a person changes (`agent.gripper.mode=fixed`), as they are."""

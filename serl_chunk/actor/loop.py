@@ -35,8 +35,8 @@ class EpisodeRunner:
 
     Args:
         config: its `chunk`, `actor`, `reward.failure_reward` and `robot.task` are read.
-        cameras: recorded at every decision, under intervention and in the end record, beside those the policy
-            looks at.
+        cameras: recorded at every decision, under intervention and in the end record, beside those the policy looks at;
+            of an image agent also where the windows end that begin there (`chunk.returned` ticks later).
         intervention: who may take over; None: nobody.
         actor_id: the beginning of episode ids that are not given.
         clock: of the realtime loop and of `wall_seconds`.
@@ -97,6 +97,7 @@ class EpisodeRunner:
             observer=observer,
             kept=spec.grippers if config.agent.gripper.kept else (),
             not_random=spec.grippers if config.agent.gripper.composition == "fixed" else (),
+            window=config.chunk.returned if policy.image_keys else None,
         )
         self._episodes = 0
         self._ticks = 0  # executed so far; lockstep stamps count them, so that two runs record the same

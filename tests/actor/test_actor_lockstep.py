@@ -21,7 +21,9 @@ from actor_helpers import (
 
 from serl_chunk.actor.loop import EpisodeRunner
 from serl_chunk.actor.policy import PolicyError
+from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.learner.windows import eligible_starts
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source
 
@@ -230,6 +232,26 @@ def test_frames_at_decisions_under_intervention_and_at_the_end():
     assert all("images/front" not in s.observation for s in sink.steps)
     assert sink.steps[12].observation["images/wrist"][0, 0, 0] == 12
     assert sink.last_end.final_observation["images/wrist"][0, 0, 0] == 20
+
+
+@pytest.mark.parametrize(("delay", "returned"), [(0, 8), (3, 8), (0, 11), (3, 11)])
+def test_every_look_of_an_image_agent_begins_a_window(delay, returned):
+    """Decisions are not as far apart as windows are long where they come early, or their returns are longer."""
+    config = dataclasses.replace(
+        make_config(actor=ActorConfig(delay_ticks=delay)), chunk=ChunkConfig(8, return_steps=returned)
+    )
+    agent, sink, person = NoisyAgent(8), ListSink(), ScriptedPerson(ticks=frozenset({17, 18}))
+    policy = make_policy(agent, image_keys=("wrist",))
+    EpisodeRunner(LineEnv(length=60), policy, sink, config=config, intervention=person).run_episode(0, explore=True)
+    shown = np.array(["images/wrist" in s.observation for s in sink.steps] + [True])
+    starts, _ = eligible_starts(
+        shown, first=0, last=len(sink.steps), terminated=False, returned=returned, keep_terminal=True
+    )
+    looks = {s.tick for s in sink.steps if s.decision is not None or s.source is Source.HUMAN}
+    assert len(looks) >= 8
+    assert {17, 18} < looks
+    assert {t for t in looks if t + returned <= len(sink.steps)} <= set(starts.tolist())
+    assert shown.mean() < 0.5
 
 
 def test_no_camera_is_read_unless_it_is_recorded():
