@@ -69,6 +69,15 @@ class ExperimentConfig:
             f"reward.intervention_penalty={self.reward.intervention_penalty:g} would change nothing: bc learns from no "
             "reward. Set it to 0, or use an agent with a critic (acfql, acrlpd)",
         )
+        loop = self.learner
+        require(
+            not isinstance(self.agent, BcConfig)
+            or loop.online_steps != 0
+            or loop.offline_steps + loop.pretrain_steps > 0,
+            "learner.online_steps=0 trains on demonstrations alone, and learner.critic_pretrain_steps="
+            f"{loop.critic_pretrain_steps} trains nothing of bc, which has no critic: set learner.pretrain_steps or "
+            "learner.offline_steps",
+        )
         if self.agent.critic.loss != "squared":
             self._check_value_range()
         require(

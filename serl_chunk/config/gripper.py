@@ -45,7 +45,7 @@ class GripperConfig:
     hidden: tuple[int, ...] = (256, 256)  # of the grasp critic, and of the imitation beside it
     lr: float | None = None  # Adam; none: agent.lr
     tau: float = 0.005  # target <- tau * grasp critic + (1 - tau) * target
-    loss: Literal["as_critic", "squared"] = "as_critic"  # agent.critic.loss, or squared whatever that is
+    loss: Literal["as_critic", "squared"] = "as_critic"  # agent.critic.loss (bounded for hl_gauss), or squared
     # Whether the critic of the continuous dimensions has the choice as an input. What an arm's chunk is worth depends
     # on what the fingers do meanwhile; without it they are averaged over as the data had them (HIL-SERL: False).
     critic_sees_gripper: bool = True

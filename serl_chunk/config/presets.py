@@ -102,8 +102,11 @@ def _gaussian(config: ExperimentConfig, discount: float, *, horizon: int, bc_alp
 
 
 def _clone(config: ExperimentConfig, *, policy: str, bc_on: str = "all") -> Changes:
+    encoder = config.agent.encoder
+    if encoder.trained_by == "critic":  # a clone has none
+        encoder = dataclasses.replace(encoder, trained_by="each")
     agent = BcConfig(
-        **_common(config),  # type: ignore[arg-type]
+        **_common(config) | {"encoder": encoder},  # type: ignore[arg-type]
         policy=policy,  # type: ignore[arg-type]
         flow=FlowConfig(hidden=HIDDEN, steps=FLOW_STEPS, noise_low=1.0),
         hidden=HIDDEN,
@@ -200,6 +203,7 @@ def configured(
             )
         agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
         changes |= _compat_changes(config, agent, chunk, compat, discount)
+    _check_single_actions(preset or config.preset, changes.get("chunk", config.chunk).horizon, overrides)
     return apply_overrides(config, overrides, changes)
 
 
@@ -214,6 +218,23 @@ def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Cha
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"--preset={name}: no such preset; {hint}valid: {', '.join(PRESETS)}")
     return _without_adaptive(config) | PRESETS[name].changes(config, discount) | {"preset": name}
+
+
+OF_CHUNKS = {"bfn-n": "qc", "fql-n": "qc-fql"}  # presets of single actions and longer returns -> theirs of chunks
+
+
+def _check_single_actions(preset: str, horizon: int, overrides: Sequence[tuple[str, str]]) -> None:
+    """The published scripts give the returns of these agents as `--horizon_length`, which is the chunk's here."""
+    if preset not in OF_CHUNKS:
+        return
+    given = [text for path, text in overrides if path == "chunk.horizon"]
+    horizon = parse(given[-1], int, "--config.chunk.horizon") if given else horizon
+    if horizon > 1:
+        raise ConfigError(
+            f"--config.chunk.horizon={horizon} with --preset={preset}: it executes single actions, and with chunks is "
+            "another algorithm. Leave it out: the length of the returns is --config.chunk.return_steps; for chunks use "
+            f"--preset={OF_CHUNKS[preset]}"
+        )
 
 
 def _without_adaptive(config: ExperimentConfig) -> Changes:
@@ -238,8 +259,9 @@ def _compat_changes(
 ) -> Changes:
     if name not in COMPAT:
         raise ConfigError(f"--compat={name}: no such published code; valid: {', '.join(COMPAT)}")
-    if agent.prefix_critic:  # is switched off, and with it the critic of more actions than are executed
-        chunk = dataclasses.replace(chunk, critic_horizon=None)
+    if agent.prefix_critic:  # is switched off: the critic left scores the whole chunk, which is then executed
+        returned = chunk.return_steps if chunk.returned >= chunk.horizon else None
+        chunk = dataclasses.replace(chunk, critic_horizon=None, execute_steps=None, return_steps=returned)
     return _without_adaptive(config) | {
         "agent": _published(agent),
         "chunk": chunk,
@@ -261,6 +283,7 @@ def _published_flow(flow: FlowConfig) -> FlowConfig:
 
 def _published(agent: AgentConfig) -> AgentConfig:
     shared = {
+        "grad_clip": 0.0,
         "update_order": "together",
         "bc_mean": "batch",
         "kernel_init": "xavier_uniform",
@@ -296,6 +319,7 @@ def _published(agent: AgentConfig) -> AgentConfig:
             log_prob="sum",
             log_std_min=-20.0,
             init_temperature=1.0,
+            backup_entropy=False,
             bc_clip=1e-5,
             bc_invalid=True,
             candidates=1,
@@ -311,6 +335,8 @@ def _published(agent: AgentConfig) -> AgentConfig:
             critic=critic,
             flow=_published_flow(agent.flow),
             target="policy",
+            target_flow_steps=None,
+            normalise_q=False,
             pretrain_candidates=agent.candidates,
             policy_updates=1,
             improve=ImproveConfig(),

@@ -44,6 +44,11 @@ def _critic(config: ExperimentConfig) -> bool:
     return not isinstance(config.agent, BcConfig)
 
 
+def _or_none(path: str, read: Callable[[ExperimentConfig], bool]) -> Callable[[ExperimentConfig], bool]:
+    """As `read`, and a 0, which asks for nothing, is read by all."""
+    return lambda c: _at(c, path) == 0 or read(c)
+
+
 def _best_of_n(config: ExperimentConfig) -> bool:
     return not isinstance(config.agent, AcfqlConfig) or config.agent.actor_type == "best-of-n"
 
@@ -56,10 +61,14 @@ def _of_policy(target: str) -> Callable[[ExperimentConfig], bool]:
 _HAS_CRITIC = "an agent with a critic (acfql or acrlpd)"
 _SWITCHES = (
     Switch("agent.critic", (), _critic, _HAS_CRITIC),
-    Switch("agent", ("choose_by", "choose_std", "act_by"), _critic, _HAS_CRITIC),
+    Switch("agent", ("choose_by", "choose_std", "act_by", "pretrain_candidates"), _critic, _HAS_CRITIC),
+    Switch("learner", ("critic_pretrain_steps",), _or_none("learner.critic_pretrain_steps", _critic), _HAS_CRITIC),
+    Switch("learner", ("critic_warmup_steps",), _or_none("learner.critic_warmup_steps", _critic), _HAS_CRITIC),
     Switch("agent.gripper", ("penalty", "plausible", "tau", "loss", "critic_sees_gripper"), _critic, _HAS_CRITIC),
     Switch("agent.encoder", ("trained_by",), lambda c: _cameras(c) or _at(c, "agent.encoder.state_latent") > 0,
            "cameras in agent.image_keys, or agent.encoder.state_latent above 0"),
+    Switch("agent.encoder", ("state_latent",), _or_none("agent.encoder.state_latent", lambda c: c.agent.use_state),
+           "agent.use_state=True"),
     Switch("agent.critic", ("bins", "sigma_bins"), lambda c: c.agent.critic.loss == "hl_gauss",
            "agent.critic.loss=hl_gauss"),
     Switch("agent.critic", ("value_low", "value_high", "initial_logit"), lambda c: c.agent.critic.loss != "squared",
@@ -90,6 +99,12 @@ _SWITCHES = (
            ("joint", "epsilon", "plausible", "hidden", "lr", "tau", "loss", "critic_sees_gripper"),
            lambda c: c.agent.gripper.composition == "learned",
            "agent.gripper.choices, or a learned-gripper setup_mode"),
+    Switch("replay", ("image_capacity", "max_image_age"), _cameras, "cameras in agent.image_keys"),
+    Switch("replay", ("frame_cache_bytes",), _or_none("replay.frame_cache_bytes", _cameras),
+           "cameras in agent.image_keys"),
+    Switch("replay", ("frame_cache_bytes",),
+           _or_none("replay.frame_cache_bytes", lambda c: not c.agent.encoder.cache_features),
+           "agent.encoder.cache_features=False (features stand for decoded frames)"),
     Switch("replay", ("exclude_before_takeover",), lambda c: c.agent.bc_on == "+successes", "agent.bc_on=+successes"),
     Switch("actor", ("max_human_ticks",), lambda c: c.actor.intervention != "none", "actor.intervention"),
     Switch("actor", ("inference",), lambda c: c.actor.clock == "realtime", "actor.clock=realtime"),

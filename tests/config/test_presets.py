@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig
@@ -96,6 +97,22 @@ def test_published_conventions_switch_our_options_of_the_critic_off() -> None:
     assert (agent.critic.loss, agent.critic.target_floor, agent.choose_std) == ("squared", "none", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("agent", "ours"),
+    [
+        (AcfqlConfig(), {"grad_clip": 1.0, "normalise_q": True, "target_flow_steps": 2}),
+        (AcrlpdConfig(), {"grad_clip": 1.0, "backup_entropy": True}),
+        (BcConfig(), {"grad_clip": 1.0}),
+    ],
+    ids=["acfql", "acrlpd", "bc"],
+)
+def test_published_conventions_switch_each_agents_options_off(agent: AgentConfig, ours: dict[str, Any]) -> None:
+    asked = dataclasses.replace(BASE, agent=dataclasses.replace(agent, **ours))
+    found = configured(asked, compat="qc").agent
+    off = {"grad_clip": 0.0, "normalise_q": False, "target_flow_steps": None, "backup_entropy": False}
+    assert {name: getattr(found, name) for name in ours} == {name: off[name] for name in ours}
+
+
 @pytest.mark.parametrize(("preset", "compat"), [(None, "qc"), ("qc", None), ("qc", "qc"), ("bc", None)])
 def test_what_needs_a_prefix_critic_goes_with_it(preset: str | None, compat: str | None) -> None:
     decoupled = {"prefix_critic": True, "prefix_lengths": 5, "replan_spread": 0.1}
@@ -157,7 +174,53 @@ def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it() -> None:
     assert configured(shorter, compat="qc").chunk == shorter.chunk
 
 
-@pytest.mark.parametrize("preset", ["bc", "bc-gaussian", "hg-dagger", "hg-dagger-gaussian"])
+@pytest.mark.parametrize(
+    ("decoupled", "return_steps"),
+    [
+        (ChunkConfig(10, critic_horizon=20, execute_steps=5), None),
+        (ChunkConfig(10, critic_horizon=7, execute_steps=5, return_steps=7), None),
+        (ChunkConfig(10, critic_horizon=20, execute_steps=5, return_steps=25), 25),
+    ],
+    ids=["part_is_executed", "short_returns", "long_returns"],
+)
+def test_published_conventions_execute_the_chunks_of_a_decoupled_agent_to_the_end(
+    decoupled: ChunkConfig, return_steps: int | None
+) -> None:
+    """Without the prefix critic no other is of the executed actions alone."""
+    agent = dataclasses.replace(BASE.agent, prefix_critic=True)
+    config = configured(dataclasses.replace(BASE, agent=agent, chunk=decoupled), compat="qc")
+    assert config.chunk == ChunkConfig(10, return_steps=return_steps)
+
+
+@pytest.mark.parametrize(("preset", "of_chunks"), [("fql-n", "qc-fql"), ("bfn-n", "qc")])
+def test_a_preset_of_single_actions_with_longer_returns_has_no_chunks(preset: str, of_chunks: str) -> None:
+    """Published scripts give the length of the returns as --horizon_length, which is the chunk's here."""
+    message = rf"chunk\.horizon=\d+ with --preset={preset}: .*chunk\.return_steps; .*--preset={of_chunks}$"
+    for horizon in ("5", "10"):
+        for compat in (None, "qc"):
+            with pytest.raises(ConfigError, match=message):
+                configured(BASE, [("chunk.horizon", horizon)], preset=preset, compat=compat)
+    single = configured(BASE, [("chunk.horizon", "1"), ("chunk.return_steps", "7")], preset=preset)
+    assert single.chunk == ChunkConfig(1, return_steps=7)
+    with pytest.raises(ConfigError, match=message):
+        configured(single, [("chunk.horizon", "5")])
+    assert configured(single, [("chunk.horizon", "5")], preset="qc").chunk.horizon == 5
+
+
+CLONES = pytest.mark.parametrize("preset", ["bc", "bc-gaussian", "hg-dagger", "hg-dagger-gaussian"])
+
+
+@CLONES
+def test_a_clone_trains_the_encoder_that_was_the_critics(preset: str) -> None:
+    encoder = EncoderConfig(latent=5, trained_by="critic")
+    agent = dataclasses.replace(BASE.agent, image_keys=("top",), encoder=encoder)
+    ours = dataclasses.replace(BASE, agent=agent)
+    assert configured(ours, preset=preset).agent.encoder == EncoderConfig(latent=5, trained_by="each")
+    with pytest.raises(ConfigError, match=r"encoder\.trained_by=critic leaves bc's encoder untrained"):
+        configured(ours, [("agent.encoder.trained_by", "critic")], preset=preset)
+
+
+@CLONES
 def test_a_clone_leaves_the_price_of_take_overs_to_agents_that_learn_from_rewards(preset: str) -> None:
     priced = dataclasses.replace(BASE.reward, intervention_penalty=0.1)
     squared = dataclasses.replace(BASE.agent, critic=dataclasses.replace(BASE.agent.critic, loss="squared"))
@@ -165,3 +228,14 @@ def test_a_clone_leaves_the_price_of_take_overs_to_agents_that_learn_from_reward
     assert configured(ours, preset=preset).reward.intervention_penalty == 0
     with pytest.raises(ConfigError, match=r"intervention_penalty=0\.2 would change nothing"):
         configured(ours, [("reward.intervention_penalty", "0.2")], preset=preset)
+
+
+@pytest.mark.parametrize("preset", ["bc", "bc-gaussian"])
+def test_a_clone_is_not_trained_by_the_updates_of_a_critic(preset: str) -> None:
+    none = [("learner.online_steps", "0"), ("learner.pretrain_steps", "0")]
+    with pytest.raises(ConfigError, match=r"online_steps=0 .*critic_pretrain_steps=5000 .*set learner\.pretrain_steps"):
+        configured(BASE, [*none, ("learner.critic_pretrain_steps", "5000")], preset=preset)
+    for name in ("offline_steps", "pretrain_steps"):
+        loop = configured(BASE, [*none, (f"learner.{name}", "10")], preset=preset).learner
+        assert (getattr(loop, name), loop.online_steps) == (10, 0)
+    assert configured(BASE, [*none, ("learner.critic_pretrain_steps", "9")], preset="qc").learner.online_steps == 0

@@ -37,6 +37,9 @@ CASES = [
     (None, "robot.helper.noise", "0.1", [("actor.intervention", "scripted")]),
     ("hg-dagger-gaussian", "agent.flow.hidden", "16", [("agent.policy", "flow")]),
     ("hg-dagger", "agent.hidden", "16", [("agent.policy", "gaussian")]),
+    (None, "replay.image_capacity", "9000", [("agent.image_keys", "top")]),
+    (None, "replay.max_image_age", "2", [("agent.image_keys", "top")]),
+    (None, "replay.frame_cache_bytes", "1000", [("agent.image_keys", "top")]),
 ]  # fmt: skip
 
 
@@ -55,12 +58,40 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(preset, path
     asked(preset, *switched, (path, value))
 
 
-@pytest.mark.parametrize("path", ["agent.critic.tau", "agent.choose_by", "agent.gripper.plausible"])
+OF_A_CRITIC = ["agent.critic.tau", "agent.choose_by", "agent.gripper.plausible", "agent.pretrain_candidates",
+               "learner.critic_pretrain_steps", "learner.critic_warmup_steps"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OF_A_CRITIC)
 def test_an_agent_without_a_critic_reads_nothing_of_one(path):
-    value = {"agent.choose_by": "min"}.get(path, "0.2")
+    number = "9" if path.endswith(("steps", "candidates")) else "0.2"
+    value = {"agent.choose_by": "min"}.get(path, number)
     with pytest.raises(ConfigError, match=r"would not be read: it needs an agent with a critic \(acfql or acrlpd\)"):
         asked("hg-dagger", (path, value), ("agent.gripper.choices", "-1,1"))
     asked("hg-dagger", ("agent.gripper.lr", "0.01"), ("agent.gripper.choices", "-1,1"))
+
+
+@pytest.mark.parametrize("path", ["learner.critic_pretrain_steps", "learner.critic_warmup_steps"])
+@pytest.mark.parametrize("preset", ["bc", "hg-dagger-gaussian"])
+def test_no_updates_of_a_critic_are_what_a_clone_has(preset, path):
+    asked(preset, (path, "0"))
+
+
+def test_a_state_that_is_no_input_has_no_latent():
+    blind = [("agent.image_keys", "top"), ("agent.use_state", "false")]
+    with pytest.raises(ConfigError, match=r"state_latent=8 would not be read: it needs agent\.use_state=True"):
+        asked(None, *blind, ("agent.encoder.state_latent", "8"))
+    asked(None, *blind, ("agent.encoder.state_latent", "0"))
+    asked(None, blind[0], ("agent.encoder.state_latent", "8"))
+
+
+def test_features_stand_for_decoded_frames():
+    cached = [("agent.image_keys", "top"), ("agent.encoder.kind", "resnet10"), ("agent.encoder.shift", "0"),
+              ("agent.encoder.frozen_backbone", "true"), ("agent.encoder.cache_features", "true")]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"frame_cache_bytes=1000 .* it needs agent\.encoder\.cache_features=False"):
+        asked(None, *cached, ("replay.frame_cache_bytes", "1000"))
+    for cameras in ((), cached):
+        asked(None, *cameras, ("replay.frame_cache_bytes", "0"))
 
 
 def test_channels_are_not_those_of_a_network_that_has_its_own():
