@@ -111,7 +111,7 @@ def command(method: Method, args: argparse.Namespace, seed: int, run: Path) -> l
     out += ["--offline_steps", str(args.offline_steps), "--online_steps", str(args.online_steps)]
     out += ["--eval_interval", str(args.eval_interval), "--eval_episodes", str(args.episodes)]
     out += ["--preset", method.preset] if method.preset else []
-    # Online collection is single-process here: an actor beside the learner on loopback, in lockstep.
+    # The command starts both: an actor beside the learner, on loopback and in lockstep.
     out += ["--actor", "--port", str(args.port)] if args.online_steps else []
     fixed = [f"learner.max_steps={max(1, args.online_steps)}", f"learner.checkpoint_period={args.eval_interval}"]
     fixed += [f"learner.training_starts={min(1_000, args.online_steps // 2)}"]

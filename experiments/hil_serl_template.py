@@ -10,6 +10,7 @@ observations `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its actions of 3
 its `info` (`succeed`, `intervene_action`) are understood as they are (docs/bring_your_own_robot.md).
 """
 
+import dataclasses
 from typing import Any
 
 from serl_chunk.config.agents import AcfqlConfig
@@ -35,13 +36,16 @@ def make_robot(task: str, fake_env: bool) -> Any:
 def experiment(task: str = "ram_insertion") -> ExperimentConfig:
     """The chosen task's cameras, grippers, discount, length and checkpoint period; the agent and its loop are ours."""
     settings = hil_serl_task(task)
+    gripper = GripperConfig(setup_mode=settings.setup_mode)
+    if gripper.composition == "learned":  # HIL-SERL's price of a change, which a bounded critic's range does not hold
+        gripper = dataclasses.replace(gripper, penalty=-0.02, loss="squared")
     return ExperimentConfig(
         name="hil_serl_template",
         robot=hil_serl_robot(task, make_robot, __file__),
         agent=AcfqlConfig(
             image_keys=settings.cameras,
             encoder=EncoderConfig(features=(32, 64, 64, 64)),
-            gripper=GripperConfig(setup_mode=settings.setup_mode),
+            gripper=gripper,
         ),
         chunk=ChunkConfig(horizon=4),  # 0.4 s at 10 Hz
         normaliser=NormaliserConfig(actions="absolute_range"),  # actions are moves in [-1, 1] already

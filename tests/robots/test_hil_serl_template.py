@@ -43,6 +43,7 @@ def test_each_task_has_its_settings(name, discount, limit, actions, cameras, com
     assert {c.name for c in spec.cameras} == set(config.agent.image_keys)
     assert spec.grippers == tuple(i for i in (6, 13) if i < actions)
     assert config.agent.gripper.composition == composition
+    assert config.agent.gripper.penalty == (-0.02 if composition == "learned" else 0)
     agent = make_agent(config, spec)
     assert isinstance(agent, LearnedGripper if composition == "learned" else FixedGripper)
     if isinstance(agent, LearnedGripper):
