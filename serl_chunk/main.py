@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     learner.add_argument(
         "--demo_proportion", "--dataset_proportion", type=float, default=1.0, metavar="P",
-        help="use the first P of them, and of every shard",
+        help="use the first P of them (of OGBench's and D4RL's data: of the steps), and of every shard",
     )  # fmt: skip
     learner.add_argument(
         "--dataset_dir", metavar="DIR", help="OGBench's .npz files, one after the other, for data larger than memory"

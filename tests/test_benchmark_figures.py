@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from serl_chunk.config.agents import BcConfig
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.presets import configured
 from serl_chunk.types import ConfigError
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -78,6 +80,16 @@ def test_every_option_is_an_experiment_of_its_own(task, experiment):
     offline = {o for o in seen.values() if not ablations.says_nothing(o, experiment, [], online=False)}
     assert set(seen.values()) - offline == set(ablations.ONLINE) & set(seen.values())
     assert set(ablations.BESIDE) | set(ablations.BESIDE.values()) <= set(ablations.OPTIONS)
+
+
+def test_every_method_on_cube_single_is_a_configuration_of_its_own():
+    experiment, seen = load_experiment("ogbench"), {}
+    for name, method in cube_single.EVERY.items():
+        config = configured(experiment, list(map(asked.split, method.settings)), preset=method.preset)
+        text = str(to_dict(config))
+        assert text not in seen, f"{name} is {seen[text]}"
+        seen[text] = name
+    assert len(seen) == len(cube_single.METHODS) + len(cube_single.SAVINGS)
 
 
 def test_runs_made_another_way_are_not_mixed(tmp_path):

@@ -32,7 +32,13 @@ def add_reading(p: argparse.ArgumentParser) -> None:
         help="give that reward on every step, not the last only: a value then is the time left, not the chance",
     )
     p.add_argument("--env", default="", help="OGBench task whose rewards are computed, cube-single-play-..-task1-v0")
-    p.add_argument("--proportion", type=float, default=1.0, metavar="P", help="read the first P of the episodes")
+    p.add_argument(
+        "--proportion",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="read the first P of the episodes (of OGBench's and D4RL's data: of the steps, in whole episodes)",
+    )
 
 
 def options_of(flags: argparse.Namespace) -> ReadOptions:

@@ -105,7 +105,7 @@ def load_demos(
     if empty is not None:
         raise ConfigError(f"{empty.path}: no episode that could be a demonstration ({empty.format})")
     if wanted:
-        wanted = wanted[: len(first_of([key for _, key in wanted], said.proportion))]
+        wanted = wanted[: len(first_of([key for _, key in wanted], said.proportion, _lengths(sources)))]
     loaded = DemoSet([], [], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
@@ -138,6 +138,17 @@ def load_demos(
             progress(done, len(wanted))
     digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
     return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
+
+
+def _lengths(sources: Sequence[Source]) -> list[int] | None:
+    """Steps of every episode of `sources`; None unless all tell them without reading: then episodes are counted."""
+    lengths: list[int] = []
+    for source in sources:
+        told = getattr(source, "lengths", None)
+        if told is None:
+            return None
+        lengths += told()
+    return lengths
 
 
 def _check_rate(source: Source, spec: RobotSpec) -> None:

@@ -48,8 +48,8 @@ class ShardedSource:
     """The episodes of one shard of a folder, and of another one later.
 
     The order of the shards is drawn anew for every pass from `seed`, each shard once a pass and none twice in a row.
-    `options.proportion` applies to every shard: the first of its episodes, whole ones. With a single shard nothing is
-    replaced and no thread runs.
+    `options.proportion` applies to every shard: the first of its episodes, whole ones, with that share of its steps.
+    With a single shard nothing is replaced and no thread runs.
 
     Args:
         folder: .npz files of OGBench; `*-val.npz` are left out.

@@ -37,7 +37,8 @@ class ReadOptions:
         solved: what becomes of steps that begin in a solved state, where the data go on after successes (OGBench):
             "drop", or "keep" them, which helps a critic and no clone: those that stay in it as episodes of one step
             each, the one that leaves it as the first of what follows.
-        proportion: of the episodes, from the first on.
+        proportion: of the episodes, from the first on; of data that tell the steps of each (OGBench, D4RL) the
+            episodes that come nearest to this share of the steps.
     """
 
     spec: RobotSpec | None = None
@@ -110,8 +111,17 @@ def materialised(episode: Episode) -> Episode:
     return Episode(begin, dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final))
 
 
-def first_of(keys: list[str], proportion: float) -> list[str]:
-    """The first `proportion` of the episodes, whole ones, at least one. Raises ConfigError outside (0, 1]."""
+def first_of(keys: list[str], proportion: float, lengths: Sequence[int] | None = None) -> list[str]:
+    """The first `proportion` of the episodes, whole ones, at least one.
+
+    With the `lengths` of all of them, as many as come nearest to that share of the steps: published shares are of a
+    data set's rows, and where solved steps are kept many of OGBench's episodes have one. Raises ConfigError outside
+    (0, 1].
+    """
     if not 0 < proportion <= 1:
-        raise ConfigError(f"--proportion={proportion:g} must lie in (0, 1]: it is a share of the episodes")
-    return keys[: max(1, round(proportion * len(keys)))]
+        of = "episodes" if lengths is None else "steps"
+        raise ConfigError(f"--proportion={proportion:g} must lie in (0, 1]: it is a share of the {of}")
+    if lengths is None:
+        return keys[: max(1, round(proportion * len(keys)))]
+    steps = np.cumsum(lengths)
+    return keys[: 1 + int(np.argmin(np.abs(steps - proportion * steps[-1])))]

@@ -121,6 +121,10 @@ class Learner:
         self.accounts = Accounts(metrics, self.replay, c.log_period, self.counters)
         if restored is not None:
             self._resume(*restored[:3])
+        pretrains = self.phase is Phase.PRETRAIN and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
+        offline = self.phase in _ON_DATA and self.updates < c.offline_steps
+        if (pretrains or offline) and not self.env_steps:  # else a person's may be demonstrations: a journal may follow
+            self._data.require_window()
         if agent.imitates_critic and c.offline_steps and self.phase in _ON_DATA and not self._data.has_failures:
             say(
                 "WARNING: agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks "

@@ -76,6 +76,28 @@ class OfflineData:
                 "--offline_steps trains on demonstrations or a data set: give --demo_path or --dataset_dir"
             )
 
+    def require_window(self) -> None:
+        """Raise ConfigError where what is there at the start has no window to train on."""
+        if self._replay.ready.demo:
+            return
+        stats = self._replay.stats()
+        episodes = int(stats["replay/demo_episodes"])
+        steps = int(stats["replay/demo_rows"]) - episodes  # a row of each is for its final observation
+        whole = self._replay.window_steps
+        found = f"a window takes {whole} consecutive steps, and they have {steps} in {episodes} episodes"
+        remedy = (
+            "Give longer ones, or lower what sets it: chunk.horizon (--horizon_length), chunk.critic_horizon or "
+            "chunk.return_steps"
+        )
+        if stats["replay/excluded_share"]:
+            found += ", but no image of every camera that is recent enough where one begins and ends"
+            remedy = "Raise --config.replay.max_image_age, or give demonstrations with more frames"
+        raise ConfigError(
+            f"the demonstrations hold no window to train on: {found}. {remedy}; or do without "
+            "training on them alone: --config.learner.pretrain_steps=0, --config.learner.critic_pretrain_steps=0 and "
+            "no --offline_steps"
+        )
+
     def advance(self, updates: int) -> None:
         """Count `updates`; where another part of the data set is in use after them, it takes the replay's place."""
         if self._dataset is not None and sum(self._dataset.advance() for _ in range(updates)):

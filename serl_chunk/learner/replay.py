@@ -246,13 +246,18 @@ class Replay:
         halves += [stores.windows_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
         return np.concatenate(halves, axis=1)
 
+    @property
+    def window_steps(self) -> int:
+        """Consecutive steps of a whole window."""
+        chunk = self._config.chunk
+        return max(chunk.carried, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
+
     def _no_window(self) -> str:
-        chunk, held = self._config.chunk, self._stores
+        held = self._stores
         steps = sum(e.length for store in held.all for e in store.episodes.values())
-        needed = max(chunk.carried, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
         return (
-            f"the replay holds no complete window yet: a window takes {needed} consecutive steps, and it has "
-            f"{steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
+            f"the replay holds no complete window yet: a window takes {self.window_steps} consecutive steps, and it "
+            f"has {steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
         )
 
     def _gather(self, drawn: np.ndarray) -> Gathered:

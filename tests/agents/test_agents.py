@@ -309,6 +309,26 @@ def test_other_lengths_and_a_single_head(variant, horizon):
     assert chunk.shape == (horizon, 2)
 
 
+@pytest.mark.parametrize("variant", ["acfql", "acfql-policy", "acrlpd"])
+@pytest.mark.parametrize("aggregate", ["mean", "min"])
+def test_a_single_head_keeps_rows_apart(variant, aggregate):
+    """The published code's mean over heads is one over the batch where there is one head."""
+    agent = build(config_of(variant, critic=critic(ensemble=1, target_aggregate=aggregate)))
+    state = agent.init(jax.random.key(0))
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    draws = agent.critic_draws(jax.random.key(1), batch)
+
+    def target(rows):
+        args = jax.tree.map(lambda x: x[rows], (batch, draws))
+        return agent.critic_target(*(() if variant == "acrlpd" else (state.critic,)), state, *args)
+
+    together = np.asarray(target(slice(None)))
+    alone = np.concatenate([target(slice(i, i + 1)) for i in range(len(together))])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    value = ((together - batch.rewards @ 0.9 ** np.arange(3)) / batch.discount_n)[batch.mask > 0]
+    assert np.ptp(value) > 0.01  # the rows' next values differ
+
+
 def test_switching_clipping_on_keeps_the_state_resumable():
     config = config_of("acfql")
     with_clip = build(dataclasses.replace(config, grad_clip=1.0))

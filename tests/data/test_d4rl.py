@@ -155,6 +155,12 @@ def test_every_row_is_in_one_episode(tmp_path: Path, ends: str, proportion: floa
     assert 1 <= len(some) <= len(episodes)
 
 
+@pytest.mark.parametrize(("proportion", "kept"), [(0.01, 1), (0.5, 1), (0.8, 2), (0.9, 3), (1.0, 4)])
+def test_a_share_is_one_of_the_steps(path: Path, proportion: float, kept: int) -> None:
+    source = D4rlSource(save(path, arrays(".....O..OOO")), ReadOptions(proportion=proportion))
+    assert (source.lengths(), len(source.keys())) == ([6, 3, 1, 1][:kept], kept)
+
+
 def test_a_copy_reads_for_itself(path: Path) -> None:
     source = pickle.loads(pickle.dumps(D4rlSource(save(path, arrays("..O..O")), ReadOptions())))
     assert rows_of([source.read("3")]) == [[3, 4, 5]]

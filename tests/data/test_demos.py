@@ -391,6 +391,43 @@ def test_the_first_part_of_the_demonstrations(tmp_path, spec, make_episode):
         load_demos([tmp_path], spec, options=ReadOptions(proportion=0.0))
 
 
+@pytest.mark.parametrize(
+    ("kinds", "lengths"),
+    [(("told", "told"), [9, 1, 1]), (("told", "read"), [9, 1]), (("read", "read"), [9, 1])],
+)
+def test_a_share_of_all_paths_is_one_of_steps_where_all_tell_theirs(tmp_path, spec, make_episode, kinds, lengths):
+    class Told:
+        """Episodes of so many steps."""
+
+        def __init__(self, path, options):
+            self.path, self.format, self.hz, self.first = path, path.suffix[1:], None, int(path.stem)
+            self.steps = [(9, 1), (1, 7)][self.first]
+
+        def keys(self):
+            return ["0", "1"]
+
+        def read(self, key):
+            assert key in self.keys()
+            return make_episode(spec, self.steps[int(key)], seed=2 * self.first + int(key))
+
+        def notes(self):
+            return []
+
+    class Telling(Told):
+        def lengths(self):
+            return list(self.steps)
+
+    more = [
+        Format(name, "", lambda path, name=name: path.suffix == f".{name}", kind)
+        for name, kind in (("read", Told), ("told", Telling))
+    ]
+    paths = [tmp_path / f"{i}.{kind}" for i, kind in enumerate(kinds)]
+    for path in paths:
+        path.touch()
+    demos = load_demos(paths, spec, options=ReadOptions(proportion=0.6), more=more)
+    assert [e.steps.n for e in demos.episodes] == lengths
+
+
 def test_scored_folders_remember_what_they_are_worth(tmp_path, joints_spec, make_episode):
     """Opened once more from what a run wrote down, an episode is what it was."""
     for name in ("score_5", "score_1"):

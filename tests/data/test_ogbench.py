@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.ogbench import FORMAT, OgbenchSource
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.types import ConfigError, DataError, Episode, Outcome, Source
+from serl_chunk.types import ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
 PLAY = Path(__file__).with_name("ogbench_play.npz")  # rows of cube-single-play: 120 of one trajectory, 40 of another
 TASK = "cube-single-play-singletask-task1-v0"
@@ -73,6 +74,29 @@ def test_real_rows() -> None:
     step = np.linalg.norm(np.diff(first.steps.observation["state"], axis=0), axis=1)
     jump = np.linalg.norm(second.steps.observation["state"][0] - first.end.final_observation["state"])
     assert step.max() < jump
+
+
+@pytest.mark.parametrize(("proportion", "kept"), [(0.01, 1), (0.35, 1), (0.5, 3), (0.72, 5), (1.0, 6)])
+def test_a_share_is_one_of_the_steps(tmp_path: Path, proportion: float, kept: int) -> None:
+    """As the published flag: solved steps that are kept are episodes of one step."""
+    content = arrays((11, 3))
+    solved = np.isin(np.arange(14), (4, 5, 6, 7))
+    path = save(tmp_path / "cube.npz", content | {"rewards": solved - 1.0, "masks": 1.0 - solved})
+    lengths = [4, 1, 1, 1, 3, 2]
+    source = OgbenchSource(path, ReadOptions(solved="keep"))
+    assert (source.lengths(), [source.read(k).steps.n for k in source.keys()]) == (lengths, lengths)
+    options = ReadOptions(solved="keep", proportion=proportion)
+    source = OgbenchSource(path, options)
+    assert (source.lengths(), len(source.keys())) == (lengths[:kept], kept)
+    robot = RobotSpec("point", 10.0, 4, (-1.0,) * 2, (1.0,) * 2, (-1,) * 2, (), (), max_episode_steps=20)
+    demos = load_demos([path], robot, options=options)
+    assert [e.steps.n for e in demos.episodes] == lengths[:kept]
+
+
+def test_a_share_of_nothing_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "cube.npz", arrays())
+    with pytest.raises(ConfigError, match=r"--proportion=0 must lie in \(0, 1\]: it is a share of the steps"):
+        read_all(path, proportion=0.0)
 
 
 @pytest.mark.parametrize("masked", [True, False])

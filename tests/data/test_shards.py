@@ -212,6 +212,24 @@ def test_proportion_and_single_shards(tmp_path: Path) -> None:
         assert threading.active_count() == before
 
 
+def test_a_share_of_a_shard_is_one_of_its_steps(tmp_path: Path) -> None:
+    solved = np.isin(np.arange(12), (4, 5, 6, 7))
+    for i in range(2):
+        np.savez(
+            tmp_path / f"shard-{i}.npz",
+            observations=np.full((12, 2), i, np.float32),
+            actions=np.zeros((12, 2), np.float32),
+            terminals=np.arange(12) == 11,
+            rewards=solved - 1.0,
+            masks=1.0 - solved,
+        )
+    options = ReadOptions(solved="keep", proportion=0.4)
+    with ShardedSource(tmp_path, options, replace_interval=1) as source:
+        for _ in range(2):
+            assert [e.steps.n for e in source.episodes] == [4]  # of 4, 1, 1, 1 and 4
+            source.advance()
+
+
 def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no \.npz file"):
         ShardedSource(tmp_path, ReadOptions(), replace_interval=1)

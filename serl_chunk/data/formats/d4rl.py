@@ -63,12 +63,16 @@ class D4rlSource:
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
         self.rewards_tell = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
         spans = self._spans_of(closed, terminal)
-        self._keys = first_of([str(s.start) for s in spans], options.proportion)
+        self._keys = first_of([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])
         self._spans = spans[: len(self._keys)]
 
     def keys(self) -> list[str]:
         """See `source.Source`: the row of the first step."""
         return list(self._keys)
+
+    def lengths(self) -> list[int]:
+        """Steps of each of `keys`: a share of the data is one of these."""
+        return [s.stop - s.start for s in self._spans]
 
     def read(self, key: str) -> Episode:
         """See `source.Source`."""

@@ -65,6 +65,10 @@ class OgbenchSource:
         self._index()
         return list(self._keys)
 
+    def lengths(self) -> list[int]:
+        """Steps of each of `keys`: a share of the data is one of these."""
+        return [s.stop - s.start for s in self._index()]
+
     def read(self, key: str) -> Episode:
         """See `source.Source`. States and actions are read-only views of the file's arrays."""
         file, start, stop, success = self._index()[position(self.keys(), key, self.path)]
@@ -127,7 +131,7 @@ class OgbenchSource:
         if not spans:
             raise DataError(f"{self.path}: no trajectory has a step")
         keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
-        self._keys = first_of(keys, self._options.proportion)
+        self._keys = first_of(keys, self._options.proportion, [s.stop - s.start for s in spans])
         self._spans = spans[: len(self._keys)]
         return self._spans
 
