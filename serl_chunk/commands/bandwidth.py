@@ -44,12 +44,14 @@ def expected(config: ExperimentConfig, spec: RobotSpec) -> Bandwidth:
         frame = {IMAGE_PREFIX + camera.name: np.zeros((camera.height, camera.width, 3), np.uint8)}
         nbytes = _message(step._replace(observation={**observation, **frame})) - plain
         frames += nbytes * (JPEG_SHARE if config.transport.jpeg_quality else 1.0)
-    every = config.chunk.executed
-    mean = plain + (decided - plain + frames) / every
+    every = config.chunk.executed - config.actor.delay_ticks
+    # Frames are recorded at decisions, and where windows end that begin there, unless that is at another decision.
+    shown = (1 if config.chunk.returned % every == 0 else 2) * frames / every
+    mean = plain + (decided - plain) / every + shown
     return Bandwidth(
         mean * spec.control_hz,
         (plain + frames) * spec.control_hz,
-        frames / every / mean,
+        shown / mean,
         spec.max_episode_steps / spec.control_hz,
     )
 

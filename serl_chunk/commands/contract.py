@@ -66,6 +66,8 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
         "critic": critic_values,
         "network": network,
     }
+    if config.agent.image_keys:  # an actor records frames where windows end
+        named["return_steps"] = str(config.chunk.returned)
     return named | {path: _text(value) for path in ACTED_BY if (value := _read(config, path)) is not _ABSENT}
 
 

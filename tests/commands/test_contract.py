@@ -94,6 +94,10 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
     wide = [bins[0], ("agent.critic.sigma_bins", "2")]  # the same shapes over a wider support
     assert len({contract(load("fake_aloha", o), SPEC, "net")["critic"] for o in (bins, wide)}) == 2
     assert contract(CONFIG, SPEC, "other net")["network"] != base["network"]
+    returns = [("chunk.return_steps", "10")]  # what an actor shows to a learner with cameras, and to no other
+    assert contract(load("fake_aloha", returns), SPEC, "net") == base
+    ten, five = (contract(load("fake_aloha", [("agent.image_keys", "top"), *r]), SPEC, "net") for r in (returns, []))
+    assert (ten["return_steps"], five["return_steps"]) == ("10", "5")
     faster = dataclasses.replace(SPEC, control_hz=10.0)
     differing = {k for k, v in contract(CONFIG, faster, "net").items() if v != base[k]}
     assert differing == {"control_hz", "robot_specs"}
