@@ -33,7 +33,7 @@ _SPEED, _AT = 0.1, 0.25
 
 
 class Choices:
-    """What can be decided about G grippers in a chunk of H ticks: J parts, P branches each, O options a branch.
+    """What can be decided about G grippers in H ticks of a chunk: J parts, P branches each, O options a branch.
 
     Jointly P is 1 and an option is a value for every gripper, O = C**G of C values; else P is G and O is C. `neutral`
     is the value that leaves a gripper as it is, where commands are pushes (HIL-SERL); None where they are openings.
@@ -43,13 +43,13 @@ class Choices:
         self,
         values: tuple[float, ...],
         grippers: int,
-        horizon: int,
+        steps: int,
         held: int,
         *,
         joint: bool,
         neutral: float | None = None,
     ) -> None:
-        self.held, self.parts, self.grippers = held, horizon // held, grippers
+        self.steps, self.held, self.parts, self.grippers = steps, held, steps // held, grippers
         self.values = np.array(values, np.float32)  # C
         self.joint = joint
         self.neutral = None if neutral is None else values.index(neutral)
@@ -132,9 +132,13 @@ class Choices:
             return jnp.asarray(self.table)[option[..., 0]]
         return jnp.asarray(self.values)[option]
 
-    def chunk(self, option: jax.Array) -> jax.Array:
-        """The grippers' actions float32[..., H, G] of options int32[..., J, P]."""
-        return jnp.repeat(self.decode(option), self.held, axis=-2)
+    def chunk(self, option: jax.Array, horizon: int) -> jax.Array:
+        """The grippers' actions float32[..., H, G] of options int32[..., J, P].
+
+        The last choice stays behind the ticks that were decided, for a chunk whose successor is late.
+        """
+        part = np.minimum(np.arange(horizon) // self.held, self.parts - 1)
+        return self.decode(option)[..., part, :]
 
     def changes(self, actions: jax.Array, before: jax.Array, valid: jax.Array) -> jax.Array:
         """How many grippers change their choice on each tick, float32[B, H], for actions float32[B, H, G].

@@ -38,8 +38,10 @@ class LearnedGripper(ArmAndGripper):
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build) -> None:
         g = config.gripper
-        values, held = g.values, g.hold_steps or spec.horizon
-        self.choices = Choices(values, len(spec.grippers), spec.horizon, held, joint=g.joint, neutral=g.stays)
+        # A choice is for what is executed of a chunk, which the experiment checks to be what is compared.
+        values, steps = g.values, spec.compared_steps
+        held = g.hold_steps or steps
+        self.choices = Choices(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
         self.net = GraspCritic(config, self.choices)
@@ -65,7 +67,12 @@ class LearnedGripper(ArmAndGripper):
     def executed(self, batch: ChunkBatch) -> jax.Array:
         """The options that were executed, whoever acted, int32[B, J, P]."""
         before = None if batch.before is None else batch.before[..., self.grippers]
-        return self.choices.label(batch.actions[..., self.grippers], batch.valid, before)
+        part = slice(self.choices.steps)
+        return self.choices.label(batch.actions[:, part, self.grippers], batch.valid[:, part], before)
+
+    def _of_parts(self, steps: jax.Array) -> jax.Array:
+        """What float32[B, L] says of the steps of each part, float32[B, J, hold_steps]."""
+        return steps[:, : self.choices.steps].reshape(-1, self.choices.parts, self.choices.held)
 
     def preferred(self, grasp: Params, observations: Mapping[str, jax.Array]) -> jax.Array:
         """argmax of the online Q over plausible options, int32[B, J, P]."""
@@ -95,15 +102,16 @@ class LearnedGripper(ArmAndGripper):
         rewards = jnp.sum(batch.rewards, axis=-1)
         penalties = jnp.zeros_like(rewards)
         if batch.before is not None and g.penalty:
-            actions, before = batch.actions[..., self.grippers], batch.before[..., self.grippers]
-            changes = self.choices.changes(actions, before, batch.valid)
+            returned = slice(self.spec.critic_steps)
+            actions, before = batch.actions[:, returned, self.grippers], batch.before[..., self.grippers]
+            changes = self.choices.changes(actions, before, batch.valid[:, returned])
             penalties = discounted_penalty(changes, g.penalty, self.spec.discount)
             rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
         preferred = self.preferred(grasp, batch.next_observations)
         chosen = of_option(self.net.values(grasp["target"], batch.next_observations), preferred)
         target = grasp_target(batch, self.spec.discount, penalties, chosen, self.config.critic.target_floor)
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
-        exists = batch.valid.reshape(-1, self.choices.parts, self.choices.held)[..., 0]
+        exists = self._of_parts(batch.valid)[..., 0]
         loss = grasp_loss(outputs, option, target, self.net.kind, batch.weight, exists, self.net.support)
         values = self.net.read(of_option(outputs, option))
         return loss, self.net.metrics(loss, values, target, rewards)
@@ -111,7 +119,7 @@ class LearnedGripper(ArmAndGripper):
     def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
         """`choice_imitation` as a function of `policy`; a part weighs as much as its steps that are imitated."""
         logits, option = self.net.logits(policy, batch.observations), self.executed(batch)
-        bc = jnp.mean(batch.bc.reshape(-1, self.choices.parts, self.choices.held), axis=-1)
+        bc = jnp.mean(self._of_parts(batch.bc), axis=-1)
         loss = choice_imitation(logits, option, bc, self.config.bc_mean)
         hit = (jnp.argmax(logits, axis=-1) == option).astype(jnp.float32)
         weight = jnp.broadcast_to(bc[..., None], hit.shape)
@@ -200,7 +208,7 @@ class LearnedGripper(ArmAndGripper):
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
             record["gripper_q"] = of_option(self.net.values(grasp["critic"], observation), option)
-        return self.merged(arm, self.choices.chunk(option), prefix), record
+        return self.merged(arm, self.choices.chunk(option, self.spec.horizon), prefix), record
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         """The arm's, and "gripper"; as long as the critic has seen no failure, imitation chooses."""

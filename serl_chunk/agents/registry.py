@@ -39,6 +39,11 @@ class AgentSpec:
     grippers: tuple[int, ...] = ()  # action dimensions that are grippers
     gripper_inputs: int = 0  # numbers of a discrete gripper's choice that the critic sees
 
+    @property
+    def compared_steps(self) -> int:
+        """Actions by which a decision's candidates are compared: the prefix critic's, or the critic's."""
+        return self.prefix_steps or self.critic_steps
+
 
 def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
     """The sizes for this experiment on this robot; raises ConfigError for a camera the robot lacks."""

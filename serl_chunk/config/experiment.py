@@ -150,22 +150,17 @@ class ExperimentConfig:
 
     def _check_learned_gripper(self) -> None:
         gripper, chunk = self.agent.gripper, self.chunk
-        held = gripper.hold_steps or chunk.horizon
+        held = gripper.hold_steps or chunk.executed
         require(
-            chunk.horizon % held == 0,
-            f"agent.gripper.hold_steps={held} must divide chunk.horizon={chunk.horizon}",
+            chunk.executed % held == 0,
+            f"agent.gripper.hold_steps={held} must divide the {chunk.executed} actions of a chunk that are executed "
+            "(chunk.execute_steps, or chunk.horizon)",
         )
         require(
-            chunk.critic_steps == chunk.horizon,
-            f"agent.gripper.choices need chunk.critic_horizon ({chunk.critic_steps}) to be the chunk.horizon of "
-            f"{chunk.horizon}: choices for ticks that no return covers would never be corrected. Leave it out",
-        )
-        require(
-            chunk.executed == chunk.horizon,
-            f"agent.gripper.choices need chunk.execute_steps ({chunk.executed}) to be the chunk.horizon of "
-            f"{chunk.horizon}: a choice that is not executed for as long as it was made for would never be corrected. "
-            "Leave chunk.execute_steps out, and with it agent.prefix_critic, which is for critics of more than what is "
-            "executed",
+            chunk.critic_steps >= chunk.executed,
+            f"agent.gripper.choices are for the {chunk.executed} actions of a chunk that are executed, and "
+            f"chunk.critic_horizon={chunk.critic_steps} is less: choices for ticks that no return covers would never "
+            f"be corrected. Leave chunk.critic_horizon out, or set chunk.execute_steps={chunk.critic_steps}",
         )
         require(
             gripper.penalty == 0 or self.agent.critic.target_floor == "none",
@@ -179,7 +174,7 @@ class ExperimentConfig:
             f"{self.agent.critic.loss} knows the range of the others alone: set agent.gripper.loss=squared",
         )
         require(
-            gripper.penalty == 0 or (self.replay.windows == "episode" and chunk.returned == chunk.horizon),
+            gripper.penalty == 0 or (self.replay.windows == "episode" and chunk.returned == chunk.critic_steps),
             "agent.gripper.penalty counts changes within a window, the action before it included: use "
             "replay.windows=episode and leave chunk.return_steps out",
         )

@@ -36,7 +36,7 @@ class GripperConfig:
     # HIL-SERL's three choices unless `choices` says others.
     setup_mode: SetupMode = ""
     joint: bool = True  # one choice for all grippers (9 for two of three, HIL-SERL); False: one for each gripper
-    hold_steps: int | None = None  # ticks that a choice is held; divides chunk.horizon; none: the whole chunk
+    hold_steps: int | None = None  # ticks that a choice is held; divides chunk.execute_steps; none: all of it
     penalty: float = 0.0  # reward per change of a gripper's choice, for the grasp critic alone (HIL-SERL: -0.02)
     epsilon: float = 0.02  # probability that an exploring decision takes a random choice, each held part apart
     # Choices that imitation gives less than this share of the likeliest one's probability are not considered (discrete
@@ -78,7 +78,7 @@ class GripperConfig:
         )
         require(
             self.hold_steps is None or self.hold_steps >= 1,
-            f"agent.gripper.hold_steps must be at least 1 tick, or none for the whole chunk, got {self.hold_steps}",
+            f"agent.gripper.hold_steps must be at least 1 tick, or none for what is executed, got {self.hold_steps}",
         )
         require(
             math.isfinite(self.penalty) and self.penalty <= 0,

@@ -28,12 +28,14 @@ ARM = [0, 2, 3]
 CHOICES = (-1.0, 1.0)
 COMPILED = ["acfql", "acrlpd-tail", "bc"]
 TRACED = [*COMPILED, "acfql-policy-distill-together", "bc-gaussian", "acfql-policy-tail-image"]  # cheap
+PART = {"critic_steps": 6, "prefix_steps": 2}  # of chunks of 4: two are executed, and a critic of six teaches
 
 
-def compose(variant: str, gripper: GripperConfig, grippers: tuple[int, ...] = GRIPPERS, **changes):
+def compose(variant: str, gripper: GripperConfig, grippers: tuple[int, ...] = GRIPPERS, *, steps=None, **changes):
     config = config_of(variant, gripper=gripper, **changes)
     cameras = (CAMERA,) if config.image_keys else ()
-    spec = AgentSpec(4, ACTIONS, HORIZON, HORIZON, cameras, DISCOUNT, grippers=grippers)
+    sizes = {"critic_steps": HORIZON, **(steps or {}), "grippers": grippers}
+    spec = AgentSpec(4, ACTIONS, HORIZON, cameras=cameras, discount=DISCOUNT, **sizes)
     module, name = IMPLEMENTATIONS[type(config)]
     cls = getattr(__import__(module, fromlist=[name]), name)
     return with_gripper(config, spec, functools.partial(cls, config))
@@ -82,10 +84,10 @@ def test_every_update_compiles_once_and_moves_its_own_half(variant):
         assert update._cache_size() == 1
 
 
-@pytest.mark.parametrize("variant", TRACED)
+@pytest.mark.parametrize("variant", [*TRACED, "acfql-prefix-lengths", "acrlpd-prefix"])
 def test_no_ranks_are_promoted_silently(variant):
     for gripper in (learned(joint=True, penalty=-0.1), learned(joint=False, hold_steps=1, critic_sees_gripper=False)):
-        agent = compose(variant, gripper)
+        agent = compose(variant, gripper, steps=PART if "prefix" in variant else None)
         batches = make_batches(agent.spec)
         batches = batches._replace(before=batches.actions[:, :, 0])
         prefix = (np.zeros((HORIZON, ACTIONS), np.float32), np.zeros(HORIZON, np.float32))
@@ -124,6 +126,58 @@ def test_a_chunk_holds_choices_in_the_grippers_dimensions_and_the_arms_agent_in_
     late, _ = draw(jax.random.key(0), (committed, np.array([1, 0, 0, 0], np.float32)))
     np.testing.assert_allclose(late[0], committed[0], atol=1e-6)
     np.testing.assert_array_equal(late[1:, GRIPPERS], chunk[1:, GRIPPERS])
+
+
+@pytest.mark.parametrize("steps", [PART, {"critic_steps": 2}])
+def test_choices_are_of_the_executed_actions_and_last_for_as_long_as_a_chunk(steps):
+    variant = "acfql-prefix" if "prefix_steps" in steps else "acfql"
+    agent = compose(variant, learned(hold_steps=1, joint=False, epsilon=0.5), steps=steps)
+    assert agent.choices.shape == (2, 2, 2)
+    params = agent.policy_params(agent.init(jax.random.key(0)))
+    seen = set()
+    for i in range(20):
+        chunk, record = agent.sample(params, see(agent), jax.random.key(i), explore=True)
+        held = np.asarray(record["gripper"])[[0, 1, 1, 1]]
+        np.testing.assert_array_equal(np.asarray(chunk)[:, GRIPPERS], held)
+        seen.add(held.tobytes())
+    assert len(seen) > 4
+
+
+def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more():
+    agent = compose("acfql-prefix", learned(hold_steps=1), steps=PART)
+    batches = make_batches(agent.spec)
+    one = lambda b: agent.update_critic(agent.init(jax.random.key(0)), jax.device_put(b))  # noqa: E731
+    a, _ = one(batches)
+    for tick, matters in ((1, True), (2, False), (5, False)):
+        flipped = np.array(batches.actions)
+        flipped[:, :, tick, GRIPPERS] *= -1
+        b, _ = one(batches._replace(actions=flipped))
+        assert same(a.grasp["critic"], b.grasp["critic"]) != matters
+    alive = batches.valid[..., 5:] > 0
+    rewards = np.concatenate([batches.rewards[..., :5], np.where(alive, np.float32(0.9), 0)], axis=-1)
+    b, _ = one(batches._replace(rewards=rewards))
+    assert not same(a.grasp["critic"], b.grasp["critic"])
+
+
+@pytest.mark.parametrize(("critic_steps", "prefix_steps"), [(6, 2), (2, 0)])
+def test_a_change_is_charged_as_far_as_the_return_goes(critic_steps, prefix_steps):
+    steps = {"critic_steps": critic_steps, "prefix_steps": prefix_steps}
+    agent = compose("acfql-prefix" if prefix_steps else "acfql", learned(penalty=-0.5, loss="squared"), steps=steps)
+    batches = make_batches(agent.spec)
+    length = batches.actions.shape[2]
+    actions = np.array(batches.actions)
+    actions[..., GRIPPERS] = 1
+    batches = batches._replace(before=actions[:, :, 0], valid=np.ones_like(batches.valid), actions=actions)
+    charged = []
+    for tick in range(length):  # both grippers close on this tick and stay closed
+        closing = np.array(actions)
+        closing[:, :, tick:, GRIPPERS] = -1
+        batch = jax.tree.map(lambda x: x[0], batches._replace(actions=closing))
+        grasp = agent.init(jax.random.key(0)).grasp
+        _, metrics = agent.grasp_critic_loss(grasp["critic"], grasp, batch)
+        charged.append(float(metrics["grasp_critic/grasp_rewards"]) - float(np.mean(np.sum(batch.rewards, -1))))
+    expected = [-1.0 if tick < critic_steps else 0.0 for tick in range(length)]
+    np.testing.assert_allclose(charged, expected, atol=1e-5)
 
 
 def test_exploring_takes_random_choices_as_often_as_epsilon_says():

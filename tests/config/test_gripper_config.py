@@ -68,8 +68,12 @@ def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> Expe
 @pytest.mark.parametrize(
     ("gripper", "changes", "said"),
     [
-        ({"hold_steps": 4}, {}, r"agent\.gripper\.hold_steps=4 must divide chunk\.horizon=6"),
-        ({}, {"chunk": ChunkConfig(6, critic_horizon=3)}, r"critic_horizon \(3\) to be the chunk\.horizon of 6"),
+        ({"hold_steps": 4}, {}, r"agent\.gripper\.hold_steps=4 must divide the 6 actions of a chunk that are executed"),
+        (
+            {},
+            {"chunk": ChunkConfig(6, critic_horizon=3)},
+            r"for the 6 actions .* executed, and chunk\.critic_horizon=3 is less: .* set chunk\.execute_steps=3$",
+        ),
         ({"penalty": -0.02}, {}, r"critic\.loss=bounded knows the range of the others alone: set agent\.gripper"),
         ({"penalty": -0.02}, {"loss": "squared", "chunk": ChunkConfig(6, return_steps=9)}, r"leave chunk\.return_st"),
         (
@@ -98,10 +102,29 @@ def test_a_floor_of_rewards_knows_no_penalties():
             ExperimentConfig("x", FakeAlohaConfig(), agent=agent)
 
 
-def test_choices_that_are_executed_in_part_are_refused():
-    agent = AcfqlConfig(gripper=GripperConfig(choices=TWO), prefix_critic=True)
-    with pytest.raises(ConfigError, match=r"execute_steps \(3\) to be the chunk\.horizon of 6: .*agent\.prefix_critic"):
-        ExperimentConfig("x", FakeAlohaConfig(), agent=agent, chunk=ChunkConfig(6, execute_steps=3))
+@pytest.mark.parametrize(
+    ("chunk", "prefix"),
+    [
+        (ChunkConfig(6, critic_horizon=3, execute_steps=3), False),
+        (ChunkConfig(6, execute_steps=3), True),
+        (ChunkConfig(6, critic_horizon=12, execute_steps=3), True),
+        (ChunkConfig(3, critic_horizon=12), True),
+    ],
+)
+def test_choices_are_for_what_is_executed_of_a_chunk(chunk, prefix):
+    critic = CriticConfig(loss="squared")
+    make = lambda **held: ExperimentConfig(  # noqa: E731
+        "x",
+        FakeAlohaConfig(),
+        chunk=chunk,
+        agent=AcfqlConfig(
+            critic=critic, prefix_critic=prefix, gripper=GripperConfig(choices=TWO, penalty=-0.02, **held)
+        ),
+    )
+    make(hold_steps=1)
+    make()
+    with pytest.raises(ConfigError, match=r"hold_steps=2 must divide the 3 actions"):
+        make(hold_steps=2)
 
 
 def test_what_the_settings_come_to():
