@@ -29,7 +29,9 @@ class Updates(abc.ABC):
 
     `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan, the
     last followed by the policy's, or the two side by side on each (`update_order`); `update_policy` and `update_critic`
-    run only one half (pretraining and critic warm-up). All three donate the state: use what they return.
+    run only one half (pretraining and critic warm-up). Where the critic trains the encoder that the policy reads,
+    `update_critic` lets the policy imitate on each batch as well: it would not know its features again otherwise. All
+    three donate the state: use what they return.
 
     Losses are functions of explicit draws: `critic_draws` and `policy_draws` make them of a key, `critic_step`,
     `policy_step` and `joint_step` take them.
@@ -48,7 +50,7 @@ class Updates(abc.ABC):
         compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
         self.update = compiled(self._update)
         self.update_policy = compiled(self._update_policy)
-        self.update_critic = compiled(self._update_critic)
+        self.update_critic = compiled(self._update_critic_alone)
 
     def _network_optimiser(self, lr: float) -> optax.GradientTransformation:
         decay = self.config.weight_decay
@@ -114,10 +116,26 @@ class Updates(abc.ABC):
         state, metrics = jax.lax.scan(self._critic_step, state, batches)
         return state, jax.tree.map(jnp.mean, metrics)
 
+    def _update_critic_alone(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+        shared = self.config.encoder.trained_by == "critic" and jax.tree.leaves(state.critic["encoder"])
+        if not shared:
+            return self._update_critic(state, batches)
+
+        def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+            batch = self._augment(s, batch)
+            s, metrics = self._critic_step_on(s, batch)
+            s, of_policy = self._policy_steps(s, batch, 1, imitate_only=True)
+            return s, {**metrics, **of_policy}
+
+        state, metrics = jax.lax.scan(step, state, batches)
+        return self._averaged(state), jax.tree.map(jnp.mean, metrics)
+
     def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
-        batch = self._augment(state, batch)
+        return self._critic_step_on(state, self._augment(state, batch))
+
+    def _critic_step_on(self, state: AgentState, seen: ChunkBatch) -> tuple[AgentState, Metrics]:
         rng, key = jax.random.split(state.rng)
-        return self.critic_step(state.replace(rng=rng), batch, self.critic_draws(key, batch))
+        return self.critic_step(state.replace(rng=rng), seen, self.critic_draws(key, seen))
 
     def _joint_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
         batch = self._augment(state, batch)

@@ -87,6 +87,43 @@ def test_the_critic_alone_trains_the_shared_encoder():
     assert all(not np.array_equal(new, old) for new, old in layers)
 
 
+def test_a_policy_keeps_what_it_imitated_while_the_critic_trains_the_encoder_alone():
+    shared = EncoderConfig(features=(4,), latent=8, shift=0, trained_by="critic")
+    agent = agent_of("acrlpd", shared)
+
+    def bright(seed: int):
+        """Windows whose actions are the image's brightness."""
+        light = np.random.default_rng(seed).uniform(size=(20, 32)).astype(np.float32)
+        batch = make_batches(agent.spec, 20, 32, seed)
+        image = (255 * light[..., None, None, None] * np.ones((32, 32, 3))).astype(np.uint8)
+        actions = np.broadcast_to((1.6 * light - 0.8)[..., None, None], batch.actions.shape)
+        seen = {**batch.observations, f"images/{CAMERA.name}": image}
+        return jax.device_put(batch._replace(observations=seen, actions=actions))
+
+    state, losses = agent.init(jax.random.key(0)), []
+    for i in range(10):
+        state, metrics = agent.update_policy(state, bright(i))
+        losses.append(float(metrics["actor/bc_loss"]))
+    for i in range(10):
+        state, _ = agent.update_critic(state, bright(100 + i))
+    _, metrics = agent.update_policy(state, bright(7))
+    assert losses[-1] < losses[0] - 0.5
+    assert float(metrics["actor/bc_loss"]) < losses[-1] + 0.2  # it would be a whole unit worse
+
+
+@pytest.mark.parametrize("trained_by", ["each", "critic"])
+def test_critic_updates_leave_a_policy_alone_that_sees_with_eyes_of_its_own(trained_by):
+    for variant, moved in (("acfql-image", trained_by == "critic"), ("acfql", False)):
+        encoder = EncoderConfig(features=(4,), latent=8, shift=2, trained_by=trained_by)
+        agent = build(dataclasses.replace(config_of(variant), encoder=encoder))
+        state = agent.init(jax.random.key(0))
+        before = jax.tree.map(jnp.copy, state)
+        after, _ = agent.update_critic(state, on_device(agent.spec))
+        assert same(after.policy, before.policy) != moved
+        assert int(after.policy_updates) == (2 if moved else 0)
+        assert int(after.critic_updates) == 2
+
+
 def test_an_actor_sees_through_the_encoder_that_travelled():
     agent = by_critic("acrlpd")
     params = jax.jit(lambda key: agent.policy_params(agent.init(key)))(jax.random.key(0))
