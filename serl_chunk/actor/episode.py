@@ -57,6 +57,12 @@ class Moment:
             self.observation = {**self.observation, **{k: frames[k] for k in keys}}
         return self.observation
 
+    def take(self, frames: Observation) -> bool:
+        """Frames that were kept for this tick, the next one having begun; whether all recorded cameras have theirs."""
+        keys = [IMAGE_PREFIX + c for c in self._cameras]
+        self.observation = {**{k: frames[k] for k in keys if k in frames}, **self.observation}
+        return all(k in self.observation for k in keys)
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -146,6 +152,8 @@ class EpisodeRun:
             executed = np.array(info.get("executed_action", info["intervene_action"]), np.float32)
             gated = not np.array_equal(executed, np.asarray(info["intervene_action"], np.float32))
             self._planner.flush()
+            if moment.take(info.get("intervene_images", {})):
+                self._note_window(tick)
         setup.interventions.count(choice.by_person)
         success, failure = bool(info.get("success")), bool(info.get("failure"))
         reward = setup.failure_reward if failure and not success else float(env_reward)
@@ -200,9 +208,12 @@ class EpisodeRun:
 
     def _look(self, tick: int) -> Observation:
         """The observation of `tick` with frames: somebody acts on it, and a window begins there if its end has some."""
+        self._note_window(tick)
+        return self._moment.with_frames()
+
+    def _note_window(self, tick: int) -> None:
         if self._setup.window is not None:
             self._window_ends.add(tick + self._setup.window)
-        return self._moment.with_frames()
 
     def _kept(self, command: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
         """`command` with `dimensions`, which nobody but a person changes (`agent.gripper.mode=fixed`), as they are."""

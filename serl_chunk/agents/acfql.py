@@ -260,7 +260,9 @@ class Acfql(Agent):
                 score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
             )
         record = {"q": q, "values": values}
-        return chunk, record if self.prefix is None else record | self.prefix.plan(params["critic"], observation, chunk)
+        if self.prefix is not None:
+            record |= self.prefix.plan(params["critic"], observation, chunk, params["candidates"] == 0)
+        return chunk, record
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         critic = self.choosing_params(state)

@@ -53,8 +53,12 @@ class Acrlpd(Agent):
         )
         # Decay would draw the temperature to 1.
         self.temperature_optimiser = self._clipped(optax.adam(config.lr))
-        # What log-probabilities per dimension are multiplied by.
-        self.dimensions = self.chunk_dim if config.log_prob == "sum" else 1
+        # What means of log-probabilities per dimension are multiplied by, for whole chunks (imitated) and for what is
+        # compared of them. Entropy is of the latter: of actions that no critic looks at it is free, and would pay for
+        # all.
+        self.compared_dim = spec.compared_steps * spec.action_dim
+        summed = config.log_prob == "sum"
+        self.dimensions, self.compared_dimensions = (self.chunk_dim, self.compared_dim) if summed else (1, 1)
 
     def init(self, rng: jax.Array) -> AgentState:
         k_encoder, k_net, k_critic, k_state = jax.random.split(rng, 4)
@@ -73,8 +77,8 @@ class Acrlpd(Agent):
         return self.gaussian.distribution(policy, observation)
 
     def joint_log_prob(self, log_prob: jax.Array) -> jax.Array:
-        """Of log-probabilities per dimension float32[..., H*A], the mean or the sum: float32[...]."""
-        return self.dimensions * jnp.mean(log_prob, -1)
+        """The mean or sum of log-probabilities per dimension float32[..., H*A] of compared actions: float32[...]."""
+        return self.compared_dimensions * jnp.mean(log_prob[..., : self.compared_dim], -1)
 
     # -- critic --------------------------------------------------------------------------------------------
 
@@ -181,7 +185,7 @@ class Acrlpd(Agent):
 
     def _temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
         """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
-        target = self.config.target_entropy_per_dim * self.dimensions
+        target = self.config.target_entropy_per_dim * self.compared_dimensions
         return jnp.exp(temperature["log_alpha"]) * (entropy - target)
 
     def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> tuple[AgentState, Metrics]:
@@ -223,7 +227,9 @@ class Acrlpd(Agent):
         free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
         own = jnp.sum(drawn * free) / jnp.maximum(jnp.sum(free), 1)
         record = {"q": q, "values": values, "log_prob": own}
-        return chunk, record if self.prefix is None else record | self.prefix.plan(params["critic"], observation, chunk)
+        if self.prefix is not None:
+            record |= self.prefix.plan(params["critic"], observation, chunk, params["candidates"] == 0)
+        return chunk, record
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         critic = self.choosing_params(state)

@@ -11,11 +11,11 @@ from serl_chunk.config.agents import AgentConfig
 def published_candidates(config: AgentConfig, *, pretrained: bool, climbs: bool = False) -> jax.Array:
     """How many candidates may be looked at when acting, int32 scalar: what `best_of` takes; 0 for all there are.
 
-    Above 0 the critic is not trusted, so that nothing climbs it either: `climbs` says whether chunks would, and
-    then one candidate of one is published too.
+    Above 0 the critic is not trusted, so that nothing climbs it, and nobody plans anew on its advice: `climbs` says
+    whether chunks would, and then (as where it gives advice) one candidate of one is published too.
     """
     few = config.pretrain_candidates
-    limited = few < config.candidates or (climbs and few == 1)
+    limited = few < config.candidates or ((climbs or config.replan_spread is not None) and few == 1)
     return jnp.asarray(few if pretrained and limited else 0, jnp.int32)
 
 

@@ -97,7 +97,9 @@ class PrefixCritic(ChunkCritic):
             "critic/prefix_head_std": jnp.mean(jnp.std(values, axis=0)),
         }
 
-    def plan(self, params: Params, observation: Mapping[str, jax.Array], chunk: jax.Array) -> Metrics:
+    def plan(
+        self, params: Params, observation: Mapping[str, jax.Array], chunk: jax.Array, trusted: jax.Array | bool
+    ) -> Metrics:
         """How many actions of a chunk float32[H, A], chosen for one observation, to execute before planning anew.
 
         What the heads disagree on behind the first length m_1 is
@@ -106,6 +108,7 @@ class PrefixCritic(ChunkCritic):
 
         in which what they hold of the state and of the first actions cancels. `steps` is the last of the lengths up to
         which no s_m exceeds `agent.replan_spread`: m_1 at least, e at most. (Our own rule; no published one.)
+        As long as the critic is not `trusted` bool[] (`pretrain_candidates`), it is e.
 
         Returns:
             For the decision's record: "steps" int32[] and "spread" float32[N], s_m of the N lengths. Nothing where
@@ -117,5 +120,6 @@ class PrefixCritic(ChunkCritic):
         features = jnp.tile(self.features(params, observation)[None], (len(shown), 1))
         values = self.values(params, features, shown)
         spread = jnp.std(values - values[:, :1], axis=0)
-        agreed = jnp.cumprod((spread <= self.replan_spread).astype(jnp.int32))  # the first always: its spread is 0
+        near = jnp.logical_or(spread <= self.replan_spread, jnp.logical_not(trusted))
+        agreed = jnp.cumprod(near.astype(jnp.int32))  # the first always: its spread is 0
         return {"steps": jnp.asarray(self.lengths, jnp.int32)[jnp.sum(agreed) - 1], "spread": spread}

@@ -92,19 +92,27 @@ class StoredEpisode:
         return self.length
 
 
-def human_segments(source: np.ndarray) -> np.ndarray:
+def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) -> np.ndarray:
     """Runs of ticks on which a person had the robot: int64[K, 2], first and past-last tick.
 
     A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a person who holds still is still in
-    control. HOLD ticks that follow the policy belong to no segment.
+    control. HOLD ticks that follow the policy belong to no segment. Given `decision_tick` int32[T], a segment ends
+    where the policy decided again: from there on the robot waits for the chunk (a delay), and nobody has it.
     """
     n = len(source)
     human = source == Source.HUMAN
     # The last tick at or before each tick that was not HOLD decides whose the HOLD is.
     decided = np.maximum.accumulate(np.where(source != Source.HOLD, np.arange(n), -1))
     owned = np.concatenate([[False], (decided >= 0) & human[np.maximum(decided, 0)], [False]])
-    change = np.flatnonzero(owned[1:] != owned[:-1])
-    return change.reshape(-1, 2)
+    segments = np.flatnonzero(owned[1:] != owned[:-1]).reshape(-1, 2)
+    if decision_tick is None:
+        return segments
+    for segment in segments:
+        begin, follows = segment
+        if follows < n and source[follows] == Source.POLICY:
+            last = begin + np.flatnonzero(human[begin:follows])[-1]
+            segment[1] = np.clip(decision_tick[follows], last + 1, follows)
+    return segments
 
 
 def takeovers(source: np.ndarray) -> np.ndarray:
@@ -171,11 +179,19 @@ def realised_returns(episode: Episode, config: RewardConfig, discount: float) ->
 
 
 def summarise(
-    episode: StoredEpisode, source: np.ndarray, reward: np.ndarray, effective: np.ndarray, discount: float
+    episode: StoredEpisode,
+    source: np.ndarray,
+    decision_tick: np.ndarray,
+    reward: np.ndarray,
+    effective: np.ndarray,
+    discount: float,
 ) -> EpisodeStats:
-    """Figures of a closed `episode` from its columns: source uint8[T], reward and effective reward float32[T]."""
+    """Figures of a closed `episode` from its columns.
+
+    Columns: source uint8[T], decision_tick int32[T], reward and effective reward float32[T].
+    """
     to_go = returns_to_go(effective, discount)
-    segments = human_segments(source)
+    segments = human_segments(source, decision_tick)
     session, episode_id = episode.key
     return EpisodeStats(
         session=session,

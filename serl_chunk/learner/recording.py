@@ -87,7 +87,7 @@ class Recording:
         if episode.end is None or episode.demonstration:
             return None
         pool, steps = self._stores.pool, episode.rows[: episode.length]
-        columns = pool.source[steps], pool.reward[steps], pool.effective[steps]
+        columns = pool.source[steps], pool.decision_tick[steps], pool.reward[steps], pool.effective[steps]
         return summarise(episode, *columns, self._discount)
 
     def amend(self, session: str, amend: Amend) -> None:

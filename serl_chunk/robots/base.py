@@ -21,8 +21,9 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     Actions are `float32[A]` in the robot's units. `info["success"]` is a bool; `info["failure"]` marks a
     declared failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
     `info["intervene_action"]` appears where the environment itself lets a person take over;
-    `info["executed_action"]` then tells what the driver made of the person's command. An environment truncates itself
-    at its time limit.
+    `info["executed_action"]` then tells what the driver made of the person's command, and `info["intervene_images"]` is
+    `{"images/<camera>": uint8[H, W, 3]}` of the observation that the person acted on, which nobody had asked for.
+    An environment truncates itself at its time limit.
 
     One that has a scripted demonstrator also has `make_expert() -> Expert`, one that has a scripted helper
     `make_helper() -> InterventionSource`; `registry.make_expert` and `registry.make_intervention` call them.

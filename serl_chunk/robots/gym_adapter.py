@@ -156,6 +156,8 @@ class GymAdapter(RobotEnv):
         given = np.clip(self._checked(action, "action"), self._low, self._high)
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
         native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
+        # Copied before it is known whether a person acts: the environment may reuse its buffers.
+        seen = {} if self._last is None else self._layout.frames(self._last)
         self._last, reward, terminated, truncated, native_info = self.env.step(native)
         self._tick += 1
 
@@ -163,6 +165,7 @@ class GymAdapter(RobotEnv):
         person = info.get("intervene_action")
         if person is not None:
             info["intervene_action"] = given = self._checked(person, 'info["intervene_action"]')
+            info["intervene_images"] = seen
         info["executed_action"] = self._checked(info.get("executed_action", given), 'info["executed_action"]')
         success = any(bool(np.any(info.get(key, False))) for key in SUCCESS_KEYS)
         info["success"] = success

@@ -59,6 +59,7 @@ class LineEnv(RobotEnv):
         terminated_at: int | None = None,
         crash_at: int | None = None,
         person: dict[int, np.ndarray] | None = None,
+        shown: bool = False,
         gate: float = 10.0,
         clock: SimClock | None = None,
         costs: Iterable[float] = (),
@@ -67,6 +68,7 @@ class LineEnv(RobotEnv):
         self._set_spaces(spec, "on_request")
         self.length, self.success_at, self.failure_at, self.crash_at = length, success_at, failure_at, crash_at
         self.terminated_at = terminated_at
+        self.shown = shown  # whether frames of what the person acted on are kept
         self.person, self.gate, self.clock, self.costs = person or {}, gate, clock, iter(costs)
         self.seeds: list[int | None] = []
         self.frames_read: list[int] = []  # ticks
@@ -88,6 +90,8 @@ class LineEnv(RobotEnv):
         info: dict[str, Any] = {}
         if self.tick in self.person:
             action = info["intervene_action"] = self.person[self.tick]
+            if self.shown:
+                info["intervene_images"] = self._frames(self.tick)
         executed = np.clip(action, -self.gate, self.gate)
         if not np.array_equal(executed, action):
             info["executed_action"] = executed
@@ -104,10 +108,12 @@ class LineEnv(RobotEnv):
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         self.frames_read.append(self.tick)
+        return self._frames(self.tick, cameras)
+
+    def _frames(self, tick: int, cameras: Sequence[str] | None = None) -> Observation:
         names = [c.name for c in SPEC.cameras] if cameras is None else cameras
         return {
-            IMAGE_PREFIX + n: np.full((SPEC.camera(n).height, SPEC.camera(n).width, 3), self.tick, np.uint8)
-            for n in names
+            IMAGE_PREFIX + n: np.full((SPEC.camera(n).height, SPEC.camera(n).width, 3), tick, np.uint8) for n in names
         }
 
 

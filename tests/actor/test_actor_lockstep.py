@@ -23,6 +23,7 @@ from serl_chunk.actor.loop import EpisodeRunner
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.learner.episode import human_segments
 from serl_chunk.learner.windows import eligible_starts
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source
@@ -158,6 +159,10 @@ def test_take_over_mid_chunk_and_release(delay):
         first = steps[release + delay]
         assert (first.source, first.decision_tick) == (Source.POLICY, release)
     assert summary.hold_ticks == 2 + 3 * delay
+    # The learner's count of the same episode: waiting for a chunk after a release is nobody's time.
+    columns = np.array([(s.source, s.decision_tick) for s in steps], np.int32).T
+    segments = human_segments(*columns)
+    assert (int(np.diff(segments).sum()), len(segments)) == (summary.human_ticks, summary.segments)
 
 
 def test_a_person_is_told_where_the_policy_would_decide():
@@ -232,6 +237,21 @@ def test_frames_at_decisions_under_intervention_and_at_the_end():
     assert all("images/front" not in s.observation for s in sink.steps)
     assert sink.steps[12].observation["images/wrist"][0, 0, 0] == 12
     assert sink.last_end.final_observation["images/wrist"][0, 0, 0] == 20
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_first_tick_of_an_environments_own_take_over_has_the_frames_that_the_person_saw(shown):
+    """That a person acts is known after the step: the window that ends there needs what was seen before."""
+    override = np.array([0.5, 0.25], np.float32)
+    env = LineEnv(length=30, person={11: override, 12: override}, shown=shown)
+    policy, sink = make_policy(NoisyAgent(8), image_keys=("wrist",)), ListSink()
+    EpisodeRunner(env, policy, sink, config=make_config(), cameras=("wrist",)).run_episode(0, explore=True)
+    frames = {s.tick: s.observation["images/wrist"] for s in sink.steps if "images/wrist" in s.observation}
+    assert (11 in frames) == shown
+    assert {12, 13} <= set(frames)
+    assert all((frame == tick).all() for tick, frame in frames.items())
+    assert all("images/front" not in s.observation for s in sink.steps)
+    assert (11 + make_config().chunk.returned in frames) or not shown
 
 
 @pytest.mark.parametrize(("delay", "returned"), [(0, 8), (3, 8), (0, 11), (3, 11)])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import bandit, bandit_error, build, config_of, critic, fresh, on_device, same
+from agent_tools import PREFIX, bandit, bandit_error, build, config_of, critic, fresh, on_device, same
 
 
 def test_the_policy_climbs_the_critic_to_the_rewarded_chunk():
@@ -37,6 +37,32 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
         assert -2 < float(metrics["actor/entropy"]) < 2  # per dimension, whatever H * A
         temperatures[wanted] = float(jnp.exp(state.temperature["log_alpha"])) - before
     assert temperatures[-5.0] < 0 < temperatures[5.0]
+
+
+@pytest.mark.parametrize(
+    ("variant", "steps", "compared"),
+    [("acrlpd", {}, 3), ("acrlpd", {"critic_steps": 1}, 1), ("acrlpd-prefix", PREFIX, 2)],
+)
+@pytest.mark.parametrize("log_prob", ["mean", "sum"])
+def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compared, log_prob):
+    """Those behind them are nobody's business: their entropy is free, and would be all there is."""
+    agent = build(config_of(variant, bc_alpha=0.0, log_prob=log_prob, init_temperature=1.0), **steps)
+    state = agent.init(jax.random.key(0))
+    batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
+    draws = agent.policy_draws(jax.random.key(1), batch)
+    loss = lambda policy: agent._policy_loss(  # noqa: E731
+        policy, state, agent.policy_part(batch), draws, imitate_only=False
+    )
+    grads, metrics = jax.grad(loss, has_aux=True)(state.policy)
+    (bias,) = [np.asarray(x) for x in jax.tree.leaves(grads["net"]) if x.shape == (12,)]
+    moved = (np.abs(bias.reshape(2, 3, 2)) > 1e-6).all(axis=(0, 2))  # means and deviations of each step
+    assert moved.tolist() == [i < compared for i in range(3)]
+    of_each = np.arange(6, dtype=np.float32)
+    part = of_each[: 2 * compared]
+    assert float(agent.joint_log_prob(jnp.asarray(of_each))) == (part.sum() if log_prob == "sum" else part.mean())
+    target = -0.5 * (2 * compared if log_prob == "sum" else 1)
+    entropy = float(metrics["actor/entropy"])
+    assert float(agent._temperature_loss({"log_alpha": 0.0}, entropy)) == pytest.approx(entropy - target, rel=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["acrlpd", "acrlpd-entropy"])

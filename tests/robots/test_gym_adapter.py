@@ -186,6 +186,16 @@ class TestHilSerl:
         with pytest.raises(ConfigError, match="no camera 'side'; it has: wrist_1, wrist_2"):
             env.read_images(["side"])
 
+    def test_a_person_acted_on_what_was_seen_before_the_step(self):
+        env = GymAdapter(hil_serl_config({2: {"intervene_action": np.full(7, 0.5)}}))
+        env.reset()
+        assert "intervene_images" not in env.step(np.zeros(7))[4]
+        seen = env.step(np.zeros(7))[4]["intervene_images"]
+        assert {k: int(v.max()) for k, v in seen.items()} == {"images/wrist_1": 1, "images/wrist_2": 101}
+        assert (env.read_images(["wrist_1"])["images/wrist_1"] == 2).all()
+        env.step(np.zeros(7))
+        assert (seen["images/wrist_1"] == 1).all()
+
     def test_always_carries_the_frames(self):
         env = registry.make_env(hil_serl_config(), images="always")
         observation, _ = env.reset()
