@@ -15,7 +15,7 @@ from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands import evaluations
-from serl_chunk.commands.contract import contract
+from serl_chunk.commands.contract import acts, contract
 from serl_chunk.commands.keys import actor_keys
 from serl_chunk.commands.setup import CONFIG, interactive, read_config, say, stop_on_signals
 from serl_chunk.commands.spools import SpoolFolders, largest_episode_bytes
@@ -222,13 +222,24 @@ def _check_algorithm(run: Path, saved: dict[str, Any], config: ExperimentConfig)
 
 
 def _differences(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
-    """What decides how a policy acts is the command line's, not the run's: where they differ, a person is told."""
+    """The settings by which a policy acts are the command line's, not the run's: where they differ, a person is told.
+
+    Those that only training reads are nobody's business here. One that the run does not know is newer than the run.
+    """
     now = json.loads(json.dumps(to_dict(config)))
     parts = ("robot", "chunk", "agent", "actor")
     lines = [line for part in parts for line in difference(saved.get(part, {}), now[part], f"{part}.")]
+    lines = [line for line in lines if acts(line.partition(": ")[0]) and _known(saved, line.partition(": ")[0])]
     for line in lines:
         say(f"evaluated with another setting than the run's (run -> here): {line}")
     return lines
+
+
+def _known(saved: dict[str, Any], path: str) -> bool:
+    *parts, last = path.split(".")
+    for part in parts:
+        saved = saved.get(part) or {}
+    return last in saved
 
 
 def _evaluate(

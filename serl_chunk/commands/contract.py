@@ -38,6 +38,23 @@ ACTED_BY = (
 )
 
 
+# What a checkpoint acts by beside these, where the shapes of its parameters fit.
+_NAMED = (
+    "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks", "actor.inference",
+    "agent.critic.loss", "agent.critic.value_low", "agent.critic.value_high", "agent.critic.sigma_bins",
+    "agent.gripper.choices", "agent.gripper.mode", "agent.gripper.fixed_value", "agent.gripper.setup_mode",
+    "agent.gripper.joint", "agent.gripper.hold_steps",
+)  # fmt: skip
+
+
+def acts(path: str) -> bool:
+    """Whether the setting `path` decides how a checkpoint acts; others only decide how it was trained.
+
+    Every one of a robot does, but for its scripted person's.
+    """
+    return path in ACTED_BY or path in _NAMED or (path.startswith("robot.") and not path.startswith("robot.helper."))
+
+
 def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
     """Named values that both sides must share; the handshake names whatever differs.
 

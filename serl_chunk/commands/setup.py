@@ -230,9 +230,16 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
     )
     delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
     if delay and (flow is None or flow.train_delay == "none"):
+        acts = getattr(config.agent, "actor_type", getattr(config.agent, "policy", None))
+        trains = acts in ("best-of-n", "flow")
+        remedy = (
+            "--config.agent.flow.train_delay=sampled trains it for them"
+            if trains
+            else "only flows that act themselves can be (agent acfql with actor_type=best-of-n, bc with policy=flow)"
+        )
         tell(
             f"WARNING: actor.delay_ticks={delay}: this policy is not trained for actions that are committed while it "
-            "thinks; --config.agent.flow.train_delay=sampled trains a flow for them (docs/algorithms/delay.md)"
+            f"thinks; {remedy} (docs/algorithms/delay.md)"
         )
     if reach < 0.05:
         better = 0.2 ** (1 / spec.max_episode_steps)

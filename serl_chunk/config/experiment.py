@@ -85,6 +85,12 @@ class ExperimentConfig:
             "agent.critic.target_floor=mc needs the return to an episode's end, and windows of replay.windows=adjacent "
             "belong to no episode: set replay.windows=episode, or agent.critic.target_floor=none",
         )
+        r, of_people = self.replay, self.agent.bc_on in ("interventions", "demo+interventions")
+        require(
+            r.windows == "episode" or r.demo_fraction != 1 or not of_people or self.learner.online_steps == 0,
+            f"agent.bc_on={self.agent.bc_on} imitates what people do online, and replay.windows=adjacent with "
+            "replay.demo_fraction=1 draws demonstrations alone: set replay.windows=episode, or agent.bc_on=demo",
+        )
         self.chunk.check_scored(prefix_critic=self.agent.prefix_critic)
         require(
             self.chunk.executed % self.agent.prefix_lengths == 0,

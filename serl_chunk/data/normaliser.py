@@ -171,7 +171,8 @@ def _between_quantiles(
         if not fits or note.get("horizon") != horizon:
             raise ConfigError(
                 f"{path}: its differences are of chunks of {note.get('horizon')} actions, the experiment's have "
-                f"{horizon}; write it again with `serl-chunk data stats --exp_name`"
+                f"{horizon} (chunk.horizon, or chunk.critic_horizon where that is more): write it again with "
+                f"`serl-chunk data stats --horizon {horizon}`"
             )
         joint[: len(of)] = of
     half = np.maximum((stats.q99 - stats.q01) / 2, config.action_scale_floor)

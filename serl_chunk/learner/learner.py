@@ -125,6 +125,8 @@ class Learner:
         offline = self.phase in _ON_DATA and self.updates < c.offline_steps
         if (pretrains or offline) and not self.env_steps:  # else a person's may be demonstrations: a journal may follow
             self._data.require_window()
+            if self.phase is Phase.PRETRAIN and c.pretrain_steps:
+                self._data.require_imitated(config.agent)
         if agent.imitates_critic and c.offline_steps and self.phase in _ON_DATA and not self._data.has_failures:
             say(
                 "WARNING: agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.learner.replay import Replay
 from serl_chunk.types import ConfigError, Episode, Outcome
@@ -75,6 +76,17 @@ class OfflineData:
             raise ConfigError(
                 "--offline_steps trains on demonstrations or a data set: give --demo_path or --dataset_dir"
             )
+
+    def require_imitated(self, agent: AgentConfig) -> None:
+        """Raise ConfigError where a pretrained policy would imitate none of the steps that are there at the start."""
+        if getattr(agent, "bc_invalid", False) or self._replay.imitates_demos:  # that imitates every row as it is
+            return
+        raise ConfigError(
+            f"learner.pretrain_steps imitates demonstrations, and no step of these {self.episodes} is imitated: "
+            f"agent.bc_on={agent.bc_on} takes the steps of successful or undecided ones"
+            + (" that a person acted on" if agent.bc_on == "interventions" else "")
+            + ", failed ones never. Give others, set --config.agent.bc_on=demo, or --config.learner.pretrain_steps=0"
+        )
 
     def require_window(self) -> None:
         """Raise ConfigError where what is there at the start has no window to train on."""

@@ -252,6 +252,13 @@ class Replay:
         chunk = self._config.chunk
         return max(chunk.carried, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
 
+    @property
+    def imitates_demos(self) -> bool:
+        """Whether any step of the demonstrations is imitated (`agent.bc_on`)."""
+        with self._lock:
+            held, weight = self._stores.demo.episodes.values(), self._stores.pool.bc
+            return any(weight[e.rows[: e.length]].any() for e in held)
+
     def _no_window(self) -> str:
         held = self._stores
         steps = sum(e.length for store in held.all for e in store.episodes.values())

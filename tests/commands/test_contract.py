@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from serl_chunk.commands.contract import ACTED_BY, contract
+from serl_chunk.commands.contract import ACTED_BY, acts, contract
 from serl_chunk.commands.setup import load, spec_of
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
 from serl_chunk.transport.handshake import compare
@@ -118,6 +118,18 @@ def test_every_setting_of_an_agent_is_compared_or_does_not_matter_to_acting():
     groups = [{p for p in ACTED_BY if p.startswith("agent.")}, SHAPES, NAMED, LEARNT_BY]
     assert known == set().union(*groups)
     assert sum(map(len, groups)) == len(known)
+
+
+def test_an_evaluation_is_the_runs_own_whatever_only_trained():
+    assert all(map(acts, {*ACTED_BY, *NAMED, "chunk.execute_steps", "actor.delay_ticks", "robot.max_episode_steps"}))
+    trained = {
+        "chunk.return_steps",
+        "actor.intervention",
+        "actor.max_human_ticks",
+        "robot.helper.speed",
+        "reward.scale",
+    }
+    assert not any(map(acts, LEARNT_BY | trained))
 
 
 @pytest.mark.parametrize("path", ACTED_BY)

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from serl_chunk.agents.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.commands.actor import _differences
 from serl_chunk.commands.evaluations import VALIDATION, resolve_step, save
+from serl_chunk.commands.setup import load
+from serl_chunk.config.overrides import to_dict
 
 
 @pytest.fixture
@@ -64,6 +67,19 @@ def test_a_saved_evaluation_is_plain_json(run):
         "purpose": "evaluation",
         "results": [{"success_rate": 0.25, "n": 4}],
     }
+
+
+def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(capsys):
+    config = load("fake_aloha", [])
+    saved = to_dict(config)
+    saved["agent"] |= {"lr": 0.5, "bc_on": "demo", "candidates": 7}
+    saved["actor"] |= {"intervention": "none", "delay_ticks": 1}
+    saved["robot"] |= {"helper": {**saved["robot"]["helper"], "noise": 0.5}, "control_hz": 25}
+    del saved["agent"]["choose_std"]  # the run is older than this setting
+    differences = _differences(json.loads(json.dumps(saved)), config)
+    paths = {line.partition(": ")[0] for line in differences}
+    assert paths == {"agent.candidates", "actor.delay_ticks", "robot.control_hz"}
+    assert capsys.readouterr().out.count("evaluated with another setting than the run's") == len(differences)
 
 
 def test_a_second_evaluation_erases_nothing_and_the_longer_one_counts(run):

@@ -184,3 +184,12 @@ def test_a_delay_that_the_policy_does_not_know_is_said(settings, warned):
     said: list[str] = []
     describe(load("fake_aloha", [*delay, *(settings or ())]), SPEC, said.append)
     assert any("actor.delay_ticks=2" in line and "train_delay=sampled" in line for line in said) == warned
+
+
+@pytest.mark.parametrize("preset", ["rlpd-ac", "qc-fql", "hg-dagger-gaussian"])
+def test_a_policy_that_cannot_be_trained_for_a_delay_is_not_told_to_be(preset):
+    said: list[str] = []
+    describe(load("fake_aloha", [("actor.delay_ticks", "2")], preset=preset), SPEC, said.append)
+    (warning,) = [line for line in said if "actor.delay_ticks=2" in line]
+    assert "train_delay" not in warning
+    assert "only flows that act themselves can be" in warning

@@ -219,6 +219,13 @@ PREFIX = AcfqlConfig(prefix_critic=True)
             {"agent": BcConfig(), "reward": RewardConfig(intervention_penalty=0.1)},
             r"reward\.intervention_penalty=0\.1 would change nothing: bc learns from no reward\. Set it to 0, or",
         ),
+        (
+            {
+                "agent": BcConfig(),
+                "replay": ReplayConfig(windows="adjacent", terminal_windows="drop", demo_fraction=1),
+            },
+            r"bc_on=demo\+interventions imitates what people do online, .*draws demonstrations alone: set replay\.wind",
+        ),
         ({"actor": ActorConfig(delay_ticks=5)}, r"actor\.delay_ticks=5 must be below chunk\.execute_steps=5"),
     ],
 )

@@ -223,7 +223,9 @@ def test_files_of_statistics_that_do_not_fit_are_refused(spec, demos, tmp_path):
         NormaliserConfig(actions="absolute_range", state=False, norm_stats="x.json")
     path = write_stats(tmp_path / "a", spec, demos, actions="delta", joints=(2, 0, -1), horizon=2)
     config = NormaliserConfig(actions="norm_stats", norm_stats=path)
-    with pytest.raises(ConfigError, match="chunks of 2 actions, the experiment's have 4"):
+    with pytest.raises(
+        ConfigError, match=r"chunks of 2 actions, the experiment's have 4 .*`serl-chunk data stats --ho"
+    ):
         fit_normaliser(spec, config, HORIZON, [])
     openpis = json.loads((tmp_path / "a" / "norm_stats.json").read_text())
     del openpis["serl_chunk"]

@@ -281,13 +281,41 @@ def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("learner", "outcome"),
-    [({"pretrain_steps": 0}, Outcome.UNKNOWN), ({"offline_steps": 40}, Outcome.FAILURE)],  # a failure ends a window
+    [
+        ({"pretrain_steps": 0}, Outcome.UNKNOWN),
+        ({"pretrain_steps": 0, "offline_steps": 40}, Outcome.FAILURE),
+    ],  # a failure ends a window
 )
 def test_short_data_that_no_phase_trains_on_or_that_end_are_not_refused(demos, tmp_path, monkeypatch, learner, outcome):
     cut_to(monkeypatch, 3, outcome)
     learner = learner_of(dataclasses.replace(experiment(**learner), chunk=ChunkConfig(5)), demos, tmp_path)
     assert bool(learner.replay.ready.demo) is (outcome is Outcome.FAILURE)
     let_go(learner)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "bc_on", "said"),
+    [
+        (
+            Outcome.FAILURE,
+            "+successes",
+            r"no step of these 12 is imitated: agent\.bc_on=\+successes takes .* failed ones",
+        ),
+        (Outcome.UNKNOWN, "interventions", r"takes the steps of .* that a person acted on, .*agent\.bc_on=demo"),
+        (Outcome.UNKNOWN, "demo", None),
+    ],
+)
+def test_pretraining_on_what_is_not_imitated_is_refused(demos, tmp_path, monkeypatch, outcome, bc_on, said):
+    cut_to(monkeypatch, 3, outcome)
+    config = experiment(pretrain_steps=40)
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, bc_on=bc_on))
+    if said is None:
+        let_go(learner_of(config, demos, tmp_path))
+        return
+    with pytest.raises(ConfigError, match=said):
+        learner_of(config, demos, tmp_path)
+    learner = dataclasses.replace(config.learner, pretrain_steps=0)
+    let_go(learner_of(dataclasses.replace(config, learner=learner), demos, tmp_path))
 
 
 def test_a_run_that_is_past_its_data_goes_on_without_a_window_in_them(demos, tmp_path):

@@ -23,8 +23,8 @@ def last_line(output: str) -> tuple[int, str]:
 
 def test_a_run_is_evaluated_without_a_learner(processes, trained, tmp_path):
     run = trained.copy(tmp_path / "run")
-    # Another number of candidates is the evaluation's own affair, and said; of the learner's settings none matters.
-    changes = {"agent__candidates": 3, "learner__max_steps": 7}
+    # Another number of candidates is the evaluation's own affair, and said; of what only trains nothing matters.
+    changes = {"agent__candidates": 3, "agent__lr": 0.125, "learner__max_steps": 7}
     output = processes.actor(*EVALUATE, "3", "--eval_stochastic", "--checkpoint_path", str(run), **changes).ends()
     different = [line for line in output.splitlines() if line.startswith("evaluated with another setting")]
     assert different == ["evaluated with another setting than the run's (run -> here): agent.candidates: 2 -> 3"]
