@@ -143,7 +143,10 @@ class EpisodeRun:
             self._close(moment.with_frames(), outcome_by=stopped_by)
             return
         command = np.clip(choice.command, self._low, self._high).astype(np.float32)
+        before = 0.0 if self._deadlines is None else setup.clock.now()
         raw, env_reward, terminated, truncated, info = setup.env.step(command)
+        if self._deadlines is not None:
+            self.tally.step_seconds.append(setup.clock.now() - before)
         executed = np.array(info.get("executed_action", command), np.float32)
         gated = not np.array_equal(executed, command)
         if "intervene_action" in info:  # the environment let a person replace our action, as HIL-SERL's do

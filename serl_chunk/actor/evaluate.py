@@ -152,6 +152,7 @@ def evaluate(
     clock: Clock | None = None,
     inference: Inference | None = None,
     stop: Callable[[], str | None] = never,
+    say: Callable[[str], None] | None = None,
 ) -> EvalResult:
     """`n` episodes from the start states `seed_base + i`, with nobody helping and nothing recorded.
 
@@ -162,6 +163,7 @@ def evaluate(
         filmed: how many episodes are filmed, the first ones; None for all.
         progress: called after each episode with the number done and its summary.
         stop: a word ends the evaluation; the episode it cuts short is not counted.
+        say: told once where the environment's steps fill the tick.
 
     Raises ConfigError for n < 1, and with the install hint where videos cannot be written.
     """
@@ -186,6 +188,7 @@ def evaluate(
         inference=inference,
         stop=stop,
         observer=None if save_video is None else film,
+        say=say,
     )
     done: list[EpisodeSummary] = []
     mode = "mean" if deterministic else "sampled"

@@ -16,13 +16,15 @@ from serl_chunk.actor.inference import DelayEstimate, Inference, InferenceThread
 from serl_chunk.actor.intervene import Interventions
 from serl_chunk.actor.planning import LockstepPlanner, Planner
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.realtime import RealtimePlanner, choose_inference
+from serl_chunk.actor.realtime import RealtimePlanner, choose_inference, own_rate
 from serl_chunk.actor.recorder import EpisodeRecorder, NullSink
 from serl_chunk.actor.summary import EpisodeSummary, commanded_jerk
 from serl_chunk.actor.timing import Clock, Deadlines, Lateness, MonotonicClock, responsive_interpreter
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import Begin, ConfigError, Observation, Outcome, RecordSink
+
+RATE_TICKS = 10  # what steps of the environment take is judged after an episode with so many
 
 
 def never() -> str | None:
@@ -45,6 +47,7 @@ class EpisodeRunner:
             the same process).
         stop: asked on every tick; a word (who stops it) truncates the episode there.
         observer: called on every tick with its number, for video; what it does delays the robot.
+        say: realtime only, told once where the environment's steps fill the tick.
 
     Raises ConfigError for a delay the policy's agent cannot take.
     """
@@ -64,6 +67,7 @@ class EpisodeRunner:
         before_decision: Callable[[], None] | None = None,
         stop: Callable[[], str | None] = never,
         observer: Callable[[int], None] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         actor, spec = config.actor, env.robot_spec
         if actor.delay_ticks > 0 and not policy.agent.supports_prefix:
@@ -103,6 +107,7 @@ class EpisodeRunner:
         self._ticks = 0  # executed so far; lockstep stamps count them, so that two runs record the same
         self._late = array.array("d")  # seconds, every realtime tick of the session
         self._missed_periods = 0
+        self._say = say  # None, too, once the rate of the environment has been judged
 
     def close(self) -> None:
         """End the inference thread, if there is one."""
@@ -157,6 +162,7 @@ class EpisodeRunner:
                     self._late.extend(deadlines.lateness)
                     self._missed_periods += deadlines.missed_periods
         tally = run.tally
+        self._judge_rate(tally.step_seconds)
         return EpisodeSummary(
             seed=seed,
             length=end.length,
@@ -176,6 +182,13 @@ class EpisodeRunner:
             wall_seconds=setup.clock.now() - began,
             lateness=Lateness.of(deadlines.lateness, deadlines.missed_periods) if deadlines else Lateness(),
         )
+
+    def _judge_rate(self, step_seconds: list[float]) -> None:
+        """Tell a person, once, where the environment keeps a rate of its own or is too slow for its tick."""
+        if self._say is not None and len(step_seconds) >= RATE_TICKS:
+            if warning := own_rate(step_seconds, self.spec.dt):
+                self._say(warning)
+            self._say = None
 
     def _warm_up(self, observation: Observation, explore: bool) -> Planner:
         """Compile and measure inference, then build the realtime planner; once, before the first tick."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from serl_chunk.actor.timing import Deadlines
 from serl_chunk.types import ConfigError, Observation
 
 SYNC_SHARE = 0.5  # of a tick: how long the control thread waits for a chunk, and what `auto` asks of inference
+OWN_RATE_SHARE = 0.9  # of a tick: an environment whose steps take more leaves too little for the policy
 
 
 def choose_inference(
@@ -47,11 +48,24 @@ def choose_inference(
     return mode
 
 
+def own_rate(seconds: Sequence[float], period: float) -> str:
+    """What a person should know where steps of the environment, in seconds, fill the tick's `period`; empty if not."""
+    if len(seconds) == 0 or (p50 := float(np.median(seconds))) < OWN_RATE_SHARE * period:
+        return ""
+    return (
+        f"WARNING: a step of the environment takes {p50 * 1e3:.1f} ms (median) of a tick of {period * 1e3:.1f} ms: too "
+        "little is left for the policy, so ticks begin late and the robot may run below robot.control_hz. If step() "
+        "sleeps to keep a rate of its own, let it sleep less (docs/bring_your_own_robot.md, section 7); if it does "
+        "not, lower robot.control_hz"
+    )
+
+
 class RealtimePlanner:
     """Requests chunks from an inference thread and joins them when they come.
 
-    `sync`: where nothing is planned, the control thread waits for the chunk, until half of the tick has passed
-    at most; then the robot holds. `async`: the next chunk is requested while the present one still has as many
+    `sync`: where nothing is planned, the control thread waits for the chunk, half a period from the tick's beginning
+    at most; then the robot holds. A tick that begins late waits as long: the lateness may be the environment's own
+    rate, which no hold would make up for. `async`: the next chunk is requested while the present one still has as many
     actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Those behind the
     index at which a chunk asks to be followed (`actor.adaptive_execution`) do not count as left. Either way it
     joins at the index that equals the ticks passed since its observation, and at most one request is under
@@ -98,7 +112,7 @@ class RealtimePlanner:
         self._inference.submit(Request(observe(), tick, self._queue.epoch, self._explore, prefix))
         if self.mode == "sync":
             assert self._deadlines is not None
-            until = self._deadlines.moment(tick) + SYNC_SHARE * self._deadlines.period
+            until = self._deadlines.began + SYNC_SHARE * self._deadlines.period
             # The first to come may answer a request from before a take-over or a reset.
             while self._under_way is not None and (result := self._inference.wait(until)) is not None:
                 self._take(result, tick)

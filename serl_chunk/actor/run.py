@@ -194,6 +194,7 @@ def run_actor(
         inference=inference,
         before_decision=pace if lockstep else None,
         stop=over,
+        say=say,
     )
     board = _Board()
     backlog_said = clock.now() - SAY_EVERY_SECONDS

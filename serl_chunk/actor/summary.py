@@ -42,6 +42,7 @@ class Tally:
     starved_ticks: int = 0
     gated_ticks: int = 0
     actions: list[np.ndarray] = dataclasses.field(default_factory=list)
+    step_seconds: list[float] = dataclasses.field(default_factory=list)  # real time: what the environment's steps took
 
     def count(self, source: Source, executed: np.ndarray, reward: float, *, starved: bool, gated: bool) -> None:
         """Account for one executed tick."""

@@ -65,6 +65,7 @@ class Deadlines:
         self._clock = clock
         self.period = period
         self._start = clock.now()
+        self.began = self._start  # when the last tick that was waited for began, in the clock's seconds
         self.lateness: list[float] = []  # seconds, one per tick
         self.missed_periods = 0
 
@@ -75,7 +76,8 @@ class Deadlines:
     def wait(self, tick: int) -> None:
         """Return when `tick` begins, and note how late that is."""
         self._clock.sleep_until(self.moment(tick))
-        late = max(0.0, self._clock.now() - self.moment(tick))
+        self.began = self._clock.now()
+        late = max(0.0, self.began - self.moment(tick))
         self.lateness.append(late)
         lost = int(late / self.period)
         if lost:

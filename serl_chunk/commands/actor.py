@@ -247,7 +247,7 @@ def _evaluate(
 ) -> list[EvalResult]:  # fmt: skip
     import rich.console
 
-    results = []
+    results: list[EvalResult] = []
     own = config.learner.eval_mode == "mean"
     for deterministic in (True, False) if stochastic else (own,):
         policy = ChunkPolicy(
@@ -276,6 +276,7 @@ def _evaluate(
                 deterministic=deterministic,
                 save_video=videos,
                 progress=progress,
+                say=None if results else say,
             )
         )
         if interactive():

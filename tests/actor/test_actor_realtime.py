@@ -98,6 +98,43 @@ def test_sync_too_late_holds_and_joins_by_count():
     assert summary.starved_ticks == summary.hold_ticks == 1
 
 
+def test_sync_is_not_starved_by_an_environment_that_keeps_its_own_rate():
+    """Its steps sleep for a whole tick, so that ticks begin up to a period late; inference is as fast as ever."""
+    rig = Rig("sync", itertools.repeat(5 * MS), costs=[DT + 0.2 * MS] * 120, length=120)
+    summary, steps = rig.run()
+    assert [s.decision_tick for s in chunk_starts(steps)] == list(range(0, 120, 8))
+    assert (summary.starved_ticks, summary.hold_ticks, summary.mean_delay) == (0, 0, 0)
+    assert summary.lateness.max_ms > 10
+    assert summary.lateness.missed_periods == 4  # 15 waits of 5 ms and 119 steps of 0.2 ms beyond their tick: 99 ms
+    apart = np.diff([s.stamp for s in steps])  # true times: no tick is rushed, and only those of decisions wait
+    np.testing.assert_allclose(apart, [DT + (5.2 if t % 8 == 0 else 0.2) * MS for t in range(119)], atol=1e-9)
+
+
+@pytest.mark.parametrize("late", [0, 4 * MS, 12 * MS, 19 * MS, 50 * MS])
+def test_sync_waits_half_a_period_at_most_however_late_the_tick_begins(late):
+    rig = Rig("sync", [5 * MS, 1e9], oversleep=[0] * 9 + [late], length=12)
+    sent = []
+    rig.env.costs = iter(lambda: sent.append(rig.clock.time) or 0.0, None)
+    _, steps = rig.run()
+    assert steps[8].stamp - steps[0].stamp == pytest.approx(8 * DT + late)
+    assert ticks_of(steps, Source.HOLD) == [8, 9, 10, 11]
+    np.testing.assert_allclose([at - s.stamp for at, s in zip(sent, steps, strict=True)][8:], [10 * MS, 0, 0, 0])
+
+
+@pytest.mark.parametrize(("cost", "told"), [(DT, True), (0.91 * DT, True), (0.8 * DT, False), (0, False)])
+def test_an_environment_whose_steps_fill_the_tick_is_told_once(cost, told):
+    said = []
+    rig = Rig("sync", itertools.repeat(1 * MS), costs=itertools.repeat(cost), length=4, say=said.append)
+    rig.run()
+    assert said == []  # too short an episode to judge
+    rig.env.length = 12
+    rig.run()
+    rig.run()
+    assert len(said) == told
+    if told:
+        assert f"{cost / MS:.1f} ms (median) of a tick of 20.0 ms" in said[0]
+
+
 def test_holding_repeats_positions_and_stops_differences():
     rig = Rig("sync", [5 * MS, 15 * MS, 5 * MS, 5 * MS], spec=DIFFERENCES)
     rig.runner.run_episode(0, explore=True)
