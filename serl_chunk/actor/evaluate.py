@@ -80,6 +80,11 @@ class EvalResult:
         return sum(e.human_ticks for e in self.episodes)
 
     @property
+    def starved_ticks(self) -> int:
+        """Ticks in real time on which nothing was planned, so that the robot held."""
+        return sum(e.starved_ticks for e in self.episodes)
+
+    @property
     def mean_time_s(self) -> float | None:
         """Seconds on the control clock that successful episodes took; None without a success."""
         lengths = [e.length for e in self.episodes if e.success]
@@ -124,7 +129,8 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
     human = sum(r.human_ticks for r in results)
     helped = "no helper" if human == 0 else f"NOT the policy alone: a person acted on {human} ticks"
     table = rich.table.Table(title=f"evaluation, held-out starts, {helped}")
-    for column in ("policy", "success", "95 % interval", "n", "time of successes", "length"):
+    starved = any(r.starved_ticks for r in results)
+    for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for r in results:
         table.add_row(
@@ -134,8 +140,19 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
             str(r.n),
             "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s",
             f"{r.mean_length:.1f} ticks",
+            *[f"{r.starved_ticks} ticks"] * starved,
         )
     return table
+
+
+def last_line(result: EvalResult, report: str) -> str:
+    """What scripts read: the result's rate and episodes, `report`, and what the rate is not the policy's alone for."""
+    line = f"evaluation: success_rate={result.success_rate:.2f} n={result.n} report={report}"
+    if result.human_ticks:
+        line += f" human_ticks={result.human_ticks}"
+    if result.starved_ticks:
+        line += f" starved_ticks={result.starved_ticks}"
+    return line
 
 
 def evaluate(

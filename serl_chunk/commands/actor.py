@@ -9,7 +9,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.actor.evaluate import EVAL_SEED_BASE, VALIDATION_SEED_BASE, EvalResult, evaluate, results_table
+from serl_chunk.actor.evaluate import (
+    EVAL_SEED_BASE,
+    VALIDATION_SEED_BASE,
+    EvalResult,
+    evaluate,
+    last_line,
+    results_table,
+)
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.agents.checkpoints import CheckpointStore
@@ -208,7 +215,7 @@ def run_evaluation(
         except OSError as error:  # a full disk: the figures are worth more than a traceback
             say(f"WARNING: the results could not be written to {run} ({error})")
             where, status = "none (it could not be written)", 1
-    say(f"evaluation: success_rate={results[0].success_rate:.2f} n={results[0].n} report={where}")
+    say(last_line(results[0], where))
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import subprocess
@@ -11,10 +12,17 @@ import sys
 import numpy as np
 import pytest
 import rich.console
-from actor_helpers import DT, LineEnv, NoisyAgent, make_config, make_policy
+from actor_helpers import DT, LineEnv, NoisyAgent, SimClock, SimInference, make_config, make_policy
 
 from serl_chunk.actor import video
-from serl_chunk.actor.evaluate import EVAL_SEED_BASE, VALIDATION_SEED_BASE, evaluate, results_table, wilson_interval
+from serl_chunk.actor.evaluate import (
+    EVAL_SEED_BASE,
+    VALIDATION_SEED_BASE,
+    evaluate,
+    last_line,
+    results_table,
+    wilson_interval,
+)
 from serl_chunk.actor.video import EpisodeVideo, VideoError, side_by_side
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.types import ConfigError
@@ -92,6 +100,8 @@ def test_the_table():
     rich.console.Console(file=text, width=120).print(results_table([result]))
     for expected in ("no helper", "mean (version 3)", "50.0 %", "0.20 s", "12.5 ticks"):
         assert expected in text.getvalue()
+    assert "starved" not in text.getvalue()
+    assert last_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html"
 
 
 def test_a_person_who_acts_inside_the_environment_is_named():
@@ -102,6 +112,21 @@ def test_a_person_who_acts_inside_the_environment_is_named():
     text = io.StringIO()
     rich.console.Console(file=text, width=120).print(results_table([result]))
     assert "a person acted on 4 ticks" in text.getvalue()
+    assert last_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html human_ticks=4"
+
+
+def test_starved_ticks_are_shown_where_there_are_any():
+    clock, policy = SimClock(), make_policy(NoisyAgent(8))
+    late = SimInference(policy, clock, itertools.repeat(15e-3))  # half a tick of 20 ms is 10
+    config = make_config(actor=ActorConfig(clock="realtime", inference="sync"))
+    env = EverySecond(length=15, clock=clock)
+    result = evaluate(env, policy, config, n=2, clock=clock, inference=late)
+    assert result.starved_ticks == sum(e["starved_ticks"] for e in result.to_json()["episodes"]) == 4
+    text = io.StringIO()
+    rich.console.Console(file=text, width=120).print(results_table([result]))
+    assert "starved" in text.getvalue()
+    assert "4 ticks" in text.getvalue()
+    assert last_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html starved_ticks=4"
 
 
 def test_an_evaluation_of_nothing_is_refused():
