@@ -24,7 +24,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands import evaluations
 from serl_chunk.commands.contract import acts, contract
 from serl_chunk.commands.keys import actor_keys
-from serl_chunk.commands.setup import CONFIG, interactive, read_config, say, stop_on_signals
+from serl_chunk.commands.setup import CONFIG, interactive, read_config, say, stop_on_signals, warn_of_lockstep
 from serl_chunk.commands.spools import SpoolFolders, largest_episode_bytes
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
@@ -58,6 +58,7 @@ def run_training_actor(
     one. `insecure`: use none.
     """
     own_keys = actor_keys(ip, keys, insecure=insecure)
+    warn_of_lockstep(config)
     stop = threading.Event()
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
     stop_on_signals(stop, say, "closing the episode and delivering what is recorded", connected.is_set)
@@ -168,6 +169,7 @@ def run_evaluation(
     With a run folder the results are written there; 1 is returned where that failed. Raises ConfigError,
     CheckpointError, or what the connection to the learner fails with.
     """
+    warn_of_lockstep(config)
     with contextlib.closing(make_env(config.robot)) as env:
         agent = make_agent(config, env.robot_spec)
         run: Path | None = None

@@ -11,7 +11,7 @@ from serl_chunk.actor.run import ActorSummary, run_actor
 from serl_chunk.commands.actor import report_session
 from serl_chunk.commands.learner import STOPPING, build_learner, close_run
 from serl_chunk.commands.learner_status import status_fields
-from serl_chunk.commands.setup import describe, open_run, say, spec_of, stop_on_signals
+from serl_chunk.commands.setup import describe, open_run, say, spec_of, stop_on_signals, warn_of_lockstep
 from serl_chunk.commands.training_data import DemoReading, check_data
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner, Phase
@@ -125,6 +125,7 @@ def train_local(
     stop = stop or threading.Event()
     spec = spec_of(config)
     describe(config, spec)
+    warn_of_lockstep(config)
     check_data(config, demo_paths, reading)
     with StatusLine() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path)

@@ -249,6 +249,16 @@ def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None
         )
 
 
+def warn_of_lockstep(config: ExperimentConfig, tell: Say = say) -> None:
+    """Warn where a real robot is driven by the clock of simulators."""
+    if config.robot.real and config.actor.clock == "lockstep":
+        tell(
+            "WARNING: actor.clock=lockstep on a real robot: within episodes it waits for every chunk to be computed, "
+            "and in training for the learner (with --local, for its updates), without a command meanwhile and without "
+            "a rate. Give --config.actor.clock=realtime to --learner and --actor (--local has no such clock)"
+        )
+
+
 def spec_of(config: ExperimentConfig) -> RobotSpec:
     """The robot's specification, without its devices."""
     return robot_spec(config.robot)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
 
 from serl_chunk.commands import actor, local
-from serl_chunk.commands.actor import run_training_actor
+from serl_chunk.commands.actor import run_evaluation, run_training_actor
 from serl_chunk.commands.learner import run_learner
 from serl_chunk.commands.local import train_local
 from serl_chunk.commands.setup import load, open_run, spec_of
+from serl_chunk.config.robots import GymConfig
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.handshake import RefusedError
 from serl_chunk.transport.sockets import free_port
@@ -86,3 +88,33 @@ def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, 
     assert closed == ["helper", "robot"]
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
     capsys.readouterr()
+
+
+def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, monkeypatch, capsys):
+    def unplugged(config):
+        raise ConfigError("unplugged")
+
+    monkeypatch.setattr(actor, "make_env", unplugged)
+    monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
+    monkeypatch.setattr(local, "spec_of", lambda config: spec_of(CONFIG))
+    real = dataclasses.replace(CONFIG, robot=GymConfig(make=lambda fake_env: None, is_real=True))
+    timed = dataclasses.replace(real, actor=dataclasses.replace(real.actor, clock="realtime"))
+
+    def warnings(start, config) -> int:
+        with pytest.raises(ConfigError, match=r"unplugged|no demonstration matches"):
+            start(config)
+        return capsys.readouterr().out.count("WARNING: actor.clock=lockstep on a real robot")
+
+    def train(config):
+        run_training_actor(config, ip="127.0.0.1", port=1, actor_id="a")
+
+    def evaluate(config):
+        run_evaluation(
+            config, "latest", 1, checkpoint_path=None, ip=None, port=1, actor_id="a", save_video=False,
+            stochastic=False, validation=False,
+        )  # fmt: skip
+
+    for start in (train, evaluate):
+        assert [warnings(start, c) for c in (real, timed, CONFIG)] == [1, 0, 0]
+    for config, expected in ((real, 1), (CONFIG, 0)):  # which refuses the other clock
+        assert warnings(lambda c: train_local(c, [str(tmp_path / "none")], str(tmp_path / "run")), config) == expected
