@@ -85,6 +85,26 @@ class Deadlines:
             self._start += lost * self.period
 
 
+class Pace:
+    """The ticks of an episode that is recorded without an actor, `period` seconds apart.
+
+    A `real` robot's begin at their deadlines, as under an actor; a simulator's at once. One for each episode, made when
+    the environment was reset.
+    """
+
+    def __init__(self, period: float, *, real: bool, clock: Clock | None = None) -> None:
+        self._period = period
+        self._clock = clock or MonotonicClock()
+        self._deadlines = Deadlines(self._clock, period) if real else None
+
+    def begin(self, tick: int) -> float:
+        """Return when `tick` begins, with its stamp in seconds: measured, in a simulator counted from 0."""
+        if self._deadlines is None:
+            return tick * self._period
+        self._deadlines.wait(tick)
+        return self._deadlines.began
+
+
 @contextlib.contextmanager
 def responsive_interpreter() -> Iterator[None]:
     """Let the control thread have the interpreter within 0.5 ms of asking for it, instead of 5."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from serl_chunk.actor.timing import Clock, Pace
 from serl_chunk.commands.setup import say, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.hdf5 import open_episode, read_episode
@@ -122,21 +123,29 @@ def next_seed(files: Sequence[Path]) -> int:
 
 
 def record_episode(
-    env: RobotEnv, expert, sink, config: ExperimentConfig, seed: int, cameras: tuple[str, ...]
-) -> tuple[bool, int]:  # fmt: skip
-    """One episode by `expert` from `reset(seed)`; returns (success, ticks)."""
+    env: RobotEnv,
+    expert,
+    sink,
+    config: ExperimentConfig,
+    seed: int,
+    cameras: tuple[str, ...],
+    clock: Clock | None = None,
+) -> tuple[bool, int]:
+    """One episode by `expert` from `reset(seed)`; returns (success, ticks). A real robot is paced by `clock`."""
     spec = env.robot_spec
     observation, _ = env.reset(seed=seed)
     expert.reset(seed)
     episode_id = f"demo-{spec.name}-{seed:06d}"
     sink.begin(Begin(episode_id, config.robot.task, spec.name, spec.digest(), init_state=f"seed-{seed}"))
+    pace = Pace(spec.dt, real=config.robot.real, clock=clock)
     tick = 0
     while True:
+        stamp = pace.begin(tick)
         seen = _with_images(env, observation, cameras)
         command = expert.act()
         observation, reward, terminated, truncated, info = env.step(command)
         executed = info.get("executed_action", command)
-        sink.step(Step(tick, seen, executed, float(reward), Source.SCRIPTED, -1, -1, tick * spec.dt))
+        sink.step(Step(tick, seen, executed, float(reward), Source.SCRIPTED, -1, -1, stamp))
         tick += 1
         success = bool(info.get("success"))
         if terminated or truncated:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from serl_chunk.commands import record
 from serl_chunk.commands.record import run_record
 from serl_chunk.commands.setup import load
+from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.hdf5 import read_episode
 from serl_chunk.main import main
-from serl_chunk.types import ConfigError, DataError, Outcome
+from serl_chunk.robots.registry import make_env, make_expert
+from serl_chunk.types import ConfigError, DataError, End, Outcome, Step
 
 CONFIG = load("fake_aloha", [])
 
@@ -106,3 +111,43 @@ def test_a_folder_without_frames_takes_none_with_them(tmp_path):
     for n in (1, 2):
         assert record_until(n, filmed, cameras=("top",)) == 0
     assert [len(e.steps.sparse["images/top"].index) for e in demos(filmed)] == [e.steps.n for e in demos(filmed)]
+
+
+class Seconds:
+    """A clock on which only waiting and `cost` seconds per look take time."""
+
+    def __init__(self, cost: float = 0.0) -> None:
+        self.time, self.cost, self.waits = 50.0, cost, 0
+
+    def now(self) -> float:
+        self.time += self.cost
+        return self.time
+
+    def sleep_until(self, moment: float) -> None:
+        self.waits += 1
+        self.time = max(self.time, moment)
+
+
+@pytest.mark.parametrize("is_real", [True, False])
+def test_a_real_robot_is_recorded_at_its_rate_and_a_simulator_at_once(is_real):
+    env = make_env(CONFIG.robot)  # whose steps take no time, as of an environment that does not sleep
+    robot = GymConfig(make=lambda fake_env: None, is_real=is_real)
+    records: list = []
+
+    class Sink:
+        begin = step = end = staticmethod(records.append)
+
+    clock = Seconds(cost=1e-3)
+    config = dataclasses.replace(CONFIG, robot=robot)
+    success, length = record.record_episode(env, make_expert(env), Sink, config, 0, (), clock)
+    stamps = np.array([r.stamp for r in records if isinstance(r, Step)])
+    assert success
+    assert isinstance(records[-1], End)
+    assert len(stamps) == length
+    if is_real:
+        assert clock.waits == length
+        np.testing.assert_allclose(stamps - 50.0, 2e-3 + np.arange(length) * env.robot_spec.dt, atol=1e-9)
+    else:
+        assert clock.waits == 0
+        np.testing.assert_allclose(stamps, np.arange(length) * env.robot_spec.dt)
+    env.close()
