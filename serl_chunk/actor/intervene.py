@@ -10,16 +10,16 @@ class Interventions:
     """Asks an intervention source every tick and keeps account of it.
 
     A segment is a run of consecutive ticks under a person; its ticks count as human even where the person held
-    the robot without moving it (those are recorded as holds). After `max_human_ticks` of a session the source
-    is no longer asked, also in the middle of a segment; 0 sets no limit. What an environment itself lets a
-    person do (`info["intervene_action"]`) is counted, and cannot be limited here.
+    the robot without moving it (those are recorded as holds). After `max_human_ticks`, of which `used` were spent in
+    earlier sessions of the run, the source is no longer asked, also in the middle of a segment; 0 sets no limit. What
+    an environment itself lets a person do (`info["intervene_action"]`) is counted, and cannot be limited here.
     """
 
-    def __init__(self, source: InterventionSource | None, max_human_ticks: int = 0) -> None:
+    def __init__(self, source: InterventionSource | None, max_human_ticks: int = 0, used: int = 0) -> None:
         self._source = source
         self._limit = max_human_ticks
         self._inside = False
-        self.total_ticks = 0  # of the session
+        self.total_ticks = used  # of the run
         self.ticks = 0  # of the episode
         self.segments = 0  # of the episode
 
@@ -31,7 +31,7 @@ class Interventions:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the session's human ticks are used up."""
+        """Whether the run's human ticks are used up."""
         return self._limit > 0 and self.total_ticks >= self._limit
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:

@@ -40,6 +40,7 @@ class EpisodeRunner:
         cameras: recorded at every decision, under intervention and in the end record, beside those the policy looks at;
             of an image agent also where the windows end that begin there (`chunk.returned` ticks later).
         intervention: who may take over; None: nobody.
+        human_ticks_before: of the run's earlier sessions, which count for `actor.max_human_ticks`.
         actor_id: the beginning of episode ids that are not given.
         clock: of the realtime loop and of `wall_seconds`.
         inference: of the realtime loop; a thread of its own by default.
@@ -61,6 +62,7 @@ class EpisodeRunner:
         config: ExperimentConfig,
         cameras: tuple[str, ...] = (),
         intervention: InterventionSource | None = None,
+        human_ticks_before: int = 0,
         actor_id: str = "actor",
         clock: Clock | None = None,
         inference: Inference | None = None,
@@ -78,7 +80,7 @@ class EpisodeRunner:
         recorded = tuple(dict.fromkeys((*policy.image_keys, *cameras)))
         for name in recorded:
             spec.camera(name)
-        self.interventions = Interventions(intervention, actor.max_human_ticks)
+        self.interventions = Interventions(intervention, actor.max_human_ticks, human_ticks_before)
         self.spec = spec
         self._config, self._sink, self._actor_id = config, sink, actor_id
         self._inference = inference

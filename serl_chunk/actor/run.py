@@ -19,6 +19,7 @@ from serl_chunk.actor.timing import Clock, Lateness, MonotonicClock
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normaliser import Normaliser
 from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.robots.replayed import ReplayedIntervention
 from serl_chunk.types import ConfigError, RecordSink, SerlChunkError, SnapshotSource
 
 POLL_SECONDS = 0.002  # between looks at an allowance; a control tick is ten times as long
@@ -113,6 +114,7 @@ def run_actor(
     episode_prefix: str | None = None,
     first_episode: int = 0,
     steps_before: int = 0,
+    human_ticks_before: int = 0,
     cameras: tuple[str, ...] = (),
     intervention: InterventionSource | None = None,
     stop: threading.Event | None = None,
@@ -135,9 +137,10 @@ def run_actor(
         normaliser: the learner's (its welcome carries it).
         episode_prefix: the beginning of this session's episode ids, which must differ from every other
             session's of the run; `actor_id` by default.
-        first_episode: number of the first episode: those of the run so far, so that no start state and no exploration
-            of an earlier session comes again.
+        first_episode: number of the first episode: those of the run so far, so that no start state, no exploration and
+            no recorded intervention of an earlier session comes again.
         steps_before: the run's steps so far, which count for `learner.random_steps`.
+        human_ticks_before: the run's human ticks so far, which count for `actor.max_human_ticks`.
         cameras: recorded beside those the agent looks at.
         before_decision: lockstep only, called before every decision (learning in the same process).
         on_episode: called after each episode.
@@ -164,6 +167,8 @@ def run_actor(
             return "operator"
         return "learner" if link.finished is not None or link.error is not None else None
 
+    if isinstance(intervention, ReplayedIntervention):
+        intervention.begin_at(first_episode)
     waiting = _Waiting(over, stop, clock, say)
 
     def permitted() -> bool:
@@ -189,6 +194,7 @@ def run_actor(
         config=config,
         cameras=cameras,
         intervention=intervention,
+        human_ticks_before=human_ticks_before,
         actor_id=actor_id,
         clock=clock,
         inference=inference,

@@ -89,6 +89,7 @@ def run_training_actor(
             actor_id=actor_id,
             first_episode=int(welcome.fields["episodes"]),
             steps_before=int(welcome.fields["env_steps"]),
+            human_ticks_before=int(welcome.fields.get("human_ticks", 0)),  # an older learner does not say
             episode_prefix=f"{actor_id}-{uuid.uuid4().hex[:8]}",
             cameras=config.agent.image_keys,
             intervention=intervention,

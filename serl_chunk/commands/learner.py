@@ -112,7 +112,8 @@ def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     """What a new actor is told: the action transform, and how far the run is, so that it repeats nothing."""
     normaliser = learner.normaliser
     fields = {"normaliser_mode": normaliser.mode, "normaliser_digest": normaliser.digest()}
-    return {**fields, "episodes": learner.episodes, "env_steps": learner.env_steps}, normaliser.to_arrays()
+    so_far = {"episodes": learner.episodes, "env_steps": learner.env_steps, "human_ticks": learner.human_ticks}
+    return {**fields, **so_far}, normaliser.to_arrays()
 
 
 def run_learner(

@@ -165,6 +165,7 @@ def train_local(
             actor_id="local",
             first_episode=learner.episodes,
             steps_before=learner.env_steps,
+            human_ticks_before=learner.human_ticks,
             cameras=config.agent.image_keys,
             intervention=intervention,
             stop=stop,

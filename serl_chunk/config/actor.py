@@ -18,7 +18,7 @@ class ActorConfig:
     # Plan anew after the steps that a decision asks for (agent.replan_spread), instead of after execute_steps always.
     adaptive_execution: bool = False
     intervention: str = "none"  # none | scripted | path of a recorded intervention file
-    max_human_ticks: int = 0  # the intervention source stops after so many ticks; 0: no limit
+    max_human_ticks: int = 0  # the intervention source stops after so many ticks of a run; 0: no limit
     max_episodes: int = 0  # 0: until the learner is done
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ def save_interventions(
 
 
 class ReplayedIntervention:
-    """An intervention source that repeats a recording: its episode k on the k-th reset, and then nothing more.
+    """An intervention source that repeats a recording: its episode k on reset k, from 0, and then nothing more.
 
     Args:
         path: a file written by `save_interventions`.
@@ -68,6 +68,10 @@ class ReplayedIntervention:
             key: InterventionCommand(action, still) for key, action, still in zip(keys, actions, idle, strict=True)
         }
         self._episode = -1
+
+    def begin_at(self, episode: int) -> None:
+        """Let the next reset begin recorded episode `episode`: those before were an earlier session's."""
+        self._episode = episode - 1
 
     def reset(self, seed: int) -> None:
         """The next recorded episode begins; `seed` changes nothing."""

@@ -8,13 +8,14 @@ import time
 
 import numpy as np
 import pytest
-from actor_helpers import LineEnv, ListSink, NoisyAgent, ScriptedPerson, identity_normaliser, make_config
+from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, ScriptedPerson, identity_normaliser, make_config
 
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
 from serl_chunk.actor.run import run_actor, training_seed
 from serl_chunk.actor.timing import MonotonicClock
 from serl_chunk.config.experiment import ActorConfig, LearnerConfig
 from serl_chunk.config.robots import GymConfig
+from serl_chunk.robots.replayed import ReplayedIntervention, save_interventions
 from serl_chunk.types import Begin, ConfigError, DataError, End, SerlChunkError, Snapshot, Source, Step
 
 
@@ -113,6 +114,26 @@ def test_a_later_session_continues_the_numbers():
     _, _, env = run(link, config=config_of(max_episodes=1), first_episode=7, episode_prefix="robot-b1")
     assert env.seeds == [training_seed(42, "actor", 7)]
     assert link.records[0].episode_id == "robot-b1-000007"
+
+
+@pytest.mark.parametrize(("before", "left"), [(0, 4), (1, 3), (4, 0), (99, 0)])
+def test_human_ticks_are_limited_over_the_sessions_of_a_run(before, left):
+    person = ScriptedPerson(frozenset({3, 4, 5}))
+    actor = dataclasses.replace(config_of().actor, max_human_ticks=4)
+    config = dataclasses.replace(config_of(), actor=actor)
+    summary, _, _ = run(FakeLink(), config=config, intervention=person, human_ticks_before=before)
+    assert summary.human_ticks == left
+
+
+@pytest.mark.parametrize(("first", "acted"), [(0, [0, 2]), (1, [2]), (2, [2]), (3, [])])
+def test_a_later_session_goes_on_in_recorded_interventions(tmp_path, first, acted):
+    command = np.full((2, 2), 0.5, np.float32)
+    columns = {"episode": np.array([0, 2]), "tick": np.array([3, 4]), "action": command, "idle": np.zeros(2, bool)}
+    save_interventions(tmp_path / "person.npz", **columns)
+    episodes = []
+    person = ReplayedIntervention(tmp_path / "person.npz", SPEC)
+    run(FakeLink(), intervention=person, first_episode=first, on_episode=episodes.append)
+    assert [first + i for i, e in enumerate(episodes) if e.human_ticks] == acted
 
 
 @pytest.mark.parametrize(("before", "random"), [(0, 15), (8, 7), (100, 0)])

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from serl_chunk.commands import local
 from serl_chunk.commands.local import SESSION, LocalLink, train_local
 from serl_chunk.commands.setup import load, open_run, spec_of
 from serl_chunk.config.agents import BcConfig, FlowConfig
@@ -89,4 +90,26 @@ def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
     assert (learner.updates, summary.episodes, summary.reason) == (0, 0, "stopped by the operator")
     assert learner.phase is Phase.PRETRAIN
     open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # nobody holds it any more
+    capsys.readouterr()
+
+
+def test_a_resumed_run_goes_on_counting_a_persons_ticks(tmp_path, monkeypatch, capsys):
+    build, handed_over = local.build_learner, {}
+
+    def resumed(*args, **kwargs):
+        learner = build(*args, **kwargs)
+        learner.human_ticks, learner.episodes = 27, 3
+        return learner
+
+    def run_actor(*args, **kwargs):
+        handed_over.update(kwargs)
+
+    monkeypatch.setattr(local, "build_learner", resumed)
+    monkeypatch.setattr(local, "run_actor", run_actor)
+    stop = threading.Event()
+    stop.set()
+    overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
+    config = dataclasses.replace(load("fake_aloha", overrides), agent=BcConfig(flow=FlowConfig(hidden=(8,))))
+    train_local(config, [], str(tmp_path / "run"), stop=stop)
+    assert [handed_over[k] for k in ("human_ticks_before", "first_episode", "steps_before")] == [27, 3, 0]
     capsys.readouterr()
