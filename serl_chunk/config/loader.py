@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -93,6 +94,7 @@ def _load(path: Path) -> ModuleType:
         raise ConfigError(f"{path} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _import_from(path.resolve())
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -103,6 +105,33 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
+def _import_from(file: Path) -> None:
+    """Let `file`, and what it calls later, import the modules beside it, as a script of Python may.
+
+    Folders of named experiments come last, and so does that of a file which is called as a package is: `ogbench.py`
+    would hide the package that its robot needs.
+    """
+    folder = str(file.parent)
+    if folder in sys.path:
+        return
+    named = [f.resolve() for f in (_packaged_folder(), Path.cwd() / "experiments")]
+    hides = file.parent in named or importlib.machinery.PathFinder.find_spec(file.stem) is not None
+    sys.path.insert(len(sys.path) if hides else 0, folder)
+
+
+def import_failure(file: Path | str, error: ImportError) -> str:
+    """What could not be imported for the experiment of `file`, where, and what to do; no full stop."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    return f"{where}{type(error).__name__}: {error}; {_import_remedy(Path(file), error)}"
+
+
+def _import_remedy(file: Path, error: ImportError) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"install it for {sys.executable}, or put the module into {file.resolve().parent}"
+    return "the module is there and lacks this: another version, or another module of that name"
+
+
 def _failure(path: Path, what: str, error: BaseException) -> ConfigError:
     """One sentence: the exception, the line of the file that led to it, and where it arose if that is elsewhere."""
     frames = [(Path(f.filename).resolve(), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
@@ -111,4 +140,5 @@ def _failure(path: Path, what: str, error: BaseException) -> ConfigError:
     own = [line for file, line in frames if file == path.resolve()]
     where = f"{path}, line {own[-1]}" if own else f"{path}"
     elsewhere = f" (raised in {frames[-1][0]}, line {frames[-1][1]})" if own and frames[-1][0] != path.resolve() else ""
-    return ConfigError(f"{where}: {what}: {type(error).__name__}: {error}{elsewhere}")
+    remedy = f"; {_import_remedy(path, error)}" if isinstance(error, ImportError) else ""
+    return ConfigError(f"{where}: {what}: {type(error).__name__}: {error}{elsewhere}{remedy}")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from serl_chunk.config.gripper import SetupMode
+from serl_chunk.config.loader import import_failure
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import ConfigError
 
@@ -57,8 +58,8 @@ def hil_serl_task(name: str) -> HilSerlTask:
 def hil_serl_robot(name: str, make_robot: Callable[[str, bool], Any], file: str) -> GymConfig:
     """HIL-SERL's task `name` on the environment that `make_robot(name, fake_env)` builds.
 
-    When it is built, ConfigError is raised where `make_robot` is still to be filled in (it raises NotImplementedError
-    or ImportError; `file` tells the reader where), where the actions are not as many as the task's control mode has,
+    When it is built, ConfigError is raised where `make_robot` is still to be filled in (it raises NotImplementedError;
+    `file` tells the reader where) or cannot import, where the actions are not as many as the task's control mode has,
     and where a camera of the policy is missing.
     """
     task = hil_serl_task(name)
@@ -66,11 +67,13 @@ def hil_serl_robot(name: str, make_robot: Callable[[str, bool], Any], file: str)
     def make(fake_env: bool) -> Any:
         try:
             env = make_robot(name, fake_env)
-        except (NotImplementedError, ImportError) as error:
+        except NotImplementedError as error:
             raise ConfigError(
                 f"{name} needs your robot's environment: copy {file}, let its make_robot() return the gymnasium.Env "
                 f"and give the copy as --exp_name FILE.py:{name} ({type(error).__name__}: {error})"
             ) from error
+        except ImportError as error:
+            raise ConfigError(f"make_robot() cannot import: {import_failure(file, error)}") from error
         _check(env, name, task)
         return env
 

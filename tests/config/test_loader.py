@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,33 @@ def test_a_path_is_loaded_from_anywhere(tmp_path):
     assert isinstance(load_experiment(str(path)), ExperimentConfig)
 
 
+@pytest.fixture(autouse=True)
+def search_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A copy of sys.path: an experiment's folder is added to it."""
+    copy = list(sys.path)
+    monkeypatch.setattr(sys, "path", copy)
+    return copy
+
+
+def test_a_file_imports_the_modules_beside_it_when_it_is_loaded_and_later(tmp_path, search_path):
+    (tmp_path / "beside_one.py").write_text("NAME = 'mine'")
+    (tmp_path / "beside_two.py").write_text("NAME = 'later'")
+    source = "from beside_one import NAME\n" + GOOD.format(name="x").replace("'x'", "NAME")
+    (tmp_path / "mine.py").write_text(source + "def later():\n    from beside_two import NAME\n    return NAME\n")
+    assert load_experiment(str(tmp_path / "mine.py")).name == "mine"
+    assert load_experiment(str(tmp_path / "mine.py")).name == "mine"
+    assert sys.modules["serl_chunk_experiment_mine"].later() == "later"
+    assert search_path[0] == str(tmp_path)
+    assert search_path.count(str(tmp_path)) == 1
+
+
+def test_a_file_does_not_hide_the_package_it_is_called_as(tmp_path, search_path, folder):
+    for path in (tmp_path / "wave.py", folder / "mine.py"):
+        path.write_text(GOOD.format(name="x"))
+        load_experiment(str(path))
+        assert (path.parent.name, search_path[-1]) == (path.parent.name, str(path.parent))
+
+
 def test_folders_with_colons_in_their_names_are_no_variants(tmp_path):
     (tmp_path / "a:b.py:c").mkdir()
     path = tmp_path / "a:b.py:c" / "mine.py"
@@ -87,7 +115,8 @@ def test_a_missing_file_is_named():
         ("x = 1\ndef experiment(:", r"broken\.py, line 2: cannot be imported: SyntaxError: "),
         (
             "import no_such_module",
-            r"broken\.py, line 1: cannot be imported: ModuleNotFoundError: No module named 'no_su",
+            r"broken\.py, line 1: cannot be imported: ModuleNotFoundError: No module named 'no_such_module'; "
+            "install it for .*, or put the module into /",
         ),
         ("from serl_chunk.types import Nothing", r"broken\.py, line 1: cannot be imported: ImportError: "),
         ("\nundefined", r"broken\.py, line 2: cannot be imported: NameError: name 'undefined'"),

@@ -1,7 +1,9 @@
 """HIL-SERL's tasks on an environment of its shape: settings, control modes, cameras, missing robots."""
 
 import dataclasses
+import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -58,15 +60,36 @@ def test_a_missing_robot_is_said_with_the_remedy():
         registry.make_env(config.robot)
 
 
-def test_a_filled_copy_serves(tmp_path):
-    copy = tmp_path / "my_robot.py"
+def filled(folder, *body):
+    """A copy of the template whose make_robot has the lines `body`."""
+    copy = folder / "my_robot.py"
     shutil.copy(known_experiments()["hil_serl_template"], copy)
+    lines = "".join(f"    {line}\n" for line in body)
     text = copy.read_text()
-    body = "    from hil_serl_shape import HilSerlShape\n    return HilSerlShape(3, ('wrist_1', 'side'))\n"
-    copy.write_text(text.replace('    raise NotImplementedError("make_robot() is to be filled in")\n', body))
+    copy.write_text(text.replace('    raise NotImplementedError("make_robot() is to be filled in")\n', lines))
+    return copy
+
+
+def test_a_filled_copy_serves(tmp_path):
+    copy = filled(tmp_path, "from hil_serl_shape import HilSerlShape", "return HilSerlShape(3, ('wrist_1', 'side'))")
     env = registry.make_env(load_experiment(f"{copy}:egg_flip").robot)
     assert env.reset(seed=0)[0]["state"].shape == (19,)
     assert env.read_images()["images/side"].shape == (128, 128, 3)
+
+
+def test_what_a_copy_cannot_import_is_said_with_the_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    copy = filled(tmp_path, "from beside_me import Env", "return Env()")
+    message = rf"make_robot\(\) cannot import: {re.escape(str(copy))}, line \d+: ModuleNotFoundError: No module named "
+    with pytest.raises(ConfigError, match=rf"{message}'beside_me'; install it for .* or put .* into {tmp_path}$"):
+        registry.make_env(load_experiment(str(copy)).robot)
+    (tmp_path / "beside_me.py").write_text("import no_such_robot")
+    with pytest.raises(ConfigError, match=r"beside_me\.py, line 1: .*'no_such_robot'"):
+        registry.make_env(load_experiment(str(copy)).robot)
+    monkeypatch.delitem(sys.modules, "beside_me", raising=False)
+    (tmp_path / "beside_me.py").write_text("Other = 1")
+    with pytest.raises(ConfigError, match=r"my_robot\.py, line \d+: ImportError: cannot import name 'Env'.*another"):
+        registry.make_env(load_experiment(str(copy)).robot)
 
 
 def test_another_control_mode_or_camera_is_refused():
