@@ -40,7 +40,7 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
     if gripper.composition == "learned":  # HIL-SERL's price of a change, which a bounded critic's range does not hold
         gripper = dataclasses.replace(gripper, penalty=-0.02, loss="squared")
     return ExperimentConfig(
-        name="hil_serl_template",
+        name=f"hil_serl_{task}",  # of run folders and spools: a task does not go on with another's
         robot=hil_serl_robot(task, make_robot, __file__),
         agent=AcfqlConfig(
             image_keys=settings.cameras,

@@ -13,6 +13,7 @@ from serl_chunk.agents.fixed_gripper import FixedGripper
 from serl_chunk.agents.learned_gripper import LearnedGripper
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.record import record_episode
+from serl_chunk.commands.setup import open_run
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.writer import EpisodeWriter
@@ -38,6 +39,7 @@ def shape_of(name, fake_env):
 )
 def test_each_task_has_its_settings(name, discount, limit, actions, cameras, composition, options):
     config = load_experiment(f"hil_serl_template:{name}")
+    assert config.name == f"hil_serl_{name}"
     assert (config.discount, config.robot.max_episode_steps, config.robot.real) == (discount, limit, True)
     assert len(config.agent.image_keys) == cameras
     spec = registry.robot_spec(hil_serl_robot(name, shape_of, "file.py"))
@@ -75,6 +77,16 @@ def test_a_filled_copy_serves(tmp_path):
     env = registry.make_env(load_experiment(f"{copy}:egg_flip").robot)
     assert env.reset(seed=0)[0]["state"].shape == (19,)
     assert env.read_images()["images/side"].shape == (128, 128, 3)
+
+
+def test_a_run_of_one_task_is_no_run_of_another(tmp_path):
+    robot = hil_serl_robot("ram_insertion", shape_of, "f")
+    spec = registry.robot_spec(robot)
+    run = open_run(load_experiment("hil_serl_template:ram_insertion"), spec, str(tmp_path))
+    with run.lock:
+        run.record()
+    with pytest.raises(ConfigError, match="is a run of experiment 'hil_serl_ram_insertion', not 'hil_serl_egg_flip'"):
+        open_run(load_experiment("hil_serl_template:egg_flip"), spec, str(tmp_path))
 
 
 def test_what_a_copy_cannot_import_is_said_with_the_line(tmp_path, monkeypatch):
