@@ -28,7 +28,10 @@ def make_robot(task: str, fake_env: bool) -> Any:
     For example, where HIL-SERL itself is installed and its experiments can be imported:
 
         from experiments.mappings import CONFIG_MAPPING
-        return CONFIG_MAPPING[task]().get_environment(fake_env=fake_env, save_video=False, classifier=not fake_env)
+        return CONFIG_MAPPING[task]().get_environment(fake_env=fake_env, save_video=False, classifier=True)
+
+    The classifier, as in HIL-SERL, on both machines: egg_flip's wrapper adds a number to the state, and learner
+    (fake_env) and actor must declare the same.
     """
     raise NotImplementedError("make_robot() is to be filled in")
 

@@ -20,6 +20,8 @@ PROTOCOL = 3
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal
+_BEFORE = 60  # of them, how many come before the place where two long values part
+_SPACES = ("state_dim", "action_dim", "robot_specs")  # fields of a contract that an environment's spaces make
 
 
 class RefusedError(SerlChunkError):
@@ -103,17 +105,20 @@ def refusal(reason: str, *, retry: bool = False, renew: bool = False) -> list[Fr
 
 def compare(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str = "learner", them: str = "actor") -> str:
     """A sentence that names every field that differs and both values; empty where none does."""
-    differences = [
-        f"{name} is {_show(mine.get(name))} at the {me} and {_show(theirs.get(name))} at the {them}"
-        for name in dict.fromkeys([*mine, *theirs])
-        if mine.get(name) != theirs.get(name)
-    ]
-    if not differences:
+    differing = [name for name in dict.fromkeys([*mine, *theirs]) if mine.get(name) != theirs.get(name)]
+    if not differing:
         return ""
+    shown = ((name, *_show(mine.get(name), theirs.get(name))) for name in differing)
+    advice = "Start both with the same --exp_name, the same configuration and the same version of serl-chunk."
+    if set(_SPACES) & set(differing) and not {"robot", "control_hz"} & set(differing):
+        advice = (
+            "Look first at the environment: its observations, cameras and actions must be declared alike on both "
+            f"machines, and the learner's is made with fake_env=True. Then: {advice[0].lower()}{advice[1:]}"
+        )
     return (
         f"{me} and {them} do not run the same experiment: "
-        + "; ".join(differences)
-        + (". Start both with the same --exp_name, the same configuration and the same version of serl-chunk.")
+        + "; ".join(f"{name} is {a} at the {me} and {b} at the {them}" for name, a, b in shown)
+        + f". {advice}"
     )
 
 
@@ -127,7 +132,19 @@ def compare_protocol(theirs: int) -> str:
     )
 
 
-def _show(value: str | None) -> str:
+def _show(mine: str | None, theirs: str | None) -> tuple[str, str]:
+    """Both values in words; of long ones the part where they begin to differ."""
+    a, b = mine or "", theirs or ""
+    start = 0
+    if min(len(a), len(b)) > _BEFORE and max(len(a), len(b)) > _SHOWN:
+        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        start = max(0, same - _BEFORE)
+    return _part(mine, start), _part(theirs, start)
+
+
+def _part(value: str | None, start: int) -> str:
+    """`_SHOWN` characters of `value` from `start`, with dots where there are others."""
     if value is None:
         return "absent"
-    return repr(value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "...")
+    before, after = "..." if start else "", "..." if len(value) > start + _SHOWN else ""
+    return repr(before + value[start : start + _SHOWN] + after)

@@ -23,6 +23,27 @@ def test_compare_names_every_difference():
     assert len(sentence) < 500
 
 
+def test_of_long_values_the_part_that_differs_is_shown():
+    same = ";".join(f"policy/layer_{i}/kernel(4, 4)" for i in range(20))
+    mine, theirs = ({"network": f"{same};state/kernel({n}, 4);{same}"} for n in (19, 20))
+    sentence = handshake.compare(mine, theirs)
+    assert "state/kernel(19, 4);policy" in sentence
+    assert "state/kernel(20, 4);policy" in sentence
+    assert len(sentence) < 500
+    longer = handshake.compare({"network": same}, {"network": same + ";state/kernel(19, 4)"})
+    assert "kernel(4, 4);state/kernel(19, 4)' at the actor" in longer
+    assert "...'" not in handshake.compare({"a": "x" * 99}, {"a": "x" * 98})
+
+
+def test_spaces_that_differ_are_blamed_on_the_environment_first():
+    theirs = CONTRACT | {"state_dim": "20", "robot_specs": "b"}
+    sentence = handshake.compare(CONTRACT | {"state_dim": "19", "robot_specs": "a"}, theirs)
+    assert "Look first at the environment: " in sentence
+    assert "fake_env=True. Then: start both with the same --exp_name" in sentence
+    rates = ({"control_hz": hz, "robot_specs": hz} for hz in ("10", "20"))
+    assert "fake_env" not in handshake.compare(*rates)  # a setting of the configuration
+
+
 def test_hello_round_trip():
     assert Hello.decode(wire.decode(HELLO.encode(), LIMITS)) == HELLO
 
