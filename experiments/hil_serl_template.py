@@ -8,6 +8,9 @@ After the colon stands the task: ram_insertion (the default), usb_pickup_inserti
 `make_robot(task, fake_env)` returns the environment that HIL-SERL's `get_environment` does, wrappers included. Its
 observations `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and
 its `info` (`succeed`, `intervene_action`) are understood as they are (docs/bring_your_own_robot.md).
+
+What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below. The
+flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed one they are held as they are.
 """
 
 import dataclasses
@@ -17,9 +20,15 @@ from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
-from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.gripper import GripperConfig, SetupMode
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.robots.hil_serl import hil_serl_robot, hil_serl_task
+
+# None: as HIL-SERL has them for the task. A fixed gripper is no action (6 numbers, or 12 for two arms), a learned one
+# is the last of its arm (7, or 14); another number of actions is said in ACTION_DIM.
+SETUP_MODE: SetupMode | None = None  # for example "single-arm-fixed-gripper"
+CAMERAS: tuple[str, ...] | None = None  # of the policy, for example ("wrist_1", "side")
+ACTION_DIM: int | None = None
 
 
 def make_robot(task: str, fake_env: bool) -> Any:
@@ -38,13 +47,13 @@ def make_robot(task: str, fake_env: bool) -> Any:
 
 def experiment(task: str = "ram_insertion") -> ExperimentConfig:
     """The chosen task's cameras, grippers, discount, length and checkpoint period; the agent and its loop are ours."""
-    settings = hil_serl_task(task)
+    settings = hil_serl_task(task, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM)
     gripper = GripperConfig(setup_mode=settings.setup_mode)
     if gripper.composition == "learned":  # HIL-SERL's price of a change, which a bounded critic's range does not hold
         gripper = dataclasses.replace(gripper, penalty=-0.02, loss="squared")
     return ExperimentConfig(
         name=f"hil_serl_{task}",  # of run folders and spools: a task does not go on with another's
-        robot=hil_serl_robot(task, make_robot, __file__),
+        robot=hil_serl_robot(task, make_robot, __file__, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM),
         agent=AcfqlConfig(
             image_keys=settings.cameras,
             encoder=EncoderConfig(features=(32, 64, 64, 64)),

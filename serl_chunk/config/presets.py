@@ -203,8 +203,19 @@ def configured(
             )
         agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
         changes |= _compat_changes(config, agent, chunk, compat, discount)
+    changes |= _composed_anew(changes.get("agent", config.agent), overrides)
     _check_single_actions(preset or config.preset, changes.get("chunk", config.chunk).horizon, overrides)
     return apply_overrides(config, overrides, changes)
+
+
+def _composed_anew(agent: AgentConfig, overrides: Sequence[tuple[str, str]]) -> Changes:
+    """Grippers that an override makes fixed, or learned, have none of what the experiment says of the other kind."""
+    given = {path: text for path, text in overrides if path in ("agent.gripper.setup_mode", "agent.gripper.mode")}
+    said = given.get("agent.gripper.mode", ""), *given.get("agent.gripper.setup_mode", "").split("-")
+    other = {"learned": "fixed", "fixed": "learned"}.get(agent.gripper.composition)
+    if other is None or other not in said:
+        return {}
+    return {"agent": dataclasses.replace(agent, gripper=GripperConfig())}
 
 
 def apply_preset(config: ExperimentConfig, name: str) -> ExperimentConfig:

@@ -6,8 +6,8 @@ length, control mode (`setup_mode`) and checkpoint period.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_args
 
 from serl_chunk.config.gripper import SetupMode
 from serl_chunk.config.loader import import_failure
@@ -48,21 +48,62 @@ TASKS: dict[str, HilSerlTask] = {
 }  # fmt: skip
 
 
-def hil_serl_task(name: str) -> HilSerlTask:
-    """The settings of the task `name`; raises ConfigError with the valid names."""
+_ACTIONS: dict[str, int] = {  # of HIL-SERL's wrappers: six numbers an arm, and one for a gripper that is there
+    "single-arm-fixed-gripper": 6,
+    "single-arm-learned-gripper": 7,
+    "dual-arm-fixed-gripper": 12,
+    "dual-arm-learned-gripper": 14,
+}
+
+
+def hil_serl_task(
+    name: str,
+    *,
+    setup_mode: SetupMode | None = None,
+    cameras: Sequence[str] | None = None,
+    action_dim: int | None = None,
+) -> HilSerlTask:
+    """The settings of the task `name`, with what your robot has otherwise.
+
+    Another `setup_mode` has the number of actions of HIL-SERL's wrappers, unless `action_dim` says it; the gripper of a
+    learned one is the last number of each arm. `cameras` are those of the policy. Raises ConfigError, with what is
+    valid.
+    """
     if name not in TASKS:
         raise ConfigError(f"HIL-SERL has no task {name!r}; valid: {', '.join(TASKS)}")
-    return TASKS[name]
+    task = TASKS[name]
+    if cameras is not None:
+        task = task._replace(cameras=tuple(c.replace("/", "_") for c in cameras))
+    if setup_mode is None and action_dim is None:
+        return task
+    mode = setup_mode or task.setup_mode
+    if mode not in _ACTIONS:
+        valid = ", ".join(m for m in get_args(SetupMode) if m)
+        raise ConfigError(f"{name}: setup_mode={mode!r} is none of HIL-SERL's; valid: {valid}")
+    dim = action_dim or (task.action_dim if mode == task.setup_mode else _ACTIONS[mode])
+    arms = 2 if mode.startswith("dual") else 1
+    if dim % arms:
+        raise ConfigError(f"{name}: setup_mode={mode} has two arms, and action_dim={dim} is not even")
+    grippers = tuple((arm + 1) * dim // arms - 1 for arm in range(arms)) if "learned" in mode else ()
+    return task._replace(setup_mode=mode, action_dim=dim, grippers=grippers)
 
 
-def hil_serl_robot(name: str, make_robot: Callable[[str, bool], Any], file: str) -> GymConfig:
-    """HIL-SERL's task `name` on the environment that `make_robot(name, fake_env)` builds.
+def hil_serl_robot(
+    name: str,
+    make_robot: Callable[[str, bool], Any],
+    file: str,
+    *,
+    setup_mode: SetupMode | None = None,
+    cameras: Sequence[str] | None = None,
+    action_dim: int | None = None,
+) -> GymConfig:
+    """HIL-SERL's task `name` on the environment that `make_robot(name, fake_env)` builds; the rest as `hil_serl_task`.
 
     When it is built, ConfigError is raised where `make_robot` is still to be filled in (it raises NotImplementedError;
     `file` tells the reader where) or cannot import, where the actions are not as many as the task's control mode has,
     and where a camera of the policy is missing.
     """
-    task = hil_serl_task(name)
+    task = hil_serl_task(name, setup_mode=setup_mode, cameras=cameras, action_dim=action_dim)
 
     def make(fake_env: bool) -> Any:
         try:
@@ -74,7 +115,7 @@ def hil_serl_robot(name: str, make_robot: Callable[[str, bool], Any], file: str)
             ) from error
         except ImportError as error:
             raise ConfigError(f"make_robot() cannot import: {import_failure(file, error)}") from error
-        _check(env, name, task)
+        _check(env, name, task, file)
         return env
 
     return GymConfig(
@@ -88,14 +129,14 @@ def hil_serl_robot(name: str, make_robot: Callable[[str, bool], Any], file: str)
     )
 
 
-def _check(env: Any, name: str, task: HilSerlTask) -> None:
+def _check(env: Any, name: str, task: HilSerlTask, file: str) -> None:
     """Refuse an environment of another control mode or without one of the policy's cameras, in HIL-SERL's words."""
     shape = getattr(getattr(env, "action_space", None), "shape", None)
     if shape is not None and shape != (task.action_dim,):
         raise ConfigError(
             f"{name} has the control mode {task.setup_mode}: {task.action_dim} numbers an action; the environment's "
             f"action space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper "
-            "away), or choose another task's settings"
+            f"away), or say yours in {file}: SETUP_MODE, ACTION_DIM"
         )
     observed = getattr(getattr(env, "observation_space", None), "spaces", {})
     there = {name.replace("/", "_") for name in (*observed, *getattr(observed.get("images"), "spaces", {}))}
@@ -103,5 +144,5 @@ def _check(env: Any, name: str, task: HilSerlTask) -> None:
     if missing:
         raise ConfigError(
             f"{name}'s policy sees camera {missing[0]!r}, which the environment does not observe; it has: "
-            f"{', '.join(sorted(there))}. Rename your camera, or change agent.image_keys and this task's cameras"
+            f"{', '.join(sorted(there))}. Rename your camera, or say yours in {file}: CAMERAS"
         )

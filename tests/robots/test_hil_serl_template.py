@@ -13,7 +13,7 @@ from serl_chunk.agents.fixed_gripper import FixedGripper
 from serl_chunk.agents.learned_gripper import LearnedGripper
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.record import record_episode
-from serl_chunk.commands.setup import open_run
+from serl_chunk.commands.setup import load, open_run
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.writer import EpisodeWriter
@@ -111,6 +111,62 @@ def test_another_control_mode_or_camera_is_refused():
     config = hil_serl_robot("ram_insertion", lambda name, fake: HilSerlShape(6, ("wrist_1",)), "f")
     with pytest.raises(ConfigError, match=r"'wrist_2'.*it has: state, wrist_1|'wrist_2'.*wrist_1"):
         registry.make_env(config)
+
+
+def filled_with(folder, env, **constants):
+    copy = filled(folder, "from hil_serl_shape import HilSerlShape", f"return HilSerlShape{env}")
+    text = copy.read_text()
+    for name, value in constants.items():
+        text, found = re.subn(rf"^({name}: .*?) = None", rf"\1 = {value!r}", text, flags=re.M)
+        assert found == 1
+    copy.write_text(text)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("mode", "actions", "said", "grippers"),
+    [
+        ("single-arm-fixed-gripper", 6, None, ()),
+        ("single-arm-learned-gripper", 4, 4, (3,)),
+        ("dual-arm-fixed-gripper", 12, None, ()),
+        ("dual-arm-learned-gripper", 14, None, (6, 13)),
+        ("dual-arm-learned-gripper", 8, 8, (3, 7)),
+    ],
+)
+def test_a_copy_says_another_composition_and_other_cameras(tmp_path, mode, actions, said, grippers):
+    env = (actions, ("left/wrist", "top"))
+    copy = filled_with(tmp_path, env, SETUP_MODE=mode, CAMERAS=("left/wrist", "top"), ACTION_DIM=said)
+    config = load_experiment(f"{copy}:usb_pickup_insertion")
+    spec = registry.robot_spec(config.robot)
+    assert (spec.action_dim, spec.grippers) == (actions, grippers)
+    assert config.agent.image_keys == ("left_wrist", "top")
+    assert config.agent.gripper.setup_mode == mode
+    assert config.agent.gripper.penalty == (-0.02 if grippers else 0)
+    make_agent(config, spec)
+
+
+def test_what_a_copy_says_is_checked(tmp_path):
+    cameras = ("side_policy", "wrist_1", "wrist_2")
+    copy = filled_with(tmp_path, (7, cameras), SETUP_MODE="single-arm-fixed-gripper")
+    with pytest.raises(ConfigError, match=r"6 numbers.*\(7,\).*my_robot\.py: SETUP_MODE, ACTION_DIM"):
+        registry.robot_spec(load_experiment(f"{copy}:usb_pickup_insertion").robot)
+    with pytest.raises(ConfigError, match=r"'single-arm' is none of HIL-SERL's; valid: single-arm-fixed-gripper, "):
+        hil_serl_task("egg_flip", setup_mode="single-arm")
+    with pytest.raises(ConfigError, match="two arms, and action_dim=7 is not even"):
+        hil_serl_task("object_handover", action_dim=7)
+
+
+def test_a_fixed_setup_mode_on_the_command_line_holds_the_grippers(tmp_path):
+    """The template's price of a change is no contradiction; one that is given beside it is."""
+    copy = filled_with(tmp_path, (7, ("side_policy", "wrist_1", "wrist_2")))
+    name, mode = f"{copy}:usb_pickup_insertion", ("agent.gripper.setup_mode", "single-arm-fixed-gripper")
+    config = load(name, [mode])
+    assert (config.agent.gripper.penalty, config.agent.gripper.loss) == (0.0, "as_critic")
+    agent = make_agent(config, registry.robot_spec(config.robot))
+    assert isinstance(agent, FixedGripper)
+    assert agent.spec.grippers == (6,)
+    with pytest.raises(ConfigError, match=r"agent\.gripper\.penalty=-0\.01 would not be read"):
+        load(name, [mode, ("agent.gripper.penalty", "-0.01")])
 
 
 def test_unknown_tasks_and_variants_are_named():
