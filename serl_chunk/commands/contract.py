@@ -120,4 +120,4 @@ def gripper_in_words(config: ExperimentConfig) -> str:
         return f", grippers fixed ({'as at reset' if gripper.fixed_value is None else f'{gripper.fixed_value:g}'})"
     values = ", ".join(f"{v:g}" for v in gripper.values)
     together = "jointly" if gripper.joint else "each"
-    return f", grippers {together} of ({values}) for {gripper.hold_steps or config.chunk.horizon} ticks"
+    return f", grippers {together} of ({values}) for {gripper.hold_steps or config.chunk.executed} ticks"

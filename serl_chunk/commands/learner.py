@@ -137,8 +137,8 @@ def run_learner(
     spec = spec_of(config)
     describe(config, spec)
     check_data(config, demo_paths, reading)
+    agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
     run = open_run(config, spec, checkpoint_path)
-    agent = make_agent(config, spec)
     holder: dict[str, Learner] = {}
 
     def ready() -> Learner:

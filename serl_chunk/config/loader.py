@@ -55,8 +55,9 @@ def load_experiment(name: str) -> ExperimentConfig:
     else:
         experiments = known_experiments()
         if name not in experiments:
-            near = difflib.get_close_matches(name, experiments, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
+            meant = {**{known: known for known in experiments}, **(_hil_serl_tasks() if not colon else {})}
+            near = difflib.get_close_matches(name, meant, 1)
+            hint = f"; did you mean {meant[near[0]]!r}?" if near else "."
             raise ConfigError(f"unknown experiment {name!r}{hint} Valid: {_names()}, or the path of a .py file.")
         path = experiments[name]
     module = _load(path)
@@ -81,6 +82,14 @@ def load_experiment(name: str) -> ExperimentConfig:
     if not isinstance(config, ExperimentConfig):
         raise ConfigError(f"experiment() in {path} returned {type(config).__name__}, expected ExperimentConfig")
     return config
+
+
+def _hil_serl_tasks() -> dict[str, str]:
+    """HIL-SERL's names of its tasks, and ours of the experiments that they are -> what `--exp_name` calls them."""
+    from serl_chunk.robots.hil_serl import TASKS  # that module needs this one
+
+    template = "hil_serl_template"
+    return {name: f"{template}:{task}" for task in TASKS for name in (task, f"hil_serl_{task}")}
 
 
 def _names() -> str:

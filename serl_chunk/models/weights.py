@@ -31,10 +31,18 @@ def read_weights(path: str, leaves: Mapping[str, tuple[int, ...]]) -> dict[str, 
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{where}: not a .npz of plain arrays ({error}); `serl-chunk data encoder resnet10_params.pkl FILE.npz` "
-            "makes one of HIL-SERL's weights"
+            f"{where}: not a .npz of plain arrays ({_why(error)}); `serl-chunk data encoder resnet10_params.pkl "
+            "FILE.npz` makes one of HIL-SERL's weights, which are a pickle whatever the file is called"
         ) from error
     return checked(found, leaves, where)
+
+
+def _why(error: Exception) -> str:
+    """numpy's reason; where it advises to load the file unsafely, what it has found instead."""
+    text = str(error)
+    if "unsafely" in text:  # said of every file without the marks of an archive or an array
+        return "it is no archive, but a pickle or something else"
+    return "it holds objects" if "allow_pickle" in text else text
 
 
 def checked(

@@ -67,6 +67,14 @@ def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsy
     capsys.readouterr()
 
 
+def test_a_learner_whose_agent_is_refused_leaves_no_folder(tmp_path, capsys):
+    config = load("fake_aloha", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
+    with pytest.raises(ConfigError, match="is for 1 gripper, and the robot's specification names 2"):
+        run_learner(config, [], str(tmp_path / "run"), bind="127.0.0.1", port=free_port(), insecure=False, wandb=False)
+    assert not (tmp_path / "run").exists()
+    capsys.readouterr()
+
+
 def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
     def refuse(*_: object) -> None:
         raise RefusedError("another experiment")

@@ -161,6 +161,9 @@ def test_both_sides_compare_what_grippers_are():
         said[text] = contract(config, spec_of(config), "")["agent"]
     assert said[""] == "acfql"
     assert said["-1,1"] == "acfql, grippers jointly of (-1, 1) for 5 ticks"
+    part = load("fake_aloha", [("agent.gripper.choices", "-1,1"), ("chunk.horizon", "8"), ("chunk.execute_steps", "4"),
+                               ("agent.prefix_critic", "true")])  # fmt: skip
+    assert contract(part, spec_of(part), "")["agent"].endswith("for 4 ticks")
     fixed = load("fake_aloha", [("agent.gripper.setup_mode", "dual-arm-fixed-gripper")])
     assert contract(fixed, spec_of(fixed), "")["agent"] == "acfql, grippers fixed (as at reset)"
     assert len(set(said.values())) == 3

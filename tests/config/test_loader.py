@@ -100,6 +100,12 @@ def test_an_unknown_name_lists_the_valid_ones_and_the_nearest(folder):
         load_experiment("zzz")
 
 
+@pytest.mark.parametrize("name", ["ram_insertion", "ram_insertoin", "hil_serl_ram_insertion"])
+def test_a_task_of_hil_serls_is_named_with_its_experiment(name):
+    with pytest.raises(ConfigError, match=rf"{name}'; did you mean 'hil_serl_template:ram_insertion'\?"):
+        load_experiment(name)
+
+
 def test_a_missing_file_is_named():
     with pytest.raises(
         ConfigError, match=r"--exp_name=nowhere/x\.py: there is no such file; valid names: .*fake_aloha"

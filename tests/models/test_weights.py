@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,13 @@ def test_floats_of_any_width_come_as_float32(tmp_path):
     assert list(found) == list(LEAVES)
     assert {v.dtype for v in found.values()} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(found["a/kernel"], np.arange(6).reshape(2, 3))
+
+
+def test_a_pickle_under_another_name_is_to_be_converted_and_not_to_be_trusted(tmp_path):
+    (tmp_path / "w.npz").write_bytes(pickle.dumps(arrays()))
+    with pytest.raises(ConfigError, match=r"a pickle or something else\); `serl-chunk data encoder .* pickle") as error:
+        read_weights(str(tmp_path / "w.npz"), LEAVES)
+    assert "unsafely" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +55,7 @@ def test_no_file_and_no_archive_are_told_apart(tmp_path):
     with pytest.raises(ConfigError, match=r"not a \.npz of plain arrays"):
         read_weights(str(tmp_path / "text.npz"), LEAVES)
     np.savez(tmp_path / "objects.npz", b=np.array([{}], dtype=object))
-    with pytest.raises(ConfigError, match=r"not a \.npz of plain arrays"):
+    with pytest.raises(ConfigError, match=r"not a \.npz of plain arrays \(it holds objects\)"):
         read_weights(str(tmp_path / "objects.npz"), LEAVES)
     np.save(tmp_path / "one.npy", np.ones(3))
     with pytest.raises(ConfigError, match="it is a single array"):
