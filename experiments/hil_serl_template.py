@@ -5,9 +5,10 @@
     serl-chunk --exp_name my_robot.py:usb_pickup_insertion --actor --ip GPU_BOX
 
 After the colon stands the task: ram_insertion (the default), usb_pickup_insertion, object_handover or egg_flip.
-`make_robot(task, fake_env)` returns the environment that HIL-SERL's `get_environment` does, wrappers included. Its
-observations `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and
-its `info` (`succeed`, `intervene_action`) are understood as they are (docs/bring_your_own_robot.md).
+`make_robot(task, fake_env)` returns an environment such as HIL-SERL's `get_environment` does. Its observations, as the
+Env's own `{"state": {...}, "images": {...}}` or as the wrappers' `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its
+actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and its `info` (`succeed`, `intervene_action`) are understood as they
+are. HIL-SERL itself does not run in this Python: docs/bring_your_own_robot.md says what of it to copy and to change.
 
 What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below. The
 flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed one they are held as they are.
@@ -34,10 +35,10 @@ ACTION_DIM: int | None = None
 def make_robot(task: str, fake_env: bool) -> Any:
     """Your robot's gymnasium environment for `task`. With `fake_env` only its spaces are used: open no device then.
 
-    For example, where HIL-SERL itself is installed and its experiments can be imported:
+    For example, with copies of HIL-SERL's Env classes and wrappers in a file my_env.py beside this one:
 
-        from experiments.mappings import CONFIG_MAPPING
-        return CONFIG_MAPPING[task]().get_environment(fake_env=fake_env, save_video=False, classifier=True)
+        from my_env import get_environment
+        return get_environment(task, fake_env=fake_env, classifier=True)
 
     The classifier, as in HIL-SERL, on both machines: egg_flip's wrapper adds a number to the state, and learner
     (fake_env) and actor must declare the same.

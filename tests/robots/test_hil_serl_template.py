@@ -4,7 +4,9 @@ import dataclasses
 import re
 import shutil
 import sys
+from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 from hil_serl_shape import HilSerlShape
@@ -200,6 +202,34 @@ def test_take_overs_rewards_and_ends_are_mapped():
     assert rewards[0] == 0  # HIL-SERL's grasp_penalty is in info alone
     assert rewards[-1] == pytest.approx(1.0)
     assert observation["state"][0] == HilSerlShape.SOLVED
+
+
+class BelowTheWrappers(gymnasium.Env):
+    """Observations of HIL-SERL's Env itself, below SERLObsWrapper and ChunkingWrapper."""
+
+    VECTORS: ClassVar = {"tcp_pose": 6, "tcp_vel": 6, "gripper_pose": 1, "tcp_force": 3, "tcp_torque": 3}
+
+    def __init__(self):
+        vectors = {k: gymnasium.spaces.Box(-np.inf, np.inf, (n,)) for k, n in self.VECTORS.items()}
+        frame = gymnasium.spaces.Box(0, 255, (128, 128, 3), np.uint8)
+        images = gymnasium.spaces.Dict({"wrist_1": frame, "wrist_2": frame})
+        self.observation_space = gymnasium.spaces.Dict({"state": gymnasium.spaces.Dict(vectors), "images": images})
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (6,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        self.given = self.observation_space.sample()
+        return self.given, {"succeed": False}
+
+
+def test_observations_are_read_below_hil_serls_wrappers_in_the_order_of_theirs():
+    env = registry.make_env(hil_serl_robot("ram_insertion", lambda name, fake: BelowTheWrappers(), "f"))
+    observation, _ = env.reset(seed=0)
+    state = env.env.given["state"]
+    flattened = gymnasium.spaces.flatten(env.env.observation_space["state"], state)  # what SERLObsWrapper does
+    np.testing.assert_array_equal(observation["state"], flattened)
+    assert observation["state"][0] == state["gripper_pose"][0]
+    np.testing.assert_array_equal(env.read_images()["images/wrist_2"], env.env.given["images"]["wrist_2"])
 
 
 def test_cameras_with_a_slash_are_recorded_and_read_again(tmp_path):
