@@ -126,7 +126,8 @@ class Connection:
                 try_send(self._sockets["control"], wire.encode(kinds.BYE, {"token": self._token}))
 
     def _stop(self, error: SerlChunkError) -> None:
-        log.error("%s", error)
+        if self.welcome is not None:  # before it, whoever waits for the welcome is told, and says it
+            log.error("%s", error)
         self.error = error
         self._lose("stopped")
         self._tell()

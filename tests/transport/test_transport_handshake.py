@@ -67,7 +67,7 @@ def test_malformed_hello(change):
         Hello.decode(wire.decode(HELLO._replace(**change).encode(), LIMITS))
 
 
-def test_a_refused_actor_is_told_the_field_and_both_values():
+def test_a_refused_actor_is_told_the_field_and_both_values(caplog):
     port = free_port()
     with serving(port), linked(port, connect=False, contract={**CONTRACT, "horizon": "8"}) as link:
         with pytest.raises(RefusedError, match=r"horizon is '5' at the learner and '8' at the actor.*--exp_name"):
@@ -76,6 +76,8 @@ def test_a_refused_actor_is_told_the_field_and_both_values():
         link.begin(Begin("e"))
         with pytest.raises(RefusedError):
             link.flush(10)
+    errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert errors == []  # the sentence was raised where somebody waited for it
 
 
 def test_another_protocol_is_refused_whatever_else_it_says(monkeypatch):
