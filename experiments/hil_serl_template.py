@@ -10,8 +10,9 @@ Env's own `{"state": {...}, "images": {...}}` or as the wrappers' `{"state": (1,
 actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and its `info` (`succeed`, `intervene_action`) are understood as they
 are. HIL-SERL itself does not run in this Python: docs/bring_your_own_robot.md says what of it to copy and to change.
 
-What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below. The
-flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed one they are held as they are.
+What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below; WEIGHTS
+gives it HIL-SERL's vision. The flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed
+one they are held as they are.
 """
 
 import dataclasses
@@ -23,13 +24,16 @@ from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
 from serl_chunk.config.gripper import GripperConfig, SetupMode
 from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.robots.hil_serl import hil_serl_robot, hil_serl_task
+from serl_chunk.robots.hil_serl import hil_serl_encoder, hil_serl_robot, hil_serl_task
 
 # None: as HIL-SERL has them for the task. A fixed gripper is no action (6 numbers, or 12 for two arms), a learned one
 # is the last of its arm (7, or 14); another number of actions is said in ACTION_DIM.
 SETUP_MODE: SetupMode | None = None  # for example "single-arm-fixed-gripper"
 CAMERAS: tuple[str, ...] | None = None  # of the policy, for example ("wrist_1", "side")
 ACTION_DIM: int | None = None
+# For HIL-SERL's vision the file that `serl-chunk data encoder` makes of its ResNet-10, at the learner; "" is a small
+# network trained from scratch.
+WEIGHTS = ""
 
 
 def make_robot(task: str, fake_env: bool) -> Any:
@@ -57,7 +61,7 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
         robot=hil_serl_robot(task, make_robot, __file__, setup_mode=SETUP_MODE, cameras=CAMERAS, action_dim=ACTION_DIM),
         agent=AcfqlConfig(
             image_keys=settings.cameras,
-            encoder=EncoderConfig(features=(32, 64, 64, 64)),
+            encoder=hil_serl_encoder(WEIGHTS) if WEIGHTS else EncoderConfig(features=(32, 64, 64, 64)),
             gripper=gripper,
         ),
         chunk=ChunkConfig(horizon=4),  # 0.4 s at 10 Hz

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.gripper import SetupMode
 from serl_chunk.config.loader import import_failure
 from serl_chunk.config.robots import GymConfig
@@ -86,6 +87,23 @@ def hil_serl_task(
         raise ConfigError(f"{name}: setup_mode={mode} has two arms, and action_dim={dim} is not even")
     grippers = tuple((arm + 1) * dim // arms - 1 for arm in range(arms)) if "learned" in mode else ()
     return task._replace(setup_mode=mode, action_dim=dim, grippers=grippers)
+
+
+def hil_serl_encoder(weights: str) -> EncoderConfig:
+    """HIL-SERL's vision (docs/algorithms/vision.md): a frozen ResNet-10, and heads that the critic's loss trains.
+
+    `weights` is the file that `serl-chunk data encoder` makes of HIL-SERL's; the learner alone reads it.
+    """
+    return EncoderConfig(
+        kind="resnet10",
+        weights=weights,
+        frozen_backbone=True,
+        trained_by="critic",
+        pooling="spatial",
+        latent=256,
+        share_cameras=False,
+        state_latent=64,
+    )
 
 
 def hil_serl_robot(

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shutil
 import sys
+from pathlib import Path
 from typing import ClassVar
 
 import gymnasium
@@ -16,12 +17,15 @@ from serl_chunk.agents.learned_gripper import LearnedGripper
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.record import record_episode
 from serl_chunk.commands.setup import load, open_run
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.writer import EpisodeWriter
 from serl_chunk.robots import registry
-from serl_chunk.robots.hil_serl import TASKS, hil_serl_robot, hil_serl_task
+from serl_chunk.robots.hil_serl import TASKS, hil_serl_encoder, hil_serl_robot, hil_serl_task
 from serl_chunk.types import ConfigError
+
+VISION = Path(__file__).parents[2] / "docs" / "algorithms" / "vision.md"
 
 
 def shape_of(name, fake_env):
@@ -145,6 +149,22 @@ def test_a_copy_says_another_composition_and_other_cameras(tmp_path, mode, actio
     assert config.agent.gripper.setup_mode == mode
     assert config.agent.gripper.penalty == (-0.02 if grippers else 0)
     make_agent(config, spec)
+
+
+def test_a_copy_with_weights_has_hil_serls_vision(tmp_path):
+    copy = filled(tmp_path, "from hil_serl_shape import HilSerlShape", "return HilSerlShape(3, ('wrist_1', 'side'))")
+    config = load_experiment(f"{copy}:egg_flip")
+    assert config.agent.encoder.kind == "conv"
+    copy.write_text(copy.read_text().replace('WEIGHTS = ""', 'WEIGHTS = "resnet10.npz"'))
+    config = load_experiment(f"{copy}:egg_flip")
+    assert config.agent.encoder == hil_serl_encoder("resnet10.npz")
+    # An actor has no such file, and needs none: the shapes are enough.
+    shapes = make_agent(config, registry.robot_spec(config.robot)).network_shape()
+    assert "critic/encoder/camera_side/Dense_0/kernel(4096, 256)" in shapes
+    flags = re.findall(r"--config\.(agent\.encoder\.\w+)=(\S+)", VISION.read_text().split("```")[1])
+    documented = load("fake_aloha_images", flags).agent.encoder
+    own = {"features": EncoderConfig().features, "shift": EncoderConfig().shift}  # the experiment's
+    assert dataclasses.replace(documented, **own) == hil_serl_encoder("resnet10.npz")
 
 
 def test_what_a_copy_says_is_checked(tmp_path):
