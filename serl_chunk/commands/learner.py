@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.agents.checkpoints import CheckpointStore
+from serl_chunk.agents.checkpoints import CheckpointError, CheckpointStore
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.commands.contract import contract
 from serl_chunk.commands.evaluations import resolve_step
@@ -23,7 +23,7 @@ from serl_chunk.commands.setup import RunFolder, describe, open_run, say, spec_o
 from serl_chunk.commands.training_data import DemoReading, check_data, open_dataset, read_demos, with_hint
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
-from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.data.normaliser import Normaliser, fit_normaliser
 from serl_chunk.learner.learner import Learner, Phase
 from serl_chunk.learner.metrics import MetricsLog
 from serl_chunk.learner.offline_data import OfflineData
@@ -37,7 +37,7 @@ from serl_chunk.transport.sessions import SessionInfo
 from serl_chunk.transport.sockets import check_port, is_loopback
 from serl_chunk.transport.store import RecordStore, check_retention
 from serl_chunk.transport.wire import Limits
-from serl_chunk.types import ConfigError, Record, RobotSpec, Snapshot, StepBlock
+from serl_chunk.types import ConfigError, Episode, Record, RobotSpec, Snapshot, StepBlock
 
 STOPPING = "ending with a final checkpoint"
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
@@ -73,7 +73,7 @@ def build_learner(
         raise ConfigError(with_hint(str(error), config)) from error
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
-    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, fitted)
+    normaliser = _normaliser(config, spec, run, fitted, tell)
     del fitted
     metrics = MetricsLog(
         run.path,
@@ -106,6 +106,24 @@ def build_learner(
     holder.append(learner)
     tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
     return learner
+
+
+def _normaliser(
+    config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode], tell: Callable[[str], None]
+) -> Normaliser:
+    """Fitted to what there is; where that cannot be, a resumed run's own, which it keeps in any case."""
+    try:
+        return fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
+    except ConfigError as error:
+        store = CheckpointStore(run.path)
+        try:
+            saved = store.restore_policy(max(store.steps()))
+        except (CheckpointError, ValueError):  # damaged, or none
+            raise error from None
+        if saved.meta["normaliser_mode"] != config.normaliser.actions:
+            raise
+        tell(f"the run's own normaliser goes on; a new one could not be made: {error}")
+        return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
 
 
 def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -20,6 +20,7 @@ from serl_chunk.commands.offline import train_offline
 from serl_chunk.commands.setup import open_run, read_config
 from serl_chunk.commands.training_data import DemoReading
 from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.single_frame import observation_at
@@ -333,6 +334,30 @@ def test_a_run_that_is_past_its_data_goes_on_without_a_window_in_them(demos, tmp
         let_go(learner)
         with pytest.raises(ConfigError, match="a window takes 2 consecutive steps, and they have 12 in 12 episodes"):
             learner_of(config, demos, within)
+
+
+def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demos, tmp_path, capsys):
+    config = experiment(pretrain_steps=20, offline_steps=10, checkpoint_period=0)
+    config = dataclasses.replace(config, normaliser=NormaliserConfig(actions="absolute_demo"))
+    run = str(tmp_path / "run")
+    learner = learner_of(config, demos, run)
+    while learner.phase is not Phase.WARMUP:
+        learner.work()
+    digest = learner.normaliser.digest()
+    let_go(learner)
+    spec = robot_spec(config.robot)
+    alone = dataclasses.replace(config, learner=dataclasses.replace(config.learner, pretrain_steps=0, offline_steps=0))
+    without = lambda config, run: build_learner(  # noqa: E731
+        config, [], open_run(config, spec, run), spec,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+    )  # fmt: skip
+    learner = without(alone, run)
+    assert learner.normaliser.digest() == digest
+    said = "the run's own normaliser goes on; a new one could not be made: normaliser.actions=absolute_demo needs"
+    assert said in capsys.readouterr().out
+    let_go(learner)
+    with pytest.raises(ConfigError, match="absolute_demo needs demonstrations"):  # a fresh one
+        without(alone, str(tmp_path / "fresh"))
 
 
 def test_demonstrations_whose_images_are_too_old_are_told_from_short_ones():
