@@ -14,7 +14,11 @@ import pytest
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS, agent_spec
 from serl_chunk.commands import learner as learner_command
+from serl_chunk.commands.learner import build_learner
+from serl_chunk.commands.setup import open_run
+from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.run_metrics import read_metrics
+from serl_chunk.robots.registry import robot_spec
 
 TIMED = ("wall", "rates/", "timer/", "wait/", "seconds")
 
@@ -46,3 +50,17 @@ def by_kind(run: Path) -> dict[str, list[dict[str, Any]]]:
     for row in reproducible(run):
         out.setdefault(row["kind"], []).append(row)
     return out
+
+
+def learner_of(config, demos: str, run: Path) -> Learner:
+    """A learner on its own, without an actor."""
+    spec = robot_spec(config.robot)
+    return build_learner(
+        config, [demos], open_run(config, spec, str(run)), spec,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+    )  # fmt: skip
+
+
+def let_go(learner: Learner) -> None:
+    learner.close()
+    learner.metrics.close()

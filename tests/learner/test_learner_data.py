@@ -1,0 +1,167 @@
+"""What a learner is given to begin with: too short, too old, not imitated, or gone after a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from learner_tools import learner_of, let_go, quick_agents
+from point_robot import experiment, record_demos
+
+from serl_chunk.commands import training_data
+from serl_chunk.commands.learner import build_learner
+from serl_chunk.commands.offline import train_offline
+from serl_chunk.commands.setup import open_run
+from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.single_frame import observation_at
+from serl_chunk.learner.learner import Phase
+from serl_chunk.learner.offline_data import OfflineData
+from serl_chunk.learner.replay import Ready
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import ConfigError, Outcome
+
+OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0, "checkpoint_period": 20}
+
+quick = pytest.fixture(autouse=True)(quick_agents)
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> str:
+    return record_demos(tmp_path_factory.mktemp("demos"), 12)
+
+
+def cut_to(patch: pytest.MonkeyPatch, steps: int, outcome: Outcome = Outcome.UNKNOWN) -> None:
+    """Demonstrations are the first so many steps of themselves: truncated there, or failed."""
+
+    def cut(*args, **kwargs):
+        loaded = load_demos(*args, **kwargs)
+        failed = outcome is Outcome.FAILURE
+        for i, (begin, block, end) in enumerate(loaded.episodes):
+            end = end._replace(
+                length=steps, final_observation=observation_at(block, steps), terminated=failed, truncated=not failed,
+                outcome=outcome, reward=None,
+            )  # fmt: skip
+            loaded.episodes[i] = loaded.episodes[i]._replace(begin=begin, steps=block.slice(0, steps), end=end)
+        return loaded
+
+    patch.setattr(training_data, "load_demos", cut)
+
+
+def test_offline_training_without_data_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"--offline_steps trains on demonstrations or a data set: give --demo_path"):
+        train_offline(experiment(**OFFLINE), [], str(tmp_path))
+    with pytest.raises(ConfigError, match=r"learner\.online_steps=0 trains on demonstrations alone"):
+        experiment(pretrain_steps=0, online_steps=0)
+    with pytest.raises(ConfigError, match=r"online_steps=20 is not above learner\.training_starts=20"):
+        experiment(online_steps=20)
+
+
+@pytest.mark.parametrize(
+    "phase", [{"offline_steps": 40, "online_steps": 0}, {"pretrain_steps": 40}, {"critic_pretrain_steps": 40}]
+)
+@pytest.mark.parametrize(("windows", "needed"), [("episode", 5), ("adjacent", 40)])  # of one episode, or of all
+def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, monkeypatch, phase, windows, needed):
+    cut_to(monkeypatch, 3)
+    config = experiment(**{"pretrain_steps": 0} | phase)
+    replay = dataclasses.replace(config.replay, windows=windows, terminal_windows="drop")
+    config = dataclasses.replace(config, chunk=ChunkConfig(needed), replay=replay)
+    said = rf"a window takes {needed} consecutive steps, and they have 36 in 12 episodes\. Give longer ones, or lower"
+    with pytest.raises(ConfigError, match=said + r".* --config\.learner\.pretrain_steps=0"):
+        learner_of(config, demos, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("learner", "outcome"),
+    [
+        ({"pretrain_steps": 0}, Outcome.UNKNOWN),
+        ({"pretrain_steps": 0, "offline_steps": 40}, Outcome.FAILURE),
+    ],  # a failure ends a window
+)
+def test_short_data_that_no_phase_trains_on_or_that_end_are_not_refused(demos, tmp_path, monkeypatch, learner, outcome):
+    cut_to(monkeypatch, 3, outcome)
+    learner = learner_of(dataclasses.replace(experiment(**learner), chunk=ChunkConfig(5)), demos, tmp_path)
+    assert bool(learner.replay.ready.demo) is (outcome is Outcome.FAILURE)
+    let_go(learner)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "bc_on", "said"),
+    [
+        (
+            Outcome.FAILURE,
+            "+successes",
+            r"no step of these 12 is imitated: agent\.bc_on=\+successes takes .* failed ones",
+        ),
+        (Outcome.UNKNOWN, "interventions", r"takes the steps of .* that a person acted on, .*agent\.bc_on=demo"),
+        (Outcome.UNKNOWN, "demo", None),
+    ],
+)
+def test_pretraining_on_what_is_not_imitated_is_refused(demos, tmp_path, monkeypatch, outcome, bc_on, said):
+    cut_to(monkeypatch, 3, outcome)
+    config = experiment(pretrain_steps=40)
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, bc_on=bc_on))
+    if said is None:
+        let_go(learner_of(config, demos, tmp_path))
+        return
+    with pytest.raises(ConfigError, match=said):
+        learner_of(config, demos, tmp_path)
+    learner = dataclasses.replace(config.learner, pretrain_steps=0)
+    let_go(learner_of(dataclasses.replace(config, learner=learner), demos, tmp_path))
+
+
+def test_a_run_that_is_past_its_data_goes_on_without_a_window_in_them(demos, tmp_path):
+    config = experiment(pretrain_steps=20, offline_steps=10, checkpoint_period=0)
+    past, within = str(tmp_path / "past"), str(tmp_path / "within")
+    for run, until in ((past, Phase.WARMUP), (within, Phase.OFFLINE)):
+        learner = learner_of(config, demos, run)
+        while learner.phase is not until:
+            learner.work()
+        let_go(learner)
+    with pytest.MonkeyPatch.context() as patch:
+        cut_to(patch, 1)
+        learner = learner_of(config, demos, past)
+        assert (learner.phase, learner.replay.ready.demo) == (Phase.WARMUP, 0)
+        let_go(learner)
+        with pytest.raises(ConfigError, match="a window takes 2 consecutive steps, and they have 12 in 12 episodes"):
+            learner_of(config, demos, within)
+
+
+def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demos, tmp_path, capsys):
+    config = experiment(pretrain_steps=20, offline_steps=10, checkpoint_period=0)
+    config = dataclasses.replace(config, normaliser=NormaliserConfig(actions="absolute_demo"))
+    run = str(tmp_path / "run")
+    learner = learner_of(config, demos, run)
+    while learner.phase is not Phase.WARMUP:
+        learner.work()
+    digest = learner.normaliser.digest()
+    let_go(learner)
+    spec = robot_spec(config.robot)
+    alone = dataclasses.replace(config, learner=dataclasses.replace(config.learner, pretrain_steps=0, offline_steps=0))
+    without = lambda config, run: build_learner(  # noqa: E731
+        config, [], open_run(config, spec, run), spec,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+    )  # fmt: skip
+    learner = without(alone, run)
+    assert learner.normaliser.digest() == digest
+    said = "the run's own normaliser goes on; a new one could not be made: normaliser.actions=absolute_demo needs"
+    assert said in capsys.readouterr().out
+    let_go(learner)
+    with pytest.raises(ConfigError, match="absolute_demo needs demonstrations"):  # a fresh one
+        without(alone, str(tmp_path / "fresh"))
+
+
+def test_demonstrations_whose_images_are_too_old_are_told_from_short_ones():
+    class Blind:
+        ready = Ready(steps=0, online=0, demo=0, windows=0)
+        window_steps = 5
+
+        def add_demo(self, *episodes):
+            pass
+
+        def stats(self):
+            return {"replay/demo_rows": 102, "replay/demo_episodes": 2, "replay/excluded_share": 1.0}
+
+    with pytest.raises(ConfigError, match=r"they have 100 in 2 episodes, but no image .*max_image_age, or give"):
+        OfflineData(Blind(), [], None).require_window()
