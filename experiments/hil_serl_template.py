@@ -23,8 +23,9 @@ from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
 from serl_chunk.config.gripper import GripperConfig, SetupMode
+from serl_chunk.config.hil_serl import hil_serl_encoder, hil_serl_task
 from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.robots.hil_serl import hil_serl_encoder, hil_serl_robot, hil_serl_task
+from serl_chunk.robots.hil_serl import hil_serl_robot
 
 # None: as HIL-SERL has them for the task. A fixed gripper is no action (6 numbers, or 12 for two arms), a learned one
 # is the last of its arm (7, or 14); another number of actions is said in ACTION_DIM.

@@ -43,6 +43,7 @@ class Acrlpd(Agent):
         self.critic = ChunkCritic(config, spec, with_value=False)
         self.prefix = PrefixCritic(config, spec) if config.prefix_critic else None
         self.acting_critic = self.prefix or self.critic  # whose values are climbed, compared and bootstrapped
+        self.imitates = config.bc_alpha > 0
         self.gaussian = GaussianPolicy(
             config,
             spec,

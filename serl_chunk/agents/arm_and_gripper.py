@@ -29,6 +29,7 @@ class ArmAndGripper(Agent):
             dataclasses.replace(spec, action_dim=len(self.arm), grippers=(), gripper_inputs=gripper_inputs)
         )
         self.policy_updates, self.has_critic = self.inner.policy_updates, self.inner.has_critic
+        self.imitates = self.inner.imitates
         self.supports_prefix, self.imitates_critic = self.inner.supports_prefix, self.inner.imitates_critic
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 

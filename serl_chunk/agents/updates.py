@@ -38,6 +38,7 @@ class Updates(abc.ABC):
     """
 
     policy_updates = 1  # policy steps after the critic's, on the last batch
+    imitates = True  # whether the policy's loss has imitation in it
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         self.config = config
@@ -118,7 +119,7 @@ class Updates(abc.ABC):
 
     def _update_critic_alone(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
         shared = self.config.encoder.trained_by == "critic" and jax.tree.leaves(state.critic["encoder"])
-        if not shared:
+        if not (shared and self.imitates):
             return self._update_critic(state, batches)
 
         def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:

@@ -183,7 +183,7 @@ def run_evaluation(
             _check_algorithm(run, saved, config)
             store = CheckpointStore(run, say=say)
             checkpoint = store.restore_policy(evaluations.resolve_step(run, store, step))
-            differences = _differences(saved, config)
+            recorded = _recorded(saved, config)
             normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
             snapshot = Snapshot(checkpoint.step, checkpoint.params)
             try:
@@ -191,8 +191,9 @@ def run_evaluation(
             except ConfigError as error:
                 raise ConfigError(
                     f"checkpoint {checkpoint.step} of {run} does not fit this agent ({error}). Evaluate with the run's "
-                    f"settings ({run / CONFIG}); they differ in: {'; '.join(differences) or 'nothing that is recorded'}"
+                    f"settings ({run / CONFIG}); they differ in: {'; '.join(recorded) or 'nothing that is recorded'}"
                 ) from error
+            differences = _differences(saved, recorded)
             counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
         else:
             if ip is None:
@@ -231,15 +232,20 @@ def _check_algorithm(run: Path, saved: dict[str, Any], config: ExperimentConfig)
             raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
 
 
-def _differences(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
+def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
+    """Every setting of robot, lengths, agent and actor that is not the run's: `path: run's -> here`."""
+    now = json.loads(json.dumps(to_dict(config)))
+    parts = ("robot", "chunk", "agent", "actor")
+    return [line for part in parts for line in difference(saved.get(part, {}), now[part], f"{part}.")]
+
+
+def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
     """The settings by which a policy acts are the command line's, not the run's: where they differ, a person is told.
 
     Those that only training reads are nobody's business here. One that the run does not know is newer than the run.
     """
-    now = json.loads(json.dumps(to_dict(config)))
-    parts = ("robot", "chunk", "agent", "actor")
-    lines = [line for part in parts for line in difference(saved.get(part, {}), now[part], f"{part}.")]
-    lines = [line for line in lines if acts(line.partition(": ")[0]) and _known(saved, line.partition(": ")[0])]
+    paths = {line: line.partition(": ")[0] for line in recorded}
+    lines = [line for line in recorded if acts(paths[line]) and _known(saved, paths[line])]
     for line in lines:
         say(f"evaluated with another setting than the run's (run -> here): {line}")
     return lines

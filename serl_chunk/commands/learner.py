@@ -37,7 +37,7 @@ from serl_chunk.transport.sessions import SessionInfo
 from serl_chunk.transport.sockets import check_port, is_loopback
 from serl_chunk.transport.store import RecordStore, check_retention
 from serl_chunk.transport.wire import Limits
-from serl_chunk.types import ConfigError, Episode, Record, RobotSpec, Snapshot, StepBlock
+from serl_chunk.types import ConfigError, DataError, Episode, Record, RobotSpec, Snapshot, StepBlock
 
 STOPPING = "ending with a final checkpoint"
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
@@ -114,16 +114,16 @@ def _normaliser(
     """Fitted to what there is; where that cannot be, a resumed run's own, which it keeps in any case."""
     try:
         return fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         store = CheckpointStore(run.path)
-        try:
-            saved = store.restore_policy(max(store.steps()))
-        except (CheckpointError, ValueError):  # damaged, or none
-            raise error from None
-        if saved.meta["normaliser_mode"] != config.normaliser.actions:
-            raise
-        tell(f"the run's own normaliser goes on; a new one could not be made: {error}")
-        return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
+        for step in sorted(store.steps(), reverse=True):
+            with contextlib.suppress(CheckpointError):  # damaged: the run goes on with the one before
+                saved = store.restore_policy(step)
+                if saved.meta["normaliser_mode"] != config.normaliser.actions:
+                    break
+                tell(f"the run's own normaliser goes on; a new one could not be made: {error}")
+                return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
+        raise
 
 
 def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 
 from serl_chunk.config.actor import ActorConfig
-from serl_chunk.config.agents import AcfqlConfig, AgentConfig, BcConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
 from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.normaliser import NormaliserConfig
@@ -91,6 +91,7 @@ class ExperimentConfig:
             f"agent.bc_on={self.agent.bc_on} imitates what people do online, and replay.windows=adjacent with "
             "replay.demo_fraction=1 draws demonstrations alone: set replay.windows=episode, or agent.bc_on=demo",
         )
+        self._check_shared_encoder()
         self.chunk.check_scored(prefix_critic=self.agent.prefix_critic)
         require(
             self.chunk.executed % self.agent.prefix_lengths == 0,
@@ -152,6 +153,19 @@ class ExperimentConfig:
             f"{kind} needs returns in [{c.value_low:.12g}, {c.value_high:.12g}], and this robot's own rewards may be "
             "negative: set agent.critic.value_low to the least discounted return there can be, use "
             "robot.reward=sparse, or agent.critic.loss=squared",
+        )
+
+    def _check_shared_encoder(self) -> None:
+        """A policy that Q has trained cannot keep up with the critic's encoder by imitation, as the warm-up has it."""
+        a, loop = self.agent, self.learner
+        shared = a.encoder.trained_by == "critic" and (a.image_keys or a.encoder.state_latent)
+        climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, AcfqlConfig) and a.actor_type == "distill-ddpg")
+        require(
+            not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
+            f"learner.critic_warmup_steps={loop.critic_warmup_steps} trains the encoder by the critic's loss "
+            "(agent.encoder.trained_by=critic) while the policy imitates alone, and learner.offline_steps="
+            f"{loop.offline_steps} has trained that policy for more than that: set --config.learner."
+            "critic_warmup_steps=0, which the offline phase makes needless, or agent.encoder.trained_by=each",
         )
 
     def _check_learned_gripper(self) -> None:

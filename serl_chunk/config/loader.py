@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.hil_serl import TASKS
 from serl_chunk.types import ConfigError, SerlChunkError
 
 
@@ -86,8 +87,6 @@ def load_experiment(name: str) -> ExperimentConfig:
 
 def _hil_serl_tasks() -> dict[str, str]:
     """HIL-SERL's names of its tasks, and ours of the experiments that they are -> what `--exp_name` calls them."""
-    from serl_chunk.robots.hil_serl import TASKS  # that module needs this one
-
     template = "hil_serl_template"
     return {name: f"{template}:{task}" for task in TASKS for name in (task, f"hil_serl_{task}")}
 
@@ -117,14 +116,15 @@ def _load(path: Path) -> ModuleType:
 def _import_from(file: Path) -> None:
     """Let `file`, and what it calls later, import the modules beside it, as a script of Python may.
 
-    Folders of named experiments come last, and so does that of a file which is called as a package is: `ogbench.py`
-    would hide the package that its robot needs.
+    Folders of named experiments come last, and so does one with a file that is called as an installed package is:
+    `ogbench.py` would hide the package that its robot needs.
     """
     folder = str(file.parent)
     if folder in sys.path:
         return
     named = [f.resolve() for f in (_packaged_folder(), Path.cwd() / "experiments")]
-    hides = file.parent in named or importlib.machinery.PathFinder.find_spec(file.stem) is not None
+    names = {f.stem for f in file.parent.glob("*.py")} | {f.parent.name for f in file.parent.glob("*/__init__.py")}
+    hides = file.parent in named or any(importlib.machinery.PathFinder.find_spec(name) for name in names)
     sys.path.insert(len(sys.path) if hides else 0, folder)
 
 

@@ -23,6 +23,7 @@ from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.config.reward import RewardConfig, return_for_ever
+from serl_chunk.config.validation import require
 from serl_chunk.types import ConfigError
 
 HORIZON = 5  # actions in a published chunk
@@ -215,6 +216,12 @@ def _composed_anew(agent: AgentConfig, overrides: Sequence[tuple[str, str]]) -> 
     other = {"learned": "fixed", "fixed": "learned"}.get(agent.gripper.composition)
     if other is None or other not in said:
         return {}
+    chosen = {"agent.gripper.choices", "agent.gripper.setup_mode"} & {path for path, _ in overrides}
+    require(
+        other == "fixed" or bool(chosen),
+        "agent.gripper.mode=learned of a gripper that is fixed chooses among nothing: give agent.gripper.choices, or a "
+        "learned-gripper setup_mode in place of it",
+    )
     return {"agent": dataclasses.replace(agent, gripper=GripperConfig())}
 
 

@@ -79,13 +79,17 @@ class OfflineData:
 
     def require_imitated(self, agent: AgentConfig) -> None:
         """Raise ConfigError where a pretrained policy would imitate none of the steps that are there at the start."""
-        if getattr(agent, "bc_invalid", False) or self._replay.imitates_demos:  # that imitates every row as it is
+        # `bc_invalid` imitates every row as it is; later parts of a data set may have what this one has not.
+        if getattr(agent, "bc_invalid", False) or self._dataset is not None or self._replay.imitates_demos:
             return
+        people = agent.bc_on == "interventions"
         raise ConfigError(
             f"learner.pretrain_steps imitates demonstrations, and no step of these {self.episodes} is imitated: "
             f"agent.bc_on={agent.bc_on} takes the steps of successful or undecided ones"
-            + (" that a person acted on" if agent.bc_on == "interventions" else "")
-            + ", failed ones never. Give others, set --config.agent.bc_on=demo, or --config.learner.pretrain_steps=0"
+            + (" that a person acted on" if people else "")
+            + ", failed ones never. Give others, "
+            + ("set --config.agent.bc_on=demo, " if people else "")
+            + "or set --config.learner.pretrain_steps=0"
         )
 
     def require_window(self) -> None:

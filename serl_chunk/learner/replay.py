@@ -255,6 +255,8 @@ class Replay:
     @property
     def imitates_demos(self) -> bool:
         """Whether any step of the demonstrations is imitated (`agent.bc_on`)."""
+        if self._config.replay.windows == "adjacent" and self._config.agent.bc_on == "all":
+            return True  # also failed ones, as the published code has it
         with self._lock:
             held, weight = self._stores.demo.episodes.values(), self._stores.pool.bc
             return any(weight[e.rows[: e.length]].any() for e in held)

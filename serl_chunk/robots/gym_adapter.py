@@ -137,6 +137,7 @@ class GymAdapter(RobotEnv):
         self._set_spaces(_spec(config, self._box, self._layout), images)
         self._low, self._high = self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
         self._last: Any = None  # the environment's last observation
+        self._looked = False  # whether anybody has asked for frames
         self._tick = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
@@ -157,7 +158,7 @@ class GymAdapter(RobotEnv):
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
         native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
         # Copied before it is known whether a person acts: the environment may reuse its buffers.
-        seen = {} if self._last is None else self._layout.frames(self._last)
+        seen = self._layout.frames(self._last) if self._looked else {}
         self._last, reward, terminated, truncated, native_info = self.env.step(native)
         self._tick += 1
 
@@ -189,7 +190,7 @@ class GymAdapter(RobotEnv):
         """
         if self._last is None:
             raise gymnasium.error.ResetNeeded("reset the environment before reading its cameras")
-        frames = self._layout.frames(self._last)
+        frames, self._looked = self._layout.frames(self._last), True
         if cameras is None:
             return frames
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}

@@ -110,7 +110,7 @@ def compare(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str = "le
         return ""
     shown = ((name, *_show(mine.get(name), theirs.get(name))) for name in differing)
     advice = "Start both with the same --exp_name, the same configuration and the same version of serl-chunk."
-    if set(_SPACES) & set(differing) and not {"robot", "control_hz"} & set(differing):
+    if set(_SPACES) & set(differing) and not {"experiment", "robot", "control_hz"} & set(differing):
         advice = (
             "Look first at the environment: its observations, cameras and actions must be declared alike on both "
             f"machines, and the learner's is made with fake_env=True. Then: {advice[0].lower()}{advice[1:]}"

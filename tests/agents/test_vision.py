@@ -111,6 +111,15 @@ def test_a_policy_keeps_what_it_imitated_while_the_critic_trains_the_encoder_alo
     assert float(metrics["actor/bc_loss"]) < losses[-1] + 0.2  # it would be a whole unit worse
 
 
+def test_a_policy_that_never_imitated_does_not_begin_to_while_the_critic_trains():
+    agent = by_critic("acrlpd", bc_alpha=0.0)
+    state = agent.init(jax.random.key(0))
+    before = jax.tree.map(jnp.copy, state)
+    after, _ = agent.update_critic(state, on_device(agent.spec))
+    assert same(after.policy, before.policy)
+    assert not same(after.critic, before.critic)
+
+
 @pytest.mark.parametrize("trained_by", ["each", "critic"])
 def test_critic_updates_leave_a_policy_alone_that_sees_with_eyes_of_its_own(trained_by):
     for variant, moved in (("acfql-image", trained_by == "critic"), ("acfql", False)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serl_chunk.agents.checkpoints import CheckpointError, CheckpointStore
-from serl_chunk.commands.actor import _differences
+from serl_chunk.commands.actor import _differences, _recorded
 from serl_chunk.commands.evaluations import VALIDATION, resolve_step, save
 from serl_chunk.commands.setup import load
 from serl_chunk.config.overrides import to_dict
@@ -76,7 +76,10 @@ def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(capsy
     saved["actor"] |= {"intervention": "none", "delay_ticks": 1}
     saved["robot"] |= {"helper": {**saved["robot"]["helper"], "noise": 0.5}, "control_hz": 25}
     del saved["agent"]["choose_std"]  # the run is older than this setting
-    differences = _differences(json.loads(json.dumps(saved)), config)
+    saved = json.loads(json.dumps(saved))
+    recorded = _recorded(saved, config)
+    assert {"agent.lr: 0.5 -> 0.0003", "agent.bc_on: demo -> +successes"} <= set(recorded)
+    differences = _differences(saved, recorded)
     paths = {line.partition(": ")[0] for line in differences}
     assert paths == {"agent.candidates", "actor.delay_ticks", "robot.control_hz"}
     assert capsys.readouterr().out.count("evaluated with another setting than the run's") == len(differences)

@@ -226,6 +226,13 @@ PREFIX = AcfqlConfig(prefix_critic=True)
             },
             r"bc_on=demo\+interventions imitates what people do online, .*draws demonstrations alone: set replay\.wind",
         ),
+        (
+            {
+                "agent": AcrlpdConfig(image_keys=("top",), encoder=EncoderConfig(trained_by="critic")),
+                "learner": LearnerConfig(offline_steps=100, critic_warmup_steps=50),
+            },
+            r"critic_warmup_steps=50 trains the encoder by the critic's loss .*offline_steps=100 has .*warmup_steps=0",
+        ),
         ({"actor": ActorConfig(delay_ticks=5)}, r"actor\.delay_ticks=5 must be below chunk\.execute_steps=5"),
     ],
 )

@@ -167,3 +167,11 @@ def test_both_sides_compare_what_grippers_are():
     fixed = load("fake_aloha", [("agent.gripper.setup_mode", "dual-arm-fixed-gripper")])
     assert contract(fixed, spec_of(fixed), "")["agent"] == "acfql, grippers fixed (as at reset)"
     assert len(set(said.values())) == 3
+
+
+def test_a_fixed_gripper_that_is_to_learn_is_told_what_among():
+    fixed = dataclasses.replace(load_experiment("fake_aloha"), agent=AcfqlConfig(gripper=GripperConfig(mode="fixed")))
+    with pytest.raises(ConfigError, match=r"mode=learned of a gripper that is fixed .*: give agent\.gripper\.ch"):
+        configured(fixed, [("agent.gripper.mode", "learned")])
+    chosen = configured(fixed, [("agent.gripper.mode", "learned"), ("agent.gripper.choices", "-1,1")])
+    assert chosen.agent.gripper == GripperConfig(choices=TWO)

@@ -79,6 +79,15 @@ def test_a_file_does_not_hide_the_package_it_is_called_as(tmp_path, search_path,
         assert (path.parent.name, search_path[-1]) == (path.parent.name, str(path.parent))
 
 
+@pytest.mark.parametrize("beside", ["wave.py", "wave/__init__.py"])
+def test_a_file_does_not_hide_a_package_by_what_lies_beside_it(tmp_path, search_path, beside):
+    (tmp_path / beside).parent.mkdir(exist_ok=True)
+    (tmp_path / beside).write_text("raise AssertionError")
+    (tmp_path / "mine.py").write_text("import wave\nassert wave.open\n" + GOOD.format(name="x"))
+    load_experiment(str(tmp_path / "mine.py"))
+    assert search_path[-1] == str(tmp_path)
+
+
 def test_folders_with_colons_in_their_names_are_no_variants(tmp_path):
     (tmp_path / "a:b.py:c").mkdir()
     path = tmp_path / "a:b.py:c" / "mine.py"

@@ -189,6 +189,10 @@ class TestHilSerl:
     def test_a_person_acted_on_what_was_seen_before_the_step(self):
         env = GymAdapter(hil_serl_config({2: {"intervene_action": np.full(7, 0.5)}}))
         env.reset()
+        env.step(np.zeros(7))
+        assert env.step(np.zeros(7))[4]["intervene_images"] == {}  # nobody looks at the cameras
+        env.reset()
+        env.read_images(["wrist_2"])
         assert "intervene_images" not in env.step(np.zeros(7))[4]
         seen = env.step(np.zeros(7))[4]["intervene_images"]
         assert {k: int(v.max()) for k, v in seen.items()} == {"images/wrist_1": 1, "images/wrist_2": 101}

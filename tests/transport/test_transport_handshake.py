@@ -42,6 +42,8 @@ def test_spaces_that_differ_are_blamed_on_the_environment_first():
     assert "fake_env=True. Then: start both with the same --exp_name" in sentence
     rates = ({"control_hz": hz, "robot_specs": hz} for hz in ("10", "20"))
     assert "fake_env" not in handshake.compare(*rates)  # a setting of the configuration
+    others = ({"experiment": name, "state_dim": str(len(name))} for name in ("a", "bb"))
+    assert "fake_env" not in handshake.compare(*others)  # another experiment has another environment
 
 
 def test_hello_round_trip():
