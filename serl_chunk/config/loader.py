@@ -116,15 +116,15 @@ def _load(path: Path) -> ModuleType:
 def _import_from(file: Path) -> None:
     """Let `file`, and what it calls later, import the modules beside it, as a script of Python may.
 
-    Folders of named experiments come last, and so does one with a file that is called as an installed package is:
-    `ogbench.py` would hide the package that its robot needs.
+    ./experiments comes last, and so does a folder with a file that is called as an installed package is: `ogbench.py`
+    would hide the package that its robot needs. The packaged experiments import nothing from beside them.
     """
     folder = str(file.parent)
-    if folder in sys.path:
+    if folder in sys.path or file.parent == _packaged_folder().resolve():
         return
-    named = [f.resolve() for f in (_packaged_folder(), Path.cwd() / "experiments")]
     names = {f.stem for f in file.parent.glob("*.py")} | {f.parent.name for f in file.parent.glob("*/__init__.py")}
-    hides = file.parent in named or any(importlib.machinery.PathFinder.find_spec(name) for name in names)
+    last = file.parent == (Path.cwd() / "experiments").resolve()
+    hides = last or any(importlib.machinery.PathFinder.find_spec(name) for name in names)
     sys.path.insert(len(sys.path) if hides else 0, folder)
 
 

@@ -109,7 +109,7 @@ def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) 
         return segments
     for segment in segments:
         begin, follows = segment
-        if follows < n and source[follows] == Source.POLICY:
+        if follows < n and source[follows] == Source.POLICY and decision_tick[follows] >= 0:  # else nobody knows
             last = begin + np.flatnonzero(human[begin:follows])[-1]
             segment[1] = np.clip(decision_tick[follows], last + 1, follows)
     return segments

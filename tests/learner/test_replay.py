@@ -218,7 +218,8 @@ def test_episode_figures():
     begin, *_, end = episode.records(RNG(0))
     steps = [episode.step(t)._replace(reward=float(t)) for t in range(6)]
     steps[0] = steps[0]._replace(decision={"q": np.float32(0.25)})
-    steps[4] = steps[4]._replace(decision={"q": np.array([0.1, 0.75], np.float32)})  # candidates: the best was executed
+    candidates = {"q": np.array([0.1, 0.75], np.float32)}  # the best was executed
+    steps[4] = steps[4]._replace(decision=candidates, decision_tick=4)
     for record in (begin, StepBlock.from_steps("e0", steps[:3]), StepBlock.from_steps("e0", steps[3:]), end):
         replay.insert("s", record)
     (stats,) = finished

@@ -58,7 +58,13 @@ def test_segments_go_on_through_idle_ticks_but_do_not_start_on_them():
 def test_a_robot_that_waits_for_its_chunk_is_not_a_persons():
     """Decided on tick 5, when the person had let go, and executed from tick 7 on."""
     source = np.array([P, P, U, H, U, H, H, P, P, U, H, P], np.uint8)
-    for decided, end in ((5, 5), (6, 6), (7, 7), (0, 5), (-1, 5)):  # never less than the person's own
+    for decided, end in (
+        (5, 5),
+        (6, 6),
+        (7, 7),
+        (0, 5),
+        (-1, 7),
+    ):  # never less than the person's own, and all where it is not known
         decisions = np.array([0, 0, -1, -1, -1, -1, -1, decided, decided, -1, -1, 11], np.int32)
         np.testing.assert_array_equal(human_segments(source, decisions), [[2, end], [9, 11]])
     np.testing.assert_array_equal(human_segments(source), [[2, 7], [9, 11]])
