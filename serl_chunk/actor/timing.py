@@ -85,7 +85,7 @@ class Deadlines:
             self._start += lost * self.period
 
 
-class Pace:
+class TickClock:
     """The ticks of an episode that is recorded without an actor, `period` seconds apart.
 
     A `real` robot's begin at their deadlines, as under an actor; a simulator's at once. One for each episode, made when

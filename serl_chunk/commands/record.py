@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from serl_chunk.actor.timing import Clock, Pace
+from serl_chunk.actor.timing import Clock, TickClock
 from serl_chunk.commands.setup import say, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.hdf5 import open_episode, read_episode
@@ -137,10 +137,10 @@ def record_episode(
     expert.reset(seed)
     episode_id = f"demo-{spec.name}-{seed:06d}"
     sink.begin(Begin(episode_id, config.robot.task, spec.name, spec.digest(), init_state=f"seed-{seed}"))
-    pace = Pace(spec.dt, real=config.robot.real, clock=clock)
+    ticks = TickClock(spec.dt, real=config.robot.real, clock=clock)
     tick = 0
     while True:
-        stamp = pace.begin(tick)
+        stamp = ticks.begin(tick)
         seen = _with_images(env, observation, cameras)
         command = expert.act()
         observation, reward, terminated, truncated, info = env.step(command)
