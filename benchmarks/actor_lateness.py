@@ -18,18 +18,18 @@ from multiprocessing.connection import Connection
 
 import jax
 import numpy as np
-from loopback import connected, other_process, serving
+from support.loopback import connected, other_process, serving
 
-from serl_chunk.actor.run import run_actor
-from serl_chunk.actor.summary import EpisodeSummary
+from serl_chunk.actor.recorder import EpisodeSummary
+from serl_chunk.actor.session import run_actor
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.data.normalise.normaliser import fit_normaliser
 from serl_chunk.robots.registry import make_env
-from serl_chunk.transport.client import LearnerLink
+from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Amend, Begin, End, SerlChunkError, Snapshot, Step
 

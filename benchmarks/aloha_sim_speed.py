@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from serl_chunk.config.robots import AlohaSimConfig
-from serl_chunk.robots.aloha_sim import AlohaSimEnv
+from serl_chunk.robots.aloha_sim.env import AlohaSimEnv
 
 
 def steps_per_second(env: AlohaSimEnv, steps: int, images_every: int) -> float:

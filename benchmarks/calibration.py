@@ -19,9 +19,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from serl_chunk.learner.calibration import binned, decisions, value_range
-from serl_chunk.learner.report_panels import calibration_panel
-from serl_chunk.learner.run_metrics import read_metrics
+from serl_chunk.runs.calibration import binned, decisions, value_range
+from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.report_panels import calibration_panel
 
 
 def figures(run: Path) -> dict[str, float]:

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asked import add_settings, chosen, keep_plan, settings
+from support.cli_args import add_settings, chosen, keep_plan, settings
 
-from serl_chunk.learner.metrics import read_metrics
+from serl_chunk.runs.metric_rows import read_metrics
 
 TASK = "cube-single-play-singletask-task1-v0"
 SMALL = (

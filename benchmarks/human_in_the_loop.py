@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from asked import add_settings, chosen, keep_plan, settings, split
-from fake_aloha import N_DEMOS, REPORT_SEED_BASE, evaluate_checkpoint
+from learn_fake_aloha import N_DEMOS, REPORT_SEED_BASE, evaluate_checkpoint
+from support.cli_args import add_settings, chosen, keep_plan, settings, split
 
-from serl_chunk.agents.checkpoints import CheckpointStore
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.commands.local import train_local
-from serl_chunk.commands.record import run_record
+from serl_chunk.cli.local import train_local
+from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
-from serl_chunk.learner.run_metrics import read_metrics
 from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.metric_rows import read_metrics
 
 EPISODES = 20  # of the moving intervention share
 RESAMPLES = 1_000  # of its bootstrap interval

@@ -20,12 +20,11 @@ import numpy as np
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
-from serl_chunk.config.chunks import ChunkConfig
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.data.normaliser import fit_normaliser
-from serl_chunk.learner.replay import Replay
-from serl_chunk.learner.sampler import BatchStream
+from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.replay.batch_loader import BatchStream
+from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, Source, StepBlock
 
 STATE, ACTION, LENGTH, HORIZON, UTD, BATCH = 30, 14, 100, 5, 4, 256

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from qc_case import Case
+from support.qc_case import Case
 
 from serl_chunk.agents.acrlpd import Acrlpd
 from serl_chunk.agents.state import AgentState, Draws

@@ -23,15 +23,14 @@ import numpy as np
 from PIL import Image
 
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.chunks import ChunkConfig
-from serl_chunk.config.experiment import ExperimentConfig, NormaliserConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.demos import load_demos
-from serl_chunk.data.hdf5 import write_episode
-from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.data.formats.hdf5 import write_episode
+from serl_chunk.data.normalise.normaliser import fit_normaliser
 from serl_chunk.data.source import ReadOptions, materialised
-from serl_chunk.learner.replay import Replay
+from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
 
 STATE, ACTION, LENGTH, CAMERAS = 23, 14, 100, ("left", "right")

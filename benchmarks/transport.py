@@ -20,9 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contestants.figures import Figures
-from contestants.measurements import Sizes, journal, parameters, rates, recovery, timing
-from contestants.teams import teams
+from support.transport_baselines.figures import Figures
+from support.transport_baselines.measurements import Sizes, journal, parameters, rates, recovery, timing
+from support.transport_baselines.processes import deployments
 
 REPEATS = 5
 
@@ -44,7 +44,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(dir=args.folder) as disk,
         tempfile.TemporaryDirectory(dir="/dev/shm") as tmpfs,
-        teams(Path(disk), args.agentlace, args.agentlace_python or sys.executable) as contestants,
+        deployments(Path(disk), args.agentlace, args.agentlace_python or sys.executable) as contestants,
     ):
         for repetition in range(repeats):
             print(f"repetition {repetition + 1} of {repeats}", file=sys.stderr, flush=True)

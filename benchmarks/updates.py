@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from contestants.worker import Worker
+from support.worker import Worker
 
 TOLERANCE = 1e-4  # relative, of the losses
 PRESETS = ("qc-rlpd", "qc-fql", "qc")
@@ -126,10 +126,13 @@ def table(title: str, figures: dict[str, dict[str, float]], first: str) -> str:
 def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Ours, plain and the published code on one preset."""
     classes = {"ours": "OurContestant", "plain": "PlainContestant"}
-    contestants = {name: Worker("plain.contestants", kind) for name, kind in classes.items()}
+    contestants = {name: Worker("support.reference_agents.served_agents", kind) for name, kind in classes.items()}
     if args.qc:
         contestants["published"] = Worker(
-            "plain.published", "PublishedContestant", args.qc_python or sys.executable, path=[args.qc]
+            "support.reference_agents.published",
+            "PublishedContestant",
+            args.qc_python or sys.executable,
+            path=[args.qc],
         )
     try:
         sizes: dict[str, Any] = {"preset": preset}
@@ -140,7 +143,7 @@ def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float
         for worker in contestants.values():
             worker.start("open", **sizes)
         if args.small:
-            contestants["recipe"] = Worker("plain.contestants", "RecipeContestant")
+            contestants["recipe"] = Worker("support.reference_agents.served_agents", "RecipeContestant")
             contestants["recipe"].start("open")
         for worker in contestants.values():
             worker.result()
@@ -161,7 +164,7 @@ def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float
 def saved(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """What changes of the algorithm save on one preset, beside ours as published."""
     variants = {"as published": {}} | {name: c for name, (p, c) in SAVINGS.items() if p == preset}
-    contestants = {name: Worker("plain.contestants", "OurContestant") for name in variants}
+    contestants = {name: Worker("support.reference_agents.served_agents", "OurContestant") for name in variants}
     try:
         for name, worker in contestants.items():
             base = QUICK_CHANGES[preset] if args.quick else {}

@@ -6,9 +6,9 @@ serl-chunk --exp_name aloha_insertion --learner --actor --demo_path demos/insert
 """
 
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaSimConfig
 

@@ -5,8 +5,8 @@ serl-chunk --exp_name fake_single_arm --learner --actor --demo_path demos/single
 """
 
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.chunks import ChunkConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeSingleArmConfig
 

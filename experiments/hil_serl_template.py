@@ -19,11 +19,11 @@ import dataclasses
 from typing import Any
 
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.gripper import GripperConfig, SetupMode
 from serl_chunk.config.hil_serl import hil_serl_encoder, hil_serl_task
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.robots.hil_serl import hil_serl_robot
 

@@ -8,9 +8,9 @@ Another task is --env_name scene-play-singletask-task2-v0, with its own data set
 """
 
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import OgbenchConfig
 

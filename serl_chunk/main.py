@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from serl_chunk.commands.subcommands import COMMANDS, Parser, quiet_libraries
+from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.types import ConfigError, SerlChunkError
 
 LOOPBACK = "127.0.0.1"
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from serl_chunk.commands.aliases import add_experiment_flags, add_learner_flags
+    from serl_chunk.cli.flags import add_experiment_flags, add_learner_flags
 
     p = Parser(
         prog="serl-chunk",
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: list[str]) -> int:
     parser = _parser()
     flags, rest = parser.parse_known_args(arguments)
-    from serl_chunk.commands.aliases import load_flags, refuse_what_has_no_use
+    from serl_chunk.cli.flags import load_flags, refuse_what_has_no_use
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     quiet_libraries()
@@ -162,8 +162,8 @@ def _run(arguments: list[str]) -> int:
     _refuse_what_would_be_ignored(parser, flags, evaluating)
     refuse_what_has_no_use(flags, config, networked=_networked(flags), evaluating=evaluating)
     if config.learner.online_steps == 0 and not evaluating:
-        from serl_chunk.commands.offline import run_offline
-        from serl_chunk.commands.training_data import DemoReading
+        from serl_chunk.cli.demos import DemoReading
+        from serl_chunk.cli.offline import run_offline
 
         return run_offline(
             config,
@@ -174,14 +174,14 @@ def _run(arguments: list[str]) -> int:
             reading=DemoReading.of(flags),
         )
     if flags.local:
-        from serl_chunk.commands.local import run_local
-        from serl_chunk.commands.training_data import DemoReading
+        from serl_chunk.cli.demos import DemoReading
+        from serl_chunk.cli.local import run_local
 
         reading = DemoReading.of(flags)
         return run_local(config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug, reading=reading)
     if flags.learner and flags.actor:
-        from serl_chunk.commands.both import run_both
-        from serl_chunk.commands.keys import learner_keys
+        from serl_chunk.cli.keys import learner_keys
+        from serl_chunk.cli.launch import run_both
 
         learner_keys(flags.bind, flags.keys, insecure=flags.insecure)  # before an actor looks for the one of its own
         shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
@@ -190,8 +190,8 @@ def _run(arguments: list[str]) -> int:
         anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
         return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
     if flags.learner:
-        from serl_chunk.commands.learner import run_learner
-        from serl_chunk.commands.training_data import DemoReading
+        from serl_chunk.cli.demos import DemoReading
+        from serl_chunk.cli.learner import run_learner
 
         return run_learner(
             config,
@@ -204,7 +204,8 @@ def _run(arguments: list[str]) -> int:
             keys=flags.keys,
             reading=DemoReading.of(flags),
         )
-    from serl_chunk.commands.actor import run_evaluation, run_training_actor
+    from serl_chunk.cli.actor import run_training_actor
+    from serl_chunk.cli.evaluate import run_evaluation
 
     if evaluating:
         return run_evaluation(

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from serl_chunk import commands as command_modules
+from serl_chunk import cli as command_modules
 from serl_chunk import main as command_line
 from serl_chunk.agents.registry import IMPLEMENTATIONS
-from serl_chunk.commands.local import train_local
+from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
@@ -44,25 +44,25 @@ FOREIGN_FLAGS = {
     "--num_episodes",
 }  # of the programs the documents compare ours with
 STUBBED = (
-    "serl_chunk.commands.local.run_local",
-    "serl_chunk.commands.both.run_both",
-    "serl_chunk.commands.learner.run_learner",
-    "serl_chunk.commands.offline.run_offline",
-    "serl_chunk.commands.actor.run_evaluation",
-    "serl_chunk.commands.actor.run_training_actor",
-    "serl_chunk.commands.record.run_record",
-    "serl_chunk.learner.report.build_report",
-    "serl_chunk.commands.keys.run_init",
-    "serl_chunk.commands.keys.run_add",
-    "serl_chunk.commands.keys.run_join",
-    "serl_chunk.commands.keys.run_list",
-    "serl_chunk.commands.keys.run_revoke",
-    "serl_chunk.commands.doctor.run_doctor",
-    "serl_chunk.commands.data_convert.run_convert",
-    "serl_chunk.commands.data_export.run_export",
-    "serl_chunk.commands.data_inspect.run_inspect",
-    "serl_chunk.commands.data_inspect.run_check",
-    "serl_chunk.commands.data_stats.run_stats",
+    "serl_chunk.cli.local.run_local",
+    "serl_chunk.cli.launch.run_both",
+    "serl_chunk.cli.learner.run_learner",
+    "serl_chunk.cli.offline.run_offline",
+    "serl_chunk.cli.evaluate.run_evaluation",
+    "serl_chunk.cli.actor.run_training_actor",
+    "serl_chunk.cli.record.run_record",
+    "serl_chunk.runs.report.build_report",
+    "serl_chunk.cli.keys.run_init",
+    "serl_chunk.cli.keys.run_add",
+    "serl_chunk.cli.keys.run_join",
+    "serl_chunk.cli.keys.run_list",
+    "serl_chunk.cli.keys.run_revoke",
+    "serl_chunk.cli.doctor.doctor.run_doctor",
+    "serl_chunk.cli.data.convert.run_convert",
+    "serl_chunk.cli.data.export.run_export",
+    "serl_chunk.cli.data.inspect.run_inspect",
+    "serl_chunk.cli.data.inspect.run_check",
+    "serl_chunk.cli.data.stats.run_stats",
 )
 
 
@@ -122,7 +122,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Replaces what the command line starts; the real signatures are kept, so that a wrong call fails."""
     made = Calls()
     # A module that is imported for the first time while a stub is in place would keep it for ever.
-    for module_of_commands in pkgutil.iter_modules(command_modules.__path__, f"{command_modules.__name__}."):
+    for module_of_commands in pkgutil.walk_packages(command_modules.__path__, f"{command_modules.__name__}."):
         importlib.import_module(module_of_commands.name)
 
     def stub(name: str, real: Callable[..., Any]) -> Callable[..., int]:
@@ -313,7 +313,7 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
         with pytest.raises(SystemExit):
             command_line.main([*words, "--help"])
     known = set(re.findall(r"--[a-z][a-z_-]*[a-z]", capsys.readouterr().out)) | FOREIGN_FLAGS | {"--config"}
-    for script in (ROOT / "benchmarks").glob("*.py"):
+    for script in (ROOT / "benchmarks").rglob("*.py"):
         known |= set(re.findall(r'add_argument\("(--[\w-]+)"', script.read_text()))
     inline = " ".join(re.findall(r"`([^`]+)`", prose(doc)))
     shown = set(re.findall(r"(?<!\S)--[a-z][\w-]*", inline))
@@ -323,5 +323,13 @@ def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
 def test_every_benchmark_is_described():
     text = (ROOT / "benchmarks" / "README.md").read_text()
     listed = set(re.findall(r"^\| `(\w+\.py)` \|", text, re.MULTILINE))
-    scripts = {p.name for p in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in p.read_text()}
-    assert listed == scripts  # what is no command measures nothing
+    scripts = {p.name for p in (ROOT / "benchmarks").glob("*.py")}
+    assert listed == scripts  # what is no command lies in benchmarks/support
+    assert [name for name in scripts if '__name__ == "__main__"' not in (ROOT / "benchmarks" / name).read_text()] == []
+
+
+def test_no_benchmark_has_the_name_of_an_experiment():
+    """Both folders may be on `sys.path`, where one would hide the other."""
+    experiments = {p.name for p in (ROOT / "experiments").glob("*.py")}
+    assert "fake_aloha.py" in experiments
+    assert experiments & {p.name for p in (ROOT / "benchmarks").rglob("*.py")} == {"__init__.py"}

@@ -1,4 +1,4 @@
-"""Rules of the whole tree: who imports whom, what works without JAX, and that every setting is read."""
+"""Rules of the whole tree: imports, sizes of files, what works without JAX, and that every setting is read."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ RULE: dict[str, set[str]] = {
     "transport": {"types", "config"},
     "data": {"types", "config", "extras"},
     "robots": {"types", "config", "extras"},
-    "actor": {"types", "config", "models", "agents", "transport", "data", "robots"},
-    "learner": {"types", "config", "models", "agents", "transport", "data", "robots"},
+    "devices": {"types", "config", "robots"},
+    "replay": {"types", "config", "data"},
+    "runs": {"types", "config", "agents", "transport", "data", "robots"},
+    "actor": {"types", "config", "agents", "transport", "data", "robots", "devices"},
+    "learner": {"types", "config", "agents", "data", "replay", "runs"},
 }
-RULE["commands"] = {*RULE, "actor", "learner"}
+RULE["cli"] = {*RULE}
 RULE["main"] = {*RULE}
 RULE["__main__"] = {"main"}
-RULE["__init__"] = set()
-WITHOUT_JAX = ("types", "extras", "config", "transport", "data", "robots")
+RULE["__init__"] = {*RULE} - {"main", "__main__", "cli"}
+WITHOUT_JAX = ("types", "extras", "config", "transport", "data", "robots", "devices")
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
 
@@ -102,6 +105,83 @@ def test_simulators_are_imported_by_extras_alone():
     assert not wrong
 
 
+LONGEST = 400  # lines of a product file
+SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
+SHORT_WITH_REASON: dict[str, str] = {}  # path -> why it stands alone
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Module -> the package's modules that it imports, wherever in it."""
+    names = {dotted(p) for p in modules()}
+    graph: dict[str, set[str]] = {}
+    for path in modules():
+        found = set()
+        for _, name in imports(path):
+            found |= {name, name.rpartition(".")[0]} & names
+        graph[dotted(path)] = found - {dotted(path)}
+    for name, imported in graph.items():  # `from room import module` is an import of the module, not of the room
+        graph[name] = {m for m in imported if not any(other.startswith(f"{m}.") for other in imported)}
+    return graph
+
+
+def test_no_file_is_too_long():
+    sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in modules()}
+    assert {path: n for path, n in sizes.items() if n > LONGEST} == {}
+
+
+def test_no_short_file_serves_one_module_without_a_reason():
+    importers: dict[str, set[str]] = {}
+    for name, imported in import_graph().items():
+        for module in imported:
+            importers.setdefault(module, set()).add(name)
+    short = {
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if path.name not in ("__init__.py", "__main__.py")
+        and len(path.read_text().splitlines()) < SHORTEST
+        and len(importers.get(dotted(path), ())) < 2
+    }
+    assert short == set(SHORT_WITH_REASON)
+
+
+def test_no_imports_go_in_a_circle():
+    """Imports inside functions count; those for type checkers do not."""
+    graph = import_graph()
+    assert len(graph) > 100
+    while free := {name for name, imported in graph.items() if not imported & graph.keys()}:
+        graph = {name: imported for name, imported in graph.items() if name not in free}
+    # What is left is on a circle or imports one: peel those off that nothing left imports.
+    while top := graph.keys() - set().union(*graph.values()):
+        graph = {name: imported for name, imported in graph.items() if name not in top}
+    assert sorted(graph) == []
+
+
+def test_importing_the_package_loads_no_arrays():
+    code = (
+        "import sys, serl_chunk; print(sorted({'numpy', 'jax'} & set(sys.modules))); "
+        "print([n for n in serl_chunk.__all__ if getattr(serl_chunk, n, None) is None])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines() == ["[]", "[]"], done.stderr
+
+
+def test_exports_are_declared_once_for_both_readers():
+    """The lazy table, `__all__` and the block for type checkers name the same things from the same modules."""
+    block = next(n for n in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(n, ast.If))
+    declared = {
+        alias.name: (node.module or "").removeprefix("serl_chunk.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert declared == serl_chunk._MODULES
+    assert sorted(declared) == list(serl_chunk.__all__)
+
+
 BLOCKED = """
 import sys
 
@@ -134,11 +214,7 @@ print("works")
 
 def test_a_robot_pc_needs_no_jax():
     """Configurations, transport, data and robots (but for the MuJoCo ones) in a process that cannot import JAX."""
-    names = [
-        ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for p in modules()
-        if room_of(p) in WITHOUT_JAX and not p.name.startswith("aloha_sim")
-    ]
+    names = [dotted(p) for p in modules() if room_of(p) in WITHOUT_JAX and p.parent.name != "aloha_sim"]
     code = BLOCKED.format(names=sorted(ACCELERATED), modules=[*names, "serl_chunk.agents.registry", "serl_chunk.main"])
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "works", done.stderr
@@ -234,7 +310,7 @@ def unsafe_reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_nothing_unpickles_by_another_name():
     """Also experiments and benchmarks: a learner reads what strangers send, and files that others made."""
-    paths = [*modules(), *sorted((ROOT / "experiments").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))]
+    paths = [*modules(), *sorted((ROOT / "experiments").glob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
     assert len(paths) > len(modules())
     wrong = []
     for path in paths:

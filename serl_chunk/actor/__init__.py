@@ -1,1 +1,1 @@
-"""Room of serl_chunk; see docs/architecture.md."""
+"""The control loop on a robot PC: decisions, interventions, records, evaluation."""

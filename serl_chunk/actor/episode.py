@@ -10,13 +10,12 @@ from collections.abc import Callable
 import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue
+from serl_chunk.actor.clock import Clock, Deadlines
 from serl_chunk.actor.hold import Hold
-from serl_chunk.actor.intervene import Interventions
-from serl_chunk.actor.planning import Planner
+from serl_chunk.actor.intervention import Interventions
+from serl_chunk.actor.planner import Planner
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.recorder import EpisodeRecorder
-from serl_chunk.actor.summary import Tally
-from serl_chunk.actor.timing import Clock, Deadlines
+from serl_chunk.actor.recorder import EpisodeRecorder, Tally
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, End, Observation, Outcome, RobotSpec, Source, Step
 

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import rich.table
 
+from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.inference import Inference
-from serl_chunk.actor.loop import EpisodeRunner, never
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.recorder import NullSink
-from serl_chunk.actor.summary import EpisodeSummary
-from serl_chunk.actor.timing import Clock
+from serl_chunk.actor.recorder import EpisodeSummary, NullSink
+from serl_chunk.actor.runner import EpisodeRunner, never
 from serl_chunk.actor.video import EpisodeVideo
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import RobotEnv

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.policy import ChunkPolicy, Decision
-from serl_chunk.actor.timing import Clock
 from serl_chunk.types import Observation
 
 

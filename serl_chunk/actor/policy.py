@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from serl_chunk.data.normaliser import Normaliser
+from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.types import IMAGE_PREFIX, STATE, Observation, RobotSpec, SerlChunkError, Snapshot, SnapshotSource
 
 _REMEMBERED = 16  # versions whose arrival is known

@@ -1,1 +1,1 @@
-"""Room of serl_chunk; see docs/architecture.md."""
+"""Learning algorithms: pure functions over one state, compiled once per shape."""

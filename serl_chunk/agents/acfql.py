@@ -23,16 +23,15 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.agents.action_selection import best_of, critic_score, improve, improve_decision, published_candidates
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.candidates import best_of, published_candidates
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
-from serl_chunk.agents.improve import critic_score, improve, improve_decision
 from serl_chunk.agents.prefix_critic import PrefixCritic
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.models.blocks import map_blocks
+from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.types import ChunkBatch
 
 # Folded into keys of which `split` takes 0 and 1, or 0 to 2.

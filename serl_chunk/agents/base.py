@@ -14,13 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents import flat_params
 from serl_chunk.agents.exploration import chunk_noise
-from serl_chunk.agents.frame_features import FrameEmbedder
 from serl_chunk.agents.losses import replace_tail
-from serl_chunk.agents.registry import GRIPPER, AgentSpec
-from serl_chunk.agents.state import AgentState, Metrics, Noise, Params, Prefix
+from serl_chunk.agents.spec import GRIPPER, AgentSpec
+from serl_chunk.agents.state import (
+    AgentState,
+    Metrics,
+    Noise,
+    Params,
+    Prefix,
+    flatten_params,
+    param_shapes,
+    unflatten_params,
+)
 from serl_chunk.agents.updates import Updates
+from serl_chunk.agents.vision import FrameEmbedder
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch
 
@@ -93,14 +101,14 @@ class Agent(Updates):
 
     def flatten_params(self, params: Params) -> dict[str, np.ndarray]:
         """`path -> array` on the host: what a snapshot carries."""
-        return flat_params.flatten(params)
+        return flatten_params(params)
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
         """The inverse of `flatten_params`, copied to the device.
 
         Raises ConfigError naming the first path that is missing, unknown, or of another shape or dtype.
         """
-        return flat_params.unflatten(flat, self._abstract_params)
+        return unflatten_params(flat, self._abstract_params)
 
     @functools.cached_property
     def _abstract_params(self) -> Params:
@@ -109,7 +117,7 @@ class Agent(Updates):
 
     def network_shape(self) -> str:
         """The travelling parameters' paths and shapes as one text, for the handshake."""
-        return flat_params.shapes(self._abstract_params)
+        return param_shapes(self._abstract_params)
 
     def example_observation(self, batch: int | None = None) -> dict[str, jax.Array]:
         """Zeros of an observation's shapes, with a batch axis or without."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise, with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.types import ChunkBatch

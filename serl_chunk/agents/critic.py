@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
-from serl_chunk.agents.registry import GRIPPER, AgentSpec
+from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder
-from serl_chunk.models.heads import each, mean_values, one_by_one, summed_loss
+from serl_chunk.models.ensemble import each, mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
 from serl_chunk.types import ChunkBatch
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.critic import observation_encoder, own_encoder
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Draws, Params, Prefix
 from serl_chunk.config.agents import AgentConfig, FlowConfig
 from serl_chunk.models.flow import VelocityField, integrate, interpolate

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import observation_encoder, own_encoder
 from serl_chunk.agents.losses import imitation_mean
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.distributions import EDGE, TanhNormal

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.models.heads import one_by_one, summed_loss
+from serl_chunk.models.ensemble import one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble
 
 

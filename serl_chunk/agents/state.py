@@ -1,13 +1,17 @@
-"""The state of an agent: everything its updates change, and the names of what goes into them and comes out."""
+"""The state of an agent, and its parameters as flat maps of named arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.struct
 import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from serl_chunk.types import Array
+from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
@@ -31,4 +35,40 @@ class AgentState(flax.struct.PyTreeNode):
     temperature: Params
     temperature_opt: Any
     frozen: Params = flax.struct.field(default_factory=dict)  # the frozen backbone, in no optimiser
-    grasp: Params = flax.struct.field(default_factory=dict)  # of a grasp critic, see agents/learned_gripper.py
+    grasp: Params = flax.struct.field(default_factory=dict)  # of a grasp critic, see agents/discrete_gripper.py
+
+
+def flatten_params(params: Params) -> dict[str, np.ndarray]:
+    """`path -> array` on the host; a path's names are joined by "/"."""
+    return {k: np.asarray(v) for k, v in flatten_dict(params, sep="/").items()}
+
+
+def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params:
+    """The inverse of `flatten_params`, copied to the device.
+
+    `expected` is the tree it must be, of arrays or of their shapes and dtypes (`jax.eval_shape`).
+    Raises ConfigError naming the first path that is missing, unknown, or of another shape or dtype.
+    """
+    leaves = flatten_dict(expected, sep="/")
+    for path, leaf in leaves.items():
+        if path not in flat:
+            raise ConfigError(f"the snapshot lacks {path!r}; it comes from another agent or network shape")
+        if tuple(flat[path].shape) != tuple(leaf.shape):
+            raise ConfigError(
+                f"snapshot parameter {path!r} has shape {tuple(flat[path].shape)}, this agent's is "
+                f"{tuple(leaf.shape)}: use the same --exp_name and settings on both sides"
+            )
+        if flat[path].dtype != leaf.dtype:  # converting it would hide that the other side computes otherwise
+            raise ConfigError(
+                f"snapshot parameter {path!r} is {flat[path].dtype}, this agent's is {leaf.dtype}: install the same "
+                "version of serl-chunk on both sides"
+            )
+    unknown = sorted(set(flat) - set(leaves))
+    if unknown:
+        raise ConfigError(f"the snapshot carries {unknown[0]!r}, which this agent does not have")
+    return unflatten_dict({k: jnp.array(v) for k, v in flat.items()}, sep="/")  # jnp.array copies
+
+
+def param_shapes(params: Params) -> str:
+    """Paths and shapes of arrays, or of their shapes (`jax.eval_shape`), as one text."""
+    return ";".join(f"{k}{tuple(v.shape)}" for k, v in sorted(flatten_dict(params, sep="/").items()))

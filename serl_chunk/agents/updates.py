@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from serl_chunk.agents.losses import soft_update
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Draws, Metrics, Params
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AgentConfig

@@ -1,4 +1,4 @@
-"""What an agent's networks look through: a backbone that is frozen for all of them, and where weights come from."""
+"""Frozen backbones: what an agent's networks see through, and features of stored frames outside of an update."""
 
 from __future__ import annotations
 
@@ -7,14 +7,50 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.encoders import resnet10_leaves
-from serl_chunk.models.blocks import map_blocks
+from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.encoder import make_backbone
-from serl_chunk.models.weights import read_weights
+from serl_chunk.models.resnet import read_weights
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError
+
+# Frames in one call: as many large ones as there are, then small ones, the last filled up. Two sizes, so that a few new
+# frames cost no large batch, and yet nothing is compiled again whatever their number.
+SIZES = (64, 8)
+
+
+class FrameEmbedder:
+    """uint8[N, H, W, 3] -> float16[N, h, w, C] on the host, for any N: the features that an update would compute.
+
+    Two compilations per size of image. Keeps a copy of the weights, because updates donate theirs; they never change.
+    May be called from any thread.
+    """
+
+    def __init__(self, vision: Vision, frozen: Params) -> None:
+        self._frozen = jax.tree.map(jnp.copy, frozen)
+        self._embed = jax.jit(vision.embed)
+
+    def shape(self, camera: CameraSpec) -> tuple[int, int, int]:
+        """(h, w, C) of one frame's features."""
+        frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
+        height, width, channels = jax.eval_shape(self._embed, self._frozen, frame).shape[1:]
+        return height, width, channels
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Features of `images`, one or more; an array of its own."""
+        large, small = SIZES
+        whole = len(images) - len(images) % large
+        parts = [self._embed(self._frozen, images[at : at + large]) for at in range(0, whole, large)]
+        for at in range(whole, len(images), small):
+            few = images[at : at + small]
+            filled = np.concatenate([few, np.zeros((small - len(few), *few.shape[1:]), np.uint8)])
+            parts.append(self._embed(self._frozen, filled))
+        # What was filled up is cut on the host: a slice on the device is compiled for every length.
+        return np.concatenate([np.asarray(part) for part in parts])[: len(images)]
+
 
 Params = Any
 State = TypeVar("State")  # an AgentState, which lies above this module

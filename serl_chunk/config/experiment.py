@@ -8,17 +8,173 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
-from serl_chunk.config.actor import ActorConfig
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.normaliser import NormaliserConfig
 from serl_chunk.config.replay import ReplayConfig
-from serl_chunk.config.reward import RewardConfig, possible_returns, return_for_ever
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.config.validation import require
+from serl_chunk.config.validation import require, require_choices
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkConfig:
+    """Lengths in ticks. Default: all equal `horizon`. What an agent makes of them is checked by the experiment."""
+
+    horizon: int = 5  # actions the policy outputs
+    critic_horizon: int | None = None  # actions the critic scores; agent.prefix_critic: more than execute_steps
+    execute_steps: int | None = None  # a chunk is followed by the next one at this index (delay included)
+    return_steps: int | None = None  # rewards in the critic's target before it bootstraps; n-step returns where larger
+
+    def __post_init__(self) -> None:
+        require(self.horizon >= 1, f"chunk.horizon must be at least 1, got {self.horizon}")
+        require(self.critic_steps >= 1, f"chunk.critic_horizon must be at least 1, got {self.critic_horizon}")
+        require(
+            1 <= self.executed <= self.horizon,
+            f"chunk.execute_steps must be 1..{self.horizon} (horizon), got {self.execute_steps}",
+        )
+        require(
+            self.returned >= self.critic_steps,
+            f"chunk.return_steps={self.return_steps} is below chunk.critic_horizon={self.critic_steps}: the target "
+            "would bootstrap in the middle of the actions the critic scores. Set it to at least critic_horizon, or "
+            "leave it out.",
+        )
+
+    def check_scored(self, *, prefix_critic: bool) -> None:
+        """Whether the actions a critic scores are those that are executed; raises ConfigError where not.
+
+        A critic of more actions than are executed needs a second one, of those (`prefix_critic`), and that one a
+        longer critic to learn from.
+        """
+        if prefix_critic:
+            require(
+                self.critic_steps > self.executed,
+                f"agent.prefix_critic=True learns the value of the {self.executed} executed actions "
+                f"(chunk.execute_steps) from a critic of more, and chunk.critic_horizon is {self.critic_steps}: raise "
+                "chunk.critic_horizon, lower chunk.execute_steps, or set agent.prefix_critic=False",
+            )
+            return
+        require(
+            self.critic_steps <= self.horizon,
+            f"chunk.critic_horizon must be 1..{self.horizon} (horizon), got {self.critic_horizon}: the policy outputs "
+            "no more actions than that, and could not be scored. Lower it, or set agent.prefix_critic=True (acfql, "
+            "acrlpd), which scores the executed ones",
+        )
+        require(
+            self.executed >= self.critic_steps,
+            f"chunk.execute_steps={self.executed} is below chunk.critic_horizon={self.critic_steps}: the critic would "
+            "score actions that are never executed, so nothing ever corrects the tail's value. Lower critic_horizon to "
+            "execute_steps, execute the whole chunk, or set agent.prefix_critic=True (acfql, acrlpd)",
+        )
+
+    @property
+    def carried(self) -> int:
+        """Actions of a training window: as many as the policy outputs, or the critic scores where that is more."""
+        return max(self.horizon, self.critic_steps)
+
+    @property
+    def critic_steps(self) -> int:
+        """`critic_horizon`, or `horizon` where it is not given."""
+        return self.horizon if self.critic_horizon is None else self.critic_horizon
+
+    @property
+    def executed(self) -> int:
+        """`execute_steps`, or `horizon` where it is not given."""
+        return self.horizon if self.execute_steps is None else self.execute_steps
+
+    @property
+    def returned(self) -> int:
+        """`return_steps`, or `critic_steps` where it is not given."""
+        return self.critic_steps if self.return_steps is None else self.return_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class NormaliserConfig:
+    """How observations and chunks enter model space (docs/architecture.md, section 3)."""
+
+    actions: Literal["absolute_range", "absolute_demo", "relative", "norm_stats"] = "relative"
+    state: bool = True  # mean/std of the demonstrations; False leaves states as they are
+    norm_stats: str = ""  # a norm_stats.json instead of the demonstrations; read by the learner
+    state_std_floor: float = 0.01
+    action_scale_floor: float = 0.02  # in robot units; keeps a dimension the demonstrations never move from exploding
+    extreme: float = 0.9  # where the demonstrations' extremes land, so that a tanh policy can express them
+
+    def __post_init__(self) -> None:
+        require_choices(self, "normaliser.")
+        require(
+            bool(self.norm_stats) or self.actions != "norm_stats",
+            "normaliser.actions=norm_stats needs normaliser.norm_stats: the file that `serl-chunk data stats` writes",
+        )
+        require(
+            not self.norm_stats or self.state or self.actions == "norm_stats",
+            "normaliser.norm_stats would not be read: set normaliser.state, or normaliser.actions=norm_stats",
+        )
+        require(0 < self.extreme <= 1, f"normaliser.extreme must be in (0, 1], got {self.extreme}")
+        require(self.state_std_floor > 0, f"normaliser.state_std_floor must be positive, got {self.state_std_floor}")
+        require(
+            self.action_scale_floor > 0,
+            f"normaliser.action_scale_floor must be positive, got {self.action_scale_floor}",
+        )
+
+
+def return_for_ever(reward: float, discount: float) -> float:
+    """The discounted sum of `reward` on every tick from now on."""
+    return reward / (1 - discount)
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """The one place where rewards are changed; applies to online data and demonstrations alike."""
+
+    scale: float = 1.0
+    offset: float = 0.0  # added to every step's scaled reward
+    failure_reward: float = 0.0  # reward of the step on which a declared failure ends the episode
+    intervention_penalty: float = 0.0  # subtracted from the effective reward of the last step before a take-over
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            require(math.isfinite(value), f"reward.{field.name} must be a finite number, got {value}")
+        require(
+            self.intervention_penalty >= 0,
+            f"reward.intervention_penalty must be >= 0 (it is subtracted), got {self.intervention_penalty}",
+        )
+
+
+def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, float]:
+    """The least and the greatest discounted return from any step on, for recorded rewards of 0, and 1 at a success.
+
+    k steps of the offset c and an end e return c (1 - gamma^k) / (1 - gamma) + gamma^k e, which lies between e and
+    c / (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever).
+    One take-over costs its penalty; an episode with several may return less, which a critic of a range does not tell.
+    """
+    ends = return_for_ever(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
+    return min(ends) - reward.intervention_penalty, max(ends)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorConfig:
+    """The control loop (docs/architecture.md, section 7)."""
+
+    clock: Literal["lockstep", "realtime"] = "lockstep"
+    delay_ticks: int = 0  # lockstep: ticks between a decision's observation and its chunk
+    inference: Literal["auto", "sync", "async"] = "auto"  # realtime; auto: sync if inference p99 < half a tick
+    # Plan anew after the steps that a decision asks for (agent.replan_spread), instead of after execute_steps always.
+    adaptive_execution: bool = False
+    intervention: str = "none"  # none | scripted | path of a recorded intervention file
+    max_human_ticks: int = 0  # the intervention source stops after so many ticks of a run; 0: no limit
+    max_episodes: int = 0  # 0: until the learner is done
+
+    def __post_init__(self) -> None:
+        require_choices(self, "actor.")
+        for name in ("delay_ticks", "max_human_ticks", "max_episodes"):
+            require(getattr(self, name) >= 0, f"actor.{name} must be >= 0, got {getattr(self, name)}")
+        require(
+            self.clock == "lockstep" or self.delay_ticks == 0,
+            "actor.delay_ticks belongs to clock=lockstep; in real time the delay is measured, not set",
+        )
+
 
 __all__ = [
     "ActorConfig",

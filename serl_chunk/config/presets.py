@@ -14,15 +14,12 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig, ImproveConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, return_for_ever
 from serl_chunk.config.gripper import GripperConfig
-from serl_chunk.config.improvement import ImproveConfig
 from serl_chunk.config.overrides import apply_overrides, parse
-from serl_chunk.config.reward import RewardConfig, return_for_ever
 from serl_chunk.config.validation import require
 from serl_chunk.types import ConfigError
 

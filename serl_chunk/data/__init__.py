@@ -1,1 +1,1 @@
-"""Room of serl_chunk; see docs/architecture.md."""
+"""Episodes at rest: formats, conversion, inspection, normalisation."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats import formats
-from serl_chunk.data.imported import natural
-from serl_chunk.data.single_frame import observation_at
+from serl_chunk.data.frames import observation_at
 from serl_chunk.data.source import Format, ReadOptions, Source, first_of
+from serl_chunk.data.validate import natural
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,

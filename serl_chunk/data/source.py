@@ -1,7 +1,11 @@
-"""Where episodes come from: one class per format, chosen by what lies at a path.
+"""Protocols of formats: a source that episodes are read from, and a sink that they are written to.
 
 A source lists the episodes at a path and reads them one by one. It is a plain value: worker processes get copies, so it
-keeps no file open between calls. Images come as `Frames`, which decode what is looked at.
+keeps no file open between calls. Images come as `Frames`, which decode on access.
+
+A sink's episode is *staged* by a worker process, all of it or nothing, then *placed* by the main process in the order
+of the source. So episodes are encoded in parallel, numbered in order although some are left out, and an interruption at
+any moment costs the episodes that were being staged. `data.convert` drives it.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -89,18 +93,6 @@ class Format:
     open: Callable[[Path, ReadOptions], Source]  # raises DataError
 
 
-def open_source(
-    path: Path | str, options: ReadOptions, format: str | None = None, more: Sequence[Format] = ()
-) -> Source:
-    """The source at `path`, of the format that it looks like, or of the one named; `more`: formats of other rooms.
-
-    Raises ConfigError where there is nothing, for an unknown format, and where no format fits (naming what is there).
-    """
-    from serl_chunk.data.formats import choose
-
-    return choose(Path(path).expanduser(), format, more).open(Path(path).expanduser(), options)
-
-
 def materialised(episode: Episode) -> Episode:
     """`episode` with every image decoded, uint8 arrays in the place of Frames."""
     begin, steps, end = episode
@@ -125,3 +117,32 @@ def first_of(keys: list[str], proportion: float, lengths: Sequence[int] | None =
         return keys[: max(1, round(proportion * len(keys)))]
     steps = np.cumsum(lengths)
     return keys[: 1 + int(np.argmin(np.abs(steps - proportion * steps[-1])))]
+
+
+Json = dict[str, Any]  # plain values that survive JSON unchanged
+
+
+class Sink(Protocol):
+    """A data set being written to a folder. A plain value: worker processes get copies."""
+
+    def layout(self, sample: Episode, hz: float | None) -> Json:
+        """What all episodes have in common, from one of them: dimensions, cameras and their sizes, rate.
+
+        Decided once, kept in the manifest, and given back to every other method, also after an interruption.
+        Raises DataError where this format cannot hold such episodes (LeRobot needs a rate), saying what to pass.
+        """
+
+    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
+        """In a worker: write episode `number` of the source aside; returns what `place` and `finish` need of it.
+
+        What exists of an earlier attempt is replaced. Raises DataError where the episode does not fit the layout.
+        """
+
+    def placed(self, layout: Json, staged: list[Json]) -> int:
+        """After an interruption: how many of `staged` (in order) are in the data set for good. Cleans up the rest."""
+
+    def place(self, layout: Json, index: int, staged: Json) -> None:
+        """Put a staged episode into the data set as its number `index`; called in order, without holes."""
+
+    def finish(self, layout: Json, staged: list[Json]) -> None:
+        """Write what describes the whole data set, last; remove what was staged. May be called again."""

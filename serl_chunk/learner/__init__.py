@@ -1,1 +1,1 @@
-"""Room of serl_chunk; see docs/architecture.md."""
+"""The training loop."""

@@ -1,7 +1,7 @@
 """The training loop: pretrain, train offline, warm up, train, publish, checkpoint. It never asks for the algorithm.
 
 `work()` does one bounded piece of work and says whether there was any, so that the same loop serves a process
-of its own (`commands/learner.py`), which sleeps when there is none, and the single-process mode, which then lets
+of its own (`cli/learner.py`), which sleeps when there is none, and the single-process mode, which then lets
 the actor go on.
 """
 
@@ -10,144 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
-from serl_chunk.agents.base import Agent
-from serl_chunk.agents.checkpoints import CheckpointStore, Restored
-from serl_chunk.agents.state import AgentState
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner.accounts import Accounts
-from serl_chunk.learner.catch_up import CatchUp
-from serl_chunk.learner.episode import EpisodeStats
-from serl_chunk.learner.inbox import Inbox, Taken
-from serl_chunk.learner.metrics import MetricsLog
-from serl_chunk.learner.offline_data import Dataset, OfflineData
-from serl_chunk.learner.own_evaluation import Evaluate, Schedule, last_evaluated
-from serl_chunk.learner.pace import Pace
-from serl_chunk.learner.phase import Phase
-from serl_chunk.learner.phase_batches import PhaseBatches, updates_at_once
-from serl_chunk.learner.progress import Progress, how_to_go_on, resumed_phase
-from serl_chunk.learner.publisher import Publish, SnapshotPublisher
-from serl_chunk.learner.replay import Replay
-from serl_chunk.learner.run_metrics import Counters, read_metrics
-from serl_chunk.learner.value_range import ValueRange
-from serl_chunk.types import ChunkBatch, ConfigError, Episode, RobotSpec, Snapshot
+from serl_chunk.learner.host import LearnerHost
+from serl_chunk.learner.offline_data import FeaturePrecomputation
+from serl_chunk.learner.phases import Phase
 
 __all__ = ["Learner", "Phase"]
 
-_ON_DATA = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN, Phase.OFFLINE)  # phases of the demonstrations alone
 
-
-class Learner:
-    """Owns the agent's state, the replay, the checkpoints and the metrics of one run.
-
-    Args:
-        demos: demonstrations, kept for the whole run.
-        publish: takes each snapshot and its info (on the publisher's thread where `threaded`).
-        threaded: prefetch batches and publish beside the training thread; False reproduces a run bit for bit.
-        dataset: opens offline data that are replaced part by part, in the state they have after so many updates.
-        evaluate: what `learner.eval_interval` calls; closed with the learner.
-        say: prints one line for a person.
-    """
-
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        spec: RobotSpec,
-        agent: Agent,
-        normaliser: Normaliser,
-        demos: list[Episode],
-        run_dir: Path,
-        *,
-        publish: Publish,
-        metrics: MetricsLog,
-        threaded: bool,
-        dataset: Dataset | None = None,
-        evaluate: Evaluate | None = None,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.config, self.agent, self.metrics = config, agent, metrics
-        self._say = say
-        c = config.learner
-        OfflineData.require(c, there=bool(demos) or dataset is not None)
-        self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints, say=say)
-        self.state: AgentState = agent.init(jax.random.key(config.seed))
-        restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
-        if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more
-            self.state = agent.pretrained(self.state)
-            encoder = config.agent.encoder
-            if config.agent.image_keys and encoder.frozen_backbone and not encoder.weights:
-                say(
-                    "WARNING: agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions are "
-                    "random and stay so. Give weights (serl-chunk data encoder makes the file), or do not freeze it"
-                )
-        self.normaliser = normaliser if restored is None else self._restored_normaliser(normaliser, restored, dataset)
-        # With the weights that the run has: they never change.
-        embed = agent.frame_embedder(self.state if restored is None else restored.state)
-
-        def make_replay(ended: Callable[[EpisodeStats], None]) -> Replay:
-            a = config.agent
-            return Replay(
-                spec, config, self.normaliser, image_keys=a.image_keys, bc_on=a.bc_on, on_episode=ended, embed=embed
-            )
-
-        self.inbox = Inbox(make_replay, say)
-        self.replay = self.inbox.replay
-        self._catch_up = None if embed is None else CatchUp(self.replay, say)
-        self._range = ValueRange(config, say)
-        self._data = OfflineData(
-            self.replay, demos, dataset,
-            seek=None if restored is None else restored.step, seen=self._range.demonstrations,
-        )  # fmt: skip
-        self.pace = Pace(c, self.inbox)
-        self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
-        self._rng = np.random.default_rng(config.seed)
-        prefetch = config.replay.prefetch if threaded else 0
-        self._batches = PhaseBatches(self.replay, self._rng, c.batch_size, prefetch)
-        self._updates_at_once = updates_at_once(c.batch_size, [spec.camera(k) for k in config.agent.image_keys])
-        self.phase = Phase.PRETRAIN
-        self.phase_updates = 0
-        self.updates = 0  # critic updates of the offline and the online phase
-        self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
-        self.human_ticks = 0
-        self.episodes = 0
-        self._evaluate, self._schedule = evaluate, Schedule(c.eval_interval)
-        self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
-        self.accounts = Accounts(metrics, self.replay, c.log_period, self.counters)
-        if restored is not None:
-            self._resume(*restored[:3])
-        pretrains = self.phase is Phase.PRETRAIN and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
-        offline = self.phase in _ON_DATA and self.updates < c.offline_steps
-        if (pretrains or offline) and not self.env_steps:  # else a person's may be demonstrations: a journal may follow
-            self._data.require_window()
-            if self.phase is Phase.PRETRAIN and c.pretrain_steps:
-                self._data.require_imitated(config.agent)
-        if agent.imitates_critic and c.offline_steps and self.phase in _ON_DATA and not self._data.has_failures:
-            say(
-                "WARNING: agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks "
-                "that climb a critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, "
-                "or give failed demonstrations beside"
-            )
-
-    @property
-    def offline_updates(self) -> int:
-        """Critic updates of the offline phase."""
-        return self.updates if self._offline_updates is None else self._offline_updates
-
-    @property
-    def online_updates(self) -> int:
-        """Critic updates of the online phase."""
-        return self.updates - self.offline_updates
-
-    @property
-    def env_steps(self) -> int:
-        """Online steps so far."""
-        return self.inbox.env_steps
+class Learner(LearnerHost):
+    """Runs the phases of one run; see `LearnerHost` for the arguments and for what it owns."""
 
     @property
     def updates_wanted(self) -> int:
@@ -187,7 +60,7 @@ class Learner:
         c = self.config.learner
         if self._evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
             return True
-        if self._catch_up is not None and self._computed_features(self._catch_up):
+        if self._precompute is not None and self._computed_features(self._precompute):
             return True
         if self.phase is Phase.PRETRAIN:
             return self._pretrain(c.pretrain_steps, self.agent.update_policy, Phase.CRITIC_PRETRAIN)
@@ -204,19 +77,15 @@ class Learner:
             return self._train()
         return False
 
-    def _computed_features(self, catch_up: CatchUp) -> bool:
+    def _computed_features(self, precompute: FeaturePrecomputation) -> bool:
         """Before the first update: those of the frames that are there. Not in the constructor, so that a stop is heard
         and a journal has been read."""
         if self.phase is not Phase.DONE:
             with self.accounts.aside():
-                if catch_up.work():
+                if precompute.work():
                     return True
-        self._catch_up = None
+        self._precompute = None
         return False
-
-    def _of_critic(self, updates: int) -> int:
-        """`updates` of the critic alone, where there is one."""
-        return updates if self.agent.has_critic else 0
 
     def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
         if self.phase_updates < total:
@@ -313,164 +182,6 @@ class Learner:
             self.publish()
         self._checkpoint_if_due()
         return True
-
-    def _evaluate_if_due(self, *, now: bool = False) -> bool:
-        """Evaluate the present policy where the schedule wants it (`now`: an end does); False where it does not.
-
-        Nothing that training draws from is touched, and the time it takes is no time of training.
-        """
-        if self._evaluate is None or not self._schedule.due(self.updates, now=now):
-            return False
-        params = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
-        with self.accounts.evaluation():
-            self.tick()
-            self._evaluate(Snapshot(self.updates, params), self.counters())
-        self._schedule.last = self.updates  # also where a stop cut it short: the next life makes up for it
-        return True
-
-    def _enter(self, phase: Phase) -> None:
-        self._batches.close()
-        self.phase, self.phase_updates = phase, 0
-        self.metrics.event(f"phase: {phase}", self.counters())
-        if phase is not Phase.DONE:
-            self._say(f"phase: {phase}")
-
-    def _next_batch(self, updates: int) -> ChunkBatch:
-        stream = self._batches.stream(updates, "demo" if self.phase in _ON_DATA else None)
-        with self.accounts.sampling():
-            return stream.next()
-
-    # -- accounts --------------------------------------------------------------------------------------------
-
-    def counters(self) -> Counters:
-        """Where the run stands."""
-        return Counters(self.updates, self.env_steps, self.human_ticks)
-
-    def _count_episodes(self) -> Taken:
-        """Note what ended since the last time; what had come in at that moment."""
-        taken = self.inbox.take()
-        for e in taken.episodes:
-            self.episodes += 1
-            self.human_ticks += e.human_ticks
-            self._range.online(e.episode_id, *e.returns)
-            # A resumed run gathers data before it trains on, but with a policy that has been trained.
-            trained = self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates
-            self.accounts.episode(e, number=self.episodes, phase="train" if trained else "warmup")
-        return taken
-
-    # -- out -------------------------------------------------------------------------------------------------
-
-    def publish(self) -> int:
-        """Publish the policy; returns its version."""
-        params = self.agent.policy_params(self.state, pretrained=self._pretrained)
-        return self._publisher.publish(params, {"step": self.updates, "env_steps": self.env_steps})
-
-    @property
-    def _pretrained(self) -> bool:
-        """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
-        # A resumed run passes through the warm-up too, with a critic that has seen online data.
-        warmed_up = self.phase is Phase.TRAIN and self._of_critic(self.config.learner.critic_warmup_steps)
-        if warmed_up or self.online_updates:
-            return False
-        return not (self.offline_updates and self._data.has_failures)
-
-    @property
-    def version(self) -> int:
-        """The newest published version."""
-        return self._publisher.version
-
-    def checkpoint(self) -> bool:
-        """Write a checkpoint of the present step in the background."""
-        policy = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
-        taken = self._count_episodes()
-        meta = {
-            "experiment": self.config.name,
-            "agent": self.config.agent.kind,
-            "normaliser_mode": self.normaliser.mode,
-            "normaliser_digest": self.normaliser.digest(),
-            **Progress(
-                env_steps=taken.env_steps,
-                human_ticks=self.human_ticks,
-                episodes=self.episodes,
-                sampler_rng=self._rng.bit_generator.state,
-                journal_position=taken.position,
-                human_steps_held=int(self.replay.stats()["replay/human_rows"]),
-                phase=str(self.phase),
-                offline_updates=self.offline_updates,
-                updates_owed=self.pace.owed(taken.env_steps),
-            ).notes(),
-        }
-        return self.checkpoints.save(self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
-
-    @property
-    def writes_checkpoint(self) -> bool:
-        """Whether closing now writes one: before a phase that a resume could go on in there is nothing to write."""
-        return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
-
-    def close(self) -> None:
-        """Write the final checkpoint, hand over the last snapshot, stop the threads.
-
-        A full disk or a failed hand-over raises nothing: it is said.
-        """
-        self._batches.close()
-        self._count_episodes()
-        if self.writes_checkpoint:
-            self.checkpoint()
-        self.checkpoints.close()
-        self._publisher.close()
-        self._data.close()
-        if self._evaluate is not None:
-            self._evaluate.close()
-        if (error := self._publisher.error) is not None:
-            self._say(f"WARNING: the newest snapshot did not reach the actors ({type(error).__name__}: {error})")
-
-    def _restored_normaliser(self, fresh: Normaliser, restored: Restored, dataset: Dataset | None) -> Normaliser:
-        saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
-        if saved.mode != fresh.mode:
-            raise ConfigError(
-                f"normaliser.actions={fresh.mode} is not what this run's networks were trained with ({saved.mode}): "
-                "leave it as it was, or give another --checkpoint_path to start afresh"
-            )
-        # With a data set it is another shard, as a rule, that the fresh one was fitted on.
-        if dataset is None and saved.digest() != fresh.digest():
-            # Statistics of other demonstrations under an old network would shift every input.
-            self._say("the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept")
-        return saved
-
-    def _resume(self, step: int, state: AgentState, meta: dict[str, Any]) -> None:
-        saved = Progress.of(meta)
-        self.state = state
-        self.updates = step
-        self.inbox.resume(saved.env_steps, saved.journal_position, saved.human_steps_held)
-        self.human_ticks, self.episodes = saved.human_ticks, saved.episodes
-        self._rng.bit_generator.state = dict(saved.sampler_rng)
-        self._offline_updates = saved.offline_updates
-        self.pace.resume(self.online_updates, saved.updates_owed)
-        self.metrics.resumed(self.counters(), self.episodes)
-        if self._evaluate is not None:
-            self._schedule.last = last_evaluated(read_metrics(self.checkpoints.run_dir))
-        self.phase = resumed_phase(
-            self.config.learner,
-            saved.phase,
-            offline_updates=self.offline_updates,
-            online_updates=self.online_updates,
-            over=self.pace.is_over(self.online_updates),
-            missed=self._evaluate is not None and self._schedule.due(self.updates, now=True),
-        )
-        if self.phase is Phase.OFFLINE:
-            self._offline_updates = None
-        if self.phase is Phase.DONE:
-            self._say(f"resumed at step {step}: training is complete ({self._how_to_go_on()})")
-            return
-        self._say(
-            f"resumed at step {step}, {self.env_steps} online steps, {self._data.episodes} demonstrations"
-            + (", in the offline phase" if self.phase is Phase.OFFLINE else "")
-        )
-        if self.phase is not Phase.OFFLINE:
-            self.publish()
-
-    def _how_to_go_on(self) -> str:
-        return how_to_go_on(self.config.learner, online_updates=self.online_updates, steps_over=self.pace.steps_over)
 
 
 def _crossed(before: int, after: int, period: int) -> bool:

@@ -1,4 +1,4 @@
-"""From an observation to a feature vector: the state, and an image encoder for all cameras or one for each."""
+"""Encoders from an observation to a feature vector: the state, and images of all cameras or of each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,70 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.config.encoders import Kind, Pooling
-from serl_chunk.models.blocks import map_blocks
-from serl_chunk.models.convolutions import with_batch
-from serl_chunk.models.impala import Impala
-from serl_chunk.models.pooling import pooled
+from serl_chunk.models.convolutions import Conv, map_blocks, max_pool, with_batch
 from serl_chunk.models.resnet import ResNet10
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE
+
+SPATIAL_FEATURES = 8  # of each channel, HIL-SERL's number
+
+
+class SpatialEmbeddings(nn.Module):
+    """Learned weightings of a feature map's places: float32[..., H, W, C] -> float32[..., 8C].
+
+    out[c, k] = sum over places of x[i, j, c] w[i, j, c, k] (SERL, Luo et al. 2024, spatial learned embeddings).
+    Parameter `kernel` float32[H, W, C, 8].
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (*x.shape[-3:], SPATIAL_FEATURES)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        places = x.reshape(*x.shape[:-3], -1, x.shape[-1])
+        out = jnp.einsum("...pc,pck->...ck", places, kernel.reshape(-1, *shape[-2:]))
+        return out.reshape(*out.shape[:-2], -1)
+
+
+def pooled(x: jax.Array, pooling: Pooling) -> jax.Array:
+    """A feature map float32[..., H, W, C] as a vector: of H*W*C numbers, C (`mean`) or 8C (`spatial`).
+
+    To be called in a compact module, which then has the weights of `spatial`.
+    """
+    if pooling == "mean":
+        return jnp.mean(x, axis=(-3, -2))
+    if pooling == "spatial":
+        return SpatialEmbeddings()(x)
+    return x.reshape(*x.shape[:-3], -1)
+
+
+class _Convolution(nn.Module):
+    """A 3x3 convolution with a bias."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return Conv(self.features, name="conv")(x) + bias.reshape(1, 1, 1, -1)
+
+
+class Impala(nn.Module):
+    """uint8[..., H, W, 3] -> float32[..., H', W', features[-1]]; each section halves H and W, rounding up.
+
+    A section is a 3x3 convolution, a 3x3 max pool of stride 2 and two residual blocks of two convolutions.
+    """
+
+    features: Sequence[int]
+
+    @nn.compact
+    def __call__(self, image: jax.Array) -> jax.Array:
+        image, lead = with_batch(image)
+        x = image.astype(jnp.float32) / 127.5 - 1.0
+        for width in self.features:
+            x = max_pool(_Convolution(width)(x))
+            for _ in range(2):
+                x = x + _Convolution(width)(nn.relu(_Convolution(width)(nn.relu(x))))
+        x = nn.relu(x)
+        return x.reshape(*lead, *x.shape[1:])
 
 
 def _patches(x: jax.Array) -> jax.Array:

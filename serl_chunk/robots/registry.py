@@ -1,11 +1,9 @@
-"""From a robot configuration to an environment, its specification, its expert and its helper.
+"""Builds environments, their specifications and their scripted experts from a robot configuration.
 
 Implementations are imported on use, so that a learner that needs spaces only imports no simulator.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from serl_chunk.config.robots import (
     AlohaSimConfig,
@@ -16,7 +14,7 @@ from serl_chunk.config.robots import (
     RobomimicConfig,
     RobotConfig,
 )
-from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
+from serl_chunk.robots.base import Expert, RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
 
 
@@ -31,15 +29,15 @@ def robot_spec(config: RobotConfig) -> RobotSpec:
 
         return fake_single_arm_spec(config)
     if isinstance(config, AlohaSimConfig):
-        from serl_chunk.robots.aloha_sim_spec import aloha_sim_spec
+        from serl_chunk.robots.aloha_sim.scene import aloha_sim_spec
 
         return aloha_sim_spec(config)
     if isinstance(config, OgbenchConfig):
-        from serl_chunk.robots.ogbench_spec import ogbench_spec
+        from serl_chunk.robots.ogbench import ogbench_spec
 
         return ogbench_spec(config)
     if isinstance(config, RobomimicConfig):
-        from serl_chunk.robots.robomimic_spec import robomimic_spec
+        from serl_chunk.robots.robomimic import robomimic_spec
 
         return robomimic_spec(config)
     if isinstance(config, GymConfig):
@@ -62,7 +60,7 @@ def make_env(config: RobotConfig, *, images: str = "on_request") -> RobotEnv:
 
         return FakeSingleArmEnv(config, images=images)
     if isinstance(config, AlohaSimConfig):
-        from serl_chunk.robots.aloha_sim import AlohaSimEnv
+        from serl_chunk.robots.aloha_sim.env import AlohaSimEnv
 
         return AlohaSimEnv(config, images=images)
     if isinstance(config, OgbenchConfig):
@@ -88,30 +86,6 @@ def make_expert(env: RobotEnv) -> Expert:
             f"robot {env.robot_spec.name!r} has no scripted expert; record demonstrations by hand instead"
         )
     return factory()
-
-
-def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
-    """The intervention source `none`, `scripted` (from `env.make_helper()`) or the path of a recorded one.
-
-    Raises ConfigError where it is none of these or `env` has no helper, DataError where the file is no such recording.
-    """
-    if source == "none":
-        return None
-    if source == "scripted":
-        factory = getattr(env, "make_helper", None)
-        if factory is None:
-            raise ConfigError(
-                f"robot {env.robot_spec.name!r} has no scripted helper; use --config.actor.intervention=none or a file"
-            )
-        return factory()
-    path = Path(source).expanduser()
-    if path.is_file():
-        from serl_chunk.robots.replayed import ReplayedIntervention
-
-        return ReplayedIntervention(path, env.robot_spec)
-    raise ConfigError(
-        f"actor.intervention={source!r} is neither none, scripted, nor an existing file of recorded interventions"
-    )
 
 
 def _unknown(config: RobotConfig) -> ConfigError:

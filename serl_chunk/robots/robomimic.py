@@ -1,14 +1,15 @@
-"""robomimic's tasks in robosuite, with its low-dimensional observations, behind the package's environment contract.
+"""robomimic's tasks in robosuite with low-dimensional observations, and their specifications.
 
 The settings of the simulation are those of robomimic's data sets of version 1.5 (their `env_args`), so that a recorded
-action does here what it did there. robomimic itself is not needed.
+action does here what it did there. robomimic itself is not needed. A test compares every specification with the
+environment itself, where robosuite is installed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,50 @@ from serl_chunk import extras
 from serl_chunk.config.robots import RobomimicConfig
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.robots.mujoco_camera import MujocoCamera
-from serl_chunk.robots.robomimic_spec import ACTIONS, CONTROL_HZ, STATE_KEYS, TASKS, robomimic_spec
-from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation
+from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, DataError, Observation, RobotSpec
+
+CONTROL_HZ = 20.0
+ACTIONS = 7  # moves of the hand: x, y, z (up to 5 cm), axis-angle (0.5 rad each), and the gripper; each in -1..1
+GRIPPER = 6  # the action dimension of the gripper, 1 closes
+CAMERA = "agentview"
+STATE_KEYS = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object-state")
+"""What a state is made of, by robosuite's names, in the order of `data.formats.robomimic` (there: `object`)."""
+_ROBOT_DIM = 3 + 4 + 2
+
+
+class Task(NamedTuple):
+    """A task of robomimic in robosuite."""
+
+    environment: str  # robosuite's name
+    object_dim: int
+    max_episode_steps: int  # of the published results
+
+
+TASKS = {
+    "lift": Task("Lift", 10, 300),
+    "can": Task("PickPlaceCan", 14, 300),
+    "square": Task("NutAssemblySquare", 14, 400),
+}
+
+
+def robomimic_spec(config: RobomimicConfig) -> RobotSpec:
+    """What learner and actor share about a task of robomimic.
+
+    Actions are `float32[7]` in -1..1, differences that no state measures (see `ACTIONS`). The state is `STATE_KEYS`.
+    """
+    task = TASKS[config.env_name]
+    return RobotSpec(
+        name=f"robomimic {config.env_name}",
+        control_hz=CONTROL_HZ,
+        state_dim=_ROBOT_DIM + task.object_dim,
+        action_low=(-1.0,) * ACTIONS,
+        action_high=(1.0,) * ACTIONS,
+        joint_of_action=(-1,) * ACTIONS,
+        grippers=(GRIPPER,),
+        cameras=(CameraSpec(CAMERA, config.image_size, config.image_size),),
+        max_episode_steps=config.max_episode_steps or task.max_episode_steps,
+    )
+
 
 _MOVE = [0.05, 0.05, 0.05, 0.5, 0.5, 0.5]  # metres and radians that an action of 1 asks for
 _CONTROLLER = {

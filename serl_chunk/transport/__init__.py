@@ -1,1 +1,1 @@
-"""Room of serl_chunk; see docs/architecture.md."""
+"""Exactly-once, encrypted transport between learner and actors."""

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with every limit set, and the small things both ends need around them.
+"""ZeroMQ sockets with every limit set, and counters under one naming scheme at both ends.
 
 A socket belongs to one thread. Data, snapshots and control have a socket each (ports p, p+1, p+2), so that
 acknowledgements and heartbeats never wait behind a blob.
@@ -6,18 +6,67 @@ acknowledgements and heartbeats never wait behind a blob.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import ipaddress
 import random
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.wire import MAX_HEADER_BYTES, Frame
+from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame
 from serl_chunk.types import ConfigError
+
+Clock = Callable[[], float]
+
+
+class Counters(collections.Counter[str]):
+    """Named counts. Written by one thread, read by any: a reader may be one event behind."""
+
+    def __init__(self, *names: str) -> None:
+        """Every name in `names` is reported from the start, so that a zero is visible."""
+        super().__init__({name: 0 for name in names})
+
+
+class Rate:
+    """Events per second over a sliding window."""
+
+    def __init__(self, window: float = 5.0, clock: Clock = time.monotonic) -> None:
+        self._window = window  # seconds
+        self._clock = clock
+        self._started = clock()
+        self._events: collections.deque[tuple[float, int]] = collections.deque()
+
+    def add(self, n: int) -> None:
+        """Count `n` events now."""
+        now = self._clock()
+        # Events within a twentieth of the window share an entry, which bounds the memory.
+        if self._events and now - self._events[-1][0] < self._window / 20:
+            self._events[-1] = (self._events[-1][0], self._events[-1][1] + n)
+        else:
+            self._events.append((now, n))
+        while self._events[0][0] < now - self._window:
+            self._events.popleft()
+
+    def per_second(self) -> float:
+        """Events per second over the window, or since the start where that is shorter. Safe from any thread."""
+        now = self._clock()
+        total = sum(n for at, n in list(self._events) if at >= now - self._window)
+        return total / max(min(self._window, now - self._started), 1e-3)
+
+
+def in_words(nbytes: float) -> str:
+    """A size: `312 KiB`, `34 MiB`, `1.2 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
+
 
 DEFAULT_PORT = 5588
 CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2

@@ -19,12 +19,11 @@ from actor_helpers import (
     make_policy,
 )
 
-from serl_chunk.actor.loop import EpisodeRunner
 from serl_chunk.actor.policy import PolicyError
-from serl_chunk.config.chunks import ChunkConfig
-from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.learner.episode import human_segments
-from serl_chunk.learner.windows import eligible_starts
+from serl_chunk.actor.runner import EpisodeRunner
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig
+from serl_chunk.replay.episode import human_segments
+from serl_chunk.replay.windows import eligible_starts
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source
 

@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serl_chunk.actor.inference import DelayEstimate, measure_inference
-from serl_chunk.actor.loop import EpisodeRunner
+from serl_chunk.actor.planner import choose_inference
 from serl_chunk.actor.policy import PolicyError
-from serl_chunk.actor.realtime import choose_inference
+from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.types import ConfigError, End, Source
 

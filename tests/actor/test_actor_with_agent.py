@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from actor_helpers import ListSink, chunk_starts
 
-from serl_chunk.actor.loop import EpisodeRunner
 from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.data.normaliser import fit_normaliser
+from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots.fake.spec import GRIPPER, GRIPPER_RATE, JOINT_RATE
-from serl_chunk.robots.registry import make_env, make_intervention
+from serl_chunk.robots.registry import make_env
 from serl_chunk.types import Snapshot, Source
 
 RATES = np.array([GRIPPER_RATE if i in GRIPPER else JOINT_RATE for i in range(14)])

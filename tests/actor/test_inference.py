@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from actor_helpers import NoisyAgent, make_policy
 
+from serl_chunk.actor.clock import MonotonicClock
 from serl_chunk.actor.inference import InferenceThread, Request
-from serl_chunk.actor.timing import MonotonicClock
 from serl_chunk.types import Snapshot
 
 CLOCK = MonotonicClock()

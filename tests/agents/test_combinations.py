@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from agent_tools import CAMERA, DISCOUNT, ENCODER, FLOW, config_of, make_batches, same
 
-from serl_chunk.agents.checkpoints import CheckpointStore
-from serl_chunk.agents.gripper import with_gripper
-from serl_chunk.agents.registry import IMPLEMENTATIONS, AgentSpec
+from serl_chunk.agents.discrete_gripper import with_gripper
+from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.config.agents import ImproveConfig
 from serl_chunk.config.gripper import GripperConfig
-from serl_chunk.config.improvement import ImproveConfig
+from serl_chunk.runs.checkpoints import CheckpointStore
 
 HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)
 CHOSEN = GripperConfig(choices=(-1.0, 1.0), hidden=(16,), tau=0.1, lr=1e-2)

@@ -12,12 +12,12 @@ import pytest
 from agent_tools import CAMERA, build, config_of, make_batches, on_device, same
 
 from serl_chunk.agents import vision
-from serl_chunk.agents.base import Agent, AgentState
-from serl_chunk.agents.frame_features import SIZES, FrameEmbedder
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.state import AgentState
+from serl_chunk.agents.vision import SIZES, FrameEmbedder
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.models.encoder import make_backbone
-from serl_chunk.models.impala import Impala
+from serl_chunk.models.encoder import Impala, make_backbone
 from serl_chunk.types import CameraSpec, ChunkBatch, ConfigError
 
 CACHED = EncoderConfig(kind="resnet10", pooling="spatial", latent=8, shift=0, frozen_backbone=True, cache_features=True)

@@ -17,7 +17,7 @@ from serl_chunk.agents.grasp_critic import (
     of_option,
     plausible_options,
 )
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 
 THREE = (-1.0, 0.0, 1.0)
 

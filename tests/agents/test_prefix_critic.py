@@ -11,7 +11,7 @@ import pytest
 from agent_tools import DISCOUNT, PREFIX, build, config_of, critic, fresh, make_batches, on_device, same
 
 from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 

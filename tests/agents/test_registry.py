@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from serl_chunk.agents.registry import IMPLEMENTATIONS, agent_spec, make_agent
+from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
+from serl_chunk.agents.spec import agent_spec
 from serl_chunk.config.agents import AcfqlConfig, AgentConfig
-from serl_chunk.config.chunks import ChunkConfig
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError

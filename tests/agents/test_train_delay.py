@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from agent_tools import FLOW, build, config_of, critic, make_batches, on_device, same
 
-from serl_chunk.config.agents import FlowConfig
-from serl_chunk.config.improvement import ImproveConfig
+from serl_chunk.config.agents import FlowConfig, ImproveConfig
 from serl_chunk.models.flow import integrate
 
 DELAYS = jnp.array([0, 1, 2, 0, 1, 2, 3, 0], jnp.int32)

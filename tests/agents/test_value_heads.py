@@ -12,14 +12,7 @@ import pytest
 from agent_tools import build, config_of, critic, make_batches
 
 from serl_chunk.agents.losses import expectile_weight
-from serl_chunk.agents.value_heads import (
-    Support,
-    critic_values,
-    initial_bias,
-    regression_loss,
-    support_of,
-    target_bins,
-)
+from serl_chunk.agents.value_heads import Support, critic_values, initial_bias, regression_loss, support_of, target_bins
 from serl_chunk.config.critics import CriticConfig
 
 COSTS = Support(low=-100.0, high=0.0, bins=41)

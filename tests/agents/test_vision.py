@@ -15,14 +15,14 @@ from flax.traverse_util import flatten_dict
 from serl_chunk.agents import vision
 from serl_chunk.agents.acrlpd import Acrlpd
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.gripper import with_gripper
-from serl_chunk.agents.registry import AgentSpec
+from serl_chunk.agents.discrete_gripper import with_gripper
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AcrlpdConfig, BcConfig
 from serl_chunk.config.encoders import EncoderConfig, resnet10_leaves
 from serl_chunk.config.gripper import GripperConfig
-from serl_chunk.models.impala import Impala
+from serl_chunk.models.encoder import Impala
 from serl_chunk.types import CameraSpec, ConfigError
 
 FROZEN = EncoderConfig(kind="resnet10", pooling="mean", latent=8, shift=2, frozen_backbone=True)

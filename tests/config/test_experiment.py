@@ -8,19 +8,13 @@ from typing import Any
 import pytest
 
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig, FlowConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.experiment import (
-    ActorConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    NormaliserConfig,
-    RewardConfig,
-    TransportConfig,
-)
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig, RewardConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaSimConfig, FakeAlohaConfig, GymConfig, OgbenchConfig, RobotConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.types import ConfigError
 
 ZERO = ("journal_bytes", "journal_days", "sync_interval", "jpeg_quality")  # of TransportConfig: 0 has a meaning

@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 
-from serl_chunk.commands.contract import contract
-from serl_chunk.commands.setup import load, spec_of
+from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import AcfqlConfig
-from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.compatibility import contract
 from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.gripper import HIL_SERL_CHOICES, GripperConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured

@@ -7,11 +7,10 @@ import math
 
 import pytest
 
-from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
-from serl_chunk.config.chunks import ChunkConfig
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig, ImproveConfig
 from serl_chunk.config.critics import CriticConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig
-from serl_chunk.config.improvement import ImproveConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.presets import PRESETS, apply_compat, apply_preset
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import ConfigError

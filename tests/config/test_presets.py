@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, LearnerConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import PRESETS, configured
 from serl_chunk.config.robots import RobotConfig

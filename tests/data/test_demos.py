@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serl_chunk.data.convert import convert
+from serl_chunk.data.convert.convert import convert
 from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos, open_demos
 from serl_chunk.data.formats.episodes import EpisodeFiles
-from serl_chunk.data.frames import Frames
-from serl_chunk.data.hdf5 import read_episode, write_episode
-from serl_chunk.data.single_frame import SingleFrame, observation_at
+from serl_chunk.data.formats.hdf5 import read_episode, write_episode
+from serl_chunk.data.frames import Frames, SingleFrame, observation_at
 from serl_chunk.data.source import Format, ReadOptions, materialised
 from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows, StepBlock
 
@@ -109,7 +108,7 @@ def test_every_content_is_loaded_once(folder, spec):
 @pytest.mark.parametrize("codec", ["png", "jpeg"])
 def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make_episode, codec):
     pytest.importorskip("pyarrow")
-    from serl_chunk.data.lerobot.sink import LeRobotSink
+    from serl_chunk.data.lerobot.writer import LeRobotSink
 
     ours, other = tmp_path / "ours", tmp_path / "lerobot"
     ours.mkdir()

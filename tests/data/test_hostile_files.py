@@ -14,13 +14,12 @@ import h5py
 import numpy as np
 import pytest
 
-from serl_chunk.data import hdf5, hdf5_frames, npz
-from serl_chunk.data.formats import d4rl, episodes, hil_serl, ogbench, robomimic
-from serl_chunk.data.hdf5 import open_episode
-from serl_chunk.data.hdf5_reading import MachineError, NoMemoryError, checked, member, opened, raise_machine_fault
-from serl_chunk.data.imported import rate
+from serl_chunk.data.convert.workers import Fault, Job, Refused, Work, stage
+from serl_chunk.data.formats import d4rl, episodes, hdf5, hdf5_frames, hil_serl, npz, ogbench, robomimic
+from serl_chunk.data.formats.hdf5 import open_episode
+from serl_chunk.data.formats.hdf5_io import MachineError, NoMemoryError, checked, member, opened, raise_machine_fault
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.data.staging import Fault, Job, Refused, Work, stage
+from serl_chunk.data.validate import rate
 from serl_chunk.main import main
 from serl_chunk.types import DataError
 

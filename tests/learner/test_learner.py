@@ -11,18 +11,19 @@ from point_robot import experiment, record_demos
 
 from serl_chunk.actor.evaluate import evaluate
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.agents.checkpoints import CheckpointStore, host_leaves
-from serl_chunk.agents.registry import agent_spec
-from serl_chunk.commands import learner as learner_command
-from serl_chunk.commands.learner_status import status_fields
-from serl_chunk.commands.local import LocalLink, train_local
-from serl_chunk.commands.setup import open_run
+from serl_chunk.agents.spec import agent_spec
+from serl_chunk.cli import learner as learner_command
+from serl_chunk.cli.learner_status import status_fields
+from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.config.agents import BcConfig, FlowConfig
-from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner import accounts
-from serl_chunk.learner.learner import Learner, Phase
-from serl_chunk.learner.replay import Ready, Replay
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.learner import training_stats
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.phases import Phase
+from serl_chunk.replay.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
+from serl_chunk.runs.checkpoints import CheckpointStore, host_leaves
+from serl_chunk.runs.folder import open_run
 from serl_chunk.types import ConfigError, Snapshot
 
 quick = pytest.fixture(autouse=True)(quick_agents)
@@ -204,7 +205,7 @@ def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: 
 
 
 def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatch):
-    monkeypatch.setattr(accounts, "MEASURE_AFTER", 0.05)
+    monkeypatch.setattr(training_stats, "MEASURE_AFTER", 0.05)
     learner, stop = build(experiment(), demos, tmp_path / "run"), threading.Event()
     ticks: list[Phase] = []
 

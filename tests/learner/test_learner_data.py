@@ -8,18 +8,17 @@ import pytest
 from learner_tools import learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
-from serl_chunk.commands import training_data
-from serl_chunk.commands.learner import build_learner
-from serl_chunk.commands.offline import train_offline
-from serl_chunk.commands.setup import open_run
-from serl_chunk.config.chunks import ChunkConfig
-from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.cli import demos as demos_command
+from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.offline import train_offline
+from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
 from serl_chunk.data.demos import load_demos
-from serl_chunk.data.single_frame import observation_at
-from serl_chunk.learner.learner import Phase
+from serl_chunk.data.frames import observation_at
 from serl_chunk.learner.offline_data import OfflineData
-from serl_chunk.learner.replay import Ready
+from serl_chunk.learner.phases import Phase
+from serl_chunk.replay.replay import Ready
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk.runs.folder import open_run
 from serl_chunk.types import ConfigError, Outcome
 
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0, "checkpoint_period": 20}
@@ -46,7 +45,7 @@ def cut_to(patch: pytest.MonkeyPatch, steps: int, outcome: Outcome = Outcome.UNK
             loaded.episodes[i] = loaded.episodes[i]._replace(begin=begin, steps=block.slice(0, steps), end=end)
         return loaded
 
-    patch.setattr(training_data, "load_demos", cut)
+    patch.setattr(demos_command, "load_demos", cut)
 
 
 def test_offline_training_without_data_is_refused(tmp_path):

@@ -10,23 +10,24 @@ import pytest
 from learner_tools import by_kind, quick_agents
 
 from serl_chunk.agents import vision
-from serl_chunk.commands import learner as learner_command
-from serl_chunk.commands.local import train_local
-from serl_chunk.commands.record import run_record
-from serl_chunk.commands.setup import open_run
+from serl_chunk.cli import learner as learner_command
+from serl_chunk.cli.local import train_local
+from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import materialised
-from serl_chunk.learner.learner import Learner, Phase
-from serl_chunk.learner.sampler import BatchStream
-from serl_chunk.models.impala import Impala
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.phases import Phase
+from serl_chunk.models.encoder import Impala
+from serl_chunk.replay.batch_loader import BatchStream
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Episode
 
 quick = pytest.fixture(autouse=True)(quick_agents)

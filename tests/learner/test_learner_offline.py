@@ -11,19 +11,20 @@ import pytest
 from learner_tools import by_kind, learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
-from serl_chunk.agents.checkpoints import host_leaves
-from serl_chunk.commands import training_data
-from serl_chunk.commands.learner import build_learner
-from serl_chunk.commands.learner_status import status_fields
-from serl_chunk.commands.local import LocalLink, train_local
-from serl_chunk.commands.offline import train_offline
-from serl_chunk.commands.setup import open_run, read_config
-from serl_chunk.commands.training_data import DemoReading
-from serl_chunk.config.improvement import ImproveConfig
+from serl_chunk.cli import demos as demos_command
+from serl_chunk.cli.demos import DemoReading
+from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.learner_status import status_fields
+from serl_chunk.cli.local import LocalLink, train_local
+from serl_chunk.cli.offline import train_offline
+from serl_chunk.config.agents import ImproveConfig
 from serl_chunk.data.demos import load_demos
-from serl_chunk.learner.accounts import Accounts
-from serl_chunk.learner.learner import Learner, Phase
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.phases import Phase
+from serl_chunk.learner.training_stats import Accounts
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk.runs.checkpoints import host_leaves
+from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import Outcome, Snapshot
 
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0, "checkpoint_period": 20}
@@ -49,7 +50,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
             loaded.episodes[i] = loaded.episodes[i]._replace(begin=begin, steps=steps, end=end)
         return loaded
 
-    monkeypatch.setattr(training_data, "load_demos", with_failures)
+    monkeypatch.setattr(demos_command, "load_demos", with_failures)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serl_chunk.learner.rate_limiter import RateLimiter
+from serl_chunk.learner.schedule import RateLimiter
 
 
 def test_nothing_is_allowed_or_limited_before_the_start():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from point_robot import HORIZON, experiment, record_demos
 
-from serl_chunk.commands import learner as learner_command
-from serl_chunk.commands.setup import open_run
-from serl_chunk.learner.learner import Phase
-from serl_chunk.learner.run_metrics import read_metrics
+from serl_chunk.cli import learner as learner_command
+from serl_chunk.learner.phases import Phase
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk.runs.folder import open_run
+from serl_chunk.runs.metric_rows import read_metrics
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 
 LENGTH = 12

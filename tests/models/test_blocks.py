@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.blocks import BLOCK_ROWS, map_blocks
+from serl_chunk.models.convolutions import BLOCK_ROWS, map_blocks
 
 
 @pytest.mark.parametrize("batch", [1, 7, 8, 9, 24, 27])

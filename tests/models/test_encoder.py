@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.encoder import ConvEncoder, ObservationEncoder, _patches, random_shift
-from serl_chunk.models.pooling import SpatialEmbeddings
+from serl_chunk.models.encoder import ConvEncoder, ObservationEncoder, SpatialEmbeddings, _patches, random_shift
 
 
 def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models import heads
+from serl_chunk.models import ensemble
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
 
 K, B, F = 5, 12, 7
@@ -32,7 +32,7 @@ def test_loss_and_gradients_are_those_of_the_ensemble():
         return jnp.mean((out - target) ** 2) / K, out
 
     def looped(params, x, target):
-        value, outputs = heads.summed_loss(loss, CriticEnsemble.heads(params), x, target)
+        value, outputs = ensemble.summed_loss(loss, CriticEnsemble.heads(params), x, target)
         return 3.0 * value, outputs
 
     def side_by_side(params, x, target):
@@ -53,7 +53,7 @@ def test_constants_and_outputs_carry_no_gradient():
         return jnp.mean(out * target), out
 
     def total(x, target):
-        value, outputs = heads.summed_loss(loss, CriticEnsemble.heads(PARAMS), x, target)
+        value, outputs = ensemble.summed_loss(loss, CriticEnsemble.heads(PARAMS), x, target)
         return 0.0 * value + jnp.sum(outputs)
 
     to_inputs, to_target = jax.grad(total, argnums=(0, 1))(INPUTS, TARGET)
@@ -65,7 +65,7 @@ def test_mean_and_its_gradient_for_every_row():
     weights = jnp.linspace(-1.0, 2.0, B)
 
     def looped(x):
-        return jnp.sum(weights * heads.mean_values(of_head, CriticEnsemble.heads(PARAMS), x))
+        return jnp.sum(weights * ensemble.mean_values(of_head, CriticEnsemble.heads(PARAMS), x))
 
     def side_by_side(x):
         return jnp.sum(weights * jnp.mean(ENSEMBLE.apply({"params": PARAMS}, x), axis=0))
@@ -77,4 +77,4 @@ def test_mean_and_its_gradient_for_every_row():
 @pytest.mark.parametrize(("count", "backend", "expected"), [(1, "cpu", False), (2, "cpu", True), (10, "gpu", False)])
 def test_only_a_cpu_goes_one_by_one(count, backend, expected, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert heads.one_by_one(count) is expected
+    assert ensemble.one_by_one(count) is expected

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from serl_chunk.models.layer_norm import LayerNorm
+from serl_chunk.models.mlp import LayerNorm
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 5, 7)])

@@ -10,7 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.config.encoders import resnet10_leaves
-from serl_chunk.models.impala import Impala
+from serl_chunk.models.encoder import Impala
 from serl_chunk.models.resnet import ResNet10
 
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from serl_chunk.models.weights import read_weights
+from serl_chunk.models.resnet import read_weights
 from serl_chunk.types import ConfigError
 
 LEAVES = {"a/kernel": (2, 3), "b": (4,)}

@@ -9,9 +9,8 @@ import pytest
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots import registry
-from serl_chunk.robots.aloha_sim_arm import GRIP
-from serl_chunk.robots.aloha_sim_insertion_expert import MEET, PITCH, facing_joints, push
-from serl_chunk.robots.aloha_sim_scene import insertion_stage
+from serl_chunk.robots.aloha_sim.experts import GRIP, MEET, PITCH, facing_joints, push
+from serl_chunk.robots.aloha_sim.scene import insertion_stage
 from serl_chunk.types import ConfigError
 
 LEFT, RIGHT = "vx300s_left/10_left_gripper_finger", "vx300s_right/10_right_gripper_finger"

@@ -12,9 +12,8 @@ import pytest
 
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots import registry
-from serl_chunk.robots.aloha_sim_arm import GRIP
-from serl_chunk.robots.aloha_sim_expert import arm_joints
-from serl_chunk.robots.aloha_sim_spec import ARM_HIGH, ARM_LOW, CAMERAS, aloha_sim_spec
+from serl_chunk.robots.aloha_sim.experts import GRIP, arm_joints
+from serl_chunk.robots.aloha_sim.scene import ARM_HIGH, ARM_LOW, CAMERAS, aloha_sim_spec
 from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 

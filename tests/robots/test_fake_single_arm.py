@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from serl_chunk.agents.learned_gripper import LearnedGripper
+from serl_chunk.agents.discrete_gripper import LearnedGripper
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.commands.record import run_record
-from serl_chunk.commands.setup import load
+from serl_chunk.cli.process import load
+from serl_chunk.cli.record import run_record
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeSingleArmConfig
 from serl_chunk.data.demos import load_demos
+from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots.fake import single_arm_spec as task
 from serl_chunk.robots.fake.single_arm_env import DOWN, FakeSingleArmEnv
 from serl_chunk.robots.fake.single_arm_expert import STALL_TICKS
-from serl_chunk.robots.registry import make_env, make_expert, make_intervention, robot_spec
+from serl_chunk.robots.registry import make_env, make_expert, robot_spec
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 
 OPEN, CLOSE = np.eye(7)[6], -np.eye(7)[6]

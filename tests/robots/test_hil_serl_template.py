@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from hil_serl_shape import HilSerlShape
 
-from serl_chunk.agents.fixed_gripper import FixedGripper
-from serl_chunk.agents.learned_gripper import LearnedGripper
+from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.commands.record import record_episode
-from serl_chunk.commands.setup import load, open_run
+from serl_chunk.cli.process import load
+from serl_chunk.cli.record import record_episode
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.hil_serl import TASKS, hil_serl_encoder, hil_serl_task
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
-from serl_chunk.data.writer import EpisodeWriter
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots import registry
 from serl_chunk.robots.hil_serl import hil_serl_robot
+from serl_chunk.runs.folder import open_run
 from serl_chunk.types import ConfigError
 
 VISION = Path(__file__).parents[2] / "docs" / "algorithms" / "vision.md"

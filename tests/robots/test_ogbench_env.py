@@ -21,7 +21,7 @@ from serl_chunk.config.robots import OgbenchConfig
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.robots import registry
-from serl_chunk.robots.ogbench_spec import ENVIRONMENTS, ogbench_spec
+from serl_chunk.robots.ogbench import ENVIRONMENTS, ogbench_spec
 from serl_chunk.types import ConfigError, DataError
 
 PLAY = Path(__file__).parents[1] / "data" / "ogbench_play.npz"  # rows of cube-single-play

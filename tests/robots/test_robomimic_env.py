@@ -13,7 +13,7 @@ import pytest
 from serl_chunk.config.robots import RobomimicConfig
 from serl_chunk.data.formats import robomimic as files
 from serl_chunk.robots import registry
-from serl_chunk.robots.robomimic_spec import STATE_KEYS, TASKS, robomimic_spec
+from serl_chunk.robots.robomimic import STATE_KEYS, TASKS, robomimic_spec
 from serl_chunk.types import ConfigError, DataError
 
 STILL = np.zeros(7, np.float32)

@@ -6,15 +6,15 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from serl_chunk.commands.local import train_local
+from serl_chunk.cli.local import train_local
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
-from serl_chunk.config.chunks import ChunkConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig, NormaliserConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.learner.metrics import read_metrics
+from serl_chunk.runs.metric_rows import read_metrics
 from serl_chunk.types import Source
 
 LIMIT = 12  # ticks

@@ -132,6 +132,6 @@ def test_a_second_learner_takes_neither_port_nor_folder(listening):
 
 def test_the_settings_are_those_of_the_package():
     """A renamed field would make every test above pass for the wrong reason: an unknown setting is status 2 too."""
-    from serl_chunk.commands.setup import load
+    from serl_chunk.cli.process import load
 
     load("fake_aloha", [(name, str(value)) for name, value in SMALL.items()])

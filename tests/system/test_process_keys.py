@@ -6,7 +6,7 @@ import re
 import pytest
 from processes import PATIENCE, actor_totals, learner_totals
 
-from serl_chunk.transport.keys import ClientKeys, Pair
+from serl_chunk.transport.security.keys import ClientKeys, Pair
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 HERE = "127.0.0.1"

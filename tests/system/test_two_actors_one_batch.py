@@ -7,13 +7,13 @@ import numpy as np
 from processes import PATIENCE
 
 from serl_chunk.config.agents import AcrlpdConfig
-from serl_chunk.config.chunks import ChunkConfig
-from serl_chunk.config.experiment import ExperimentConfig, TransportConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.data.normaliser import Normaliser
-from serl_chunk.learner.replay import Replay
-from serl_chunk.transport.client import LearnerLink
-from serl_chunk.transport.server import LearnerServer
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.replay.replay import Replay
+from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Begin, ConfigError, End, Outcome, RobotSpec, Source, Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from key_tools import Clock
 
-from serl_chunk.transport.keys import ServerKeys
+from serl_chunk.transport.security.keys import ServerKeys
 from serl_chunk.transport.sockets import free_port
 
 

@@ -1,21 +1,42 @@
-"""Every format that can be read, one module each. The order is that in which a path is tried."""
+"""Every format that can be read, one module each, and the choice among them by what lies at a path."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from serl_chunk.data.source import Format
-from serl_chunk.types import ConfigError
+from serl_chunk.data.source import Format, ReadOptions, Source
+from serl_chunk.types import (
+    ConfigError,
+)
+from serl_chunk.types import (
+    Episode as Episode,
+)
+from serl_chunk.types import (
+    Observation as Observation,
+)
+from serl_chunk.types import (
+    RobotSpec as RobotSpec,
+)
+from serl_chunk.types import (
+    SparseRows as SparseRows,
+)
 
-_MODULES = ("lerobot", "robomimic", "d4rl", "episodes", "hil_serl", "ogbench")
+_MODULES = (
+    "serl_chunk.data.lerobot.reader",
+    "serl_chunk.data.formats.robomimic",
+    "serl_chunk.data.formats.d4rl",
+    "serl_chunk.data.formats.episodes",
+    "serl_chunk.data.formats.hil_serl",
+    "serl_chunk.data.formats.ogbench",
+)
 
 
 def formats() -> dict[str, Format]:
     """Name -> format."""
     import importlib
 
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in _MODULES]
+    modules = [importlib.import_module(name) for name in _MODULES]
     return {f.name: f for f in (m.FORMAT for m in modules)}
 
 
@@ -33,3 +54,14 @@ def choose(path: Path, name: str | None, more: Sequence[Format] = ()) -> Format:
             return format
     what = "a folder" if path.is_dir() else "a file"
     raise ConfigError(f"{path}: {what} of no format that is known; valid with --from: {', '.join(known)}")
+
+
+def open_source(
+    path: Path | str, options: ReadOptions, format: str | None = None, more: Sequence[Format] = ()
+) -> Source:
+    """The source at `path`, of the format that it looks like, or of the one named; `more`: formats of other rooms.
+
+    Raises ConfigError where there is nothing, for an unknown format, and where no format fits (naming what is there).
+    """
+
+    return choose(Path(path).expanduser(), format, more).open(Path(path).expanduser(), options)

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from serl_chunk.data.hdf5_reading import member, numbers, opened, rows
-from serl_chunk.data.imported import Ending, imported_episode, position, rate, said
+from serl_chunk.data.formats.hdf5_io import member, numbers, opened, rows
 from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.data.validate import Ending, imported_episode, position, rate, said
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, Observation, Outcome, Source
 
 _BLOCK = 100_000  # rows that are compared at a time

@@ -13,12 +13,11 @@ from typing import Any
 
 import h5py
 
-from serl_chunk.data.aloha import IMAGES, recorded_hz
-from serl_chunk.data.hdf5 import open_episode
-from serl_chunk.data.hdf5_own import joints_in
-from serl_chunk.data.hdf5_reading import ERRORS, member, names
-from serl_chunk.data.imported import natural
+from serl_chunk.data.formats.aloha import IMAGES, recorded_hz
+from serl_chunk.data.formats.hdf5 import joints_in, open_episode
+from serl_chunk.data.formats.hdf5_io import ERRORS, member, names
 from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.data.validate import natural
 from serl_chunk.types import DataError, Episode
 
 SUFFIXES = (".hdf5", ".h5")

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.imported import Ending, imported_episode, natural, position, rate, said
+from serl_chunk.data.formats.hil_serl_transitions import Transitions, load_transitions
 from serl_chunk.data.source import Format, ReadOptions, first_of
-from serl_chunk.data.transitions import Transitions, load_transitions
+from serl_chunk.data.validate import Ending, imported_episode, natural, position, rate, said
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Episode, Outcome, Source, SparseRows
 
 _SUFFIXES = (".pkl", ".pickle")

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data import npz
-from serl_chunk.data.imported import Ending, imported_episode, natural, position, rate, said
-from serl_chunk.data.relabel import Judgement, Stretch, cut_at_successes, judge_states
+from serl_chunk.data.formats import npz
+from serl_chunk.data.formats.success_labels import Judgement, Stretch, cut_at_successes, judge_states
 from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.data.validate import Ending, imported_episode, natural, position, rate, said
 from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
 
 _NEEDED = ("observations", "actions", "terminals")
@@ -180,7 +180,7 @@ class OgbenchSource:
 
     def _judged(self, path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> Judgement | None:
         if env:
-            from serl_chunk.data.ogbench_task import judge_by_task
+            from serl_chunk.data.formats.success_labels import judge_by_task
 
             states = {k: arrays[k] for k in _JUDGED if k in arrays}
             return judge_by_task(str(path), env, states, width)

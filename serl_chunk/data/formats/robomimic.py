@@ -20,10 +20,10 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.demos import SUCCESS_REWARD
-from serl_chunk.data.hdf5_frames import FileVersion, frames_of
-from serl_chunk.data.hdf5_reading import member, names, numbers, opened, rows
-from serl_chunk.data.imported import Ending, imported_episode, natural, position, rate, said
+from serl_chunk.data.formats.hdf5_frames import FileVersion, frames_of
+from serl_chunk.data.formats.hdf5_io import member, names, numbers, opened, rows
 from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.data.validate import Ending, imported_episode, natural, position, rate, said
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
 STATE_KEYS = (

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.frames import Frames, decode_image
-from serl_chunk.data.single_frame import SingleFrame
+from serl_chunk.data.frames import Frames, SingleFrame, decode_image
 
 SAMPLED = 8  # frames of an episode and camera that go into the statistics
 _WIDEST = 160  # pixels of a frame's side that go into them, about

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.lerobot import names
+from serl_chunk.data.lerobot import dataset_layout
 from serl_chunk.data.lerobot.arrow import pa, pq
 from serl_chunk.types import DataError
 
@@ -48,7 +48,7 @@ class Index:
     features: Json
     tasks: tuple[str, ...]
     lengths: np.ndarray
-    patterns: names.Patterns
+    patterns: dataset_layout.Patterns
     files: tuple[Path, ...] = ()
     file_of: np.ndarray | None = None
     first: np.ndarray | None = None
@@ -60,8 +60,8 @@ class Index:
         length = int(self.lengths[i])
         keys = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
         if self.file_of is None or self.first is None:
-            videos = {key: (self.path / names.file_of(self.patterns.video, i, key), 0.0) for key in keys}
-            return EpisodePlace(self.path / names.file_of(self.patterns.data, i), 0, length, start, videos)
+            videos = {key: (self.path / dataset_layout.file_of(self.patterns.video, i, key), 0.0) for key in keys}
+            return EpisodePlace(self.path / dataset_layout.file_of(self.patterns.data, i), 0, length, start, videos)
         videos = {}
         for key in keys:
             chunk, file, seconds = (column[i] for column in self.videos[key])
@@ -72,41 +72,43 @@ class Index:
 
 def read_index(path: Path) -> Index:
     """The description of the data set in folder `path`; raises DataError beginning with the file that is wrong."""
-    info = _json(path / names.INFO)
+    info = _json(path / dataset_layout.INFO)
     version = str(info.get("codebase_version", ""))
-    if not version.startswith("v3.") and version != names.V21:
+    if not version.startswith("v3.") and version != dataset_layout.V21:
         raise DataError(
-            f"{path / names.INFO}: codebase_version is {version!r}; v3.0 and v2.1 are read. lerobot converts older "
-            "ones: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
+            f"{path / dataset_layout.INFO}: codebase_version is {version!r}; v3.0 and v2.1 are read. "
+            "lerobot converts older ones: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
         )
     features = info.get("features")
     if not isinstance(features, dict) or not all(isinstance(f, dict) and "dtype" in f for f in features.values()):
-        raise DataError(f"{path / names.INFO}: has no features, or features without a dtype; it is no LeRobot data set")
+        raise DataError(
+            f"{path / dataset_layout.INFO}: has no features, or features without a dtype; it is no LeRobot data set"
+        )
     for name, feature in features.items():
         shape = feature.get("shape")
         if shape is not None and not (isinstance(shape, list) and all(isinstance(size, int) for size in shape)):
-            raise DataError(f"{path / names.INFO}: the shape of {name} is {shape!r}, not a list of sizes")
+            raise DataError(f"{path / dataset_layout.INFO}: the shape of {name} is {shape!r}, not a list of sizes")
     fps = info.get("fps")
     if fps is not None and not (isinstance(fps, int | float) and fps > 0):
-        raise DataError(f"{path / names.INFO}: fps is {fps!r}, not a rate in steps a second")
-    known = names.PATTERNS[names.V21 if version == names.V21 else names.V30]
-    patterns = names.Patterns(info.get("data_path") or known.data, info.get("video_path") or known.video)
+        raise DataError(f"{path / dataset_layout.INFO}: fps is {fps!r}, not a rate in steps a second")
+    known = dataset_layout.PATTERNS[dataset_layout.V21 if version == dataset_layout.V21 else dataset_layout.V30]
+    patterns = dataset_layout.Patterns(info.get("data_path") or known.data, info.get("video_path") or known.video)
     try:
-        names.file_of(patterns.data, 0), names.file_of(patterns.video, 0, "camera")
+        dataset_layout.file_of(patterns.data, 0), dataset_layout.file_of(patterns.video, 0, "camera")
     except (LookupError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{path / names.INFO}: data_path or video_path is no pattern of file names ({error})"
+            f"{path / dataset_layout.INFO}: data_path or video_path is no pattern of file names ({error})"
         ) from error
     common: Json = {"path": path, "version": version, "fps": fps, "features": features, "patterns": patterns}
-    if version == names.V21:
+    if version == dataset_layout.V21:
         index = Index(**common, tasks=_tasks_v21(path), lengths=_lengths_v21(path))
     else:
         index = _index_v30(common, info)
     n = info.get("total_episodes", len(index.lengths))
     if n != len(index.lengths):
         raise DataError(
-            f"{path / names.INFO}: total_episodes is {n}, the table of episodes has {len(index.lengths)}; the data set "
-            "was not written to its end"
+            f"{path / dataset_layout.INFO}: total_episodes is {n}, the table of episodes has {len(index.lengths)}; "
+            "the data set was not written to its end"
         )
     if not len(index.lengths):
         raise DataError(f"{path}: a data set without episodes")
@@ -135,14 +137,14 @@ def _index_v30(common: Json, info: Json) -> Index:
     columns = _schema(tables[0]).names
     videos = [name for name, feature in common["features"].items() if feature["dtype"] == "video"]
     parts = ("chunk_index", "file_index", "from_timestamp")
-    needed = [names.EPISODE_INDEX, "length", *(f"videos/{key}/{part}" for key in videos for part in parts)]
+    needed = [dataset_layout.EPISODE_INDEX, "length", *(f"videos/{key}/{part}" for key in videos for part in parts)]
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(f"{tables[0]}: has no column {missing[0]}; the table of episodes is not complete")
     wanted = [*needed, *(name for name in ("dataset_from_index",) if name in columns)]
     table = pa.concat_tables([_read(each, wanted) for each in tables])
     column = {name: _whole(tables[0], name, table.column(name)) for name in wanted}
-    number = column[names.EPISODE_INDEX]
+    number = column[dataset_layout.EPISODE_INDEX]
     if (number != np.arange(len(number))).any():
         row = int(np.flatnonzero(number != np.arange(len(number)))[0])
         raise DataError(
@@ -180,7 +182,7 @@ def _index_v30(common: Json, info: Json) -> Index:
         )
     return Index(
         **common,
-        tasks=_tasks_v30(path / names.TASKS),
+        tasks=_tasks_v30(path / dataset_layout.TASKS),
         lengths=lengths,
         files=tuple(files),
         file_of=file_of,
@@ -201,14 +203,14 @@ def _tasks_v30(path: Path) -> tuple[str, ...]:
         ) from error
     listed = about.get("index_columns") if isinstance(about, dict) else None
     index = listed[0] if isinstance(listed, list) and listed else None
-    if not isinstance(index, str) or index not in schema.names or names.TASK_INDEX not in schema.names:
+    if not isinstance(index, str) or index not in schema.names or dataset_layout.TASK_INDEX not in schema.names:
         raise DataError(
             f"{path}: nothing says that the tasks' texts are the table's pandas index (columns: "
             f"{', '.join(schema.names)}), so that lerobot would read numbers for texts; write it with pandas: "
             "DataFrame({'task_index': ...}, index=texts).to_parquet"
         )
-    table = _read(path, [names.TASK_INDEX, index])
-    numbers, texts = table.column(names.TASK_INDEX).to_pylist(), table.column(index).to_pylist()
+    table = _read(path, [dataset_layout.TASK_INDEX, index])
+    numbers, texts = table.column(dataset_layout.TASK_INDEX).to_pylist(), table.column(index).to_pylist()
     if numbers != list(range(len(numbers))):
         raise DataError(
             f"{path}: task_index is {numbers[:8]}: lerobot takes row i for task i and would give wrong texts; sort the "

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from serl_chunk.data.lerobot import names
+from serl_chunk.data.lerobot import dataset_layout
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import Begin, DataError, End, Episode, Outcome, StepBlock
 
@@ -57,7 +57,9 @@ def ended(
         if options.reward_every_step and not has_reward:
             said = "the data set records no outcome; pass --success or --failure"
             if success is not None:
-                said = f"{names.SUCCESS} is nowhere true, which may be a failure or not; pass --failure if it is"
+                said = (
+                    f"{dataset_layout.SUCCESS} is nowhere true, which may be a failure or not; pass --failure if it is"
+                )
             raise DataError(f"{where}: no reward to give on every step: {said}")
         return Episode(begin, steps, End(steps.episode_id, n, None, False, True, Outcome.UNKNOWN))
     if n < 2:

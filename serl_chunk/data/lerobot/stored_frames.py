@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from serl_chunk.data.formats.hdf5_frames import FileVersion, image_header
 from serl_chunk.data.frames import Encoded, Frames, decode_image
-from serl_chunk.data.hdf5_frames import FileVersion, image_header
 from serl_chunk.data.lerobot.arrow import pq
-from serl_chunk.data.lerobot.pages import find_values
+from serl_chunk.data.lerobot.parquet_pages import find_values
 from serl_chunk.types import DataError
 
 _KEPT_BYTES = 256_000_000  # of image files in memory, of columns that can only be read as a whole; one column at least

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.hdf5_frames import FileVersion
+from serl_chunk.data.formats.hdf5_frames import FileVersion
 from serl_chunk.types import ConfigError, DataError
 
 _QUALITY = 20  # x264's quantiser: 18 is visually lossless

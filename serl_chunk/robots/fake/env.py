@@ -13,7 +13,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point, grip_point
-from serl_chunk.robots.fake.saved import generator_at, given_start
+from serl_chunk.robots.fake.rng_state import generator_at, given_start
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation
 
 NOBODY = -1
@@ -159,7 +159,7 @@ class FakeAlohaEnv(RobotEnv):
 
     def make_helper(self) -> InterventionSource:
         """The scripted person who takes over when the policy gets nowhere."""
-        from serl_chunk.robots.fake.helper import ScriptedHelper
+        from serl_chunk.robots.fake.scripted_human import ScriptedHelper
 
         return ScriptedHelper(self, self.config.helper)
 

@@ -1,4 +1,4 @@
-"""The fake single arm: a hand over a table, commanded by velocities, and a block to pick up and place."""
+"""The fake single arm: a hand over a table, commanded by velocities, a block to pick up and place, and its cameras."""
 
 from __future__ import annotations
 
@@ -11,8 +11,48 @@ import numpy as np
 from serl_chunk.config.robots import FakeSingleArmConfig
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.fake import single_arm_spec as task
-from serl_chunk.robots.fake.saved import generator_at, given_start
+from serl_chunk.robots.fake.kinematics import Point
+from serl_chunk.robots.fake.render import Camera, Colour, Rod, background, draw
+from serl_chunk.robots.fake.rng_state import generator_at, given_start
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation
+
+_BLOCK: Colour = (210, 40, 40)
+_HAND: Colour = (120, 120, 170)
+_FINGER: Colour = (15, 15, 15)
+_PALM = 0.06  # m from the palm to the fingertips
+_FINGER_TRAVEL = 0.035  # m of each finger from the middle, fully open
+
+
+def render(name: str, env: FakeSingleArmEnv) -> np.ndarray:
+    """What camera `name` (`side` or `wrist`) of the environment sees now: `uint8[size, size, 3]`, RGB."""
+    forward, finger = env.rotation[:, 2], env.rotation[:, 1]
+    if name == "wrist":
+        eye = env.position - 0.16 * forward + 0.07 * env.rotation[:, 0]
+        camera = _looking(eye, env.position - eye, env.rotation[:, 1], 1.2)
+    else:
+        eye = np.array([1.15, 0.0, 0.5])
+        camera = _looking(eye, np.array([0.5, 0.0, 0.05]) - eye, np.array([0.0, 1.0, 0.0]), 1.9)
+    palm = env.position - _PALM * forward
+    rods = [Rod(_point(palm - 0.12 * forward), _point(palm), 0.03, _HAND)]
+    for side in (-1.0, 1.0):
+        spread = side * (0.006 + _FINGER_TRAVEL * env.opening) * finger
+        rods.append(Rod(_point(palm + spread), _point(env.position + spread), 0.007, _FINGER))
+    half = (task.BLOCK_LENGTH - task.BLOCK_WIDTH) / 2 * np.array([np.cos(env.yaw), np.sin(env.yaw), 0.0])
+    rods.append(Rod(_point(env.block - half), _point(env.block + half), task.BLOCK_WIDTH / 2, _BLOCK))
+    return draw(background(camera, env.config.image_size, task.PLACE), camera, rods)
+
+
+def _looking(eye: np.ndarray, ahead: np.ndarray, right: np.ndarray, focal: float) -> Camera:
+    """A camera at `eye` whose image's x axis is nearest to `right`."""
+    ahead = ahead / np.linalg.norm(ahead)
+    right = right - (right @ ahead) * ahead
+    right = right / np.linalg.norm(right)
+    return Camera(_point(eye), _point(right), _point(np.cross(ahead, right)), _point(ahead), focal)
+
+
+def _point(v: np.ndarray) -> Point:
+    return float(v[0]), float(v[1]), float(v[2])
+
 
 DOWN = np.array([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, -1.0]])  # columns: x, finger and forward axis
 
@@ -125,7 +165,6 @@ class FakeSingleArmEnv(RobotEnv):
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         """Frames `{"images/<camera>": uint8[size, size, 3]}` of the present moment; all cameras by default."""
-        from serl_chunk.robots.fake.single_arm_render import render
 
         names = task.CAMERAS if cameras is None else cameras
         return {IMAGE_PREFIX + name: render(self.robot_spec.camera(name).name, self) for name in names}

@@ -1,0 +1,187 @@
+"""The fake ALOHA task from three cameras: what a frame and an update cost, and what learning reaches.
+
+`--costs` measures alone: milliseconds of a rendered frame, of an update, and of the same update without cameras; the
+difference is what pictures cost there (sampling their frames, the encoder's two passes). Without it the experiment is
+trained too (resumable) and its checkpoints are evaluated, the last one on 100 starts that no other command uses:
+
+    python benchmarks/learn_fake_aloha_images.py --costs
+    python benchmarks/learn_fake_aloha_images.py --json fake_aloha_images.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
+from support.cli_args import add_settings, differing, keep_plan, settings
+
+from serl_chunk.actor.evaluate import VALIDATION_SEED_BASE
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.local import train_local
+from serl_chunk.cli.record import run_record
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.replay.batch_loader import BatchStream
+from serl_chunk.replay.replay import Replay
+from serl_chunk.robots.fake import render as renderer
+from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.metric_rows import read_metrics
+
+N_DEMOS = 30
+
+
+class RenderClock:
+    """Seconds and frames of every call of the fake robot's renderer in this process, from here on."""
+
+    def __init__(self) -> None:
+        self.seconds, self.frames = 0.0, 0
+        inner = renderer.render
+
+        def timed(*args: Any) -> np.ndarray:
+            begin = time.perf_counter()
+            frame = inner(*args)
+            self.seconds += time.perf_counter() - begin
+            self.frames += 1
+            return frame
+
+        renderer.render = timed
+
+
+def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dict[str, float]:
+    """Medians of one update, one of the policy alone, and of drawing one batch, on the demonstrations."""
+    cameras = config.agent.image_keys
+    episodes = [read_episode(file, cameras=cameras) for file in sorted(demos.glob("episode_*.hdf5"))[:4]]
+    env = make_env(config.robot)
+    spec, rng = env.robot_spec, np.random.default_rng(0)
+    agent = make_agent(config, spec)
+    normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
+    replay = Replay(spec, config, normaliser, image_keys=cameras, bc_on=config.agent.bc_on)
+    replay.add_demo(*episodes)
+    stream = BatchStream(replay, rng, config.learner.batch_size, 1, put=jax.device_put, prefetch=0)
+    state = agent.init(jax.random.key(0))
+    times: dict[str, list[float]] = {"update": [], "policy": [], "draw": []}
+    warm = stream.next()
+    state, _ = agent.update(state, warm)  # these two compile
+    state, metrics = agent.update_policy(state, warm)
+    jax.block_until_ready(metrics)
+    begin = time.perf_counter()
+    while len(times["draw"]) < 3 or time.perf_counter() - begin < seconds:
+        t0 = time.perf_counter()
+        batch = jax.block_until_ready(stream.next())
+        t1 = time.perf_counter()
+        state, metrics = agent.update(state, batch)
+        jax.block_until_ready(metrics)
+        t2 = time.perf_counter()
+        state, metrics = agent.update_policy(state, batch)
+        jax.block_until_ready(metrics)
+        t3 = time.perf_counter()
+        for name, value in (("draw", t1 - t0), ("update", t2 - t1), ("policy", t3 - t2)):
+            times[name].append(value)
+    stream.close()
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def costs(config: ExperimentConfig, demos: Path, seconds: float) -> dict[str, float]:
+    """Milliseconds of a frame and of the parts of an update, with and without cameras; printed."""
+    env = make_env(config.robot)
+    env.reset(seed=0)
+    begin, rounds = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds / 4:
+        env.read_images()
+        rounds += 1
+    out = {"frame_ms": 1000 * (time.perf_counter() - begin) / (rounds * len(env.robot_spec.cameras))}
+    blind = dataclasses.replace(config, agent=dataclasses.replace(config.agent, image_keys=()))
+    for name, c in (("cameras", config), ("blind", blind)):
+        out |= {f"{name}_{part}_ms": 1000 * s for part, s in update_seconds(c, demos, seconds).items()}
+    print(", ".join(f"{name} {value:.2f}" for name, value in out.items()), flush=True)
+    return out
+
+
+def train(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, float], n: int) -> dict[str, Any]:
+    """Train or resume `run`, evaluate its checkpoints; a checkpoint that was evaluated is not evaluated again."""
+    # A longer run goes on where a shorter one ended: what was measured of its checkpoints stays true.
+    plan = [len(list(demos.glob("*.hdf5"))), *differing(config, but=("learner.max_steps",))]
+    keep_plan(run.with_suffix(".plan"), plan, run)
+    clock, begin = RenderClock(), time.perf_counter()
+    store = CheckpointStore(run)
+    first = max(store.steps(), default=None)
+    learner, _ = train_local(config, [str(demos)], str(run))
+    wall = time.perf_counter() - begin
+    if learner.updates < config.learner.max_steps:
+        raise SystemExit(f"interrupted at step {learner.updates}; run the same command again")
+    times: dict[str, Any] = {}
+    if learner.updates > (first or 0):  # not where everything was done before
+        pretraining = config.learner.pretrain_steps if first is None else 0
+        pictures = {part: max(0.0, cost[f"cameras_{part}_ms"] - cost[f"blind_{part}_ms"]) / 1000
+                    for part in ("update", "policy", "draw")}  # fmt: skip
+        updates = learner.updates - (first or 0)
+        encoder = updates * pictures["update"] + pretraining * pictures["policy"]
+        drawing = (updates + pretraining) * pictures["draw"]
+        times = {"wall": wall, "rendering": clock.seconds, "frames": clock.frames, "encoder": encoder,
+                 "drawing": drawing, "rest": wall - clock.seconds - encoder - drawing}  # fmt: skip
+        (run / "benchmark_times.json").write_text(json.dumps(times))
+    elif (run / "benchmark_times.json").exists():
+        times = json.loads((run / "benchmark_times.json").read_text())
+    env = make_env(config.robot)
+    agent = make_agent(config, env.robot_spec)
+    walls = {r["step"]: r["wall"] for r in read_metrics(run)["train"]}
+    curve = []
+    for step in store.steps():
+        base = REPORT_SEED_BASE if step == store.steps()[-1] else VALIDATION_SEED_BASE
+        file = run / f"benchmark_{step}_{base}_{n}.json"
+        if not file.exists():
+            file.write_text(json.dumps(evaluate_checkpoint(config, env, agent, store, step, n, base)))
+        point = json.loads(file.read_text())
+        point["wall"] = max((w for s, w in walls.items() if s <= step), default=0.0)
+        curve.append(point)
+        print(
+            f"step {step}: {point['success_rate']:.2f} [{point['low']:.2f}, {point['high']:.2f}], "
+            f"{point['env_steps']} steps, {point['human_ticks']} human ticks, {point['wall']:.0f} s",
+            flush=True,
+        )
+    if times:
+        shares = ", ".join(f"{k} {100 * times[k] / times['wall']:.0f} %" for k in ("rendering", "encoder", "drawing"))
+        print(f"the last process: {times['wall']:.0f} s, of which {shares}; {times['frames']} frames", flush=True)
+    return {"curve": curve, "times": times}
+
+
+def main() -> None:
+    """Record, measure, train (or resume), evaluate, print and write."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--costs", action="store_true", help="measure what frames and updates cost, and stop")
+    p.add_argument("--seconds", type=float, default=20.0, help="of measuring, for each of the two updates")
+    p.add_argument("--seed", type=int, default=42)
+    p.add_argument("--demos", type=int, default=N_DEMOS, help="scripted demonstrations")
+    p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
+    p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha_images"))
+    p.add_argument("--json", type=Path)
+    add_settings(p, "of the experiment")
+    args = p.parse_args()
+    overrides = [("seed", str(args.seed)), *settings(p, args.set)]
+    config = apply_overrides(load_experiment("fake_aloha_images"), overrides)
+    args.out.mkdir(parents=True, exist_ok=True)
+    demos = args.out / f"demos_{config.robot.image_size}"  # type: ignore[attr-defined]
+    run_record(config, args.demos, str(demos), policy="scripted", noise=None, cameras=config.agent.image_keys)
+    if (there := len(list(demos.glob("*.hdf5")))) != args.demos:
+        p.error(f"--demos={args.demos}: {demos} holds {there}; give another --out")
+    result: dict[str, Any] = {"costs": costs(config, demos, args.seconds)}
+    if not args.costs:
+        result |= train(config, demos, args.out / f"seed_{args.seed}", result["costs"], args.episodes)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Our agents and the plain ones as contestants: objects that a process of their own serves to updates.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import AgentState
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.presets import apply_compat, apply_preset
+from serl_chunk.config.robots import OgbenchConfig
+from serl_chunk.types import ChunkBatch
+from support.reference_agents.agents import Plain, Setting, create
+from support.reference_agents.batches import (
+    ACTION,
+    BATCH,
+    DISCOUNT,
+    HIDDEN,
+    HORIZON,
+    LAYERS,
+    STATE,
+    Batch,
+    random_batch,
+    random_draws,
+    random_observations,
+    returns,
+)
+from support.reference_agents.stopwatch import Stopwatch, peak_megabytes
+
+CHECKED_UPDATES = 3
+BATCHES = 4  # different ones that go round
+# Parts of the loss: the plain agents' names, and ours.
+PARTS = {
+    "critic": "critic/critic_loss",
+    "imitation": "actor/bc_loss",
+    "distance": "actor/distill_loss",
+    "q": "actor/q",
+    "entropy": "actor/entropy",
+}
+
+
+def experiment_agent(preset: str, hidden: int | None = None, layers: int = LAYERS, **changes: Any) -> AgentConfig:
+    """The agent of a preset in the published conventions, of that size; dotted `changes` as on the command line."""
+    config = apply_compat(apply_preset(ExperimentConfig("updates", OgbenchConfig(), AcfqlConfig()), preset), "qc").agent
+    assert isinstance(config, AcfqlConfig | AcrlpdConfig)
+    if hidden is not None:
+        widths = (hidden,) * layers
+        changes |= {"critic.hidden": widths, ("flow.hidden" if isinstance(config, AcfqlConfig) else "hidden"): widths}
+    for name, value in changes.items():
+        group, _, field = name.rpartition(".")
+        if group:
+            config = dataclasses.replace(
+                config, **{group: dataclasses.replace(getattr(config, group), **{field: value})}
+            )
+        else:
+            config = dataclasses.replace(config, **{name: value})
+    return config
+
+
+def plain_setting(preset: str, config: AgentConfig) -> Setting:
+    """What the plain agent is told of the same algorithm."""
+    if isinstance(config, AcrlpdConfig):
+        return Setting(preset, config.hidden, config.critic.ensemble, bc_alpha=config.bc_alpha)
+    assert isinstance(config, AcfqlConfig)
+    flow, heads = config.flow, config.critic.ensemble
+    return Setting(preset, flow.hidden, heads, config.target_candidates, flow.steps, config.alpha)
+
+
+class _Contestant:
+    """Counts compilations."""
+
+    watch: Stopwatch
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, duration: float, **_: Any) -> None:
+        self.compiled += event == "/jax/core/compile/backend_compile_duration"
+
+    def settled(self) -> None:
+        """From here on a compilation counts as one too many."""
+        self.compiled = 0
+
+    def recompiled(self) -> int:
+        """Compilations since `settled`."""
+        return self.compiled
+
+    def updates(self, seconds: float) -> dict[str, list[float]]:
+        return self.watch.updates(seconds)
+
+    def decisions(self, seconds: float) -> dict[str, list[float]]:
+        return self.watch.decisions(seconds)
+
+    def memory(self) -> float:
+        return peak_megabytes()
+
+
+class PlainContestant(_Contestant):
+    """reference_agents/agents.py, one update a call."""
+
+    agent: Plain
+
+    def open(
+        self,
+        preset: str,
+        hidden: int = HIDDEN,
+        layers: int = LAYERS,
+        batch: int = BATCH,
+        changes: dict[str, Any] | None = None,
+    ) -> None:
+        """Build the agent, and compile."""
+        setting = plain_setting(preset, experiment_agent(preset, hidden, layers, **(changes or {})))
+        self.setting = setting
+        self.agent = create(setting)
+        self.batches = [_published_layout(random_batch(i, batch)) for i in range(BATCHES)]
+        self.observations = random_observations(64)
+        self.watch = Stopwatch(self._update, self._decide)
+
+    def losses(self) -> list[dict[str, float]]:
+        """Parts of the loss over the first updates of a fresh agent, with injected draws."""
+        agent, out = create(self.setting), []
+        one = self.setting.preset != "qc"
+        step = jax.jit(type(agent).step)
+        for i in range(CHECKED_UPDATES):
+            batch = self.batches[i]
+            draws = random_draws(i, len(batch["mask"]), self.setting.candidates)
+            draws["next"] = draws["next"][:, 0] if one else draws["next"]
+            agent, parts = step(agent, batch, draws)
+            out.append({k: float(v) for k, v in parts.items() if k in PARTS})
+        return out
+
+    def _update(self, i: int) -> int:
+        self.agent, parts = self.agent.update(self.batches[i % BATCHES])
+        jax.block_until_ready((self.agent.params, parts))
+        return 1
+
+    def _decide(self, i: int) -> None:
+        np.asarray(self.agent.sample(self.observations[i % 64][None], jax.random.key(i)))
+
+
+class OurContestant(_Contestant):
+    """serl_chunk's agent, `per_call` updates a call."""
+
+    agent: Agent
+    state: AgentState
+
+    def open(
+        self,
+        preset: str,
+        hidden: int = HIDDEN,
+        layers: int = LAYERS,
+        batch: int = BATCH,
+        changes: dict[str, Any] | None = None,
+        per_call: int = 4,
+    ) -> None:
+        """Build the agent with the plain one's parameters, and compile."""
+        config = experiment_agent(preset, hidden, layers, **(changes or {}))
+        self.plain = create(plain_setting(preset, config))
+        self._open(config, batch, per_call)
+
+    def _open(self, config: AgentConfig, batch: int, per_call: int) -> None:
+        self.config = config
+        self.agent = make(config)
+        self.raw = [random_batch(i, batch) for i in range(BATCHES)]
+        windows = [_windows(b) for b in self.raw]
+        self.per_call = per_call
+        turns = [[windows[(i + j) % BATCHES] for j in range(per_call)] for i in range(BATCHES)]
+        self.batches = [jax.tree.map(lambda *x: np.stack(x), *turn) for turn in turns]
+        self.observations = random_observations(64)
+        self.state = self._fresh()
+        # A snapshot of its own: updates donate the state.
+        self.acting = jax.jit(self.agent.policy_params)(self.state)
+        self.watch = Stopwatch(self._update, self._decide, warm=1)
+
+    def _fresh(self) -> AgentState:
+        state = jax.jit(self.agent.init)(jax.random.key(0))
+        if self.agent.config.critic.loss == "squared" and "v" not in state.critic:
+            state = jax.jit(with_parameters)(state, self.plain)
+        return state
+
+    def losses(self) -> list[dict[str, float]]:
+        """As the plain contestant's."""
+        state, out = self._fresh(), []
+        step = jax.jit(self.agent.joint_step)
+        for i in range(CHECKED_UPDATES):
+            batch = _windows(self.raw[i])
+            candidates = self.config.target_candidates if isinstance(self.config, AcfqlConfig) else 1
+            draws = random_draws(i, len(batch.mask), candidates)
+            following = draws["next"] if isinstance(self.config, AcfqlConfig) else draws["next"][:, 0]
+            state, metrics = step(state, batch, {"next": following}, draws)
+            out.append({k: float(metrics[v]) for k, v in PARTS.items() if v in metrics})
+        return out
+
+    def _update(self, i: int) -> int:
+        self.state, metrics = self.agent.update(self.state, self.batches[i % BATCHES])
+        jax.block_until_ready((self.state, metrics))
+        return self.per_call
+
+    def _decide(self, i: int) -> None:
+        observation = {"state": self.observations[i % 64]}
+        np.asarray(self.agent.sample(self.acting, observation, jax.random.key(i), explore=True)[0])
+
+
+class RecipeContestant(OurContestant):
+    """The experiment `ogbench` as it is: our own recipe, at sizes of its own."""
+
+    def open(self, batch: int = BATCH, per_call: int = 4) -> None:  # type: ignore[override]
+        """Build the agent, and compile."""
+        self._open(load_experiment("ogbench").agent, batch, per_call)
+
+
+def make(config: AgentConfig) -> Agent:
+    """The agent of a configuration at the published sizes."""
+    module, name = IMPLEMENTATIONS[type(config)]
+    build: Callable[..., Agent] = getattr(importlib.import_module(module), name)
+    return build(config, AgentSpec(STATE, ACTION, HORIZON, HORIZON, (), DISCOUNT))
+
+
+def with_parameters(state: AgentState, plain: Plain) -> AgentState:
+    """Our state with the parameters of the plain agent."""
+
+    def mlp(tree: dict[str, Any], *out: str) -> dict[str, Any]:
+        trunk = dict(tree["trunk"])
+        layers = sum(name.startswith("Dense") for name in trunk)
+        last = [tree[name] for name in out or ("out",)]
+        joined = {k: jnp.concatenate([layer[k] for layer in last], -1) for k in ("kernel", "bias")}
+        return {**trunk, f"Dense_{layers}": joined}
+
+    params = plain.params
+    heads = {"encoder": {}, "q": {"VmapMlp_0": mlp(params["modules_critic"]["heads"])}}
+    policy: dict[str, Any] = {"encoder": {}}
+    if "modules_policy" in params:
+        policy["net"] = mlp(params["modules_policy"], "mean", "log_std")
+    else:
+        policy["flow"] = {"Mlp_0": mlp(params["modules_flow"])}
+        if "onestep" in state.policy:
+            policy["onestep"] = {"encoder": {}, "net": mlp(params["modules_onestep"])}
+    return state.replace(**{
+        name: jax.tree.map(lambda old, new: jnp.copy(new.reshape(old.shape)), getattr(state, name), tree)
+        for name, tree in {"critic": heads, "target": heads, "policy": policy, "policy_average": policy}.items()
+    })  # fmt: skip
+
+
+def _published_layout(batch: Batch) -> Batch:
+    return {**batch, "returns": returns(batch["rewards"])}
+
+
+def _windows(b: Batch) -> ChunkBatch:
+    size = len(b["mask"])
+    return ChunkBatch(
+        observations={"state": b["observations"]},
+        actions=b["actions"],
+        valid=b["valid"],
+        rewards=b["rewards"],
+        mask=b["mask"],
+        discount_n=np.full(size, DISCOUNT**HORIZON, np.float32),
+        next_observations={"state": b["next_observations"]},
+        demonstrated=b["valid"],
+        bc=b["valid"],
+        delay=np.zeros(size, np.int32),
+        weight=b["valid"][:, -1],
+        realised=np.full(size, -np.inf, np.float32),
+    )

@@ -1,0 +1,147 @@
+"""Selection among candidate chunks: best of N, and chunks that climb the critic (PA-RL: Mark et al. 2024).
+
+Of N candidates the k best take m steps up the critic, near where they started, and the best of what they passed through
+is taken. Nothing here knows what policy the candidates come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.losses import aggregate_heads
+from serl_chunk.agents.state import Params
+from serl_chunk.config.agents import AgentConfig, ImproveConfig
+
+
+def published_candidates(config: AgentConfig, *, pretrained: bool, climbs: bool = False) -> jax.Array:
+    """How many candidates may be looked at when acting, int32 scalar: what `best_of` takes; 0 for all there are.
+
+    Above 0 the critic is not trusted, so that nothing climbs it, and nobody plans anew on its advice: `climbs` says
+    whether chunks would, and then (as where it gives advice) one candidate of one is published too.
+    """
+    few = config.pretrain_candidates
+    limited = few < config.candidates or ((climbs or config.replan_spread is not None) and few == 1)
+    return jnp.asarray(few if pretrained and limited else 0, jnp.int32)
+
+
+def best_of(values: jax.Array, chunks: jax.Array, published: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The chunk of the highest value among N candidates, its value float32[], and its index int32[].
+
+    N is the acting side's `agent.candidates`, which an evaluation may set to another number than the run had;
+    `published_candidates` bounds it while the critic has seen no failure.
+    """
+    limit = jnp.where(published == 0, len(values), published)
+    masked = jnp.where(jnp.arange(len(values)) < limit, values, -jnp.inf)
+    best = jnp.argmax(masked)
+    return chunks[best], values[best], best
+
+
+_FLAT = 1e-12  # a slope below this is none
+
+
+class Score(NamedTuple):
+    """What a critic says about chunks."""
+
+    mean: jax.Array  # over its heads: what is climbed
+    rank: jax.Array  # over its heads by `agent.choose_by` and `choose_std`: what chunks are compared by
+
+
+ScoreOf = Callable[[jax.Array], Score]  # of chunks float32[..., H, A], each number float32[...]
+
+
+def critic_score(
+    critic: ChunkCritic, params: Params, observation: Mapping[str, jax.Array], part: Callable[[jax.Array], jax.Array]
+) -> ScoreOf:
+    """The critic's score of chunks float32[..., N, H, A] at observations with batch axes `...`, encoded once.
+
+    `part` gives the flat part of chunks that the critic scores (`Agent.critic_part`).
+    """
+    features = critic.features(params, observation)
+
+    def score(chunks: jax.Array) -> Score:
+        flat = part(chunks)
+        wide = jnp.broadcast_to(features[..., None, :], (*flat.shape[:-1], features.shape[-1]))
+        heads = critic.values(params, wide, flat)
+        return Score(jnp.mean(heads, axis=0), aggregate_heads(heads, critic.choose_by, critic.choose_std))
+
+    return score
+
+
+def climb(
+    score: ScoreOf, start: jax.Array, free: jax.Array, *, steps: int, rate: float, radius: float
+) -> tuple[jax.Array, jax.Array]:
+    """The best-ranked chunks on `steps` steps up the mean score from `start`, float32[..., H, A], and their ranks.
+
+        x_{j+1} = clip(x_j + rate * g / max|g|),   g = d mean_k Q_k(o, x) / d x at x_j
+
+    The clip is to [-1, 1] and, per dimension, to `radius` around the start. A step's length is set by `rate` alone: the
+    slope of a critic changes with the rewards' scale and vanishes where a sigmoid is nearly 0 or 1. Such steps can pass
+    a maximum, so the best chunk on the way counts, the start included: no rank gets worse. Actions with `free`
+    float32[..., H] of 0 stay where they are. Each chunk's score must depend on that chunk alone.
+    """
+    movable = jnp.broadcast_to(free[..., None] > 0, start.shape)
+    low, high = jnp.clip(start - radius, -1.0, 1.0), jnp.clip(start + radius, -1.0, 1.0)
+
+    def total(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scored = score(x)
+        return jnp.sum(scored.mean), scored.rank
+
+    def better(x: jax.Array, rank: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        higher = rank > best[1]
+        return jnp.where(higher[..., None, None], x, best[0]), jnp.where(higher, rank, best[1])
+
+    def step(
+        carry: tuple[jax.Array, tuple[jax.Array, jax.Array]], _: None
+    ) -> tuple[tuple[jax.Array, tuple[jax.Array, jax.Array]], None]:
+        x, best = carry
+        (_, rank), slope = jax.value_and_grad(total, has_aux=True)(x)
+        slope = jnp.where(movable, slope, 0.0)
+        steepest = jnp.max(jnp.abs(slope), axis=(-2, -1), keepdims=True)
+        moved = jnp.clip(x + rate * slope / jnp.maximum(steepest, _FLAT), low, high)
+        return (jnp.where(movable, moved, start), better(x, rank, best)), None
+
+    nothing = jnp.full(start.shape[:-2], -jnp.inf)
+    (end, best), _ = jax.lax.scan(step, (start, (start, nothing)), None, length=steps)
+    return better(end, score(end).rank, best)
+
+
+def improve(
+    score: ScoreOf, chunks: jax.Array, values: jax.Array, free: jax.Array, config: ImproveConfig
+) -> tuple[jax.Array, jax.Array]:
+    """The best chunk float32[..., H, A] after the k best of N candidates have climbed, and its rank float32[...].
+
+    chunks float32[..., N, H, A] with `values` float32[..., N], by which they are ranked before. `free` float32[..., H]
+    is 0 for actions that must not move.
+    """
+    _, index = jax.lax.top_k(values, min(config.top, values.shape[-1]))
+    start = jnp.take_along_axis(chunks, index[..., None, None], axis=-3)
+    ends, ranks = climb(
+        score, start, free[..., None, :], steps=config.steps, rate=config.rate, radius=config.radius
+    )  # fmt: skip
+    best = jnp.argmax(ranks, axis=-1)[..., None]
+    chunk = jnp.take_along_axis(ends, best[..., None, None], axis=-3)
+    return chunk[..., 0, :, :], jnp.take_along_axis(ranks, best, axis=-1)[..., 0]
+
+
+def improve_decision(
+    score: ScoreOf,
+    chunks: jax.Array,
+    values: jax.Array,
+    chosen: tuple[jax.Array, jax.Array],
+    published: jax.Array,
+    committed: jax.Array,
+    config: ImproveConfig,
+) -> tuple[jax.Array, jax.Array]:
+    """What acts, chunk float32[H, A] and rank float32[]: `improve`, or as `chosen` while the critic is not trusted.
+
+    It is not where `published` (`candidates.published_candidates`) is above 0. Actions marked in `committed` float32[H]
+    stay as they are.
+    """
+    trusted = published == 0
+    better = improve(score, chunks, values, 1.0 - committed, config)
+    return jnp.where(trusted, better[0], chosen[0]), jnp.where(trusted, better[1], chosen[1])

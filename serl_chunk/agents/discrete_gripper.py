@@ -1,0 +1,351 @@
+"""Agents whose grippers are no continuous dimensions: fixed, or chosen by a grasp critic.
+
+`ArmAndGripper` runs any chunked continuous agent, built for the action dimensions that are left. It keeps its own
+losses, optimisers and part of the state; what the grippers need in addition is `AgentState.grasp`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.grasp_critic import (
+    Choices,
+    GraspCritic,
+    best_option,
+    choice_imitation,
+    discounted_penalty,
+    grasp_loss,
+    grasp_target,
+    of_option,
+    plausible_options,
+)
+from serl_chunk.agents.losses import soft_update
+from serl_chunk.agents.spec import GRIPPER, AgentSpec
+from serl_chunk.agents.state import AgentState, Draws, Metrics, Noise, Params, Prefix
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.types import ChunkBatch, ConfigError
+
+Build = Callable[[AgentSpec], Agent]
+
+
+class ArmAndGripper(Agent):
+    """The arm's agent learns and acts in its own dimensions; a subclass says what the grippers do."""
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build, *, gripper_inputs: int = 0) -> None:
+        super().__init__(config, spec)
+        self.grippers = np.array(spec.grippers, np.int32)
+        self.arm = np.setdiff1d(np.arange(spec.action_dim), self.grippers)
+        self.inner = build(
+            dataclasses.replace(spec, action_dim=len(self.arm), grippers=(), gripper_inputs=gripper_inputs)
+        )
+        self.policy_updates, self.has_critic = self.inner.policy_updates, self.inner.has_critic
+        self.imitates = self.inner.imitates
+        self.supports_prefix, self.imitates_critic = self.inner.supports_prefix, self.inner.imitates_critic
+        self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
+
+    def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
+        """What the arm's agent learns from."""
+        return batch._replace(actions=batch.actions[..., self.arm], before=None)
+
+    def merged(self, arm: jax.Array, gripper: jax.Array, prefix: Prefix) -> jax.Array:
+        """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; what is committed is kept."""
+        gripper = jnp.where(prefix[1][:, None] > 0, prefix[0][:, self.grippers], gripper)
+        return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
+
+    def arm_prefix(self, prefix: Prefix) -> Prefix:
+        """Of what is committed, the arm's dimensions."""
+        return prefix[0][:, self.arm], prefix[1]
+
+    def init(self, rng: jax.Array) -> AgentState:
+        return self.inner.init(rng)
+
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        return self.inner.critic_draws(key, batch._replace(actions=batch.actions[..., self.arm]))
+
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+        return self.inner.policy_draws(key, batch._replace(actions=batch.actions[..., self.arm]))
+
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+        """The arm's."""
+        return self.inner.critic_step(state, self.arm_batch(state, batch), draws)
+
+    def policy_step(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        """The arm's."""
+        return self.inner.policy_step(state, self.arm_batch(state, batch), draws, imitate_only=imitate_only)
+
+    def joint_step(
+        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+    ) -> tuple[AgentState, Metrics]:
+        """The arm's."""
+        return self.inner.joint_step(state, self.arm_batch(state, batch), critic_draws, policy_draws)
+
+    def _critic_loss(
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+    ) -> tuple[jax.Array, Metrics]:
+        return self.inner._critic_loss(critic, state, self.arm_batch(state, batch), draws)
+
+    def _policy_loss(
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[jax.Array, Metrics]:
+        return self.inner._policy_loss(policy, state, self.arm_batch(state, batch), draws, imitate_only=imitate_only)
+
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> Noise:
+        return self.inner.acting_noise(key, observation, explore=explore)
+
+    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        return self.inner.policy_params(state, pretrained=pretrained)
+
+    def batches_used(self, updates: int) -> int:
+        return self.inner.batches_used(updates)
+
+    def with_encoder(self, policy: Params, encoder: Params) -> Params:
+        return self.inner.with_encoder(policy, encoder)
+
+
+class FixedGripper(ArmAndGripper):
+    """Grippers are no part of what is learned.
+
+    They get `fixed_value`; without one this agent gives 0, and the actor keeps what they have
+    (`GripperConfig.kept`): the opening at reset is known in the robot's units alone.
+    """
+
+    def act(
+        self, params: Params, observation: Mapping[str, jax.Array], noise: Noise, prefix: Prefix
+    ) -> tuple[jax.Array, Metrics]:
+        chunk, record = self.inner.act(params, observation, noise, self.arm_prefix(prefix))
+        value = self.config.gripper.fixed_value or 0.0
+        return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), prefix), record
+
+
+_GRASP = 4  # folded into keys of which `split` takes 0 to 3 at most
+
+
+class LearnedGripper(ArmAndGripper):
+    """A grasp critic chooses the grippers' values, and the arm's agent the rest.
+
+    `state.grasp`: "critic", "target" and "critic_opt" of Q; "policy", "policy_average" and "policy_opt" of the imitated
+    probabilities. An agent without a critic (bc) has the latter three, and imitates.
+    """
+
+    def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build) -> None:
+        g = config.gripper
+        # A choice is for what is executed of a chunk, which the experiment checks to be what is compared.
+        values, steps = g.values, spec.compared_steps
+        held = g.hold_steps or steps
+        self.choices = Choices(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
+        seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
+        super().__init__(config, spec, build, gripper_inputs=seen)
+        self.net = GraspCritic(config, self.choices)
+        self.grasp_optimiser = self._network_optimiser(g.lr or config.lr)
+
+    def init(self, rng: jax.Array) -> AgentState:
+        critic, policy = self.net.init(jax.random.fold_in(rng, _GRASP), self.seen_example(1))
+        grasp = {
+            "policy": policy,
+            "policy_average": jax.tree.map(jnp.copy, policy),
+            "policy_opt": self.grasp_optimiser.init(policy),
+        }
+        if self.has_critic:
+            grasp |= {
+                "critic": critic,
+                "target": jax.tree.map(jnp.copy, critic),
+                "critic_opt": self.grasp_optimiser.init(critic),
+            }
+        return self.inner.init(rng).replace(grasp=grasp)
+
+    # -- what the data did, and what is preferred ------------------------------------------------------------
+
+    def executed(self, batch: ChunkBatch) -> jax.Array:
+        """The options that were executed, whoever acted, int32[B, J, P]."""
+        before = None if batch.before is None else batch.before[..., self.grippers]
+        part = slice(self.choices.steps)
+        return self.choices.label(batch.actions[:, part, self.grippers], batch.valid[:, part], before)
+
+    def _of_parts(self, steps: jax.Array) -> jax.Array:
+        """What float32[B, L] says of the steps of each part, float32[B, J, hold_steps]."""
+        return steps[:, : self.choices.steps].reshape(-1, self.choices.parts, self.choices.held)
+
+    def preferred(self, grasp: Params, observations: Mapping[str, jax.Array]) -> jax.Array:
+        """argmax of the online Q over plausible options, int32[B, J, P]."""
+        allowed = plausible_options(self.net.logits(grasp["policy"], observations), self.config.gripper.plausible)
+        return best_option(self.net.outputs(grasp["critic"], observations), allowed)
+
+    def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
+        """What the arm's agent learns from; its critic may see the choice: the executed one, at o' the preferred."""
+        arm = super().arm_batch(state, batch)
+        if not (self.config.gripper.critic_sees_gripper and self.has_critic):
+            return arm
+        now, later = self.executed(batch), self.preferred(state.grasp, batch.next_observations)
+        return arm._replace(
+            observations={**batch.observations, GRIPPER: self._seen(now)},
+            next_observations={**batch.next_observations, GRIPPER: self._seen(later)},
+        )
+
+    def _seen(self, option: jax.Array) -> jax.Array:
+        values = self.choices.decode(option)
+        return values.reshape(*values.shape[:-2], -1)
+
+    # -- losses --------------------------------------------------------------------------------------------
+
+    def grasp_critic_loss(self, critic: Params, grasp: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
+        """`grasp_loss` as a function of `critic`; everything in `grasp` is a constant."""
+        g = self.config.gripper
+        rewards = jnp.sum(batch.rewards, axis=-1)
+        penalties = jnp.zeros_like(rewards)
+        if batch.before is not None and g.penalty:
+            returned = slice(self.spec.critic_steps)
+            actions, before = batch.actions[:, returned, self.grippers], batch.before[..., self.grippers]
+            changes = self.choices.changes(actions, before, batch.valid[:, returned])
+            penalties = discounted_penalty(changes, g.penalty, self.spec.discount)
+            rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
+        preferred = self.preferred(grasp, batch.next_observations)
+        chosen = of_option(self.net.values(grasp["target"], batch.next_observations), preferred)
+        target = grasp_target(batch, self.spec.discount, penalties, chosen, self.config.critic.target_floor)
+        outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
+        exists = self._of_parts(batch.valid)[..., 0]
+        loss = grasp_loss(outputs, option, target, self.net.kind, batch.weight, exists, self.net.support)
+        values = self.net.read(of_option(outputs, option))
+        return loss, self.net.metrics(loss, values, target, rewards)
+
+    def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
+        """`choice_imitation` as a function of `policy`; a part weighs as much as its steps that are imitated."""
+        logits, option = self.net.logits(policy, batch.observations), self.executed(batch)
+        bc = jnp.mean(self._of_parts(batch.bc), axis=-1)
+        loss = choice_imitation(logits, option, bc, self.config.bc_mean)
+        hit = (jnp.argmax(logits, axis=-1) == option).astype(jnp.float32)
+        weight = jnp.broadcast_to(bc[..., None], hit.shape)
+        accuracy = jnp.sum(hit * weight) / jnp.maximum(jnp.sum(weight), 1e-6)
+        return loss, {"grasp_critic/bc_loss": loss, "grasp_critic/bc_accuracy": accuracy}
+
+    # -- steps: the arm's, and the grippers' from the parameters of before it ----------------------------------
+
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+        """The arm's critic, and the grasp critic."""
+        grasp, metrics = self._grasp_critic_step(state.grasp, batch)
+        state, of_arm = super().critic_step(state, batch, draws)
+        return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
+
+    def policy_step(
+        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+    ) -> tuple[AgentState, Metrics]:
+        """The arm's policy, and the imitated choices."""
+        grasp, metrics = self._grasp_policy_step(state, batch)
+        state, of_arm = super().policy_step(state, batch, draws, imitate_only=imitate_only)
+        return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
+
+    def joint_step(
+        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+    ) -> tuple[AgentState, Metrics]:
+        """All four, each by its gradient at the parameters of before the step."""
+        values, metrics = self._grasp_critic_step(state.grasp, batch)
+        imitated, more = self._grasp_policy_step(state, batch)
+        state, of_arm = super().joint_step(state, batch, critic_draws, policy_draws)
+        return state.replace(grasp={**state.grasp, **values, **imitated}), {**of_arm, **metrics, **more}
+
+    def _grasp_critic_step(self, grasp: Params, batch: ChunkBatch) -> tuple[Params, Metrics]:
+        if not self.has_critic:
+            return {}, {}
+        grads, metrics = jax.grad(self.grasp_critic_loss, has_aux=True)(grasp["critic"], grasp, batch)
+        updates, opt = self.grasp_optimiser.update(grads, grasp["critic_opt"], grasp["critic"])
+        critic = optax.apply_updates(grasp["critic"], updates)
+        target = soft_update(critic, grasp["target"], self.config.gripper.tau)
+        return {"critic": critic, "target": target, "critic_opt": opt}, metrics
+
+    def _grasp_policy_step(self, state: AgentState, batch: ChunkBatch) -> tuple[Params, Metrics]:
+        grasp = state.grasp
+        grads, metrics = jax.grad(self.grasp_policy_loss, has_aux=True)(grasp["policy"], batch)
+        updates, opt = self.grasp_optimiser.update(grads, grasp["policy_opt"], grasp["policy"])
+        policy, average = optax.apply_updates(grasp["policy"], updates), grasp["policy_average"]
+        if self.config.policy_ema:
+            average = soft_update(policy, average, 1 - self._ema_decay(state))
+        return {"policy": policy, "policy_average": average, "policy_opt": opt}, metrics
+
+    def _averaged(self, state: AgentState) -> AgentState:
+        state = super()._averaged(state)
+        if self.config.policy_ema:
+            return state
+        return state.replace(grasp={**state.grasp, "policy_average": state.grasp["policy"]})
+
+    # -- acting --------------------------------------------------------------------------------------------
+
+    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> Noise:
+        """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
+        arm = super().acting_noise(key, observation, explore=explore)
+        shape = (*self.choices.shape[:2], 2)
+        drawn = jax.random.uniform(jax.random.fold_in(key, _GRASP), shape) if explore else jnp.ones(shape)
+        return {"arm": arm, "gripper": drawn}
+
+    def choose(self, params: Params, observation: Mapping[str, jax.Array], drawn: jax.Array) -> jax.Array:
+        """Options int32[J, P] for one observation: the best plausible ones, or, with probability epsilon, any."""
+        logits = self.net.logits(params["policy"], observation)
+        if self.has_critic:
+            allowed = plausible_options(logits, params["plausible"])
+            best = best_option(self.net.outputs(params["critic"], observation), allowed)
+        else:
+            best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        last = self.choices.options - 1
+        any_of = jnp.minimum((drawn[..., 1] * self.choices.options).astype(jnp.int32), last)
+        return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
+
+    def act(
+        self, params: Params, observation: Mapping[str, jax.Array], noise: Noise, prefix: Prefix
+    ) -> tuple[jax.Array, Metrics]:
+        """The grippers' choice first, which the arm's critic may see; the record has it and its value."""
+        grasp = params["gripper"]
+        option = self.choose(grasp, observation, noise["gripper"])
+        of_arm = {k: v for k, v in params.items() if k != "gripper"}
+        inputs = {**observation, GRIPPER: self._seen(option)}
+        arm, record = self.inner.act(of_arm, inputs, noise["arm"], self.arm_prefix(prefix))
+        record = {**record, "gripper": self.choices.decode(option)}
+        if self.has_critic:
+            record["gripper_q"] = of_option(self.net.values(grasp["critic"], observation), option)
+        return self.merged(arm, self.choices.chunk(option, self.spec.horizon), prefix), record
+
+    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        """The arm's, and "gripper"; as long as the critic has seen no failure, imitation chooses."""
+        average = state.grasp["policy_average" if self.config.policy_ema else "policy"]
+        gripper = {"policy": average}
+        if self.has_critic:
+            share = 1.0 if pretrained else self.config.gripper.plausible
+            gripper |= {
+                "critic": state.grasp["target" if self.config.act_by == "target" else "critic"],
+                "plausible": jnp.asarray(share, jnp.float32),
+            }
+        return {**super().policy_params(state, pretrained=pretrained), "gripper": gripper}
+
+
+def with_gripper(config: AgentConfig, spec: AgentSpec, build: Build) -> Agent:
+    """The agent of `build` for the arm, with grippers as `config.gripper` has them.
+
+    Raises ConfigError where the robot has not the grippers that the configuration speaks of.
+    """
+    g, found = config.gripper, len(spec.grippers)
+    if g.composition == "learned" and not found:
+        raise ConfigError(
+            "agent.gripper has choices, and the robot's specification names no gripper: list its action dimensions "
+            "(robot.grippers of a gymnasium robot), or leave agent.gripper.choices and setup_mode out"
+        )
+    if g.mode == "fixed" and g.arms is None and not found:
+        raise ConfigError(
+            "agent.gripper.mode=fixed would fix nothing: the robot's specification names no gripper. List its action "
+            "dimensions (robot.grippers of a gymnasium robot), or leave agent.gripper.mode out"
+        )
+    # A fixed gripper may be no action at all: HIL-SERL's wrapper takes it away.
+    if g.arms is not None and found != g.arms and (found or g.composition == "learned"):
+        raise ConfigError(
+            f"agent.gripper.setup_mode={g.setup_mode} is for {g.arms} gripper{'s' if g.arms > 1 else ''}, and the "
+            f"robot's specification names {found} (action dimensions {', '.join(map(str, spec.grippers))}): use the "
+            "setup_mode of as many arms"
+        )
+    if found == spec.action_dim:
+        raise ConfigError("agent.gripper: every action of this robot is a gripper, and nothing is left for the arm")
+    return (FixedGripper if g.composition == "fixed" else LearnedGripper)(config, spec, build)

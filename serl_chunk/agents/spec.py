@@ -1,0 +1,49 @@
+"""The sizes that an agent is built for. Importing this module imports no JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.types import CameraSpec, RobotSpec
+
+if TYPE_CHECKING:
+    pass
+
+
+GRIPPER = "gripper"  # entry of an observation: what a discrete gripper does during the chunk, as a critic's input
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentSpec:
+    """The sizes an agent is built for."""
+
+    state_dim: int
+    action_dim: int
+    horizon: int  # H of the policy
+    critic_steps: int  # actions the critic scores; more than horizon beside a prefix critic only
+    cameras: tuple[CameraSpec, ...]
+    discount: float  # per tick
+    prefix_steps: int = 0  # actions the prefix critic scores, those that are executed; 0 where there is none
+    grippers: tuple[int, ...] = ()  # action dimensions that are grippers
+    gripper_inputs: int = 0  # numbers of a discrete gripper's choice that the critic sees
+
+    @property
+    def compared_steps(self) -> int:
+        """Actions by which a decision's candidates are compared: the prefix critic's, or the critic's."""
+        return self.prefix_steps or self.critic_steps
+
+
+def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
+    """The sizes for this experiment on this robot; raises ConfigError for a camera the robot lacks."""
+    return AgentSpec(
+        spec.state_dim,
+        spec.action_dim,
+        config.chunk.horizon,
+        config.chunk.critic_steps,
+        tuple(spec.camera(k) for k in config.agent.image_keys),
+        config.discount,
+        config.chunk.executed if config.agent.prefix_critic else 0,
+        spec.grippers,
+    )

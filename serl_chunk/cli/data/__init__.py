@@ -1,0 +1,1 @@
+"""`serl-chunk data`."""

@@ -1,0 +1,1 @@
+"""`serl-chunk doctor`: checks between this machine and a learner."""

@@ -1,0 +1,287 @@
+"""Connections of `serl-chunk doctor` to a learner: are its ports reachable, and what does its control socket answer."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import threading
+import time
+from typing import Literal, NamedTuple
+
+import numpy as np
+import zmq
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport import sockets
+from serl_chunk.transport.security.client import KeyExchange, mechanism_at
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.sockets import CHANNELS, try_receive, try_send
+from serl_chunk.transport.wire import codec, handshake, message_types
+from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
+from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
+from serl_chunk.transport.wire.probe import MAX_ECHO_BYTES, PAYLOAD, Echo, Findings, Inspection
+
+Trouble = Literal["", "no host", "refused", "silent", "mute", "unreachable"]
+
+
+class Reach(NamedTuple):
+    """What came of connecting to one port."""
+
+    channel: str  # of CHANNELS
+    port: int
+    trouble: Trouble  # empty where something of ours, as far as one can tell, listens there
+    detail: str  # the system's words for it
+    seconds: float  # to connect, name look-up included
+
+
+def reach(host: str, port: int, timeout: float) -> list[Reach]:
+    """Connect to `port` and the two after it, all at once; takes at most `timeout` seconds, whatever the host does.
+
+    Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere, and is called
+    "mute". (The control port, which is asked everything else, shows that by its answers.)
+    """
+    silent = f"no answer in {timeout:g} s"
+    found = {c: Reach(c, port + i, "silent", silent, timeout) for i, c in enumerate(CHANNELS)}
+    threads = []
+
+    def knock(channel: str) -> None:
+        found[channel] = _knock(host, found[channel], timeout / 2, greet=channel != "control")
+
+    for channel in CHANNELS:
+        # Daemons: the system's look-up of a name can take longer than anybody waits, and cannot be stopped.
+        threads.append(threading.Thread(target=knock, args=(channel,), daemon=True))
+        threads[-1].start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [found[c] for c in CHANNELS]
+
+
+def _knock(host: str, place: Reach, timeout: float, *, greet: bool) -> Reach:
+    start = time.monotonic()
+
+    def outcome(trouble: Trouble, detail: str) -> Reach:
+        return Reach(place.channel, place.port, trouble, detail, seconds)
+
+    try:
+        socket.create_connection((host, place.port), timeout).close()
+    except UnicodeError as e:  # no name of a host can be like that
+        seconds = time.monotonic() - start
+        return outcome("no host", str(e))
+    except OSError as e:
+        seconds = time.monotonic() - start
+        if isinstance(e, socket.gaierror):
+            return outcome("no host", e.strerror or str(e))
+        if isinstance(e, TimeoutError):
+            return outcome("silent", f"no answer in {timeout:g} s")
+        return outcome("refused" if e.errno == errno.ECONNREFUSED else "unreachable", e.strerror or str(e))
+    seconds = time.monotonic() - start
+    if greet and mechanism_at(host, place.port, timeout) is None:
+        return outcome("mute", "it accepts connections and does not greet")
+    return outcome("", "")
+
+
+MAX_ECHOES = 128  # of one measurement: at most 128 MiB
+_CONTROL = CHANNELS.index("control")
+_LIMITS = Limits(1 << 20, 1)
+_FIRST_BYTES = 1 << 14  # of an echo; they grow while they are quick, so that a slow link is measured too
+_QUICK_S = 0.1
+_AGAIN_S = 0.5
+_WINDOW = 4  # echoes under way
+_RAMP = 0.3  # of the measured time that does not count, while the echoes grow
+
+
+class KeyRefusedError(RefusedError):
+    """No connection came about because of keys, and waiting does not help."""
+
+
+class Trip(NamedTuple):
+    """One round trip."""
+
+    seconds: float
+    offset: float  # seconds that the learner's clock is ahead of this machine's, half a trip more or less
+
+
+class Throughput(NamedTuple):
+    """How fast bytes went from here to the learner."""
+
+    bytes_per_s: float  # 0 where nothing arrived
+    nbytes: int  # that arrived in all
+
+
+class Prober:
+    """Asks a learner things. Used by one thread; close it."""
+
+    def __init__(self, config: TransportConfig, host: str, port: int, keys: ClientKeys | None) -> None:
+        self._config, self._host, self._port = config, host, port
+        self._exchange = KeyExchange(keys, host, port)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._number = 0
+
+    def identify(self, timeout: float) -> str:
+        """Connect, and return the id of the run that the learner works on.
+
+        Raises KeyRefusedError for a key, RefusedError for another protocol, UnreachableError where no learner answers.
+        """
+        deadline = time.monotonic() + timeout
+        where = f"{self._host}:{self._port}"
+        why = f"something listens at {where} but does not answer as a learner"
+        asked = False
+        while (now := time.monotonic()) < deadline:
+            if self._socket is None:
+                self._open()
+                asked = False
+            s, monitor = self._socket, self._exchange.monitor
+            assert s is not None
+            poller = zmq.Poller()
+            poller.register(s, zmq.POLLIN if asked else zmq.POLLIN | zmq.POLLOUT)
+            if monitor is not None:
+                poller.register(monitor, zmq.POLLIN)
+            poller.poll(round(1000 * min(0.1, deadline - now)))
+            trouble = self._exchange.trouble(known=False)
+            if trouble is not None:
+                if trouble.final:
+                    raise KeyRefusedError(trouble.sentence)
+                why = trouble.sentence
+                self._drop()
+                time.sleep(max(0.0, min(trouble.retry_in, deadline - time.monotonic())))
+                continue
+            asked = asked or try_send(s, codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))
+            message = self._receive()
+            if message is not None and message.kind == message_types.IDENTITY:
+                return codec.text(message.header, "run", 128)
+        raise UnreachableError(why)
+
+    @property
+    def secured(self) -> bool:
+        """Whether the connection proves keys and is encrypted."""
+        return self._socket is not None and self._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
+
+    def inspect(self, inspection: Inspection, timeout: float) -> Findings:
+        """What the learner says to an actor. Raises UnreachableError where it says nothing, RefusedError."""
+        message = self._ask(inspection.encode(), message_types.FINDINGS, timeout, again=_AGAIN_S)
+        try:
+            return Findings.decode(message)
+        except WireError as e:
+            raise UnreachableError(f"the learner's answer cannot be read: {e}") from e
+
+    def round_trips(self, n: int, timeout: float) -> list[Trip]:
+        """Up to `n` round trips, one after another, in at most `timeout` seconds. Raises RefusedError."""
+        trips: list[Trip] = []
+        deadline = time.monotonic() + timeout
+        for _ in range(n):
+            began, start = time.time(), time.monotonic()
+            try:
+                message = self._ask(self._echo(0), message_types.ECHOED, deadline - start)
+                seconds = time.monotonic() - start
+                trips.append(Trip(seconds, Echo.decode(message).clock - (began + seconds / 2)))
+            except (UnreachableError, WireError):
+                break
+        return trips
+
+    def throughput(self, seconds: float) -> Throughput:
+        """Bytes per second from here to the learner, measured for at most so long. Raises RefusedError."""
+        s = self._connected()
+        data = np.frombuffer(os.urandom(MAX_ECHO_BYTES), np.uint8)  # nothing on the way can compress it
+        size = min(_FIRST_BYTES, self._config.max_message_bytes // 2)
+        largest = min(MAX_ECHO_BYTES, self._config.max_message_bytes // 2)
+        under_way: dict[int, tuple[float, int]] = {}  # number -> when it was sent, bytes
+        start = now = time.monotonic()
+        arrived: list[tuple[float, int]] = [(start, 0)]  # time, bytes so far
+        sent, quickest = 0, float("inf")
+        while now - start < seconds and (sent < MAX_ECHOES or under_way):
+            while sent < MAX_ECHOES and len(under_way) < _WINDOW and try_send(s, self._echo(size, data)):
+                under_way[self._number] = time.monotonic(), size
+                sent += 1
+            more = sent < MAX_ECHOES and len(under_way) < _WINDOW
+            s.poll(round(1000 * min(0.05, seconds)), zmq.POLLIN | zmq.POLLOUT if more else zmq.POLLIN)
+            now = time.monotonic()
+            while (message := self._receive()) is not None:
+                began, nbytes = self._answered(message, under_way)
+                if not nbytes:
+                    continue
+                arrived.append((now, arrived[-1][1] + nbytes))
+                quickest = min(quickest, now - began)
+                if now - began < _QUICK_S + 2 * quickest:
+                    size = min(2 * size, largest)
+        return Throughput(_rate(arrived), arrived[-1][1])
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._drop()
+        self._context.destroy(linger=0)
+
+    def _open(self) -> None:
+        s = self._socket = sockets.make_socket(self._context, zmq.DEALER, self._config)
+        self._exchange.secure(s)
+        self._exchange.watch(s)
+        sockets.connect(s, self._host, self._port + _CONTROL)
+
+    def _drop(self) -> None:
+        self._exchange.close()
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        assert self._socket is not None, "identify first"
+        return self._socket
+
+    def _echo(self, nbytes: int, data: np.ndarray | None = None) -> list[Frame]:
+        self._number += 1
+        arrays = {} if data is None else {PAYLOAD: data[:nbytes]}
+        return codec.encode(message_types.ECHO, {"number": self._number}, arrays)
+
+    def _answered(self, message: Message, under_way: dict[int, tuple[float, int]]) -> tuple[float, int]:
+        """When the echo that this answers was sent, and its bytes; 0 for an answer to something else."""
+        if message.kind != message_types.ECHOED:
+            return 0.0, 0
+        try:
+            return under_way.pop(Echo.decode(message).number, (0.0, 0))
+        except WireError:
+            return 0.0, 0
+
+    def _ask(self, question: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
+        """The answer to a question. One that comes too late is not taken for the next one's: echoes have numbers.
+
+        `again`: seconds after which it is asked once more; a learner drops what is above its allowance.
+        """
+        s, deadline = self._connected(), time.monotonic() + timeout
+        number = self._number
+        asked, ask_at = False, time.monotonic()
+        while (left := deadline - time.monotonic()) > 0:
+            if time.monotonic() >= ask_at and (asked := try_send(s, question)):
+                ask_at = time.monotonic() + again
+            wait = min(left, ask_at - time.monotonic()) if asked else left
+            s.poll(max(1, round(1000 * wait)), zmq.POLLIN if asked else zmq.POLLIN | zmq.POLLOUT)
+            while (message := self._receive()) is not None:
+                if message.kind == kind and (kind != message_types.ECHOED or message.header.get("number") == number):
+                    return message
+        raise UnreachableError(f"the learner at {self._host}:{self._port} did not answer")
+
+    def _receive(self) -> Message | None:
+        """The next message; None where there is none. Raises RefusedError for a refusal, UnreachableError."""
+        frames = try_receive(self._connected())
+        if frames is None:
+            return None
+        try:
+            message = codec.decode(frames, _LIMITS)
+            if message.kind == handshake.REFUSED:
+                raise RefusedError(codec.text(message.header, "reason", 1 << 16))
+        except WireError as e:
+            raise UnreachableError(f"what answers at {self._host}:{self._port} is no learner ({e})") from e
+        return message
+
+
+def _rate(arrived: list[tuple[float, int]]) -> float:
+    """Bytes per second of (time, bytes so far), the first being (start, 0); 0 where nothing arrived."""
+    if len(arrived) == 1:
+        return 0.0
+    (start, _), (end, total) = arrived[0], arrived[-1]
+    at, before = next((a for a in arrived if a[0] >= start + _RAMP * (end - start)), arrived[0])
+    if at >= end:  # one answer, or all at once
+        at, before = start, 0
+    return (total - before) / max(end - at, 1e-9)

@@ -1,0 +1,224 @@
+"""`serl-chunk keys`, and the keys that a learner or an actor starts with.
+
+`transport/security/keys.py` has the threat model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from serl_chunk.cli.process import Say, say
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport.security.enrollment import PlainError, enrol
+from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.keys import (
+    THIS_MACHINE,
+    ClientKeys,
+    ServerKeys,
+    add_line,
+    default_folder,
+    fingerprint,
+)
+from serl_chunk.transport.sockets import DEFAULT_PORT, is_loopback
+from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
+from serl_chunk.types import ConfigError
+
+FIRST_ROBOT = "robot"  # what the first robot PC is called, unless somebody chooses
+JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
+
+
+def key_folder(folder: str | None) -> Path:
+    """`--keys DIR`, or the default folder."""
+    return default_folder() if folder is None else Path(folder).expanduser()
+
+
+def learner_keys(bind: str, folder: str | None, *, insecure: bool, tell: Say = say) -> ServerKeys | None:
+    """The keys of a learner that listens on `bind`, made where there are none; None where it needs none.
+
+    Raises ConfigError where it needs keys and cannot have them.
+    """
+    if insecure or (folder is None and is_loopback(bind)):
+        return None
+    try:
+        keys, new = ServerKeys.ensure(key_folder(folder))
+    except ConfigError as error:
+        raise ConfigError(
+            f"--bind={bind} needs keys: {error}. Or give another folder with --keys DIR, listen on 127.0.0.1, or add "
+            "--insecure if everybody on that network may be trusted"
+        ) from error
+    if not is_loopback(bind):  # an actor of this machine may name any of its addresses
+        for own in ClientKeys.all(keys.folder):
+            if own.server == keys.pair.public:
+                own.at(addresses(bind))
+    if new:
+        tell(f"keys of this learner ({fingerprint(keys.pair.public)}) made in {keys.folder}")
+    return keys
+
+
+def invite_first(keys: ServerKeys, bind: str, port: int, tell: Say = say) -> None:
+    """Print the line for the first robot PC, unless one has joined."""
+    now = time.time()
+    joined = [c.name for c in keys.clients() if c.state(now) == "joined" and c.name != THIS_MACHINE]
+    if joined or is_loopback(bind):
+        return
+    tell("no robot PC has joined yet. " + how_to_join(keys, keys.invite(FIRST_ROBOT, addresses(bind), port)))
+
+
+def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | None:
+    """The keys of an actor, or an evaluation, for the learner at `ip`; None where there are none.
+
+    Raises ConfigError where `folder` was asked for and has none.
+    """
+    if insecure:
+        return None
+    keys = ClientKeys.find(key_folder(folder), ip)
+    if keys is None and folder is not None:
+        raise ConfigError(
+            f"--keys={folder} has no key for a learner: run `serl-chunk keys add NAME` on the learner's machine, and "
+            f"paste the line it prints here (with --keys {folder})"
+        )
+    return keys
+
+
+def how_to_join(keys: ServerKeys, invitation: Invitation) -> str:
+    """The line to paste, and what to know about it."""
+    return (
+        f"On the robot PC, within ten minutes (it works once):\n\n  serl-chunk keys join '{invitation.encode()}'\n\n"
+        f"another robot PC, or later: {add_line(keys.folder, invitation.port)} prints another line"
+    )
+
+
+def addresses(bind: str) -> list[str]:
+    """Where robot PCs may find a learner that listens on `bind`, as far as this machine can tell."""
+    if bind not in ("0.0.0.0", "::", "*"):
+        return [bind]
+    found = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect(("192.0.2.1", 9))  # of the range that belongs to nobody: picks a route, sends nothing
+        found.append(str(s.getsockname()[0]))
+    return [*found, socket.gethostname()]
+
+
+# The subcommands.
+
+
+def run_init(folder: str | None) -> int:
+    """Make the keys of this machine's learners."""
+    keys, new = ServerKeys.ensure(key_folder(folder))
+    name = fingerprint(keys.pair.public)
+    if not new:
+        raise ConfigError(
+            f"{keys.folder} holds a learner's keys ({name}) already: `serl-chunk keys add NAME` lets a robot PC in. To "
+            f"make new ones, move {keys.folder / 'server.json'} away first: then every robot PC has to join again"
+        )
+    say(f"keys of this machine's learners ({name}) made in {keys.folder}; serl-chunk keys add NAME lets a robot PC in")
+    return 0
+
+
+def run_add(folder: str | None, name: str, *, host: str | None, port: int) -> int:
+    """Print the line with which one robot PC joins."""
+    keys = ServerKeys.open(key_folder(folder))
+    say(how_to_join(keys, keys.invite(name, addresses("0.0.0.0") if host is None else [host], port)))
+    return 0
+
+
+def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
+    """Take the line of a learner: make this machine's pair, keep it, and join where the learner can be reached now.
+
+    Raises ConfigError for a line that is none, RefusedError for one that is used up or of another learner.
+    """
+    keys = ClientKeys.accept(key_folder(folder), Invitation.decode(line))
+    before = next((k for k in ClientKeys.all(keys.folder) if k.server == keys.server), None)
+    if before is not None and before.line == keys.line:
+        keys = before  # pasted twice: the learner may know the pair by now
+        if keys.ticket is None:
+            say(f"this machine has joined with that line already, as {keys.name!r}; key in {keys.file}")
+            return 0
+    joins_again = before is not None and before.ticket is None
+    if not joins_again:
+        keys.save()  # before the learner writes it down, or a crash would lose what it knows
+    where = (ip,) if ip is not None else keys.hosts
+    try:
+        reached = _enrol(keys, where)
+    except PlainError:
+        raise
+    except RefusedError:
+        if not joins_again:
+            keys.discard()
+        raise
+    learner = f"the learner {fingerprint(keys.server)}"
+    if reached:
+        say(f"joined {learner} as {keys.name!r}; key in {keys.file}")
+    elif joins_again:
+        raise ConfigError(
+            f"{learner} cannot be reached at {_or(where, keys.port)}, and this machine has joined it already "
+            f"({keys.file}, kept): nothing to do, unless its key was revoked. Then start the learner, and join again, "
+            "with --ip HOST if it is somewhere else"
+        )
+    else:
+        say(
+            f"key for {learner} in {keys.file}. It cannot be reached at {_or(where, keys.port)} now: the actor joins "
+            f"as {keys.name!r} when it first connects, if that is within ten minutes of the line"
+        )
+    more = "" if keys.port in (0, DEFAULT_PORT) else f" --port {keys.port}"
+    more += "" if folder is None else f" --keys {folder}"
+    say(f"start: serl-chunk --exp_name EXPERIMENT --actor --ip {reached or (where[0] if where else 'HOST')}{more}")
+    return 0
+
+
+def _enrol(keys: ClientKeys, hosts: Sequence[str]) -> str | None:
+    """Join at the first address that answers; returns it."""
+    for host in hosts:
+        try:
+            enrol(keys, TransportConfig(), host, keys.port, JOIN_TIMEOUT)
+        except UnreachableError:
+            continue
+        return host
+    return None
+
+
+def _or(hosts: Sequence[str], port: int) -> str:
+    return " or ".join(f"{host}:{port}" for host in hosts) or "any address"
+
+
+def run_list(folder: str | None) -> int:
+    """Who may connect to this machine's learners, and which learners this machine has joined."""
+    path = key_folder(folder)
+    now = time.time()
+    empty = True
+    if (path / "server.json").exists():
+        empty = False
+        keys = ServerKeys.open(path)
+        say(f"this machine's learners: {fingerprint(keys.pair.public)} ({path / 'server.json'})")
+        for client in keys.clients():
+            state = client.state(now)
+            print_of = fingerprint(client.public) if client.public else "-"
+            more = f", {client.until - now:.0f} s left" if state == "invited" else ""
+            say(f"  {client.name:24} {state:8} {print_of:12} {_date(client.since)}{more}")
+    for own in ClientKeys.all(path):
+        empty = False
+        standing = "to join at the first connection" if own.ticket else "joined"
+        say(
+            f"learner {fingerprint(own.server)} knows this machine as {own.name!r} "
+            f"({fingerprint(own.pair.public)}, {standing}, {_date(own.joined)}); seen at {', '.join(own.hosts) or '?'}"
+        )
+    if empty:
+        say(f"no keys in {path}")
+    return 0
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def run_revoke(folder: str | None, name: str) -> int:
+    """Let a robot PC in no more; a learner that runs cuts it within a second."""
+    keys = ServerKeys.open(key_folder(folder))
+    client = keys.revoke(name)
+    what = f"key {fingerprint(client.public)}" if client.public else "a line that was not used"
+    say(f"{name} is revoked ({what}); learners that run cut it within a second")
+    return 0

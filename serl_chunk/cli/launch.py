@@ -1,0 +1,150 @@
+"""`--learner --actor`: both processes on this machine, each in its own session of the operating system."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from serl_chunk.cli.log_multiplexer import LIVE, Relay
+
+PROGRAM = (sys.executable, "-m", "serl_chunk")
+STOP_GRACE = 60.0  # seconds a child has for its last checkpoint or its last records
+DONE_GRACE = 5.0  # seconds an actor has to end after its learner; one that never met it would wait for ever
+OUTPUT_GRACE = 2.0  # seconds for what ended processes printed; a grandchild may hold their pipe open
+WATCH_PERIOD = 0.1  # seconds between looks at the processes
+INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: a closed terminal must not leave a robot moving
+
+
+def core_sets(pin: bool, tell: Callable[[str], None]) -> tuple[set[int] | None, set[int] | None]:
+    """The cores of the learner and of the actor: all but one, and the last one; None leaves them alone."""
+    if not pin:
+        return None, None
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < 2:
+        tell("--pin_cores has no effect: it needs Linux and two cores that this process may use")
+        return None, None
+    return set(cores[:-1]), {cores[-1]}
+
+
+def run_both(
+    arguments: Sequence[str], *, pin: bool, ip: str = "127.0.0.1", program: Sequence[str] = PROGRAM
+) -> int:  # fmt: skip
+    """Start `serl-chunk ARGUMENTS` twice, with --learner and with --actor; end both when one ends badly.
+
+    What they print is printed here as `learner | LINE` and `actor | LINE`. Signals are passed on.
+
+    Args:
+        pin: give the actor a core of its own.
+        ip: where the actor finds the learner.
+        program: what is run.
+
+    Returns the exit status of the one that failed first, else 0; 130 where a signal ended one that had hardly begun.
+    """
+    relay = Relay(sys.stdout)
+    pair = _Pair(relay)
+    heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # as nohup wants
+    before = {number: signal.signal(number, pair.stop) for number in heard}
+    try:
+        learner_cores, actor_cores = core_sets(pin, relay.say)
+        pair.start("learner", [*program, *arguments, "--learner"], learner_cores)
+        pair.start("actor", [*program, *arguments, "--actor", "--ip", ip], actor_cores)
+        return pair.watch()
+    finally:
+        pair.kill()
+        relay.close(OUTPUT_GRACE)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Pair:
+    """A learner and an actor, from their start to their end."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopping = False
+
+    def start(self, name: str, command: list[str], cores: set[int] | None) -> None:
+        """Start one; not where a signal came first."""
+        if self._stopping:
+            return
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        if self._relay.tty:
+            environment[LIVE] = "1"
+        # A terminal's Ctrl-C reaches the whole foreground group; one signal, sent by the parent, is enough.
+        child = subprocess.Popen(
+            command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        self._children[name] = child
+        assert child.stdout is not None
+        self._relay.follow(name, child.stdout)
+        if cores is not None:
+            os.sched_setaffinity(child.pid, cores)
+        if self._stopping:  # a signal came before the child was known to `stop`
+            child.send_signal(signal.SIGTERM)
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler: passes it on as SIGTERM. Prints nothing, as the relay may be printing just now."""
+        self._stopping = True
+        for child in self._children.values():
+            child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End at once what still runs."""
+        for child in self._children.values():
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+
+    def watch(self) -> int:
+        """Wait for the end of both; returns the exit status of the pair."""
+        first = ""  # the process that failed before the other
+        deadline = 0.0  # of an actor whose learner is done
+        while any(c.poll() is None for c in self._children.values()):
+            time.sleep(WATCH_PERIOD)
+            for name, child in self._children.items():
+                other = "actor" if name == "learner" else "learner"
+                if self._stopping or child.poll() is None or self._children[other].poll() is not None:
+                    continue
+                if child.returncode != 0:
+                    first = name
+                    self._relay.say(f"the {name} {_end(child.returncode)}: stopping the other process")
+                    self._end_one(other)
+                elif name == "learner":  # an actor it knew is about to end; another one would wait for ever
+                    deadline = deadline or time.monotonic() + DONE_GRACE
+                    if time.monotonic() >= deadline:
+                        self._relay.say("the learner is done and the actor has not ended: stopping the actor")
+                        self._end_one(other)
+                        status = _status(self._children[other].returncode)
+                        return 0 if status == INTERRUPTED else status
+        if first:
+            return _status(self._children[first].returncode)
+        statuses = [_status(c.returncode) for c in self._children.values()]
+        return next((s for s in statuses if s), 0 if len(statuses) == 2 else INTERRUPTED)
+
+    def _end_one(self, name: str) -> None:
+        self._stopping = True
+        child = self._children[name]
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(STOP_GRACE)
+        except subprocess.TimeoutExpired:
+            self._relay.say(f"the {name} did not end within {STOP_GRACE:g} s: killing it")
+            child.kill()
+            child.wait()
+
+
+def _end(returncode: int) -> str:
+    """How a process ended, in words."""
+    return f"ended with status {returncode}" if returncode > 0 else f"was ended by {signal.Signals(-returncode).name}"
+
+
+def _status(returncode: int) -> int:
+    """An exit status as a shell names it; what our own SIGTERM ended before it listened was interrupted."""
+    return INTERRUPTED if returncode == -signal.SIGTERM else 128 - returncode if returncode < 0 else returncode

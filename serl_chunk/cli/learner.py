@@ -1,0 +1,306 @@
+"""`--learner`: the training process and its three sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.demos import DemoReading, check_data, open_dataset, read_demos, with_hint
+from serl_chunk.cli.keys import invite_first, learner_keys
+from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
+from serl_chunk.cli.learner_status import Shown, status_fields
+from serl_chunk.cli.log_multiplexer import status_line
+from serl_chunk.cli.process import describe, say, spec_of, stop_on_signals
+from serl_chunk.config.compatibility import contract
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.offline_data import OfflineData
+from serl_chunk.learner.phases import Phase
+from serl_chunk.learner.publisher import Publish
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.runs.demos import DEMOS, note_of
+from serl_chunk.runs.episodes import JOURNAL
+from serl_chunk.runs.evaluations import resolve_step
+from serl_chunk.runs.folder import RunFolder, open_run, write_json
+from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.report import build_report
+from serl_chunk.runs.status_line import StatusLine
+from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.server.sessions import SessionInfo
+from serl_chunk.transport.sockets import check_port, is_loopback
+from serl_chunk.transport.storage.record_store import RecordStore, check_retention
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.types import ConfigError, DataError, Episode, Record, RobotSpec, Snapshot, StepBlock
+
+STOPPING = "ending with a final checkpoint"
+JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
+FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
+
+
+def build_learner(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    run: RunFolder,
+    spec: RobotSpec,
+    *,
+    publish: Publish,
+    threaded: bool,
+    wandb: bool,
+    tell: Callable[[str], None],
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    stopping: Callable[[], bool] = lambda: False,
+) -> Learner:
+    """The learner of a run with its data, metrics and (on resume) its checkpoint; the caller closes both.
+
+    `stopping`: whether the process was asked to end, for what takes long. Raises ConfigError, DataError or
+    CheckpointError.
+    """
+    check_simulator(config)
+    reading = reading.of_robot(config.robot)
+    demos = read_demos(config, spec, demo_paths, tell, reading)
+    agent = make_agent(config, spec)
+    dataset = open_dataset(config, spec, reading, tell, max(CheckpointStore(run.path).steps(), default=0))
+    try:
+        OfflineData.require(config.learner, there=bool(demos.episodes) or dataset is not None)
+    except ConfigError as error:
+        raise ConfigError(with_hint(str(error), config)) from error
+    # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
+    fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
+    normaliser = _normaliser(config, spec, run, fitted, tell)
+    del fitted
+    metrics = MetricsLog(
+        run.path,
+        wandb_project="serl-chunk" if wandb else None,
+        wandb_name=f"{config.name}-{run.path.name}",
+        config=to_dict(config),
+    )
+    holder: list[Learner] = []
+    evaluate: OwnEvaluation | None = None
+    try:
+        if config.learner.eval_interval:
+            evaluate = OwnEvaluation(
+                config, agent, lambda: holder[0].normaliser, run.path, metrics, tell, stopping,
+                tick=lambda: holder[0].tick(),
+            )  # fmt: skip
+        learner = Learner(
+            config, spec, agent, normaliser, demos.episodes, run.path,
+            publish=publish, metrics=metrics, threaded=threaded, dataset=dataset, evaluate=evaluate, say=tell,
+        )  # fmt: skip
+        run.record()  # not before: what was wrong above is put right, and the run's notes are those of its last life
+        try:
+            write_json(run.path / DEMOS, note_of(demos, reading.options))
+        except OSError as error:
+            raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
+    except BaseException:
+        metrics.close()  # wandb would wait for this run's end
+        if evaluate is not None:
+            evaluate.close()
+        raise
+    holder.append(learner)
+    tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
+    return learner
+
+
+def _normaliser(
+    config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode], tell: Callable[[str], None]
+) -> Normaliser:
+    """Fitted to what there is; where that cannot be, a resumed run's own, which it keeps in any case."""
+    try:
+        return fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
+    except (ConfigError, DataError) as error:
+        store = CheckpointStore(run.path)
+        for step in sorted(store.steps(), reverse=True):
+            with contextlib.suppress(CheckpointError):  # damaged: the run goes on with the one before
+                saved = store.restore_policy(step)
+                if saved.meta["normaliser_mode"] != config.normaliser.actions:
+                    break
+                tell(f"the run's own normaliser goes on; a new one could not be made: {error}")
+                return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
+        raise
+
+
+def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a new actor is told: the action transform, and how far the run is, so that it repeats nothing."""
+    normaliser = learner.normaliser
+    fields = {"normaliser_mode": normaliser.mode, "normaliser_digest": normaliser.digest()}
+    so_far = {"episodes": learner.episodes, "env_steps": learner.env_steps, "human_ticks": learner.human_ticks}
+    return {**fields, **so_far}, normaliser.to_arrays()
+
+
+def run_learner(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    bind: str,
+    port: int,
+    insecure: bool,
+    wandb: bool,
+    keys: str | None = None,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+) -> int:
+    """Train until `max_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
+
+    `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
+    `reading`: how the demonstrations are read.
+    """
+    check_port(port)
+    spec = spec_of(config)
+    describe(config, spec)
+    check_data(config, demo_paths, reading)
+    agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
+    run = open_run(config, spec, checkpoint_path, say)
+    holder: dict[str, Learner] = {}
+
+    def ready() -> Learner:
+        if "learner" not in holder:
+            raise ConfigError("the learner is still reading its demonstrations and checkpoint")
+        return holder["learner"]
+
+    delivered: dict[str, int] = {}  # session -> its steps so far; the server's thread alone reads and writes it
+
+    def on_record(info: SessionInfo, record: Record) -> None:
+        ready().inbox.insert(_session(info), record, store.next if store is not None else None)
+        if isinstance(record, StepBlock):
+            delivered[info.session] = delivered.get(info.session, 0) + record.n
+
+    def on_silent(info: SessionInfo, gone: bool) -> None:
+        ready().inbox.close_session(_session(info), gone=gone, position=store.next if store is not None else None)
+
+    def allowance(session: str) -> int | None:
+        left = ready().steps_allowed()
+        return None if left is None else delivered.get(session, 0) + left
+
+    def fetch(step: str) -> tuple[Snapshot, dict[str, Any]]:
+        store = CheckpointStore(run.path)
+        checkpoint = store.restore_policy(resolve_step(run.path, store, step))
+        return Snapshot(checkpoint.step, checkpoint.params), {"step": checkpoint.step}
+
+    with status_line() as status, contextlib.ExitStack() as stack:
+        stack.enter_context(run.held())
+        store = open_store(config, run.path, status.say) if config.transport.journal else None
+        if store is not None:
+            stack.callback(store.close)
+        server_keys = learner_keys(bind, keys, insecure=insecure, tell=status.say)
+        server = LearnerServer(
+            config.transport,
+            bind=bind,
+            port=port,
+            contract=contract(config, spec, agent.network_shape()),
+            welcome=lambda: welcome_of(ready()),
+            on_record=on_record,
+            allowance=allowance,
+            on_silent=on_silent,
+            fetch=fetch,
+            run_id=run.run_id,
+            episode_timeout=config.learner.actor_timeout,
+            insecure=insecure,
+            store=store,
+            keys=server_keys,
+        )
+        stack.callback(server.close)
+        if insecure and not is_loopback(bind):
+            status.say(f"WARNING: --insecure: everybody who reaches {bind}:{port} can feed and read this run")
+        stop = threading.Event()
+        stop_on_signals(stop, status.say, STOPPING)
+        server.start()  # an actor that comes while we read demonstrations is told so
+        if server_keys is not None:
+            invite_first(server_keys, bind, port, status.say)
+        learner = build_learner(
+            config, demo_paths, run, spec,
+            publish=server.publish, threaded=True, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
+        )  # fmt: skip
+        stack.callback(learner.metrics.close)
+        stack.callback(learner.close)
+        if store is not None:
+            check_retention(config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
+            _refill(learner, store, delivered, status)
+            server.resume()
+        holder["learner"] = learner
+        status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
+        shown = Shown(config, learner, server, status)
+        learner.run(stop, shown.tick)
+        status.update(str(learner.phase), status_fields(config, learner))
+        server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
+        _let_actors_finish(server)
+        say_what_is_written(learner, status.say)
+    return close_run(learner)
+
+
+def open_store(config: ExperimentConfig, run: Path, tell: Callable[[str], None]) -> RecordStore:
+    """The journal of a run folder; says what of it cannot be read."""
+    t, r = config.transport, config.replay
+    store = RecordStore(
+        run / JOURNAL,
+        Limits(t.max_message_bytes, t.max_arrays),
+        min_steps=r.capacity + r.human_capacity,
+        max_bytes=t.journal_bytes,
+        max_age=86400 * t.journal_days or None,
+        sync_interval=t.sync_interval,
+    )
+    if store.losses.damaged or store.losses.torn_bytes:
+        tell(f"WARNING: journal {store.folder}: {store.losses}")
+    return store
+
+
+def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], status: StatusLine) -> None:
+    """Put the journal back into the replay, with progress: tens of gigabytes take a while."""
+    shown = time.monotonic()
+
+    def records() -> Iterator[tuple[int, str, Record | None]]:
+        nonlocal shown
+        for stored in store.replay():
+            if stored.delivered:
+                yield stored.number, f"{stored.actor_id}/{stored.session}", stored.record
+            if time.monotonic() - shown > JOURNAL_PERIOD:
+                shown = time.monotonic()
+                status.say(f"reading the journal: entry {stored.number:,} of {store.next:,}")
+
+    steps = learner.inbox.refill(records())
+    delivered.update({s.session: s.steps for s in store.standings()})
+    if store.next:
+        status.say(f"journal: {steps:,} online steps put back from {store.nbytes / 2**20:.0f} MiB")
+
+
+def _session(info: SessionInfo) -> str:
+    return f"{info.actor_id}/{info.session}"
+
+
+def _let_actors_finish(server: LearnerServer) -> None:
+    end = time.monotonic() + FINISH_GRACE
+    while any(s["live"] for s in server.sessions()) and time.monotonic() < end:
+        server.check()
+        time.sleep(0.05)
+
+
+def say_what_is_written(learner: Learner, tell: Callable[[str], None]) -> None:
+    """Before a learner is closed: whether that writes a checkpoint."""
+    nothing = f"stopped during {learner.phase}: nothing to write"
+    tell("writing the last checkpoint" if learner.writes_checkpoint else nothing)
+
+
+def close_run(learner: Learner) -> int:
+    """Totals and report of a run whose learner is closed; returns 1 where something could not be written, else 0."""
+    path = learner.checkpoints.run_dir
+    say(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
+    status = 0
+    say("writing the report")  # which takes seconds, on a busy machine many of them
+    try:
+        say(f"report: {build_report(path)}")
+    except OSError as error:  # a full disk: the checkpoints' fate below is worth more than a traceback
+        say(f"WARNING: the report could not be written ({error}); later: serl-chunk report {path}")
+        status = 1
+    if learner.checkpoints.failed_saves:
+        say(f"WARNING: {learner.checkpoints.failed_saves} checkpoints could not be written; newest: "
+            f"{learner.checkpoints.steps()[-1:] or 'none'}")  # fmt: skip
+        return 1
+    return status

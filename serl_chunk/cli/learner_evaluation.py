@@ -1,0 +1,215 @@
+"""The learner's own evaluations (`learner.eval_interval`): in its process, on a simulator of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from serl_chunk.actor.evaluate import EVAL_SEED_BASE, EvalResult, evaluate
+from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.video import ffmpeg_program
+from serl_chunk.agents.base import Agent
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.learner.schedule import BY_LEARNER
+from serl_chunk.robots.registry import make_env
+from serl_chunk.runs import evaluations
+from serl_chunk.runs.metric_rows import Counters
+from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+
+CUT_SHORT = "the learner is stopping"
+
+
+class OwnEvaluation:
+    """Evaluates on the start states of reported figures, and writes rows and `evaluations/learner_<step>.json`.
+
+    They are those of `--eval_checkpoint_step`: a learning curve and the evaluations beside it are of the same starts.
+    Checkpoints are not chosen by them; that is what `--eval_validation` is for.
+
+    The environment is made here, so that what is missing is said before anything is trained. Random state that
+    simulators share with their process is put back after each evaluation: training is the same with them and without.
+
+    Args:
+        stopping: whether the process was asked to end; an evaluation is then cut short, and leaves nothing.
+        tick: called on every tick of an episode, for what must go on meanwhile; what it raises is raised.
+
+    Raises ConfigError for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
+    An evaluation that fails later ends no training: it is said, leaves nothing, and is not tried again in this life.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        agent: Agent,
+        normaliser: Callable[[], Normaliser],
+        run: Path,
+        metrics: MetricsLog,
+        tell: Callable[[str], None],
+        stopping: Callable[[], bool],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        check_simulator(config)
+        self._config, self._agent, self._normaliser = config, agent, normaliser
+        self._run, self._metrics, self._tell, self._stopping, self._tick = run, metrics, tell, stopping, tick
+        if config.learner.video_episodes:
+            ffmpeg_program()
+        with _random_state_kept():
+            self._env = make_env(config.robot)
+            if config.learner.video_episodes:
+                try:
+                    self._check_camera()
+                except BaseException:
+                    self._env.close()
+                    raise
+
+    def _check_camera(self) -> None:
+        name, wanted = self._env.robot_spec.name, self._config.learner.video_episodes
+        if not self._env.robot_spec.cameras:
+            raise ConfigError(
+                f"learner.video_episodes={wanted}, and robot {name!r} has no camera to film with: leave it 0"
+            )
+        try:
+            self._env.reset(seed=EVAL_SEED_BASE)
+            self._env.read_images()
+        except Exception as error:  # of whatever the simulator draws with
+            raise ConfigError(
+                f"learner.video_episodes={wanted}, and robot {name!r} cannot draw a frame here "
+                f"({type(error).__name__}: {error}): leave it 0, or repair the rendering (MUJOCO_GL)"
+            ) from error
+
+    def __call__(self, snapshot: Snapshot, counters: Counters) -> None:
+        """See `learner.own_evaluation.Evaluate`."""
+        start = time.perf_counter()
+        c = self._config.learner
+        videos = self._run / "videos" / f"{snapshot.version}_{c.eval_mode}"
+        before = _files(videos)
+        raised: list[BaseException] = []
+
+        def watch() -> str | None:
+            try:
+                self._tick()
+            except BaseException as error:
+                raised.append(error)
+                raise
+            return CUT_SHORT if self._stopping() else None
+
+        try:
+            with _random_state_kept():
+                result = self._result(snapshot, videos, watch)
+        except BaseException as error:
+            _remove_new(videos, before)
+            # A full disk, an encoder or a simulator that gave up; not the transport, which `tick` looks at.
+            if raised or not isinstance(error, Exception):
+                raise
+            self._tell(
+                f"WARNING: the evaluation at step {counters.step} failed and is left out; training goes on "
+                f"({type(error).__name__}: {error}{_where(error)})"
+            )
+            return
+        if result.n < c.eval_episodes:
+            _remove_new(videos, before)
+            self._tell(f"the evaluation at step {counters.step} was cut short: its {result.n} episodes are not kept")
+            return
+        seconds = time.perf_counter() - start
+        self._metrics.evaluation(
+            counters,
+            success_rate=result.success_rate,
+            n=result.n,
+            low=result.interval.low,
+            high=result.interval.high,
+            mode=c.eval_mode,
+            mean_time_s=result.mean_time_s,
+            mean_length=result.mean_length,
+            checkpoint=counters.step,
+            mean_return=result.mean_return,
+            seconds=seconds,
+            by=BY_LEARNER,
+        )
+        self._tell(
+            f"evaluation at step {counters.step}: {result.success_rate:.1%} success "
+            f"({100 * result.interval.low:.0f} .. {100 * result.interval.high:.0f} %) in {result.n} episodes, "
+            f"{result.mean_length:.0f} ticks on average, took {seconds:.1f} s"
+        )
+        try:
+            evaluations.save(self._run, counters.step, BY_LEARNER, [result.to_json() | {"seconds": seconds}])
+        except OSError as error:  # a full disk ends no training; the row is in metrics.jsonl
+            self._tell(f"WARNING: evaluation {counters.step} could not be written to {self._run} ({error})")
+
+    def _result(self, snapshot: Snapshot, videos: Path, stop: Callable[[], str | None]) -> EvalResult:
+        config, c = self._config, self._config.learner
+        policy = ChunkPolicy(
+            self._agent,
+            self._normaliser(),
+            self._env.robot_spec,
+            image_keys=config.agent.image_keys,
+            seed=config.seed + 1,
+        )
+        policy.swap(snapshot)
+        return evaluate(
+            self._env,
+            policy,
+            config,
+            n=c.eval_episodes,
+            seed_base=EVAL_SEED_BASE,
+            deterministic=c.eval_mode == "mean",
+            save_video=videos if c.video_episodes else None,
+            filmed=c.video_episodes,
+            stop=stop,
+        )
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def check_simulator(config: ExperimentConfig) -> None:
+    """Raises ConfigError where a learner would have to move a physical robot."""
+    if config.learner.eval_interval and config.robot.real:
+        raise ConfigError(
+            f"learner.eval_interval={config.learner.eval_interval} on a real robot: a learner evaluates in its own "
+            "process, which has no robot. Set it to 0, and evaluate with --actor --eval_checkpoint_step on the robot PC"
+        )
+    if config.learner.eval_interval and config.actor.clock != "lockstep":
+        raise ConfigError(
+            "learner.eval_interval evaluates in lockstep: --config.actor.clock=lockstep, or leave it 0 and evaluate "
+            "with --actor --eval_checkpoint_step"
+        )
+
+
+def _where(error: Exception) -> str:
+    """Where an error that is none of ours arose: whoever wrote the simulator looks there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SerlChunkError | OSError) or not frames:
+        return ""
+    return f", raised in {frames[-1].filename}, line {frames[-1].lineno}"
+
+
+def _files(folder: Path) -> set[Path]:
+    return set(folder.iterdir()) if folder.is_dir() else set()
+
+
+def _remove_new(folder: Path, before: set[Path]) -> None:
+    """Remove what is in `folder` beside `before`, and an empty folder; as far as the disk lets us."""
+    with contextlib.suppress(OSError):
+        for path in _files(folder) - before:
+            path.unlink()
+        if folder.is_dir() and not before:
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """The global generators of Python and numpy as they were before, whatever a simulator does to them."""
+    state, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (what others use is what is kept)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(legacy)  # noqa: NPY002

@@ -1,0 +1,179 @@
+"""`--local`: the same learner and actor loops in one process, without sockets; a seed reproduces a run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from serl_chunk.actor.session import ActorSummary, run_actor
+from serl_chunk.cli.actor import report_session
+from serl_chunk.cli.demos import DemoReading, check_data
+from serl_chunk.cli.learner import STOPPING, build_learner, close_run
+from serl_chunk.cli.learner_status import status_fields
+from serl_chunk.cli.process import describe, say, spec_of, stop_on_signals, warn_of_lockstep
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.devices.registry import make_intervention
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.phases import Phase
+from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.folder import open_run
+from serl_chunk.runs.status_line import StatusLine
+from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
+
+SESSION = "local/0"
+
+
+class LocalLink:
+    """The actor's end of a learner in the same process: records go straight into the replay."""
+
+    allowance: int | None = None  # the learner works inside the actor's decisions: nobody runs ahead
+    error: SerlChunkError | None = None
+
+    def __init__(self) -> None:
+        self.learner: Learner | None = None
+        self.steps_recorded = 0
+        self._snapshot: Snapshot | None = None
+        self._episode = ""
+        self._steps: list[Step] = []
+
+    def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
+        """The learner's side."""
+        self._snapshot = snapshot
+
+    @property
+    def finished(self) -> str | None:
+        """Why training is over; None while it is not."""
+        return "training is complete" if self._learner.phase is Phase.DONE else None
+
+    @property
+    def _learner(self) -> Learner:
+        assert self.learner is not None, "attach a learner first"
+        return self.learner
+
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot."""
+        return self._snapshot
+
+    def can_begin(self) -> tuple[bool, str]:
+        """Always: there is no spool that could be full."""
+        return True, ""
+
+    def backlog(self, *, begun: bool) -> str:
+        """Nothing ever waits."""
+        return ""
+
+    def flush(self, timeout: float) -> bool:
+        """Nothing is ever under way."""
+        return True
+
+    def begin(self, record: Begin) -> None:
+        """Open an episode."""
+        self._episode = record.episode_id
+        self._learner.inbox.insert(SESSION, record)
+
+    def step(self, record: Step) -> None:
+        """Append a step; handed on in blocks, between two decisions."""
+        self._steps.append(record)
+        self.steps_recorded += 1
+
+    def end(self, record: End) -> None:
+        """Close the episode."""
+        self.hand_on()
+        self._learner.inbox.insert(SESSION, record)
+
+    def amend(self, record: Amend) -> None:
+        """Correct an episode."""
+        self._learner.inbox.insert(SESSION, record)
+
+    def hand_on(self) -> None:
+        """Insert the steps collected so far."""
+        if self._steps:
+            self._learner.inbox.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
+            self._steps = []
+
+
+def run_local(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    wandb: bool,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+) -> int:
+    """Train in this process until `max_steps`, Ctrl-C or SIGTERM. `reading`: how the demonstrations are read."""
+    stop = threading.Event()
+    stop_on_signals(stop, say, STOPPING)
+    learner, summary = train_local(config, demo_paths, checkpoint_path, stop=stop, wandb=wandb, reading=reading)
+    report_session(summary, config)
+    return close_run(learner)
+
+
+def train_local(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    stop: threading.Event | None = None,
+    wandb: bool = False,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+) -> tuple[Learner, ActorSummary]:
+    """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary.
+
+    Raises ConfigError for the realtime clock, and what `build_learner` and `run_actor` raise.
+    """
+    if config.actor.clock != "lockstep":
+        raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
+    stop = stop or threading.Event()
+    spec = spec_of(config)
+    describe(config, spec)
+    warn_of_lockstep(config)
+    check_data(config, demo_paths, reading)
+    with StatusLine() as status, contextlib.ExitStack() as stack:
+        run = open_run(config, spec, checkpoint_path, say)
+        stack.enter_context(run.held())
+        link = LocalLink()
+        env = make_env(config.robot)
+        stack.callback(env.close)
+        intervention = make_intervention(config.actor.intervention, env)
+        if intervention is not None:
+            stack.callback(intervention.close)
+        learner = build_learner(
+            config, demo_paths, run, spec,
+            publish=link.publish, threaded=False, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
+        )  # fmt: skip
+        stack.callback(learner.metrics.close)
+        stack.callback(learner.close)
+        link.learner = learner
+        learner.say_if_empty()  # no journal is kept here
+
+        def show() -> None:
+            status.update(str(learner.phase), status_fields(config, learner))
+
+        learner.tick = show  # within an evaluation
+
+        def work() -> None:
+            link.hand_on()
+            while not stop.is_set() and learner.work():
+                show()
+
+        work()  # up to the first snapshot, which the actor needs
+        summary = run_actor(
+            config,
+            link,
+            env,
+            learner.agent,
+            learner.normaliser,
+            actor_id="local",
+            first_episode=learner.episodes,
+            steps_before=learner.env_steps,
+            human_ticks_before=learner.human_ticks,
+            cameras=config.agent.image_keys,
+            intervention=intervention,
+            stop=stop,
+            before_decision=work,
+            say=status.say,
+            report_every=50,
+        )
+    return learner, summary

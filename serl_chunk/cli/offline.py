@@ -1,0 +1,84 @@
+"""`--online_steps 0`: training on demonstrations alone, by the same loop; no network and no actor."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from serl_chunk.cli.demos import DemoReading, check_data
+from serl_chunk.cli.learner import STOPPING, build_learner, close_run, say_what_is_written
+from serl_chunk.cli.learner_status import status_fields
+from serl_chunk.cli.log_multiplexer import status_line
+from serl_chunk.cli.process import describe, say, spec_of, stop_on_signals
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.learner.learner import Learner
+from serl_chunk.runs.folder import open_run
+from serl_chunk.types import Snapshot
+
+
+def run_offline(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    wandb: bool,
+    threaded: bool = True,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+) -> int:
+    """Train until `offline_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
+
+    `threaded`: batches are prepared beside the training thread; without, a seed reproduces a run.
+    """
+    stop = threading.Event()
+    return close_run(
+        train_offline(
+            config,
+            demo_paths,
+            checkpoint_path,
+            stop=stop,
+            signals=True,
+            wandb=wandb,
+            threaded=threaded,
+            reading=reading,
+        )
+    )
+
+
+def train_offline(
+    config: ExperimentConfig,
+    demo_paths: Sequence[str],
+    checkpoint_path: str | None,
+    *,
+    stop: threading.Event | None = None,
+    signals: bool = False,
+    wandb: bool = False,
+    threaded: bool = False,
+    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+) -> Learner:
+    """What `run_offline` does, for benchmarks and tests; returns the closed learner. Raises as `build_learner`."""
+    stop = stop or threading.Event()
+    spec = spec_of(config)
+    describe(config, spec)
+    check_data(config, demo_paths, reading)
+    with status_line() as status, contextlib.ExitStack() as stack:
+        run = open_run(config, spec, checkpoint_path, say)
+        stack.enter_context(run.held())
+        if signals:
+            stop_on_signals(stop, status.say, STOPPING)
+        learner = build_learner(
+            config, demo_paths, run, spec,
+            publish=_to_nobody, threaded=threaded, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
+        )  # fmt: skip
+        stack.callback(learner.metrics.close)
+        stack.callback(learner.close)
+        status.say(f"offline only, without a network; run folder {run.path}")
+        learner.run(stop, lambda: status.update(str(learner.phase), status_fields(config, learner)))
+        status.update(str(learner.phase), status_fields(config, learner))
+        say_what_is_written(learner, status.say)
+    return learner
+
+
+def _to_nobody(snapshot: Snapshot, info: dict[str, Any]) -> None:
+    """There are no actors."""

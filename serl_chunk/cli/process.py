@@ -1,0 +1,156 @@
+"""Shared by commands: the experiment with its overrides, signals, and lines for a terminal."""
+
+from __future__ import annotations
+
+import difflib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from serl_chunk.config.compatibility import gripper_in_words
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.presets import configured
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import ConfigError, RobotSpec
+
+Say = Callable[[str], None]
+
+
+def say(text: str) -> None:
+    """Print one line at once, whatever the output goes to."""
+    print(text, flush=True)
+
+
+def stop_on_signals(
+    stop: threading.Event, tell: Say, how: str, listening: Callable[[], bool] = lambda: True
+) -> None:  # fmt: skip
+    """Ctrl-C and SIGTERM set `stop` and say `how` the process ends; a second one raises KeyboardInterrupt.
+
+    So does the first while not `listening`. Call it in the main thread.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set() or not listening():
+            raise KeyboardInterrupt
+        stop.set()
+        # Not from here: the handler interrupts the very thread that may be printing, and hold what printing needs.
+        text = f"{signal.Signals(number).name}: {how} (once more: at once)"
+        threading.Thread(target=tell, args=(text,), daemon=True).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+
+
+def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """`--config.a.b=value` and `--config.a.b value` as (path, text); raises ConfigError for anything else.
+
+    `known`: flags of the command, for the nearest one to be named.
+    """
+    out: list[tuple[str, str]] = []
+    items = list(rest)
+    while items:
+        item = items.pop(0)
+        if not item.startswith("--config."):
+            near = difflib.get_close_matches(item.partition("=")[0], known, 1, cutoff=0.8)
+            hint = f"did you mean {near[0]}?" if near else "a setting is --config.FIELD=VALUE;"
+            raise ConfigError(f"unknown argument {item!r}: {hint} see serl-chunk --help")
+        path, equals, text = item[len("--config.") :].partition("=")
+        if not equals:
+            if not items or items[0].startswith("--"):
+                raise ConfigError(f"{item} needs a value: {item}=VALUE")
+            text = items.pop(0)
+        out.append((path, text))
+    return out
+
+
+def load(
+    exp_name: str | None,
+    overrides: Sequence[tuple[str, str]],
+    seed: int | None = None,
+    *,
+    preset: str | None = None,
+    compat: str | None = None,
+) -> ExperimentConfig:
+    """The experiment; then `--preset`, `--compat`, and last `--config.…` and `--seed`, which win."""
+    if exp_name is None:
+        raise ConfigError(
+            "--exp_name is needed: a packaged experiment (fake_aloha), one in ./experiments, or a .py file"
+        )
+    for path, _ in overrides:
+        if path in ("preset", "compat"):
+            raise ConfigError(f"--config.{path} only records what was applied: use --{path}")
+    extra = [] if seed is None else [("seed", str(seed))]
+    return configured(load_experiment(exp_name), [*overrides, *extra], preset=preset, compat=compat)
+
+
+def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
+    """The effective values a person should see before a run starts, with a warning for a short-sighted discount.
+
+    Raises ConfigError where `agent.image_keys` names a camera that the robot has not.
+    """
+    for key in config.agent.image_keys:
+        spec.camera(key)
+    reach = config.discount**spec.max_episode_steps
+    seconds = config.chunk.horizon * spec.dt
+    tell(
+        f"{config.name}: {spec.name}, state {spec.state_dim}, actions {spec.action_dim}, {spec.control_hz:g} Hz; "
+        f"{config.agent.kind}{gripper_in_words(config)}, chunks of {config.chunk.horizon} ({seconds:.2f} s), "
+        f"{config.normaliser.actions} actions; discount {config.discount:g} per tick, "
+        f"discount**{spec.max_episode_steps} = {reach:.3f}"
+    )
+    if config.agent.prefix_critic:
+        c = config.chunk
+        tell(
+            f"decoupled: {c.executed} actions are executed, and scored by a critic that learns from one of "
+            f"{c.critic_steps}"
+        )
+    if config.preset or config.compat:
+        preset = f"preset {config.preset}" if config.preset else ""
+        compat = f"conventions of the published code {config.compat}" if config.compat else ""
+        tell(", ".join(said for said in (preset, compat) if said))
+    r = config.reward
+    charged = f", the step before a take-over {r.intervention_penalty:g} less" if r.intervention_penalty else ""
+    tell(
+        f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}{charged}"
+    )
+    delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
+    if delay and (flow is None or flow.train_delay == "none"):
+        acts = getattr(config.agent, "actor_type", getattr(config.agent, "policy", None))
+        trains = acts in ("best-of-n", "flow")
+        remedy = (
+            "--config.agent.flow.train_delay=sampled trains it for them"
+            if trains
+            else "only flows that act themselves can be (agent acfql with actor_type=best-of-n, bc with policy=flow)"
+        )
+        tell(
+            f"WARNING: actor.delay_ticks={delay}: this policy is not trained for actions that are committed while it "
+            f"thinks; {remedy} (docs/algorithms/delay.md)"
+        )
+    if reach < 0.05:
+        better = 0.2 ** (1 / spec.max_episode_steps)
+        tell(
+            f"WARNING: a success at the time limit is worth only {reach:.2g} at the start, so early steps hardly "
+            f"learn; --config.discount={better:.4f} would make it 0.2"
+        )
+
+
+def warn_of_lockstep(config: ExperimentConfig, tell: Say = say) -> None:
+    """Warn where a real robot is driven by the clock of simulators."""
+    if config.robot.real and config.actor.clock == "lockstep":
+        tell(
+            "WARNING: actor.clock=lockstep on a real robot: within episodes it waits for every chunk to be computed, "
+            "and in training for the learner (with --local, for its updates), without a command meanwhile and without "
+            "a rate. Give --config.actor.clock=realtime to --learner and --actor (--local has no such clock)"
+        )
+
+
+def spec_of(config: ExperimentConfig) -> RobotSpec:
+    """The robot's specification, without its devices."""
+    return robot_spec(config.robot)
+
+
+def interactive() -> bool:
+    """Whether a person watches standard output."""
+    return sys.stdout.isatty()

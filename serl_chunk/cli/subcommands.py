@@ -1,0 +1,167 @@
+"""The commands beside training, and what all of them parse with: `serl-chunk record`, `data`, `report`, `keys`, ...
+
+A command's own modules are imported when it runs: `serl-chunk keys` waits for no JAX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+from serl_chunk.types import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError instead of printing its usage and exiting: one sentence, like every other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def quiet_libraries() -> None:
+    """Orbax narrates every save, and XLA every start, where a user looks for our own lines."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from absl import logging
+
+    logging.set_verbosity(logging.WARNING)
+
+
+def _record(arguments: list[str]) -> int:
+    p = Parser(prog="serl-chunk record", description="Record demonstrations as HDF5 episodes.", allow_abbrev=False)
+    p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
+    p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
+    p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
+    p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
+    p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
+    p.add_argument(
+        "--cameras",
+        metavar="NAMES",
+        help="cameras to record, separated by commas, or all, or none (default: those the experiment's agent looks at)",
+    )
+    from serl_chunk.cli.flags import add_experiment_flags, load_flags
+
+    add_experiment_flags(p)
+    flags, rest = p.parse_known_args(arguments)
+    from serl_chunk.cli.process import spec_of
+    from serl_chunk.cli.record import run_record
+
+    config = load_flags(flags, rest)
+    cameras = config.agent.image_keys
+    if flags.cameras is not None:
+        cameras = tuple(c for c in flags.cameras.split(",") if c)
+        if cameras == ("all",):
+            cameras = tuple(c.name for c in spec_of(config).cameras)
+        elif cameras == ("none",):
+            cameras = ()
+        if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
+            raise ConfigError(f"--cameras names {twice[0]!r} twice: leave one of them out")
+    return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
+
+
+def _report(arguments: list[str]) -> int:
+    p = Parser(prog="serl-chunk report", description="Write report.html and report.png of a run.", allow_abbrev=False)
+    p.add_argument("run", help="a run folder")
+    flags = p.parse_args(arguments)
+    from serl_chunk.runs.report import build_report
+
+    print(build_report(flags.run))
+    return 0
+
+
+def _presets(arguments: list[str]) -> int:
+    p = Parser(prog="serl-chunk presets", description="List the algorithms that --preset names.", allow_abbrev=False)
+    p.parse_args(arguments)
+    from serl_chunk.cli.flags import run_presets
+
+    return run_presets()
+
+
+def _data(arguments: list[str]) -> int:
+    from serl_chunk.cli.data.command import run_data
+
+    return run_data(arguments, Parser)
+
+
+def _keys(arguments: list[str]) -> int:
+    p = Parser(
+        prog="serl-chunk keys",
+        description="Keys let robot PCs talk to a learner over a network, and nobody else. The first learner with "
+        "--bind makes them and prints the line for the first robot PC; these commands are for the others.",
+        allow_abbrev=False,
+    )
+    folder = Parser(add_help=False)
+    folder.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
+    commands = p.add_subparsers(dest="command", required=True, metavar="init|add|join|list|revoke")
+    commands.add_parser("init", parents=[folder], help="learner's machine: make its keys")
+    add = commands.add_parser(
+        "add", parents=[folder], help="learner's machine: print the line with which one robot PC joins"
+    )
+    add.add_argument("name", metavar="NAME", help="what to call the robot PC")
+    add.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
+    add.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    join = commands.add_parser("join", parents=[folder], help="robot PC: take the line that the learner's side printed")
+    join.add_argument("line", metavar="LINE", help="the line's last word; valid once, for ten minutes")
+    join.add_argument("--ip", help="where the learner is, if not where the line says")
+    commands.add_parser("list", parents=[folder], help="who may connect here, and which learners were joined from here")
+    revoke = commands.add_parser("revoke", parents=[folder], help="learner's machine: let a robot PC in no more")
+    revoke.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
+    flags = p.parse_args(arguments)
+    from serl_chunk.cli import keys
+    from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
+
+    if flags.command == "add":
+        port = DEFAULT_PORT if flags.port is None else flags.port
+        check_port(port)
+        return keys.run_add(flags.keys, flags.name, host=flags.host, port=port)
+    if flags.command == "join":
+        return keys.run_join(flags.keys, flags.line, ip=flags.ip)
+    if flags.command == "revoke":
+        return keys.run_revoke(flags.keys, flags.name)
+    return keys.run_init(flags.keys) if flags.command == "init" else keys.run_list(flags.keys)
+
+
+def _doctor(arguments: list[str]) -> int:
+    p = Parser(
+        prog="serl-chunk doctor",
+        description="On the robot PC, with the actor's flags: says what stands between it and the learner, with the "
+        "remedy of everything that is not right. Ports, keys, version, experiment, round trip, throughput, clock, "
+        "disks, devices, and whether the link carries what the experiment records. Takes seconds, records nothing, and "
+        "may be run while actors work. Exit status 1 where something failed.",
+        allow_abbrev=False,
+    )
+    p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
+    p.add_argument("--ip", default="127.0.0.1", help="the learner's host name or address (default: 127.0.0.1)")
+    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
+    p.add_argument("--insecure", action="store_true", help="use no keys")
+    p.add_argument("--actor_id", default="actor", help="name that the robot will have; it is not taken meanwhile")
+    p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
+    p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
+    from serl_chunk.cli.flags import add_experiment_flags, load_flags
+
+    add_experiment_flags(p)
+    flags, rest = p.parse_known_args(arguments)
+    from serl_chunk.cli.doctor.doctor import Where, run_doctor
+    from serl_chunk.transport.sockets import DEFAULT_PORT
+
+    if flags.keys is not None and flags.insecure:
+        raise ConfigError("--insecure means no keys: leave it out, or --keys")
+    if rest and flags.exp_name is None:
+        raise ConfigError("--config changes an experiment: give its --exp_name too")
+    quiet_libraries()
+    config = load_flags(flags, rest) if flags.exp_name is not None else None
+    port = DEFAULT_PORT if flags.port is None else flags.port
+    where = Where(flags.ip, port, flags.keys, flags.insecure, flags.actor_id, flags.spool_path)
+    return run_doctor(config, where, flags.json)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "record": _record,
+    "report": _report,
+    "keys": _keys,
+    "doctor": _doctor,
+    "data": _data,
+    "presets": _presets,
+}

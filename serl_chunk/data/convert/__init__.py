@@ -1,0 +1,1 @@
+"""Conversion of data sets: in parallel, in order, resumable."""

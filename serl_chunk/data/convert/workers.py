@@ -1,0 +1,266 @@
+"""Reading and staging episodes, in this process or in worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from serl_chunk.data.source import Json, Sink, Source
+from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError, StepBlock
+
+QUEUED = 8  # jobs a process has: what lies on disk twice where one of them takes long
+
+
+class Work(NamedTuple):
+    """What does not change between episodes."""
+
+    source: Source
+    sink: Sink
+    layout: Json
+    tolerance_s: float | None  # by which a step may leave its place at the rate; None: not looked at
+
+
+class Job(NamedTuple):
+    """One episode of the source."""
+
+    number: int
+    key: str
+
+
+class Staged(NamedTuple):
+    """An episode that is ready to be placed."""
+
+    job: Job
+    staged: Json
+    steps: int
+    frames: int
+    nbytes: int  # of arrays and decoded frames
+
+
+class Refused(NamedTuple):
+    """An episode that cannot be converted, whatever is tried."""
+
+    job: Job
+    reason: str
+
+
+class Fault(NamedTuple):
+    """What is not the episode's fault: a full disk, no memory, a mistake in the program."""
+
+    job: Job
+    error: str
+    is_config: bool = False
+
+
+Result = Staged | Refused | Fault
+
+
+class Stagers(Protocol):
+    """Somebody who stages episodes."""
+
+    def idle(self) -> int:
+        """How many jobs may be submitted now."""
+
+    def submit(self, job: Job) -> None:
+        """Hand over a job; only where `idle` admits one."""
+
+    def results(self) -> Sequence[Result]:
+        """Wait until a job is done; raises DataError naming the episode whose process died."""
+
+    def close(self) -> None:
+        """End, also amid a job."""
+
+
+def stage(work: Work, job: Job) -> Result:
+    """Read one episode and stage it; never raises an Exception."""
+    where = f"{work.source.path}: episode {job.key}"
+    try:
+        episode = work.source.read(job.key)
+        check_stamps(where, episode.steps, work.source.hz, work.tolerance_s)
+        staged = work.sink.stage(work.layout, job.number, episode)
+    except DataError as error:
+        reason = str(error)
+        return Refused(job, reason if reason.startswith(str(work.source.path)) else f"{where}: {reason}")
+    except ConfigError as error:
+        return Fault(job, str(error), is_config=True)
+    except OSError as error:
+        return Fault(
+            job, f"{where} could not be converted: {error}; where the disk is full, make room and go on with --resume"
+        )
+    except MemoryError as error:
+        return Fault(job, f"{where} does not fit into memory ({error}); fewer --workers need less of it")
+    except Exception:
+        return Fault(job, f"{where}: a mistake in this program, not in your data:\n{traceback.format_exc()}")
+    steps = episode.steps
+    images = [rows.values for name, rows in steps.sparse.items() if name.startswith(IMAGE_PREFIX)]
+    nbytes = steps.action.nbytes + sum(v.nbytes for v in steps.observation.values()) + sum(i.nbytes for i in images)
+    return Staged(job, staged, steps.n, sum(map(len, images)), nbytes)
+
+
+def check_stamps(where: str, steps: StepBlock, hz: float | None, tolerance_s: float | None) -> None:
+    """Raise DataError, naming the step, where time goes back, or a step is not where the rate has it.
+
+    The place of step i is i / hz seconds after the first one, within `tolerance_s`; None admits any.
+    """
+    gaps = np.diff(steps.stamp)
+    back = np.flatnonzero(gaps < 0)
+    if len(back):
+        i = int(back[0]) + 1
+        raise DataError(
+            f"{where}: time goes back at step {i}, from {steps.stamp[i - 1]:.6f} s to {steps.stamp[i]:.6f} s; "
+            "correct its time stamps or leave the episode out"
+        )
+    if tolerance_s is None:
+        return
+    if hz is None:
+        raise ConfigError("--tolerance_s compares time stamps with the rate, which nobody knows: pass --hz")
+    taken = steps.stamp - steps.stamp[0]
+    off = np.flatnonzero(np.abs(taken - np.arange(steps.n) / hz) > tolerance_s)
+    if len(off):
+        i = int(off[0])
+        raise DataError(
+            f"{where}: step {i} was taken {taken[i]:.6f} s after the first one, at {hz:g} Hz that is {i / hz:.6f} s; "
+            f"raise --tolerance_s (now {tolerance_s:g}) or leave the episode out"
+        )
+
+
+class InProcess:
+    """See Stagers: one job at a time, in this process."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._jobs: list[Job] = []
+
+    def idle(self) -> int:
+        """See Stagers."""
+        return 1 - len(self._jobs)
+
+    def submit(self, job: Job) -> None:
+        """See Stagers."""
+        self._jobs.append(job)
+
+    def results(self) -> Sequence[Result]:
+        """See Stagers."""
+        return [stage(self._work, self._jobs.pop())]
+
+    def close(self) -> None:
+        """See Stagers."""
+
+
+class _Held:
+    """A file descriptor that a worker inherits and keeps open, and with it the lock on its file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inherit, (DupFd(self._descriptor),)
+
+
+def _inherit(copy: Any) -> _Held:
+    return _Held(copy.detach())
+
+
+class Processes:
+    """See Stagers: `n` processes, started anew (`spawn`), since a fork would copy this one's threads.
+
+    Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
+    They end with this process, however that ends. `held` is a descriptor that they keep open until then.
+    """
+
+    def __init__(self, work: Work, n: int, held: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._where = work.source.path
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._jobs: list[deque[Job]] = []  # of each worker, the one it works on first
+        try:
+            for i in range(n):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_serve, args=(work, theirs, _Held(held)), name=f"convert-{i}", daemon=True
+                )
+                process.start()
+                theirs.close()
+                self._workers.append((process, ours))
+                self._jobs.append(deque())
+        except BaseException:
+            self.close()
+            raise
+
+    def idle(self) -> int:
+        """See Stagers."""
+        return QUEUED * len(self._jobs) - sum(map(len, self._jobs))
+
+    def submit(self, job: Job) -> None:
+        """See Stagers."""
+        index = min(range(len(self._jobs)), key=lambda i: len(self._jobs[i]))
+        self._jobs[index].append(job)
+        with contextlib.suppress(OSError):  # it is dead: `results` says so
+            self._workers[index][1].send(job)
+
+    def results(self) -> Sequence[Result]:
+        """See Stagers."""
+        found: list[Result] = []
+        while not found:
+            busy = {i: self._workers[i] for i, jobs in enumerate(self._jobs) if jobs}
+            ready = wait([each for process, ours in busy.values() for each in (ours, process.sentinel)])
+            for i, (process, ours) in busy.items():
+                if ours not in ready and process.sentinel not in ready:
+                    continue
+                try:
+                    found.append(ours.recv())  # what it sent before it died counts
+                except (EOFError, OSError):
+                    process.join()
+                    key = self._jobs[i][0].key
+                    raise DataError(f"{self._where}: episode {key}: {_death(process.exitcode)}") from None
+                self._jobs[i].popleft()
+        return found
+
+    def close(self) -> None:
+        """See Stagers."""
+        for process, ours in self._workers:
+            ours.close()
+            process.kill()  # what it leaves half done is removed by the next attempt, as after a power cut
+        for process, _ in self._workers:
+            process.join()
+
+
+def _death(status: int | None) -> str:
+    if status is None or status >= 0:
+        how = f"ended with status {status}"
+    else:
+        how = f"was killed by {signal.Signals(-status).name}"
+        if -status == signal.SIGKILL:
+            how += " (out of memory? fewer --workers need less)"
+    return f"the process that converted it {how}; go on with --resume, or leave the episode out with --episodes"
+
+
+def _serve(work: Work, connection: Connection, held: _Held) -> None:
+    """A worker's life: jobs in, results out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; ours decides
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        connection.send(stage(work, job))

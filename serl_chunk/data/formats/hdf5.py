@@ -1,0 +1,385 @@
+"""Episodes at rest in HDF5: ALOHA's layout, with an `/rl` group for what reinforcement learning needs beside it.
+
+One file is one episode of T steps; J joints, A actions, S state values, M_c frames of camera c:
+
+    /observations/qpos              float32[T, J]          measured joints, in the order of the actions (*)
+    /observations/images/<camera>   uint8[M_c, H, W, 3]    M_c = T unless the camera was read on some ticks only
+    /action                         float32[T, A]          the command accepted for the same row's observation
+    /rl/state                       float32[T, S]          only where the state is more than `qpos`
+    /rl/reward, source, decision_tick, policy_version, policy_age, stamp   one value a step, see `types.STEP_COLUMNS`
+    /rl/image_index/<camera>        int32[M_c]             ticks of the frames
+    /rl/decision/<name>, /rl/decision_index/<name>         [M, ...] and int32[M]: what a decision recorded
+    /rl/final_observation/state, .../images/<camera>       absent where the actor died
+    root attributes                 sim, compress, color, cameras, hz; sim and hz only where they are known
+    /rl attributes                  schema, and the fields of `types.Begin` and `types.End`
+
+(*) the whole state for a robot whose actions are not all measured by a joint. `compress` keeps ALOHA's meaning (JPEG
+rows) and is always False here: smaller files use HDF5's own lossless filter, which every reader undoes by itself.
+Plain ALOHA and ACT files have no `/rl`; `serl_chunk.data.formats.aloha` reads those.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from serl_chunk.data.formats.aloha import (
+    IMAGES,
+    array,
+    attribute_text,
+    choose_cameras,
+    joint_columns,
+    open_foreign,
+    recorded_hz,
+)
+from serl_chunk.data.formats.hdf5_frames import FileVersion, close_files, frames_of
+from serl_chunk.data.formats.hdf5_io import ERRORS, member, names, new_hdf5, raise_machine_fault
+from serl_chunk.data.frames import Frames
+from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.validate import check_episode
+from serl_chunk.types import (
+    DECISION_PREFIX,
+    IMAGE_PREFIX,
+    STATE,
+    STEP_COLUMNS,
+    Begin,
+    DataError,
+    End,
+    Episode,
+    Observation,
+    Outcome,
+    RobotSpec,
+    SparseRows,
+    StepBlock,
+)
+
+
+def write_episode(
+    path: Path | str,
+    episode: Episode,
+    spec: RobotSpec | None,
+    *,
+    compress: bool = False,
+    sim: bool | None = None,
+    replace: bool = True,
+    hz: float | None = None,
+) -> None:
+    """Write `episode` to `path` so that a crash at any moment leaves either the whole file there or none.
+
+    Frames are looked at one by one, so that lazy ones (`data.frames.Frames`) never lie decoded in memory.
+
+    Args:
+        path: the final name; its folder must exist.
+        episode: a closed episode of `spec`'s robot.
+        spec: the robot's specification; None writes the whole state as `qpos`.
+        compress: gzip the frames: lossless, a few times slower to write, worth it for
+            rendered frames more than for noisy ones.
+        sim: ALOHA's attribute of that name; not written where it is not known. ACT's own loader demands it, and
+            shifts the actions by a step where it is False.
+        replace: False raises FileExistsError where `path` exists, even if another process created it meanwhile.
+        hz: steps a second, instead of the robot's; not written where neither is known.
+
+    Raises:
+        DataError: the episode is inconsistent or not of this robot, or the file cannot be written (full disk).
+    """
+    path = Path(path)
+    # Not *.hdf5, so that what a killed process leaves behind is never taken for an episode.
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        write_file(part, episode, spec, compress=compress, sim=sim, hz=hz, where=str(path))
+        _publish(part, path, replace)
+        sync_folder(path.parent)
+    except FileExistsError:
+        raise
+    except OSError as error:  # a full disk
+        raise DataError(
+            f"{path}: cannot write the episode: {error}; check the folder, its free space and the record's values"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_file(
+    part: Path,
+    episode: Episode,
+    spec: RobotSpec | None,
+    *,
+    compress: bool = False,
+    sim: bool | None = None,
+    hz: float | None = None,
+    joints: Sequence[int] | None = None,
+    where: str = "",
+) -> None:
+    """Write `episode` to the new file `part` and wait until it is on disk; arguments as for `write_episode`.
+
+    `joints`: the state columns that are `qpos`, where no `spec` says so.
+
+    Raises DataError, beginning with `where`, for an episode that cannot be written, and OSError where the disk is at
+    fault. What then is at `part` is the caller's to remove.
+    """
+    where = where or str(part)
+    check_episode(where, episode, spec)
+    try:
+        with new_hdf5(part) as (file, check_disk):
+            columns = list(range(episode.steps.observation[STATE].shape[1])) if joints is None else list(joints)
+            _write(file, episode, columns if spec is None else joint_columns(spec), spec, compress, sim, hz, check_disk)
+    except (DataError, OSError):
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:  # values h5py has no type for
+        raise DataError(f"{where}: cannot write the episode: {error}; check the record's values") from error
+
+
+def read_episode(
+    path: Path | str,
+    spec: RobotSpec | None = None,
+    *,
+    cameras: Sequence[str] | None = None,
+    success: bool | None = None,
+    color: str | None = None,
+) -> Episode:
+    """The episode at `path`, checked, its frames decoded; what `write_episode` wrote comes back exactly.
+
+    Args:
+        path: an HDF5 file in this module's layout, or a plain ALOHA or ACT file.
+        spec: check the dimensions and frame sizes against this robot; None takes the file's.
+        cameras: read the frames of these only; () reads none. None reads every camera in the file.
+        success: the outcome of an episode whose file records none (see `data.aloha.open_foreign`).
+        color: "rgb" or "bgr", the order of the channels where the file does not record it.
+
+    Raises:
+        DataError: names the file, the field, and what to do.
+    """
+    path = Path(path)
+    chosen = None if cameras is None else tuple(cameras)
+    try:
+        return materialised(open_episode(path, ReadOptions(spec=spec, cameras=chosen, success=success, color=color)))
+    except MemoryError as error:
+        raise DataError(
+            f"{path}: its frames do not fit into memory, or the file is damaged ({error}); remove it or record it again"
+        ) from error
+    finally:
+        close_files(path)  # the caller may want to write it next
+
+
+def open_episode(path: Path, options: ReadOptions, reward: float | None = None) -> Episode:
+    """The episode at `path`, checked, its frames still in the file.
+
+    Args:
+        path: as for `read_episode`.
+        options: what the file does not say, and what of it is wanted. A rate there must be the file's own, if it
+            records one.
+        reward: of the last step of an episode whose file records none (see `data.aloha.open_foreign`).
+
+    Raises DataError, and MachineError and NoMemoryError (`hdf5_reading`) where the file may be whole.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        version = FileVersion.of(path)
+        with h5py.File(path, "r") as file:
+            hz = recorded_hz(path, file)
+            if hz is not None and options.hz is not None and not math.isclose(hz, options.hz, rel_tol=1e-6):
+                raise DataError(f"{path}: recorded at {hz:g} Hz, the other episodes at {options.hz:g}; separate them")
+            if member(path, file, "rl") is not None:
+                episode = open_own(path, version, file, options)
+            else:
+                episode = open_foreign(path, version, file, options, reward)
+    except DataError:
+        raise
+    except ERRORS as error:
+        raise_machine_fault(path, error)
+        raise DataError(
+            f"{path}: the file is truncated, damaged or not HDF5 ({error}); remove it or record it again"
+        ) from error
+    check_episode(str(path), episode, options.spec)
+    return episode
+
+
+def _write(
+    file: h5py.File,
+    episode: Episode,
+    joints: list[int],
+    spec: RobotSpec | None,
+    compress: bool,
+    sim: bool | None,
+    hz: float | None,
+    check_disk: Callable[[], None],
+) -> None:
+    begin, steps, end = episode
+    state = steps.observation[STATE]
+    # Groups are made by name: one that HDF5 makes on the way to a dataset keeps the time of day, and the same episode
+    # would not become the same bytes.
+    file.create_group("observations")["qpos"] = state[:, joints]
+    file["action"] = steps.action
+    rl = file.create_group("rl")
+    if joints != list(range(state.shape[1])):
+        rl["state"] = state
+    for name in STEP_COLUMNS:
+        rl[name] = getattr(steps, name)
+    cameras = []
+    for key, rows in sorted(steps.sparse.items()):
+        if not len(rows.index):
+            continue
+        if key.startswith(IMAGE_PREFIX):
+            cameras.append(key.removeprefix(IMAGE_PREFIX))
+            images = file["observations"].require_group("images")
+            _write_frames(images, cameras[-1], rows.values, compress, check_disk)
+            rl.require_group("image_index")[cameras[-1]] = rows.index
+        else:
+            name = key.removeprefix(DECISION_PREFIX)
+            rl.require_group("decision")[name] = rows.values
+            rl.require_group("decision_index")[name] = rows.index
+    for key, value in sorted((end.final_observation or {}).items()):
+        group = rl.require_group("final_observation")
+        (group.require_group("images") if key.startswith(IMAGE_PREFIX) else group)[key.removeprefix(IMAGE_PREFIX)] = (
+            value
+        )
+
+    hz = spec.control_hz if hz is None and spec is not None else hz
+    attributes: dict[str, Any] = {"compress": False, "color": "rgb"}
+    attributes |= {} if hz is None else {"hz": hz}
+    attributes |= {} if sim is None else {"sim": sim}
+    file.attrs.update(attributes)
+    file.attrs.create("cameras", cameras, shape=(len(cameras),), dtype=h5py.string_dtype())
+    rl.attrs["schema"] = SCHEMA
+    texts = begin._asdict() | {"outcome": end.outcome.value, "outcome_by": end.outcome_by}
+    rl.attrs.update({name: _fixed_text(text) for name, text in texts.items()})
+    rl.attrs.update({"terminated": end.terminated, "truncated": end.truncated})
+    if end.reward is not None:
+        rl.attrs["end_reward"] = end.reward
+
+
+def _fixed_text(text: str) -> np.ndarray:
+    """A string of its own length: one of variable length lies in a heap that, damaged, hangs its reader for ever."""
+    if "\0" in text:
+        raise ValueError(f"a text with a NUL character: {text!r}")
+    data = text.encode()
+    return np.array(data, h5py.string_dtype(length=max(len(data), 1)))
+
+
+def _write_frames(
+    images: h5py.Group, name: str, frames: np.ndarray | Frames, compress: bool, check_disk: Callable[[], None]
+) -> None:
+    """One frame a chunk, as ALOHA does, so that a loader may read single ticks."""
+    options = {"compression": "gzip", "compression_opts": 1} if compress else {}
+    dataset = images.create_dataset(name, frames.shape, np.uint8, chunks=(1, *frames.shape[1:]), **options)
+    for i in range(len(frames)):
+        dataset[i] = frames[i]
+        check_disk()
+
+
+def _publish(part: Path, path: Path, replace: bool) -> None:
+    """Give the finished file its name in one step."""
+    if not replace:
+        try:
+            os.link(part, path)  # unlike a rename, fails where the name is taken
+            return
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links (USB sticks): check, then rename
+            if path.exists():
+                raise FileExistsError(f"{path} exists") from None
+    os.replace(part, path)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+SCHEMA = 1
+
+
+def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOptions) -> Episode:
+    """The episode in `file`, unchecked, its frames still there. Raises DataError, and what h5py raises."""
+    rl = file["rl"]
+    there = names(rl)
+    attributes = dict(rl.attrs)
+    schema = _attribute(path, attributes, "schema")
+    if schema != SCHEMA:
+        raise DataError(f"{path}: /rl has schema {schema}, this version reads {SCHEMA}; update serl_chunk")
+    begin = Begin(**{name: _text(path, attributes, name) for name in Begin._fields})
+    begin = begin._replace(task=begin.task or options.task)
+    state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos", np.float32)
+    action = array(path, file, "/action", np.float32)
+    stored = {name: dtype for name, dtype in STEP_COLUMNS.items() if name != "policy_age" or name in there}
+    columns = {name: array(path, file, f"/rl/{name}", dtype) for name, dtype in stored.items()}
+    columns.setdefault("policy_age", np.full(len(action), -1, np.float32))  # files of version 0.1 lack it
+    sparse = {}
+    for camera in choose_cameras(path, file, options.cameras):
+        index = array(path, file, f"/rl/image_index/{camera}", np.int32)
+        frames = frames_of(path, version, file, f"{IMAGES}/{camera}", index, swap=False)
+        sparse[IMAGE_PREFIX + camera] = SparseRows(index, frames)
+    for name in member(path, rl, "decision") or ():
+        index = array(path, file, f"/rl/decision_index/{name}", np.int32)
+        sparse[DECISION_PREFIX + name] = SparseRows(index, array(path, file, f"/rl/decision/{name}"))
+    reward = attributes.get("end_reward")
+    end = End(
+        episode_id=begin.episode_id,
+        length=len(action),
+        final_observation=_read_final(path, file, options.cameras),
+        terminated=bool(_attribute(path, attributes, "terminated")),
+        truncated=bool(_attribute(path, attributes, "truncated")),
+        outcome=_outcome(path, _text(path, attributes, "outcome")),
+        outcome_by=_text(path, attributes, "outcome_by"),
+        reward=None if reward is None else float(reward),
+    )
+    return Episode(begin, StepBlock(begin.episode_id, 0, {STATE: state}, action, **columns, sparse=sparse), end)
+
+
+def joints_in(file: h5py.File) -> tuple[int, ...] | None:
+    """The state columns that `qpos` of a file of this layout holds; None where it is the whole state, or no part of it.
+
+    Raises what h5py raises.
+    """
+    if member("", file, "/rl/state") is None:
+        return None
+    state, qpos = file["/rl/state"][()], file["/observations/qpos"][()]
+    left = list(range(state.shape[1]))
+    columns = []
+    for joint in qpos.T:
+        found = next((i for i in left if np.array_equal(state[:, i], joint)), None)
+        if found is None:
+            return None
+        left.remove(found)
+        columns.append(found)
+    return tuple(columns)
+
+
+def _read_final(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Observation | None:
+    group = member(path, file, "/rl/final_observation")
+    if group is None:
+        return None
+    final = {STATE: array(path, file, "/rl/final_observation/state", np.float32)}
+    for camera in member(path, group, "images") or ():
+        if cameras is None or camera in cameras:
+            final[IMAGE_PREFIX + camera] = array(path, file, f"/rl/final_observation/images/{camera}")
+    return final
+
+
+def _attribute(path: Path, attributes: dict[str, Any], name: str) -> Any:
+    if name not in attributes:
+        raise DataError(f"{path}: /rl has no attribute {name!r}; the file was not written to its end, record it again")
+    return attributes[name]
+
+
+def _text(path: Path, attributes: dict[str, Any], name: str) -> str:
+    return attribute_text(_attribute(path, attributes, name))
+
+
+def _outcome(path: Path, value: str) -> Outcome:
+    try:
+        return Outcome(value)
+    except ValueError:
+        raise DataError(f"{path}: /rl outcome is {value!r}; valid: {', '.join(Outcome)}") from None

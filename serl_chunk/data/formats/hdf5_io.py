@@ -1,0 +1,242 @@
+"""Low-level HDF5: foreign files opened with errors that name the fault, and files written piece by piece.
+
+Nothing in a file is trusted: it may name other files of this machine, or declare arrays far larger than itself.
+
+When a write fails (a full disk), the HDF5 library (seen with 2.0) cannot close the file any more and kills the process.
+Here it never sees a failing write: it writes through an object that keeps the first error for our own code, and from
+then on claims to write. That holds for every error of a disk, where reserving the space beforehand holds for a full one
+only (and not on file systems that copy on write), and costs no second process and no copy of the file in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from serl_chunk.types import DataError, SerlChunkError
+
+ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
+"""How h5py reports one damaged byte, or an item of another kind than was looked for: it depends on the structure."""
+MAX_RATIO = 1100
+"""Bytes that a stored byte may stand for: gzip reaches 1032."""
+_FLOOR = 4096  # bytes; below, any ratio is harmless
+_MACHINE = {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EACCES}
+_MAX_LINKS = 16  # soft links on the way to an item, as in HDF5
+
+
+class MachineError(SerlChunkError, OSError):
+    """The machine could not read a file that may well be whole: not the episode's fault, so never a DataError."""
+
+
+class NoMemoryError(SerlChunkError, MemoryError):
+    """As MachineError, for want of memory."""
+
+
+def raise_machine_fault(where: object, error: Exception) -> None:
+    """Raise MachineError or NoMemoryError where `error` is the machine's failure, not the file's; else return."""
+    if isinstance(error, MachineError | NoMemoryError):
+        raise error
+    if isinstance(error, MemoryError):
+        raise NoMemoryError(f"{where}: there is not enough memory to read it ({error})") from error
+    number = getattr(error, "errno", None)
+    said = re.findall(r"errno = (\d+), error message", str(error))  # h5py sets no errno where a read fails
+    if number is None and said:
+        number = int(said[-1])
+    if number in _MACHINE:
+        raise MachineError(
+            f"{where}: this machine could not read the file ({error}); see to that and try again"
+        ) from error
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[h5py.File]:
+    """The file at `path` for reading.
+
+    Raises DataError for every way in which h5py reports damage, MachineError and NoMemoryError for what is no damage.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except DataError:
+        raise
+    except ERRORS as error:
+        raise_machine_fault(path, error)
+        raise DataError(
+            f"{path}: the file is truncated, damaged or not HDF5 ({error}); download it again or leave it out"
+        ) from error
+
+
+def member(where: object, group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | h5py.Datatype | None:
+    """What `name` is in `group`, None where nothing is; a dataset can be read safely.
+
+    Raises DataError beginning with `where`: it lies in other files, or is larger than what is stored can fill.
+    """
+    _refuse_external_links(where, group, name, _MAX_LINKS)
+    item = group.get(name)
+    if isinstance(item, h5py.Dataset):
+        checked(where, item)
+    return item
+
+
+def names(group: h5py.Group) -> set[str]:
+    """What is in `group`; unlike `in`, looks at nothing that a link names."""
+    return set(group)
+
+
+def checked(where: object, dataset: h5py.Dataset) -> h5py.Dataset:
+    """`dataset`, whose own file holds all its values; raises DataError as `member` does."""
+    if dataset.is_virtual or dataset.external:
+        raise DataError(f"{where}: dataset {dataset.name} takes its values from other files, which are not read")
+    stored = dataset.id.get_storage_size()
+    declared = int(dataset.nbytes)
+    if dataset.chunks and stored:  # a chunk is unpacked whole, and may reach beyond the dataset
+        declared = max(declared, math.prod(dataset.chunks) * dataset.dtype.itemsize)
+    if declared > MAX_RATIO * max(stored, _FLOOR):
+        raise DataError(
+            f"{where}: dataset {dataset.name} declares {declared} bytes, {stored} are stored: it was not written to "
+            "its end, or was made to fill this machine's memory; leave the file out"
+        )
+    return dataset
+
+
+def _refuse_external_links(where: object, group: h5py.Group, name: str, links: int) -> None:
+    """Before anything is opened: even looking at what an external link names opens another file."""
+    at = group["/"] if name.startswith("/") else group
+    for part in filter(None, name.split("/")):
+        if not isinstance(at, h5py.Group):
+            return
+        link = at.get(part, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise DataError(f"{where}: {name} is a link to another file ({link.filename!r}), which is not read")
+        if isinstance(link, h5py.SoftLink):
+            if not links:
+                raise DataError(f"{where}: {name} leads through too many links")
+            _refuse_external_links(where, at, link.path, links - 1)
+        at = at.get(part)
+
+
+def numbers(where: str, group: h5py.Group, name: str, ndim: int) -> h5py.Dataset:
+    """The dataset `name` of real numbers and `ndim` dimensions, not read yet; raises DataError."""
+    dataset = member(where, group, name)
+    if not isinstance(dataset, h5py.Dataset):
+        raise DataError(f"{where}: no dataset {name}; it has: {', '.join(sorted(group)) or 'nothing'}")
+    if dataset.dtype.kind not in "biuf":
+        raise DataError(f"{where}: {name} holds {dataset.dtype}, not numbers")
+    if dataset.ndim != ndim:
+        raise DataError(f"{where}: {name} must have {ndim} dimensions, its shape is {[*dataset.shape]}")
+    return dataset
+
+
+def rows(dataset: h5py.Dataset, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Rows `start <= i < stop`, as float32 where they are not of that type already; raises DataError."""
+    checked(dataset.file.filename, dataset)
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
+        return np.asarray(dataset[start:stop]).astype(np.float32, copy=False)
+
+
+# Since 1.10 (2016) HDF5 checksums most of its structures, so that damage is noticed rather than believed.
+LIBVER = ("v110", "v110")
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
+    """A new HDF5 file at `path`, on disk (synced) at the end, and a function to call between large writes.
+
+    That function raises the OSError that a write so far has failed with; so does the end. What is at `path` then is no
+    HDF5 file: the caller removes it. Raises FileExistsError where `path` exists.
+    """
+    with path.open("xb+", buffering=0) as raw:
+        output = _Output(raw.fileno())
+        with h5py.File(output, "w", libver=LIBVER) as file:
+            yield file, output.check
+        output.check()
+        os.fsync(raw.fileno())
+
+
+class _Output(io.RawIOBase):
+    """What h5py's driver for Python file objects calls; none of its methods raises."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor, self._position = descriptor, 0
+        self._failure: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise what a call has failed with."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _attempt(self, call: Callable[[], Any]) -> None:
+        if self._failure is None:
+            try:
+                call()
+            except BaseException as error:  # a KeyboardInterrupt too; `check` raises it
+                self._failure = error
+
+    def write(self, data: Any) -> int:
+        """Write at the position, all of it."""
+        view, start = memoryview(data).cast("B"), self._position
+
+        def call() -> None:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(self._descriptor, view[done:], start + done)
+
+        self._attempt(call)
+        self._position += len(view)
+        return len(view)
+
+    def readinto(self, data: Any) -> int:
+        """Fill `data` from the position, with zeros behind the file's end."""
+        view, start = memoryview(data).cast("B"), self._position
+        view[:] = bytes(len(view))
+
+        def call() -> None:
+            there = os.pread(self._descriptor, len(view), start)
+            view[: len(there)] = there
+
+        self._attempt(call)
+        self._position += len(view)
+        return len(view)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """The new position."""
+        if whence == os.SEEK_END:
+            offset += os.fstat(self._descriptor).st_size
+        self._position = self._position + offset if whence == os.SEEK_CUR else offset
+        return self._position
+
+    def tell(self) -> int:
+        """The position."""
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the file's length."""
+        length = self._position if size is None else size
+        self._attempt(lambda: os.ftruncate(self._descriptor, length))
+        return length
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True

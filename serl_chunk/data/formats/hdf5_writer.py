@@ -1,0 +1,280 @@
+"""Writers of episodes in this project's HDF5 layout: a record sink for live episodes, and a target of conversions."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from serl_chunk.data.formats.hdf5 import read_episode, sync_folder, write_episode, write_file
+from serl_chunk.data.source import Json
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    Amend,
+    Begin,
+    ConfigError,
+    DataError,
+    End,
+    Episode,
+    RobotSpec,
+    Step,
+    StepBlock,
+)
+
+
+class _Closed(NamedTuple):
+    begin: Begin
+    steps: list[Step]
+    end: End
+
+
+class EpisodeWriter:
+    """Collects records and writes each closed episode that `keep` accepts to `directory/episode_<i>.hdf5`.
+
+    Numbers continue after the highest one in the folder, and no file is ever overwritten but by an `Amend` of its own
+    episode; several writers may share a folder. No record call waits for the disk: a thread assembles, judges and
+    writes, so arrays handed over must not be changed afterwards. `flush` waits for it. A failed write is raised by the
+    next `begin`, `flush` or `close`; a with-statement closes.
+
+    Args:
+        directory: created if absent.
+        spec: the robot's specification.
+        keep: called (in the writer's thread) with each closed episode, and again after an `Amend` of it.
+        compress, sim: passed to `write_episode`.
+
+    Raises:
+        ConfigError: the folder cannot be created.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        spec: RobotSpec,
+        *,
+        keep: Callable[[Episode], bool] = lambda episode: True,
+        compress: bool = False,
+        sim: bool | None = None,
+    ) -> None:
+        self._directory, self._spec, self._keep = Path(directory), spec, keep
+        self._compress, self._sim = compress, sim
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot create the folder {directory} for episodes: {error}") from error
+        taken = (re.fullmatch(r"episode_(\d+)\.hdf5", p.name) for p in self._directory.iterdir())
+        self._next = max((int(match[1]) for match in taken if match), default=-1) + 1
+        self._begin: Begin | None = None
+        self._steps: list[Step] = []
+        self._written: dict[str, Path] = {}  # episode id -> file
+        self._rejected: Episode | None = None  # the latest one: a person's verdict may still come and save it
+        self._rejected_count = 0
+        self._failure: Exception | None = None
+        self._work: queue.SimpleQueue[_Closed | Amend | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="episode-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def written(self) -> list[Path]:
+        """Files on disk, in the order of their episodes; complete after `flush`."""
+        return list(self._written.values())
+
+    @property
+    def rejected(self) -> int:
+        """Closed episodes that `keep` refused or an amendment discarded; final after `flush`."""
+        return self._rejected_count
+
+    def begin(self, record: Begin) -> None:
+        """Open an episode; raises DataError where one is open, or what an earlier write failed with."""
+        self._raise_failure()
+        if self._begin is not None:
+            raise DataError(f"episode {record.episode_id} begins before the end of {self._begin.episode_id}")
+        self._begin, self._steps = record, []
+
+    def step(self, record: Step) -> None:
+        """Append one step; raises DataError where no episode is open."""
+        if self._begin is None:
+            raise DataError(f"step {record.tick} belongs to no open episode")
+        self._steps.append(record)
+
+    def end(self, record: End) -> None:
+        """Close the open episode and hand it to the thread; an episode without steps is dropped."""
+        if self._begin is None or self._begin.episode_id != record.episode_id:
+            opened = "none" if self._begin is None else self._begin.episode_id
+            raise DataError(f"the end of episode {record.episode_id} does not match the open one ({opened})")
+        if self._steps:
+            self._work.put(_Closed(self._begin, self._steps, record))
+        self._begin, self._steps = None, []
+
+    def amend(self, record: Amend) -> None:
+        """Correct an episode of this writer: its file is rewritten, or removed where it is not to be kept any more.
+
+        An episode that was not kept can be corrected until the next one that is not kept.
+        """
+        self._work.put(record)
+
+    def flush(self) -> None:
+        """Wait until everything handed over is on disk; raises what a write failed with."""
+        done = threading.Event()
+        self._work.put(done)
+        while not done.wait(1.0):
+            if not self._thread.is_alive():  # closed: what was handed over before is done
+                break
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Finish all writes and stop the thread; an episode still open is dropped. May be called again."""
+        if self._thread.is_alive():
+            self._work.put(None)
+            self._thread.join()
+        self._raise_failure()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                if isinstance(item, Amend):
+                    self._apply(item)
+                else:
+                    steps = StepBlock.from_steps(item.begin.episode_id, item.steps)
+                    self._store(Episode(item.begin, steps, item.end))
+            except Exception as error:  # raised to the caller: see _raise_failure
+                self._failure = self._failure or error
+
+    def _store(self, episode: Episode) -> None:
+        if not self._keep(episode):
+            self._rejected, self._rejected_count = episode, self._rejected_count + 1
+            return
+        path = None
+        while path is None:
+            path = self._directory / f"episode_{self._next}.hdf5"
+            self._next += 1
+            try:
+                write_episode(path, episode, self._spec, compress=self._compress, sim=self._sim, replace=False)
+            except FileExistsError:  # another writer took the number
+                path = None
+        self._written[episode.begin.episode_id] = path
+
+    def _apply(self, amend: Amend) -> None:
+        path = self._written.get(amend.episode_id)
+        if path is not None:
+            episode = amended(read_episode(path, self._spec), amend)
+            if amend.discard or not self._keep(episode):
+                path.unlink()
+                del self._written[amend.episode_id]
+                self._rejected, self._rejected_count = episode, self._rejected_count + 1
+            else:
+                write_episode(path, episode, self._spec, compress=self._compress, sim=self._sim)
+        elif self._rejected is not None and self._rejected.begin.episode_id == amend.episode_id:
+            if not amend.discard:
+                episode, self._rejected = amended(self._rejected, amend), None
+                self._rejected_count -= 1
+                self._store(episode)
+        else:
+            raise DataError(f"cannot amend episode {amend.episode_id}: this writer has neither written nor kept it")
+
+
+def amended(episode: Episode, amend: Amend) -> Episode:
+    """`episode` with the fields that `amend` gives; `discard` is the caller's to act on."""
+    return episode._replace(end=amend.correct(episode.end))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hdf5Sink:
+    """See `data.sink.Sink`: `folder/episode_<index>.hdf5`, from 0 on.
+
+    An episode is staged as a hidden file of the same folder and renamed when its index is known. The same episode
+    always becomes the same bytes.
+
+    Args:
+        folder: where the files go.
+        spec: the robot, if its layout (which state values are joints, its rate) is wanted.
+        compress: gzip the frames, see `data.hdf5.write_episode`.
+        joints: which state values are joints, where `spec` is not known.
+    """
+
+    folder: Path
+    spec: RobotSpec | None = None
+    compress: bool = False
+    joints: tuple[int, ...] | None = None
+
+    def layout(self, sample: Episode, hz: float | None) -> Json:
+        """See Sink. A rate is kept where one is known, and not demanded."""
+        return {"hz": hz, **_shapes(sample)}
+
+    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
+        """See Sink; raises OSError where the disk is at fault."""
+        for name, value in _shapes(episode).items():
+            if value != layout[name]:
+                raise DataError(
+                    f"{name} {value} among episodes with {name} {layout[name]}; --cameras chooses what is read, and "
+                    "episodes of two robots are two data sets"
+                )
+        part = self._part(number)
+        part.unlink(missing_ok=True)
+        try:
+            where = f"episode {episode.begin.episode_id}"
+            write_file(
+                part, episode, self.spec, compress=self.compress, hz=layout["hz"], joints=self.joints, where=where
+            )
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return {"number": number}
+
+    def placed(self, layout: Json, staged: list[Json]) -> int:
+        """See Sink."""
+        for part in self.folder.glob(".staged_*.part"):
+            part.unlink()
+        there = (self._file(index).exists() for index in range(len(staged)))
+        return next((index for index, is_there in enumerate(there) if not is_there), len(staged))
+
+    def place(self, layout: Json, index: int, staged: Json) -> None:
+        """See Sink."""
+        os.replace(self._part(staged["number"]), self._file(index))
+        sync_folder(self.folder)
+
+    def finish(self, layout: Json, staged: list[Json]) -> None:
+        """See Sink. There is nothing to describe."""
+        self.placed(layout, staged)
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f".staged_{number}.part"
+
+    def _file(self, index: int) -> Path:
+        return self.folder / f"episode_{index}.hdf5"
+
+
+def _shapes(episode: Episode) -> Json:
+    """What all episodes of a data set have in common."""
+    images = {name: rows.values for name, rows in episode.steps.sparse.items() if name.startswith(IMAGE_PREFIX)}
+    return {
+        "state_dim": episode.steps.observation[STATE].shape[1],
+        "action_dim": episode.steps.action.shape[1],
+        "cameras": {
+            name.removeprefix(IMAGE_PREFIX): list(frames.shape[1:3])
+            for name, frames in sorted(images.items())
+            if len(frames)
+        },
+    }

@@ -1,0 +1,313 @@
+"""Pickles of plain values and numpy arrays, read without running anything they ask for.
+
+A pickle is a small program. Python's own unpickler imports what it names and calls it; this module interprets the
+program itself. It keeps a stack of plain values, and of the calls that a pickle of numpy arrays makes it knows what
+they mean and builds the array from the bytes. No class or function is looked up, imported or called, so what is not
+on the list below cannot run: it is refused with its name.
+
+    values      None, bool, int, float, complex, str, bytes, bytearray
+    containers  list, tuple, dict, set, frozenset; keys and members are str or bytes
+    numpy       ndarray, dtype and scalars of bool, int, uint, float and complex, as numpy 1 and 2 pickle them
+    jax, flax   jax.Array, read as the numpy array it holds, and FrozenDict, read as a dict
+
+Protocols 0 to 5. What a file may cost is bounded by its size: an array has exactly the bytes that the file holds, and
+containers are counted.
+"""
+
+from __future__ import annotations
+
+import os
+import pickletools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from serl_chunk.data.formats.hdf5_io import raise_machine_fault
+from serl_chunk.data.formats.pickled_arrays import (
+    KNOWN_GLOBALS,
+    ArrayToBe,
+    DTypeToBe,
+    Global,
+    Malformed,
+    Refused,
+    array_of,
+    call,
+    checked_key,
+    set_order,
+    shown,
+)
+from serl_chunk.types import DataError
+
+_REFUSED = {
+    "PERSID": "refers to an object outside the file",
+    "BINPERSID": "refers to an object outside the file",
+    "EXT1": "names a class by its number in a registry",
+    "EXT2": "names a class by its number in a registry",
+    "EXT4": "names a class by its number in a registry",
+    "INST": "makes an object of class {0}",
+    "OBJ": "makes an object of a class",
+    "NEWOBJ": "makes an object of a class",
+    "NEWOBJ_EX": "makes an object of a class",
+    "NEXT_BUFFER": "keeps an array outside the file",
+    "READONLY_BUFFER": "keeps an array outside the file",
+    "STRING": "was written by Python 2",
+    "BINSTRING": "was written by Python 2",
+    "SHORT_BINSTRING": "was written by Python 2",
+}
+_ADMITTED = "only numbers, texts, lists, tuples, dicts and numpy arrays of numbers are read"
+
+
+def load_plain(path: Path) -> Any:
+    """The value pickled at `path`. Arrays are read-only views of the bytes that were read.
+
+    Raises DataError: the file cannot be read, is no whole pickle, or asks for anything that is not on this module's
+    list; the message names it and says that it was not run.
+    """
+    try:
+        with path.open("rb") as file:
+            return _Machine(path, file, os.fstat(file.fileno()).st_size).run()
+    except OSError as error:
+        raise_machine_fault(path, error)
+        raise DataError(f"{path}: cannot read the file: {error}") from error
+
+
+class _Bounded:
+    """A file from which nobody can read, or have memory set aside for, more than it has."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size, self._at = file, size, 0
+
+    def read(self, n: int) -> bytes:
+        if n > self._size - self._at:
+            raise Malformed(f"it ends {n - (self._size - self._at)} bytes too early")
+        data = self._file.read(n)
+        self._at += len(data)
+        return data
+
+    def readline(self) -> bytes:
+        data = self._file.readline()
+        self._at += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+
+class _Machine:
+    """Interprets the opcodes of one file."""
+
+    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+        self._path, self._size = path, size
+        self._file = _Bounded(file, size)
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: list[Any] = []
+        # An empty dict takes 64 times the byte that asks for it; transitions hold a container in 10 bytes or more.
+        self._containers = 10_000 + size // 4
+        self._at = 0
+
+    def run(self) -> Any:
+        """See `load_plain`."""
+        operations = _OPERATIONS
+        try:
+            for opcode, argument, at in pickletools.genops(self._file):  # type: ignore[arg-type]
+                self._at = at or 0
+                name = opcode.name
+                if name == "STOP":
+                    return self._result()
+                operation = operations.get(name)
+                if operation is None:
+                    raise Refused(_REFUSED.get(name, "uses " + name).format(argument))
+                operation(self, argument)
+            raise Malformed("it has no end")
+        except Refused as error:
+            raise DataError(
+                f"{self._path}: at byte {self._at} the pickle {error}; it was not run, and nothing of this file is "
+                f"used: {_ADMITTED}. Do not open the file with another program unless you know who wrote it"
+            ) from None
+        except (Malformed, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
+            raise DataError(
+                f"{self._path}: not a whole pickle, at byte {self._at} of {self._size}: {error or type(error).__name__}"
+                "; copy the file again"
+            ) from None
+
+    def _result(self) -> Any:
+        if len(self._stack) != 1 or self._marks:
+            raise Malformed(f"{len(self._stack)} values are left at its end")
+        if self._file.tell() != self._size:
+            raise Malformed(
+                f"{self._size - self._file.tell()} bytes follow its end; several pickles in a file are not read"
+            )
+        return self._stack[0]
+
+    # Stack
+
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def pop(self) -> Any:
+        if not self._stack or (self._marks and self._marks[-1] == len(self._stack)):
+            raise Malformed("its stack is empty")
+        return self._stack.pop()
+
+    def mark(self, _: Any) -> None:
+        self._marks.append(len(self._stack))
+
+    def pop_mark(self, _: Any = None) -> list[Any]:
+        if not self._marks:
+            raise Malformed("a mark is missing")
+        start = self._marks.pop()
+        items = self._stack[start:]
+        del self._stack[start:]
+        return items
+
+    def pop_or_unmark(self, _: Any) -> None:
+        if self._marks and self._marks[-1] == len(self._stack):
+            self._marks.pop()
+        else:
+            self.pop()
+
+    def _top(self) -> Any:
+        if not self._stack or (self._marks and self._marks[-1] == len(self._stack)):
+            raise Malformed("its stack is empty")
+        return self._stack[-1]
+
+    def contain(self, container: Any) -> None:
+        """Push a new container, and count it."""
+        self._containers -= 1
+        if self._containers < 0:
+            raise Refused("makes more lists, tuples and dicts than a file of its size has reason to")
+        self._stack.append(container)
+
+    # Memo
+
+    def memoize(self, _: Any) -> None:
+        top = self._top()
+        if type(top) is ArrayToBe:
+            top.memo.append(len(self._memo))
+        self._memo.append(top)
+
+    def put(self, index: int) -> None:
+        if index != len(self._memo):  # every pickler counts; a hole would only cost memory
+            raise Malformed(f"memo {index} follows memo {len(self._memo) - 1}")
+        self.memoize(None)
+
+    def get(self, index: int) -> None:
+        if not 0 <= index < len(self._memo):
+            raise Malformed(f"there is no memo {index}")
+        self._stack.append(self._memo[index])
+
+    # Containers
+
+    def append(self, _: Any) -> None:
+        value = self.pop()
+        self._container(list).append(value)
+
+    def appends(self, _: Any) -> None:
+        items = self.pop_mark()
+        self._container(list).extend(items)
+
+    def set_item(self, _: Any) -> None:
+        value, key = self.pop(), self.pop()
+        self._container(dict)[checked_key(key)] = value
+
+    def set_items(self, _: Any) -> None:
+        items = self.pop_mark()
+        self._container(dict).update(_pairs(items))
+
+    def add_items(self, _: Any) -> None:
+        items = self.pop_mark()
+        self._container(set).update(map(checked_key, items))
+
+    def _container(self, kind: type) -> Any:
+        top = self._top()
+        if type(top) is not kind:
+            raise Refused(f"adds items to something that is no {kind.__name__}")
+        return top
+
+    def tuple_of(self, n: int) -> None:
+        items = [self.pop() for _ in range(n)]
+        self.contain(tuple(reversed(items)))
+
+    # Names and calls
+
+    def name(self, argument: Any) -> None:
+        if argument is None:
+            name, module = self.pop(), self.pop()
+            if type(name) is not str or type(module) is not str:
+                raise Refused("names something by values that are no texts")
+        else:
+            module, _, name = argument.partition(" ")
+        known = KNOWN_GLOBALS.get((module, name))
+        if known is None:
+            raise Refused(f"asks for {shown(module)}.{shown(name)}")
+        self._stack.append(Global(known))
+
+    def reduce(self, _: Any) -> None:
+        arguments, function = self.pop(), self.pop()
+        if type(function) is not Global or type(arguments) is not tuple:
+            raise Refused("calls something that is no function")
+        self.contain(call(function.name, arguments))
+
+    def build(self, _: Any) -> None:
+        state, target = self.pop(), self._top()
+        if type(target) is DTypeToBe:
+            set_order(target, state)
+        elif type(target) is ArrayToBe:
+            array = self._stack[-1] = array_of(state)
+            for index in target.memo:
+                self._memo[index] = array
+        else:
+            raise Refused("sets the state of an object that is no array")
+
+
+def _pairs(items: list[Any]) -> dict[Any, Any]:
+    if len(items) % 2:
+        raise Malformed("a key has no value")
+    return {checked_key(k): v for k, v in zip(items[::2], items[1::2], strict=True)}
+
+
+_Operation = Callable[[_Machine, Any], Any]
+_ignore: _Operation = lambda machine, argument: None  # noqa: E731
+_OPERATIONS: dict[str, _Operation] = {
+    "PROTO": _ignore,
+    "FRAME": _ignore,
+    "MARK": _Machine.mark,
+    "POP": _Machine.pop_or_unmark,
+    "POP_MARK": _Machine.pop_mark,
+    "NONE": lambda m, a: m.push(None),
+    "NEWTRUE": lambda m, a: m.push(True),
+    "NEWFALSE": lambda m, a: m.push(False),
+    **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2"), _Machine.push),
+    **dict.fromkeys(("FLOAT", "BINFLOAT"), _Machine.push),
+    **dict.fromkeys(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), _Machine.push),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), _Machine.push),
+    "BYTEARRAY8": _Machine.contain,
+    "EMPTY_LIST": lambda m, a: m.contain([]),
+    "LIST": lambda m, a: m.contain(m.pop_mark()),
+    "APPEND": _Machine.append,
+    "APPENDS": _Machine.appends,
+    "EMPTY_TUPLE": lambda m, a: m.push(()),
+    "TUPLE": lambda m, a: m.contain(tuple(m.pop_mark())),
+    "TUPLE1": lambda m, a: m.tuple_of(1),
+    "TUPLE2": lambda m, a: m.tuple_of(2),
+    "TUPLE3": lambda m, a: m.tuple_of(3),
+    "EMPTY_DICT": lambda m, a: m.contain({}),
+    "DICT": lambda m, a: m.contain(_pairs(m.pop_mark())),
+    "SETITEM": _Machine.set_item,
+    "SETITEMS": _Machine.set_items,
+    "EMPTY_SET": lambda m, a: m.contain(set()),
+    "ADDITEMS": _Machine.add_items,
+    "FROZENSET": lambda m, a: m.contain(frozenset(map(checked_key, m.pop_mark()))),
+    "PUT": _Machine.put,
+    "BINPUT": _Machine.put,
+    "LONG_BINPUT": _Machine.put,
+    "MEMOIZE": _Machine.memoize,
+    "GET": _Machine.get,
+    "BINGET": _Machine.get,
+    "LONG_BINGET": _Machine.get,
+    "GLOBAL": _Machine.name,
+    "STACK_GLOBAL": _Machine.name,
+    "REDUCE": _Machine.reduce,
+    "BUILD": _Machine.build,
+}

@@ -1,0 +1,121 @@
+"""Success labels of recorded states (OGBench), and cutting of data that go on after a success.
+
+Here a step that reaches success has reward 1 and terminates, every other step has 0. Published results of Q-chunking
+(and of methods it is compared with) use rewards that are -1 until success and 0 from then on. Both are equivalent: with
+the discount g, a state k steps before success has the value v = g^(k - 1) here and (g v - 1) / (1 - g) there. The
+published numbers come from ours with `reward.offset=-1` (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk import extras
+from serl_chunk.types import ConfigError, DataError
+
+
+class Stretch(NamedTuple):
+    """Steps `start <= t < stop` of a trajectory as an episode, and whether its last step reached success."""
+
+    start: int
+    stop: int
+    success: bool
+
+
+def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[Stretch]:
+    """A trajectory that goes on after successes as episodes that end at them.
+
+    `success` bool[T + 1] says it of the states; step t leads from state t to t + 1. An episode begins in a state that
+    is no success and ends with the first step into one. Steps that begin in a success belong to no episode: there the
+    task is over, and nobody acts. With `keep_solved` every step belongs to one: those that stay in the success are
+    episodes of one step each, and the one that leaves it is the first of what follows. What such an episode begins in
+    is never reached, but it shows a critic more of what a success looks like than the few steps that lead into one.
+    """
+    stretches = []
+    last = len(success) - 1
+    start = 0
+    while start < last:
+        if success[start] and not keep_solved:
+            start += 1
+            continue
+        ahead = np.flatnonzero(success[start + 1 :])
+        stop = start + 1 + int(ahead[0]) if len(ahead) else last
+        stretches.append(Stretch(start, stop, bool(len(ahead))))
+        start = stop
+    return stretches
+
+
+class Judgement(NamedTuple):
+    """What is said of the states of N rows."""
+
+    success: np.ndarray  # bool[N]
+    missing: np.ndarray | None  # [N], parts of the task still to be done, 0 at a success alone; None: nobody knows
+
+
+def judge_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> Judgement:
+    """Which states are successes, and what the others lack, by OGBench's rewards and masks of the rows [N].
+
+    OGBench (1.2 and later) judges the state in which an action begins: its mask is 0 where that state is a success, and
+    its reward is then 0 and negative elsewhere, minus the number of parts still to be done. Without masks the rewards
+    decide; some data sets have 0 and 1 instead. Raises DataError beginning with `where` where neither fits.
+    """
+    readings = []
+    if rewards.max() <= 0:
+        readings.append(-rewards)
+    if np.isin(rewards, (0, 1)).all():
+        readings.append(1 - rewards)
+    if masks is not None:
+        if not np.isin(masks, (0, 1)).all():
+            raise DataError(f"{where}: masks must be 0 (a success) or 1, they have {masks.min():g} to {masks.max():g}")
+        success = masks == 0
+    elif readings and rewards.any():  # zeros alone could be either: all solved, or none
+        success = readings[0] == 0
+    else:
+        raise DataError(
+            f"{where}: rewards from {rewards.min():g} to {rewards.max():g} do not say which states are successes: "
+            "OGBench's are negative and 0 at a success, others 0 and 1 at a success. Add `masks` (0 at a success), or "
+            "leave `rewards` out and name the task with --env"
+        )
+    return Judgement(success, next((r for r in readings if np.array_equal(r == 0, success)), None))
+
+
+_EXAMPLE = "cube-single-play-singletask-task1-v0"
+
+
+def judge_by_task(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> Judgement:
+    """What the task that OGBench calls `task` says of the state of every row.
+
+    Args:
+        where: begins the messages.
+        task: a single-task name with the kind of data in it, such as cube-single-play-singletask-task1-v0.
+        arrays: `qpos [N, Q]` and, where the environment has buttons, `button_states [N, B]`.
+        width: of the observations in the file; another width is another one's.
+
+    Raises:
+        ConfigError: `ogbench` is not installed, or does not know the task.
+        DataError: the file is of another one, or lacks what the task is judged by.
+    """
+    ogbench = extras.ogbench(f"{where}: --env={task}, whose rewards OGBench computes,")
+    if "singletask" not in task.split("-"):
+        raise ConfigError(f"--env={task}: only single-task environments have rewards, such as {_EXAMPLE}")
+    try:
+        env: Any = ogbench.make_env_and_datasets(task, env_only=True)
+    except Exception as error:  # gymnasium's errors have no base of their own below Exception
+        raise ConfigError(f"--env={task}: OGBench cannot make it ({error}); an example: {_EXAMPLE}") from error
+    try:
+        shape = env.observation_space.shape
+        if shape != (width,):
+            raise DataError(f"{where}: observations of {width} values, --env={task} has {[*shape]}: another one")
+        rows: dict[str, np.ndarray] = dict(arrays)
+        try:
+            ogbench.relabel_utils.relabel_dataset(env.unwrapped.spec.id, env, rows)
+        except (KeyError, ValueError, IndexError) as error:
+            raise DataError(
+                f"{where}: --env={task} cannot judge these states ({error}); it needs qpos, and button_states where "
+                f"there are buttons; the file has: {', '.join(arrays) or 'neither'}"
+            ) from error
+    finally:
+        env.close()
+    return judge_states(where, rows["rewards"], rows["masks"])

@@ -1,0 +1,1 @@
+"""Inspection of data sets: checks, results, and an HTML page."""

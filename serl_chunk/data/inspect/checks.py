@@ -1,0 +1,201 @@
+"""What is wrong with, or worth knowing of, episodes taken together. Each function gives the findings of one matter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from serl_chunk.data.inspect.results import Dimension, EpisodeFacts, Finding, Findings
+from serl_chunk.types import Outcome
+
+RATE = 0.05  # relative difference of two rates that is worth mentioning
+CLIPPED = 0.05  # share of the steps at an extreme value
+JUMP = 20.0  # times the median change of a dimension ...
+JUMP_RANGE = 0.2  # ... that is this share of its range ...
+JUMP_RARE = 2.0  # ... and this many times the change that one step in a hundred exceeds
+APART = 0.5  # mean distance between command and joint, in ranges of the joint
+FROZEN = 0.05  # share of the pairs with a moving state whose frames are equal
+
+
+class Jump(NamedTuple):
+    """A change of one action dimension from the tick before."""
+
+    episode: str
+    tick: int
+    dimension: int
+    size: float
+    spike: bool  # the tick after it is back where it was
+
+
+def cameras(data: Findings) -> list[Finding]:
+    """Sizes that differ, cameras that some episodes lack, frames that stand still or are of one colour."""
+    found = []
+    for name, facts in data.cameras().items():
+        sizes = Counter((c.height, c.width) for c in facts)
+        usual = sizes.most_common(1)[0][0]
+        for e in data.episodes:
+            if name not in e.cameras:
+                has = ", ".join(e.cameras) or "none"
+                text = f"{e.key}: no frames of camera {name}, which {len(facts)} other episodes have (it has: {has})"
+                found.append(Finding("fault", "cameras", text, e.key))
+            elif (size := e.cameras[name][:2]) != usual:
+                text = f"{e.key}: camera {name} has {size[0]}x{size[1]} pixels, elsewhere {usual[0]}x{usual[1]}"
+                found.append(Finding("fault", "cameras", text, e.key))
+        moved, frozen = sum(c.moved for c in facts), sum(c.frozen for c in facts)
+        if frozen > FROZEN * moved:
+            worst = max((e for e in data.episodes if name in e.cameras), key=lambda e: e.cameras[name].frozen)
+            text = (
+                f"camera {name}: {frozen} of {moved} pairs of consecutive frames are identical although the state "
+                f"moved, most of them in {worst.key}; does the camera run at the rate of the steps?"
+            )
+            found.append(Finding("remark", "duplicate frames", text, worst.key))
+        if blank := sum(c.blank for c in facts):
+            first = next(e for e in data.episodes if name in e.cameras and e.cameras[name].blank)
+            text = (
+                f"camera {name}: {blank} of {sum(c.decoded for c in facts)} frames are of one colour, "
+                f"the first in {first.key}"
+            )
+            found.append(Finding("remark", "blank frames", text, first.key))
+    return found
+
+
+def time(data: Findings) -> list[Finding]:
+    """Rates that differ from the declared one, or between episodes; missing stamps."""
+    found = []
+    measured, declared = data.measured_hz, data.declared_hz
+    untimed = [e for e in data.episodes if e.period is None and e.length > 1]
+    if data.episodes and len(untimed) == len(data.episodes):
+        text = "the episodes have no time stamps" + ("" if declared else ", and nothing says their rate: give --hz")
+        return [Finding("remark", "rate", text)]
+    if measured and declared and abs(measured / declared - 1) > RATE:
+        text = f"the stamps are {measured:.4g} Hz, {declared:.4g} Hz is declared; which one is true?"
+        found.append(Finding("remark", "rate", text))
+    for e in data.episodes:
+        if measured and e.period and abs(1 / e.period / measured - 1) > RATE:
+            text = f"{e.key}: {1 / e.period:.4g} Hz by its stamps, {measured:.4g} Hz in most episodes"
+            found.append(Finding("remark", "rate", text, e.key))
+    return found
+
+
+def dimensions(data: Findings) -> list[Finding]:
+    """Values that never move, stay at an extreme, or leave the robot's limits."""
+    found = []
+    switches: dict[str, set[int]] = {"state": set(), "action": set()}  # a closed gripper is meant to be at its extreme
+    if data.spec is not None:
+        switches["action"] = set(data.spec.grippers)
+        switches["state"] = {data.spec.joint_of_action[j] for j in data.spec.grippers}
+    for name, dims in (("state", data.state), ("action", data.action)):
+        still = [j for j, d in enumerate(dims) if d.constant]
+        if still:
+            listed = _listed((f"{j} (at {dims[j].mean:.3g})" for j in still), len(still))
+            found.append(Finding("remark", "constant", f"{name}: constant in {_dimensions(still)} {listed}"))
+        clipped = [(j, d) for j, d in enumerate(dims) if _clipped(d) and j not in switches[name]]
+        if clipped:
+            parts = (f"{j} ({_extreme(d)})" for j, d in clipped)
+            listed = _listed(parts, len(clipped))
+            text = f"{name}: at its extreme value on many steps in {_dimensions(clipped)} {listed}; clipped?"
+            found.append(Finding("remark", "clipped", text))
+    if data.spec is not None and len(data.action) == data.spec.action_dim:
+        beyond = []
+        for j, (d, low, high) in enumerate(zip(data.action, data.spec.action_low, data.spec.action_high, strict=True)):
+            slack = 1e-5 * (high - low)  # what rounding to float32 does to a limit
+            if d.low < low - slack or d.high > high + slack:
+                beyond.append(f"{j} ({d.low:.5g}..{d.high:.5g}, limits {low:.5g}..{high:.5g})")
+        if beyond:
+            text = f"action: beyond the limits of {data.spec.name} in {_dimensions(beyond)} "
+            found.append(Finding("remark", "limits", text + _listed(beyond, len(beyond))))
+    return found
+
+
+def jumps(data: Findings, largest: Sequence[Jump]) -> list[Finding]:
+    """Changes of an action far beyond what its dimension usually does; `largest` are the candidates."""
+    if data.changes is None:
+        return []
+    found = []
+    grippers = data.spec.grippers if data.spec else ()
+    usual, _, rare, _ = data.changes
+    back = {(j.episode, j.tick + 1, j.dimension) for j in largest if j.spike}
+    for jump in sorted(largest, key=lambda j: -j.size / max(_range(data.action[j.dimension]), 1e-12)):
+        j, size = jump.dimension, jump.size
+        d = data.action[j]
+        if (j in grippers or d.distinct is not None) and not jump.spike:  # a switch does nothing but jump
+            continue
+        if jump[:3] in back:
+            continue
+        if size > JUMP_RANGE * _range(d) and size > JUMP * usual[j] and size > JUMP_RARE * rare[j]:
+            what = f"jumps by {size:.3g}" + (" for one tick" if jump.spike else "")
+            text = f"{jump.episode}: tick {jump.tick}: action {j} {what}, its usual change is {usual[j]:.2g}"
+            found.append(Finding("remark", "jump", text, jump.episode, jump.tick))
+    return found
+
+
+def followed(data: Findings, distance: np.ndarray | None) -> list[Finding]:
+    """Commands that are nowhere near the joints they command; `distance` float64[A] is their mean distance."""
+    if data.spec is None or distance is None:
+        return []
+    apart = []
+    for j, joint in enumerate(data.spec.joint_of_action):
+        if joint >= 0 and distance[j] > max(APART * _range(data.state[joint]), 0.05):
+            apart.append(f"{j} (mean distance {distance[j]:.3g})")
+    if not apart:
+        return []
+    text = (
+        f"action: far from the measured joint in {_dimensions(apart)} {_listed(apart, len(apart))}; are these "
+        "differences, or in other units?"
+    )
+    return [Finding("remark", "mismatch", text)]
+
+
+def rewards(data: Findings) -> list[Finding]:
+    """Rewards that are nowhere, and rewards and outcomes that contradict each other."""
+    found = []
+    if data.episodes and not any(e.rewarded for e in data.episodes):
+        unknown = data.count(Outcome.UNKNOWN) == len(data.episodes)
+        text = "no step has a reward" + (", and no episode an outcome: see --success and --scores" if unknown else "")
+        return [Finding("remark", "reward", text)]
+    for e in data.episodes:
+        if e.outcome is Outcome.SUCCESS and not e.rewarded:
+            found.append(Finding("remark", "reward", f"{e.key}: a success without any reward", e.key))
+    return found
+
+
+def episodes(data: Findings, horizon: int | None) -> list[Finding]:
+    """Episodes that are shorter than a chunk, and those that are there twice."""
+    found = []
+    for e in data.episodes:
+        if horizon is not None and e.length < horizon:
+            text = f"{e.key}: {e.length} steps, fewer than the {horizon} of a chunk"
+            found.append(Finding("remark", "short", text, e.key))
+    first: dict[str, EpisodeFacts] = {}
+    for e in data.episodes:
+        other = first.setdefault(e.digest, e)
+        if other is not e:
+            text = f"{e.key}: the same states and actions as {other.key}"
+            found.append(Finding("remark", "duplicate episode", text, e.key))
+    return found
+
+
+def _range(d: Dimension) -> float:
+    return d.high - d.low
+
+
+def _clipped(d: Dimension) -> bool:
+    """Whether a value that moves freely stays at an extreme; one that takes few values is a switch."""
+    return not d.constant and d.distinct is None and max(d.at_low, d.at_high) > CLIPPED
+
+
+def _extreme(d: Dimension) -> str:
+    share, value = max((d.at_low, d.low), (d.at_high, d.high))
+    return f"{value:.3g} on {share:.0%}"
+
+
+def _dimensions(some: Sequence[object]) -> str:
+    return "dimension" if len(some) == 1 else f"{len(some)} dimensions:"
+
+
+def _listed(parts: Iterable[str], n: int, at_most: int = 8) -> str:
+    shown = [part for _, part in zip(range(at_most), parts, strict=False)]
+    return ", ".join(shown) + (f" and {n - at_most} more" if n > at_most else "")

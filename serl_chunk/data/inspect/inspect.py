@@ -1,0 +1,184 @@
+"""Looks at all episodes of a source, one after another: the facts, and what is wrong or worth knowing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from serl_chunk.data.inspect import checks
+from serl_chunk.data.inspect.checks import Jump
+from serl_chunk.data.inspect.results import Dimension, EpisodeFacts, Finding, Findings, facts_of
+from serl_chunk.data.normalise.running_statistics import Moments, Statistics
+from serl_chunk.data.source import Source
+from serl_chunk.types import STATE, DataError, Episode, RobotSpec
+
+MANY = 8  # more different values than this are not counted
+_JUMPS = 5  # largest changes of each action dimension that are kept of an episode
+_BACK = 0.1  # of a jump: as near as that to the value before it, an action is back
+
+
+def inspect(
+    source: Source,
+    *,
+    spec: RobotSpec | None = None,
+    horizon: int | None = None,
+    max_episodes: int | None = None,
+    all_frames: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Findings:
+    """Read the episodes of `source` once and say what is in them; holds one episode at a time.
+
+    Args:
+        source: of any format.
+        spec: the robot, where it is known: whose limits, joints and grippers the findings then take into account.
+        horizon: say which episodes are shorter than a chunk of that many actions.
+        max_episodes: look at the first ones only.
+        all_frames: decode every image instead of a few of each episode.
+        progress: called with (episodes done, episodes in all) after each one.
+
+    Raises:
+        DataError: the episodes cannot be listed. One that cannot be read is a fault among the findings.
+    """
+    keys = source.keys()
+    wanted = keys if max_episodes is None else keys[:max_episodes]
+    episodes: list[EpisodeFacts] = []
+    found: list[Finding] = []
+    if not keys:
+        found.append(Finding("fault", "empty", f"{source.path}: there is no episode"))
+    tally = Tally()
+    for done, key in enumerate(wanted, 1):
+        try:
+            episode = source.read(key)
+        except DataError as error:
+            found.append(Finding("fault", "unreadable", str(error), key))
+        else:
+            facts, own = facts_of(key, episode, all_frames=all_frames)
+            episodes.append(facts)
+            found += own
+            found += tally.add(key, episode, spec)
+        if progress is not None:
+            progress(done, len(wanted))
+    findings = Findings(
+        path=str(source.path),
+        format=source.format,
+        available=len(keys),
+        looked_at=len(wanted),
+        declared_hz=source.hz,
+        spec=spec,
+        episodes=tuple(episodes),
+        state=tally.state.dimensions() if tally.state else (),
+        action=tally.action.dimensions() if tally.action else (),
+        changes=tally.quantiles_of_changes(),
+        notes=tuple(source.notes()),
+        findings=(),
+    )
+    found += checks.cameras(findings)
+    found += checks.time(findings)
+    found += checks.dimensions(findings)
+    found += checks.jumps(findings, tally.jumps)
+    found += checks.followed(findings, tally.distance())
+    found += checks.rewards(findings)
+    found += checks.episodes(findings, horizon)
+    found.sort(key=lambda f: f.severity != "fault")  # stable: faults first, else as found
+    return dataclasses.replace(findings, findings=tuple(found))
+
+
+class Column:
+    """Moments, extremes and how often they are taken, and the different values, of rows float32[N, D]."""
+
+    def __init__(self, dim: int) -> None:
+        self.moments = Moments.empty(dim)
+        self._at_low, self._at_high = np.zeros(dim, np.int64), np.zeros(dim, np.int64)
+        self._values: list[set[float] | None] = [set() for _ in range(dim)]  # None for many
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in rows float32[N, D]."""
+        new = Moments.of(values)
+        self._at_low = _taken(self._at_low, self.moments.low, (values == new.low).sum(0), new.low)
+        self._at_high = _taken(self._at_high, -self.moments.high, (values == new.high).sum(0), -new.high)
+        self.moments = self.moments.merged(new)
+        for d, known in enumerate(self._values):
+            if known is not None:
+                known.update(np.unique(values[:, d])[: MANY + 1].tolist())
+                if len(known) > MANY:
+                    self._values[d] = None
+
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """One for each of the D values."""
+        m = self.moments
+        return tuple(
+            Dimension(
+                low=float(m.low[d]),
+                high=float(m.high[d]),
+                mean=float(m.mean[d]),
+                std=float(m.std[d]),
+                distinct=None if known is None else len(known),
+                at_low=float(self._at_low[d] / m.count),
+                at_high=float(self._at_high[d] / m.count),
+            )
+            for d, known in enumerate(self._values)
+        )
+
+
+class Tally:
+    """What all episodes together amount to."""
+
+    def __init__(self) -> None:
+        self.state: Column | None = None
+        self.action: Column | None = None
+        self.jumps: list[Jump] = []  # the largest changes of every episode
+        self._changes: Statistics | None = None
+        self._distance: np.ndarray | None = None  # float64[A], sum over the steps
+        self._dims: tuple[str, int, int] | None = None
+
+    def add(self, key: str, episode: Episode, spec: RobotSpec | None) -> list[Finding]:
+        """Take in an episode; one with other dimensions than the first is a fault, and left out."""
+        state, action = episode.steps.observation[STATE], episode.steps.action
+        if self._dims is None:
+            self._dims = key, state.shape[1], action.shape[1]
+            self.state, self.action = Column(state.shape[1]), Column(action.shape[1])
+            self._changes = Statistics(action.shape[1], (0.5, 0.9, 0.99))
+        first, s, a = self._dims
+        if (s, a) != (state.shape[1], action.shape[1]):
+            text = (
+                f"{key}: {state.shape[1]} state values and {action.shape[1]} actions, where episode {first} has "
+                f"{s} and {a}; they are of different robots"
+            )
+            return [Finding("fault", "dimensions", text, key)]
+        assert self.state is not None
+        assert self.action is not None
+        assert self._changes is not None
+        self.state.add(state)
+        self.action.add(action)
+        if spec is not None:
+            joints = np.array(spec.joint_of_action)
+            distance = np.abs(action - state[:, np.maximum(joints, 0)]).sum(0, dtype=np.float64)
+            self._distance = distance if self._distance is None else self._distance + distance
+        change = np.abs(np.diff(action, axis=0))
+        if len(change):
+            self._changes.add(change)
+            largest = np.argsort(change, axis=0)[-_JUMPS:]
+            m = self.action.moments
+            far = np.take_along_axis(change, largest, 0) > checks.JUMP_RANGE * (m.high - m.low)
+            for k, d in np.argwhere(far):  # the range can only grow: what is no jump now never will be one
+                t, size = int(largest[k, d]), float(change[largest[k, d], d])
+                spike = t + 2 < len(action) and abs(float(action[t + 2, d] - action[t, d])) < _BACK * size
+                self.jumps.append(Jump(key, t + 1, int(d), size, spike))
+        return []
+
+    def quantiles_of_changes(self) -> np.ndarray | None:
+        """See Findings.changes."""
+        if self._changes is None or not self._changes.count:
+            return None
+        return np.vstack([self._changes.quantile(), self._changes.moments.high])
+
+    def distance(self) -> np.ndarray | None:
+        """Mean distance between a command and the joint that it commands, float64[A]; None without a robot."""
+        return None if self._distance is None or self.state is None else self._distance / self.state.moments.count
+
+
+def _taken(count: np.ndarray, low: np.ndarray, more: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """How often the lower of two minima occurs in both parts together."""
+    return np.where(new < low, more, np.where(new == low, count + more, count))

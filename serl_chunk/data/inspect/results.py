@@ -1,0 +1,309 @@
+"""Results of an inspection of episodes: plain values for a screen, a page, JSON or a test."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
+
+Severity = Literal["fault", "remark"]
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong (a fault) or worth knowing (a remark)."""
+
+    severity: Severity
+    kind: str  # a word that findings of one sort share
+    text: str  # a sentence that begins with the episode where there is one
+    episode: str | None = None  # its key in the source
+    tick: int | None = None
+
+
+class Spread(NamedTuple):
+    """Smallest, middle and largest of some numbers."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None of no numbers."""
+        if not len(values):
+            return None
+        return cls(float(np.min(values)), float(np.median(values)), float(np.max(values)))
+
+
+class Dimension(NamedTuple):
+    """One value of the state or of an action, over all steps."""
+
+    low: float
+    high: float
+    mean: float
+    std: float
+    distinct: int | None  # how many different values it takes; None for many
+    at_low: float  # share of the steps that have the lowest value exactly
+    at_high: float
+
+    @property
+    def constant(self) -> bool:
+        """Never moves, up to the rounding of a float32."""
+        return self.high - self.low <= 1e-6 * max(abs(self.low), abs(self.high))
+
+
+class CameraFacts(NamedTuple):
+    """One camera of one episode. A *pair* is two consecutive frames, both decoded and compared."""
+
+    height: int
+    width: int
+    frames: int
+    decoded: int = 0
+    pairs: int = 0
+    identical: int = 0  # pairs whose frames are equal in every pixel
+    moved: int = 0  # pairs between whose frames the state moved
+    frozen: int = 0  # of those: identical
+    blank: int = 0  # decoded frames that are of one colour
+
+
+class EpisodeFacts(NamedTuple):
+    """One episode."""
+
+    key: str
+    length: int  # steps
+    task: str
+    outcome: Outcome
+    terminated: bool
+    reward: float  # sum over the steps, as the end corrects it
+    rewarded: int  # steps with a reward other than 0
+    sources: tuple[int, ...]  # steps of each types.Source
+    segments: int  # runs of HUMAN steps, however long
+    seconds: float | None  # by its stamps, from the first step to the last; None without stamps
+    period: float | None  # median seconds between two steps
+    cameras: dict[str, CameraFacts]
+    digest: str  # of states and actions
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        cameras = {name: c._asdict() for name, c in self.cameras.items()}
+        sources = {source.name: self.sources[source] for source in Source}
+        return self._asdict() | {"outcome": str(self.outcome), "cameras": cameras, "sources": sources}
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """An inspection's result."""
+
+    path: str
+    format: str
+    available: int  # episodes in the source
+    looked_at: int  # of these; `episodes` lacks those that could not be read
+    declared_hz: float | None
+    spec: RobotSpec | None
+    episodes: tuple[EpisodeFacts, ...]
+    state: tuple[Dimension, ...]
+    action: tuple[Dimension, ...]
+    changes: np.ndarray | None  # float64[4, A]: quantiles 0.5, 0.9, 0.99 and 1 of |a[t + 1] - a[t]|; None without any
+    notes: tuple[str, ...]  # what the source says about itself
+    findings: tuple[Finding, ...]
+
+    @property
+    def faults(self) -> list[Finding]:
+        """What makes the data unfit."""
+        return [f for f in self.findings if f.severity == "fault"]
+
+    @property
+    def remarks(self) -> list[Finding]:
+        """What is worth knowing."""
+        return [f for f in self.findings if f.severity == "remark"]
+
+    @property
+    def steps(self) -> int:
+        """In all episodes that were read."""
+        return sum(e.length for e in self.episodes)
+
+    @property
+    def lengths(self) -> Spread | None:
+        """Steps of an episode."""
+        return Spread.of([e.length for e in self.episodes])
+
+    @property
+    def rewards(self) -> Spread | None:
+        """Sum of an episode's rewards."""
+        return Spread.of([e.reward for e in self.episodes])
+
+    @property
+    def measured_hz(self) -> float | None:
+        """Rate by the stamps: of the median episode."""
+        periods = [e.period for e in self.episodes if e.period]
+        return float(1 / np.median(periods)) if periods else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the steps that each source supplied; those that supplied none are left out."""
+        total = np.sum([e.sources for e in self.episodes], axis=0) if self.episodes else np.zeros(len(Source))
+        return {source.name: float(total[source] / self.steps) for source in Source if total[source]}
+
+    def count(self, outcome: Outcome) -> int:
+        """Episodes with that outcome."""
+        return sum(e.outcome is outcome for e in self.episodes)
+
+    def tasks(self) -> dict[str, int]:
+        """Task text -> episodes, the most frequent first."""
+        return dict(Counter(e.task for e in self.episodes).most_common())
+
+    def cameras(self) -> dict[str, list[CameraFacts]]:
+        """Camera -> what each episode that has it says of it."""
+        names = sorted({name for e in self.episodes for name in e.cameras})
+        return {name: [e.cameras[name] for e in self.episodes if name in e.cameras] for name in names}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+
+        def spread(value: Spread | None) -> dict[str, float] | None:
+            return None if value is None else value._asdict()
+
+        return {
+            "path": self.path,
+            "format": self.format,
+            "ok": not self.faults,
+            "episodes_available": self.available,
+            "episodes_looked_at": self.looked_at,
+            "episodes_read": len(self.episodes),
+            "steps": self.steps,
+            "lengths": spread(self.lengths),
+            "declared_hz": self.declared_hz,
+            "measured_hz": self.measured_hz,
+            "state": [d._asdict() for d in self.state],
+            "action": [d._asdict() for d in self.action],
+            "action_changes": None
+            if self.changes is None
+            else dict(zip(("q50", "q90", "q99", "max"), self.changes.tolist(), strict=True)),
+            "tasks": self.tasks(),
+            "outcomes": {str(o): self.count(o) for o in Outcome},
+            "rewards": spread(self.rewards),
+            "sources": self.shares,
+            "notes": list(self.notes),
+            "findings": [f._asdict() for f in self.findings],
+            "episodes": [e.to_json() for e in self.episodes],
+        }
+
+
+GAP = 2.0  # a step that takes more than this many of its episode's median periods is a gap
+MOVED = 0.01  # of its range in the episode: from here on a state value has moved between two frames
+PAIRS = 8  # pairs of frames decoded of each camera and episode, unless all are
+
+
+def facts_of(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[EpisodeFacts, list[Finding]]:
+    """Facts of a checked episode, and the findings that need no other episode.
+
+    Args:
+        key: its name in the source, with which the findings begin.
+        episode: its images are decoded: `PAIRS` pairs of frames of each camera, spread evenly.
+        all_frames: decode all of them.
+    """
+    begin, steps, end = episode
+    found: list[Finding] = []
+    cameras = {}
+    for name, rows in sorted(steps.sparse.items()):
+        if name.startswith(IMAGE_PREFIX) and len(rows.index):
+            camera, trouble = _camera(key, episode, rows, all_frames)
+            cameras[name.removeprefix(IMAGE_PREFIX)] = camera
+            found += trouble
+    found += _final_frames(key, episode)
+    seconds, period, trouble = _time(key, steps.stamp)
+    found += trouble
+    reward = steps.reward.astype(np.float64)
+    if end.reward is not None:
+        reward[-1] = end.reward
+    human = (steps.source == Source.HUMAN).astype(np.int8)
+    facts = EpisodeFacts(
+        key=key,
+        length=steps.n,
+        task=begin.task,
+        outcome=end.outcome,
+        terminated=end.terminated,
+        reward=float(reward.sum()),
+        rewarded=int(np.count_nonzero(reward)),
+        sources=tuple(int((steps.source == s).sum()) for s in Source),
+        segments=int((np.diff(human, prepend=0) == 1).sum()),
+        seconds=seconds,
+        period=period,
+        cameras=cameras,
+        digest=hashlib.sha256(steps.observation[STATE].tobytes() + steps.action.tobytes()).hexdigest()[:16],
+    )
+    return facts, found
+
+
+def _time(key: str, stamp: np.ndarray) -> tuple[float | None, float | None, list[Finding]]:
+    """(duration, median period, findings); an episode whose stamps are all equal has none."""
+    if len(stamp) < 2 or (stamp == stamp[0]).all():
+        return None, None, []
+    between = np.diff(stamp)
+    seconds, period = float(stamp[-1] - stamp[0]), float(np.median(between))
+    back = np.flatnonzero(between <= 0)
+    if len(back):
+        tick = int(back[0]) + 1
+        text = (
+            f"{key}: the time stamp of tick {tick} ({stamp[tick]:.6g} s) is not after that of the tick before "
+            f"({stamp[tick - 1]:.6g} s){_more(len(back) - 1)}"
+        )
+        return seconds, period if period > 0 else None, [Finding("fault", "time", text, key, tick)]
+    gaps = np.flatnonzero(between > GAP * period)
+    if not len(gaps):
+        return seconds, period, []
+    worst = int(gaps[np.argmax(between[gaps])])
+    text = (
+        f"{key}: tick {worst + 1} comes {between[worst]:.3g} s after the one before, {between[worst] / period:.0f} "
+        f"periods{_more(len(gaps) - 1)}"
+    )
+    return seconds, period, [Finding("remark", "gap", text, key, worst + 1)]
+
+
+def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool) -> tuple[CameraFacts, list[Finding]]:
+    state = episode.steps.observation[STATE]
+    frames, (height, width) = len(rows.index), rows.values.shape[1:3]
+    firsts = np.arange(frames - 1)
+    if not all_frames and len(firsts) > PAIRS:
+        firsts = np.linspace(0, frames - 2, PAIRS).astype(int)
+    span = state.max(0) - state.min(0)
+    decoded = pairs = identical = moved = frozen = blank = 0
+    at, last = -1, np.empty(0)
+    try:
+        for first in firsts if len(firsts) else [0]:
+            for i in (first, first + 1):
+                if i == at or i >= frames:
+                    continue
+                before, last, at = last, np.asarray(rows.values[int(i)]), int(i)
+                decoded += 1
+                blank += bool((last == last[0, 0]).all())
+                if i == first + 1:
+                    same = np.array_equal(before, last)
+                    change = np.abs(state[rows.index[i]] - state[rows.index[i - 1]])
+                    moving = bool((change > MOVED * span)[span > 0].any())
+                    pairs, identical, moved = pairs + 1, identical + same, moved + moving
+                    frozen += same and moving
+    except DataError as error:
+        found = [Finding("fault", "frames", str(error), key)]
+    else:
+        found = []
+    return CameraFacts(height, width, frames, decoded, pairs, identical, moved, frozen, blank), found
+
+
+def _final_frames(key: str, episode: Episode) -> list[Finding]:
+    """The frames of the final observation, which training needs, can be decoded."""
+    try:
+        for value in (episode.end.final_observation or {}).values():
+            np.asarray(value)
+    except DataError as error:
+        return [Finding("fault", "frames", str(error), key, episode.end.length)]
+    return []
+
+
+def _more(n: int) -> str:
+    return f", and {n} more such tick{'s' if n > 1 else ''}" if n else ""

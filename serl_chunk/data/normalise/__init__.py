@@ -1,0 +1,1 @@
+"""Transformation between the robot's units and model space, and its statistics."""

@@ -1,0 +1,252 @@
+"""Statistics of states and action chunks, for normalising them: mean, std, q01 and q99.
+
+A sample is a step: its state, and the chunk of `horizon` actions from it on. Behind an episode's last step the last
+action is repeated, and counts, as openpi's loader has it. `delta` actions are differences from the state of the
+*chunk's first* step on the masked dimensions. Quantiles are exact (openpi's are edges of 5,000-bin histograms).
+
+A dimension that (almost) never moves has a spread near 0, and would turn the least movement into a huge number. There
+`std` is raised to a floor. Where q01 and q99 are less than twice the floor apart, the extremes take their place, or
+where those are as close, their middle plus and minus the floor. A floor that is too high only makes such inputs a
+little smaller. Which dimensions were changed is kept beside the numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from serl_chunk.data.normalise.norm_stats import NormStats
+from serl_chunk.data.normalise.running_statistics import KEEP, Moments, Statistics
+from serl_chunk.data.source import Source
+from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
+
+STD_FLOOR = 0.01  # in the data's units; what the normaliser of our own agents has for states
+_BLOCK = 1 << 21  # numbers of chunks made at once
+
+
+class Measured(NamedTuple):
+    """What was measured of one vector, and what is written for it."""
+
+    moments: Moments
+    stats: NormStats
+    std_floored: list[int]  # dimensions whose std was raised to the floor
+    quantiles_widened: list[int]  # dimensions whose q01 and q99 were replaced
+
+
+@dataclasses.dataclass(frozen=True)
+class What:
+    """What the statistics are of.
+
+    Args:
+        actions: as recorded, or differences from the state at the chunk's start.
+        joints: for `delta`: for each action dimension the state index that is subtracted, -1 for none.
+        horizon: H, actions of a chunk.
+        max_samples: of a random subset of that many steps, drawn without repetition; None for all.
+        seed: of that subset.
+        std_floor: see the module's text.
+        keep: numbers held in memory; beyond that the data is read twice.
+    """
+
+    actions: Literal["absolute", "delta"] = "absolute"
+    joints: tuple[int, ...] = ()
+    horizon: int = 1
+    max_samples: int | None = None
+    seed: int = 0
+    std_floor: float = STD_FLOOR
+    keep: int = KEEP
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1:
+            raise ConfigError(f"--horizon must be at least 1, got {self.horizon}")
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ConfigError(f"--max_samples must be at least 1, got {self.max_samples}")
+        if not self.std_floor > 0:
+            raise ConfigError(f"--std_floor must be positive, got {self.std_floor}")
+        if (self.actions == "delta") != any(j >= 0 for j in self.joints):
+            raise ConfigError("delta actions need a mask with at least one dimension, absolute ones have none: --mask")
+
+
+class Computed(NamedTuple):
+    """Statistics of a source."""
+
+    vectors: dict[str, Measured]  # "state" and "actions"
+    what: What
+    episodes: int
+    steps: int  # in all episodes
+    samples: int  # that were used
+
+    def note(self) -> dict[str, Any]:
+        """What the file's key `serl_chunk` holds."""
+        what = self.what
+        return {
+            "actions": what.actions,
+            "mask": [j >= 0 for j in what.joints],
+            "state_of_action": list(what.joints),
+            "horizon": what.horizon,
+            "after_the_end": "last action repeated",
+            "episodes": self.episodes,
+            "steps": self.steps,
+            "samples": self.samples,
+            "seed": what.seed if self.samples < self.steps else None,
+            "std_floor": what.std_floor,
+            "std_floored": {name: m.std_floored for name, m in self.vectors.items()},
+            "std_measured": {name: m.moments.std.tolist() for name, m in self.vectors.items()},
+            "quantiles_widened": {name: m.quantiles_widened for name, m in self.vectors.items()},
+        }
+
+
+def parse_mask(text: str) -> tuple[bool, ...]:
+    """openpi's `6,-1,6,-1`: six dimensions that are differences, one that is not, and so on; raises ConfigError."""
+    out: list[bool] = []
+    for part in text.split(","):
+        try:
+            n = int(part)
+        except ValueError:
+            n = 0
+        if not n:
+            raise ConfigError(
+                f"--mask: {part.strip()!r} is no run length; write 6,-1,6,-1 for six dimensions that are differences, "
+                "one that is not, six that are, one that is not"
+            )
+        out += [n > 0] * abs(n)
+    return tuple(out)
+
+
+def joints_of(mask: tuple[bool, ...] | None, spec: RobotSpec | None) -> tuple[int, ...]:
+    """The state index subtracted from each action dimension, -1 for none.
+
+    As the robot's specification has it, without grippers unless `mask` says otherwise; without a specification action j
+    is a difference from state j where `mask` has it. Raises ConfigError where neither is known, or they do not fit.
+    """
+    if spec is None:
+        if mask is None:
+            raise ConfigError("delta actions: give --mask (ALOHA: 6,-1,6,-1), or --exp_name for its robot's joints")
+        return tuple(j if on else -1 for j, on in enumerate(mask))
+    if mask is None:
+        return tuple(-1 if j in spec.grippers else joint for j, joint in enumerate(spec.joint_of_action))
+    if len(mask) > spec.action_dim:
+        raise ConfigError(f"--mask has {len(mask)} dimensions, robot {spec.name} has {spec.action_dim} actions")
+    joints = tuple(spec.joint_of_action[j] if on else -1 for j, on in enumerate(mask))
+    for j, on in enumerate(mask):
+        if on and joints[j] < 0:
+            raise ConfigError(f"--mask: no state value of robot {spec.name} measures what action {j} commands")
+    return joints
+
+
+def chunks(episode: Episode, what: What, ticks: np.ndarray) -> np.ndarray:
+    """The action chunks float32[N, H, A] from steps `ticks` int[N] on. Raises ConfigError where a mask does not fit."""
+    action, state = episode.steps.action, episode.steps.observation[STATE]
+    at = np.minimum(ticks[:, None] + np.arange(what.horizon), len(action) - 1)
+    out = action[at]
+    if what.actions == "delta":
+        joints = np.array(what.joints)
+        if len(joints) > action.shape[1] or joints.max() >= state.shape[1]:
+            raise ConfigError(
+                f"--mask: {len(joints)} dimensions, up to state value {joints.max()}, of episodes with "
+                f"{action.shape[1]} actions and {state.shape[1]} state values"
+            )
+        masked = np.flatnonzero(joints >= 0)
+        out[..., masked] -= state[ticks][:, None, joints[masked]]
+    return out
+
+
+def compute(source: Source, what: What, progress: Callable[[int, int], None] | None = None) -> Computed:
+    """The statistics of all episodes of `source`, or of `what.max_samples` of their steps.
+
+    Reads the episodes once, twice where there are more numbers than `what.keep`; drawing a subset takes a pass more.
+
+    Args:
+        source: opened with `cameras=()`: images are not looked at.
+        what: see there.
+        progress: called with (episodes read, episodes to read) after each one; both grow with the passes.
+
+    Raises:
+        DataError: an episode cannot be read, has other dimensions than the first, or there is none.
+        ConfigError: the mask does not fit the episodes.
+    """
+    samples = _Samples(source, what, progress)
+    statistics: list[Statistics] = []
+    for vectors in samples.rows():
+        statistics = statistics or [Statistics(v.shape[1], keep=what.keep) for v in vectors]
+        for s, values in zip(statistics, vectors, strict=True):
+            s.add(values)
+    if any(s.unsettled for s in statistics):
+        unsettled = [s.unsettled for s in statistics]  # of the first pass: refining settles at once
+        for vectors in samples.rows():
+            for s, values, again in zip(statistics, vectors, unsettled, strict=True):
+                if again:
+                    s.refine(values)
+    measured = [_measured(s.moments, s.quantile(), what.std_floor) for s in statistics]
+    used = int(samples.lengths.sum()) if samples.chosen is None else len(samples.chosen)
+    names = ("state", "actions")
+    return Computed(dict(zip(names, measured, strict=True)), what, len(samples.keys), int(samples.lengths.sum()), used)
+
+
+class _Samples:
+    """The samples of a source, which may be gone through more than once."""
+
+    def __init__(self, source: Source, what: What, progress: Callable[[int, int], None] | None) -> None:
+        self.source, self.what, self.progress = source, what, progress
+        self.keys = source.keys()
+        if not self.keys:
+            raise DataError(f"{source.path}: there is no episode, and so no statistics")
+        self.lengths = np.zeros(len(self.keys), np.int64)
+        self.chosen: np.ndarray | None = None  # increasing numbers of steps, counted through all episodes
+        self.dims: tuple[int, int] | None = None
+        self.read = self.to_read = 0
+        if what.max_samples is not None:
+            for _ in self._episodes(range(len(self.keys))):
+                pass  # how long they are
+            if what.max_samples < (n := int(self.lengths.sum())):
+                self.chosen = np.sort(np.random.default_rng(what.seed).choice(n, what.max_samples, replace=False))
+
+    def rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """States float32[N, S] and the actions of their chunks float32[N * H, A], some at a time."""
+        ends = np.cumsum(self.lengths)
+        ticks: list[np.ndarray] | None = None
+        if self.chosen is not None:
+            parts = np.split(self.chosen, np.searchsorted(self.chosen, ends[:-1]))
+            ticks = [part - (end - n) for part, end, n in zip(parts, ends, self.lengths, strict=True)]
+        wanted = [i for i in range(len(self.keys)) if ticks is None or len(ticks[i])]
+        for i, episode in self._episodes(wanted):
+            steps = episode.steps
+            of = np.arange(steps.n) if ticks is None else ticks[i]
+            size = max(1, _BLOCK // (self.what.horizon * steps.action.shape[1]))
+            for k in range(0, len(of), size):
+                part = of[k : k + size]
+                yield steps.observation[STATE][part], np.concatenate(chunks(episode, self.what, part))
+
+    def _episodes(self, numbers: Sequence[int]) -> Iterator[tuple[int, Episode]]:
+        self.to_read += len(numbers)
+        for i in numbers:
+            episode = self.source.read(self.keys[i])
+            dims = episode.steps.observation[STATE].shape[1], episode.steps.action.shape[1]
+            self.dims = self.dims or dims
+            if dims != self.dims:
+                raise DataError(
+                    f"{self.source.path}: episode {self.keys[i]} has {dims[0]} state values and {dims[1]} actions, "
+                    f"those before it {self.dims[0]} and {self.dims[1]}; statistics are of one robot's episodes"
+                )
+            self.lengths[i] = episode.steps.n
+            self.read += 1
+            if self.progress is not None:
+                self.progress(self.read, self.to_read)
+            yield i, episode
+
+
+def _measured(moments: Moments, quantiles: np.ndarray, floor: float) -> Measured:
+    std, (q01, q99) = moments.std, quantiles
+    narrow = q99 - q01 < 2 * floor
+    still = narrow & (moments.high - moments.low < 2 * floor)
+    middle = (moments.low + moments.high) / 2
+    q01 = np.where(still, middle - floor, np.where(narrow, moments.low, q01))
+    q99 = np.where(still, middle + floor, np.where(narrow, moments.high, q99))
+    return Measured(
+        moments,
+        NormStats(moments.mean, np.maximum(std, floor), q01, q99),
+        np.flatnonzero(std < floor).tolist(),
+        np.flatnonzero(narrow).tolist(),
+    )

@@ -1,0 +1,200 @@
+"""The transformation between the robot's units and model space: one immutable value with a digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.normalise.norm_stats import NormStats, read_norm_stats, read_note
+from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`; arrays have no single truth value
+class Normaliser:
+    """Affine maps for states and chunks; its arrays cannot be written.
+
+    state: `(s - state_mean) / state_std`. Chunk: at offset i, dimension j,
+    `(a[i, j] - base_j - centre[i, j]) / scale[i, j]`, where base_j is the joint measured at the window's first
+    observation (`state[joint[j]]`) or 0 where `joint[j] < 0` (grippers, and every dimension in absolute modes).
+    Raises DataError where the shapes do not fit together.
+    """
+
+    _ARRAYS: ClassVar[tuple[str, ...]] = ("state_mean", "state_std", "centre", "scale", "joint")
+
+    mode: str
+    state_mean: np.ndarray  # float32[S]
+    state_std: np.ndarray  # float32[S]
+    centre: np.ndarray  # float32[H, A], robot units
+    scale: np.ndarray  # float32[H, A], robot units
+    joint: np.ndarray  # int32[A]
+
+    def __post_init__(self) -> None:
+        for name in self._ARRAYS:
+            value = np.array(getattr(self, name), np.int32 if name == "joint" else np.float32)
+            value.setflags(write=False)
+            object.__setattr__(self, name, value)
+        s, h, a = self.state_mean.size, len(np.atleast_1d(self.centre)), self.joint.size
+        shapes = ((s,), (s,), (h, a), (h, a), (a,))
+        got = tuple(getattr(self, name).shape for name in self._ARRAYS)
+        if got != shapes or h < 1:
+            raise DataError(
+                f"normaliser: {', '.join(self._ARRAYS)} must have shapes [S], [S], [H, A], [H, A], [A]: {got}"
+            )
+        if (self.joint >= s).any():
+            raise DataError(f"normaliser: joint points past a state of {s} values")
+
+    @property
+    def horizon(self) -> int:
+        """H, the chunk length these statistics are for."""
+        return len(self.centre)
+
+    def observe(self, state: np.ndarray) -> np.ndarray:
+        """Robot-unit states float32[..., S] in model space."""
+        return ((state - self.state_mean) / self.state_std).astype(np.float32)
+
+    def encode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+        """Chunk float32[..., H', A] in robot units (H' <= H) to model space, given the raw state float32[..., S]."""
+        h = self._offsets(chunk)
+        return ((chunk - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
+
+    def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+        """The inverse of `encode`."""
+        h = self._offsets(chunk)
+        return (chunk * self.scale[:h] + self.centre[:h] + self._base(state)).astype(np.float32)
+
+    def _offsets(self, chunk: np.ndarray) -> int:
+        h = chunk.shape[-2]
+        if h > self.horizon:  # numpy would repeat the statistics of horizon 1 silently
+            raise DataError(f"chunk of {h} actions, the normaliser's statistics are for at most {self.horizon}")
+        return h
+
+    def _base(self, state: np.ndarray) -> np.ndarray:
+        relative = self.joint >= 0
+        return np.where(relative, state[..., np.maximum(self.joint, 0)], np.float32(0))[..., None, :]
+
+    def digest(self) -> str:
+        """Sixteen hex digits that change when any number does."""
+        h = hashlib.sha256(self.mode.encode())
+        for value in self.to_arrays().values():
+            h.update(np.ascontiguousarray(value).tobytes())
+        return h.hexdigest()[:16]
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Flat arrays for the handshake and for checkpoints; `from_arrays` takes them back."""
+        return {n: getattr(self, n) for n in self._ARRAYS}
+
+    @classmethod
+    def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray]) -> Normaliser:
+        """The inverse of `to_arrays`."""
+        if set(arrays) != set(cls._ARRAYS):
+            raise DataError(
+                f"normaliser: expected the arrays {', '.join(cls._ARRAYS)}, got {', '.join(sorted(arrays))}"
+            )
+        return cls(mode, **arrays)
+
+
+def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, episodes: Sequence[Episode]) -> Normaliser:
+    """Statistics of demonstrations `episodes`, of `config.norm_stats`, or of the specification where there are neither.
+
+    Without demonstrations states pass unchanged, `absolute_range` works as ever, and `relative` falls back to a scale
+    of 5 % of the range per tick, at most the whole range. Raises ConfigError for `absolute_demo`
+    without demonstrations, DataError for episodes of another size.
+    """
+    s, a = spec.state_dim, spec.action_dim
+    low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+    states = [e.steps.observation[STATE] for e in episodes]
+    for e, st in zip(episodes, states, strict=True):
+        if st.shape[1] != s or e.steps.action.shape[1] != a:
+            raise DataError(
+                f"episode {e.begin.episode_id}: state and action have {st.shape[1]} and {e.steps.action.shape[1]} "
+                f"dimensions, robot {spec.name!r} has {s} and {a}"
+            )
+    mean, std = np.zeros(s, np.float32), np.ones(s, np.float32)
+    if config.state and config.norm_stats:
+        of_state = _vector(config, "state", s, spec)
+        mean, std = of_state.mean, np.maximum(of_state.std, config.state_std_floor)
+    elif config.state and states:
+        stacked = np.concatenate(states)
+        # float32 sums over 10^5 rows lose three digits
+        mean = stacked.mean(0, dtype=np.float64)
+        std = np.maximum(stacked.std(0, dtype=np.float64), config.state_std_floor)
+    joint = np.full(a, -1, np.int32)
+    if config.actions == "relative":
+        joint = np.array(spec.joint_of_action, np.int32)
+        joint[list(spec.grippers)] = -1
+    if config.actions == "absolute_demo" and not episodes:
+        raise ConfigError(
+            "normaliser.actions=absolute_demo needs demonstrations: give --demo_path, or use absolute_range or relative"
+        )
+    if config.actions == "norm_stats":
+        joint, centre, scale = _between_quantiles(config, spec, horizon)
+    elif config.actions == "absolute_range" or not episodes:
+        half = np.maximum((high - low) / 2, 1e-6)
+        centre, scale = np.tile((low + high) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
+        moving = joint >= 0
+        centre[:, moving] = 0
+        growth = np.minimum(0.1 * np.arange(1, horizon + 1), 2.0)[:, None]  # of half the range; no offset exceeds 2
+        scale[:, moving] = (half * growth)[:, moving]
+    else:
+        centre, scale = _demonstrated_range(states, episodes, joint, horizon, config)
+    return Normaliser(config.actions, mean, std, centre, scale, joint)
+
+
+def _vector(config: NormaliserConfig, name: str, size: int, spec: RobotSpec) -> NormStats:
+    found = read_norm_stats(config.norm_stats).get(name)
+    if found is None or len(found.mean) != size:
+        what = "none" if found is None else f"{len(found.mean)} dimensions"
+        raise DataError(f"{config.norm_stats}: robot {spec.name} has {size} values of {name}, the file {what}")
+    return found
+
+
+def _between_quantiles(
+    config: NormaliserConfig, spec: RobotSpec, horizon: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(joint [A], centre, scale [H, A]) that map q01 and q99 of the file onto -1 and 1 (as pi0.5 does)."""
+    path, stats = config.norm_stats, _vector(config, "actions", spec.action_dim, spec)
+    note = read_note(path)
+    if stats.q01 is None or stats.q99 is None or note.get("actions") not in ("absolute", "delta"):
+        raise ConfigError(
+            f"{path}: normaliser.actions=norm_stats needs quantiles, and to know whether actions are differences: "
+            "write the file with `serl-chunk data stats`"
+        )
+    joint = np.full(spec.action_dim, -1, np.int32)
+    if note["actions"] == "delta":
+        of = np.array(note.get("state_of_action", []), np.int32)
+        fits = of.ndim == 1 and len(of) <= len(joint) and of.max(initial=-1) < spec.state_dim
+        if not fits or note.get("horizon") != horizon:
+            raise ConfigError(
+                f"{path}: its differences are of chunks of {note.get('horizon')} actions, the experiment's have "
+                f"{horizon} (chunk.horizon, or chunk.critic_horizon where that is more): write it again with "
+                f"`serl-chunk data stats --horizon {horizon}`"
+            )
+        joint[: len(of)] = of
+    half = np.maximum((stats.q99 - stats.q01) / 2, config.action_scale_floor)
+    return joint, np.tile((stats.q01 + stats.q99) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
+
+
+def _demonstrated_range(
+    states: list[np.ndarray], episodes: Sequence[Episode], joint: np.ndarray, horizon: int, config: NormaliserConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and scale [H, A] that map the extremes of the demonstrated offsets onto +-`config.extreme`."""
+    a = len(joint)
+    low, high = np.full((horizon, a), np.inf), np.full((horizon, a), -np.inf)
+    for st, e in zip(states, episodes, strict=True):
+        action = e.steps.action
+        base = np.where(joint >= 0, st[:, np.maximum(joint, 0)], 0)
+        for i in range(min(horizon, len(action))):
+            offset = action[i:] - base[: len(action) - i]
+            low[i], high[i] = np.minimum(low[i], offset.min(0)), np.maximum(high[i], offset.max(0))
+    unseen = ~np.isfinite(low[:, 0])  # offsets longer than every demonstration take the longest seen one's range
+    if unseen.any():
+        last = int(np.flatnonzero(~unseen)[-1])
+        low[unseen], high[unseen] = low[last], high[last]
+    absolute = joint < 0  # their statistics do not depend on the offset
+    low[:, absolute], high[:, absolute] = low[:, absolute].min(0), high[:, absolute].max(0)
+    return (low + high) / 2, np.maximum((high - low) / 2, config.action_scale_floor) / config.extreme

@@ -1,0 +1,99 @@
+"""Warnings and refusals that need both a run's settings and its data or weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.replay.episode import effective_rewards, returns_to_go
+from serl_chunk.types import ConfigError, Episode, Outcome
+
+_DUST = 1e-6  # of sums of float32 rewards
+
+
+class ValueRange:
+    """Says once where a realised return lies outside of `agent.critic.value_low` .. `value_high`.
+
+    Targets beyond the range are clipped: a critic of [0, 1] cannot tell a reward of 10 from one of 1. The configuration
+    is checked against rewards of 0 and 1; what a user's environment gives shows in its episodes alone.
+    """
+
+    def __init__(self, config: ExperimentConfig, say: Callable[[str], None]) -> None:
+        c = config.agent.critic
+        self._low, self._high, self._loss = c.value_low, c.value_high, c.loss
+        self._reward, self._discount, self._say = config.reward, config.discount, say
+        self._silent = c.loss == "squared"
+
+    def online(self, episode_id: str, least: float, most: float) -> None:
+        """Look at the least and the greatest return of an online episode."""
+        self._check(least, most, f"episode {episode_id}")
+
+    def demonstrations(self, episodes: Sequence[Episode]) -> None:
+        """Look at every episode of demonstrations, or of a part of a data set."""
+        for begin, steps, end in episodes:
+            if self._silent:
+                return
+            if not steps.n:
+                continue
+            rewards = np.array(steps.reward, np.float32)
+            if end.reward is not None:
+                rewards[-1] = end.reward
+            failed = end.outcome == Outcome.FAILURE
+            returns = returns_to_go(effective_rewards(rewards, self._reward, failed=failed), self._discount)
+            self._check(float(returns.min()), float(returns.max()), f"demonstration {begin.episode_id}")
+
+    def _check(self, least: float, most: float, what: str) -> None:
+        if self._silent or (least >= self._low - _DUST and most <= self._high + _DUST):
+            return
+        self._silent = True
+        self._say(
+            f"WARNING: {what} has returns of {least:.4g} to {most:.4g}, and agent.critic.loss={self._loss} knows "
+            f"{self._low:g} to {self._high:g}: what lies beyond is clipped, and looks alike to the critic. Set "
+            "agent.critic.value_low and value_high to hold every return, or reward.scale, or agent.critic.loss=squared"
+        )
+
+
+def warn_of_random_backbone(agent: AgentConfig, say: Callable[[str], None]) -> None:
+    """Warn where a fresh run freezes a backbone that no file of weights initialised."""
+    if agent.image_keys and agent.encoder.frozen_backbone and not agent.encoder.weights:
+        say(
+            "WARNING: agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions are "
+            "random and stay so. Give weights (serl-chunk data encoder makes the file), or do not freeze it"
+        )
+
+
+def warn_of_imitated_critic(say: Callable[[str], None]) -> None:
+    """Warn of an offline phase in which the policy imitates a critic that has seen no failure."""
+    say(
+        "WARNING: agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks "
+        "that climb a critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, "
+        "or give failed demonstrations beside"
+    )
+
+
+def restored_normaliser(
+    saved: Normaliser, fresh: Normaliser, *, same_data: bool, say: Callable[[str], None]
+) -> Normaliser:
+    """Return the normaliser that a resumed run goes on with: that of its checkpoint.
+
+    Args:
+        saved: the checkpoint's.
+        fresh: the one fitted to the data of this start.
+        same_data: whether `fresh` was fitted to all data; of a data set it is another part, as a rule.
+
+    Raises:
+        ConfigError: the two transform actions in different ways.
+    """
+    if saved.mode != fresh.mode:
+        raise ConfigError(
+            f"normaliser.actions={fresh.mode} is not what this run's networks were trained with ({saved.mode}): "
+            "leave it as it was, or give another --checkpoint_path to start afresh"
+        )
+    if same_data and saved.digest() != fresh.digest():
+        # Statistics of other demonstrations under an old network would shift every input.
+        say("the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept")
+    return saved

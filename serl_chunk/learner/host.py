@@ -1,0 +1,281 @@
+"""The part of a learner that is the same in every phase: state, replay, checkpoints, publishing, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.state import AgentState
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.learner.checks import ValueRange, restored_normaliser, warn_of_imitated_critic, warn_of_random_backbone
+from serl_chunk.learner.ingest import Inbox, Taken
+from serl_chunk.learner.offline_data import Dataset, FeaturePrecomputation, OfflineData
+from serl_chunk.learner.phases import Phase, Progress, how_to_go_on, resumed_phase
+from serl_chunk.learner.publisher import Publish, SnapshotPublisher
+from serl_chunk.learner.schedule import Evaluate, Pace, Schedule, last_evaluated
+from serl_chunk.learner.training_stats import Accounts
+from serl_chunk.replay.batch_loader import PhaseBatches, updates_at_once
+from serl_chunk.replay.episode import EpisodeStats
+from serl_chunk.replay.replay import Replay
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.metric_rows import Counters, read_metrics
+from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.types import ChunkBatch, Episode, RobotSpec, Snapshot
+
+ON_DATA = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN, Phase.OFFLINE)  # phases of the demonstrations alone
+
+
+class LearnerHost:
+    """Owns the agent's state, the replay, the checkpoints and the metrics of one run; `Learner` runs the phases.
+
+    Args:
+        demos: demonstrations, kept for the whole run.
+        publish: takes each snapshot and its info (on the publisher's thread where `threaded`).
+        threaded: prefetch batches and publish beside the training thread; False reproduces a run bit for bit.
+        dataset: opens offline data that are replaced part by part, in the state they have after so many updates.
+        evaluate: what `learner.eval_interval` calls; closed with the learner.
+        say: prints one line for a person.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        spec: RobotSpec,
+        agent: Agent,
+        normaliser: Normaliser,
+        demos: list[Episode],
+        run_dir: Path,
+        *,
+        publish: Publish,
+        metrics: MetricsLog,
+        threaded: bool,
+        dataset: Dataset | None = None,
+        evaluate: Evaluate | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.agent, self.metrics = config, agent, metrics
+        self._say = say
+        c = config.learner
+        OfflineData.require(c, there=bool(demos) or dataset is not None)
+        self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints, say=say)
+        self.state: AgentState = agent.init(jax.random.key(config.seed))
+        restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
+        if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more
+            self.state = agent.pretrained(self.state)
+            warn_of_random_backbone(config.agent, say)
+        else:
+            saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
+            normaliser = restored_normaliser(saved, normaliser, same_data=dataset is None, say=say)
+        self.normaliser = normaliser
+        # With the weights that the run has: they never change.
+        embed = agent.frame_embedder(self.state if restored is None else restored.state)
+
+        def make_replay(ended: Callable[[EpisodeStats], None]) -> Replay:
+            a = config.agent
+            return Replay(
+                spec, config, self.normaliser, image_keys=a.image_keys, bc_on=a.bc_on, on_episode=ended, embed=embed
+            )
+
+        self.inbox = Inbox(make_replay, say)
+        self.replay = self.inbox.replay
+        self._precompute = None if embed is None else FeaturePrecomputation(self.replay, say)
+        self._range = ValueRange(config, say)
+        self._data = OfflineData(
+            self.replay, demos, dataset,
+            seek=None if restored is None else restored.step, seen=self._range.demonstrations,
+        )  # fmt: skip
+        self.pace = Pace(c, self.inbox)
+        self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
+        self._rng = np.random.default_rng(config.seed)
+        prefetch = config.replay.prefetch if threaded else 0
+        self._batches = PhaseBatches(self.replay, self._rng, c.batch_size, prefetch)
+        self._updates_at_once = updates_at_once(c.batch_size, [spec.camera(k) for k in config.agent.image_keys])
+        self.phase = Phase.PRETRAIN
+        self.phase_updates = 0
+        self.updates = 0  # critic updates of the offline and the online phase
+        self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
+        self.human_ticks = 0
+        self.episodes = 0
+        self._evaluate, self._schedule = evaluate, Schedule(c.eval_interval)
+        self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
+        self.accounts = Accounts(metrics, self.replay, c.log_period, self.counters)
+        if restored is not None:
+            self._resume(*restored[:3])
+        pretrains = self.phase is Phase.PRETRAIN and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
+        offline = self.phase in ON_DATA and self.updates < c.offline_steps
+        if (pretrains or offline) and not self.env_steps:  # else a person's may be demonstrations: a journal may follow
+            self._data.require_window()
+            if self.phase is Phase.PRETRAIN and c.pretrain_steps:
+                self._data.require_imitated(config.agent)
+        if agent.imitates_critic and c.offline_steps and self.phase in ON_DATA and not self._data.has_failures:
+            warn_of_imitated_critic(say)
+
+    @property
+    def offline_updates(self) -> int:
+        """Critic updates of the offline phase."""
+        return self.updates if self._offline_updates is None else self._offline_updates
+
+    @property
+    def online_updates(self) -> int:
+        """Critic updates of the online phase."""
+        return self.updates - self.offline_updates
+
+    @property
+    def env_steps(self) -> int:
+        """Online steps so far."""
+        return self.inbox.env_steps
+
+    def _of_critic(self, updates: int) -> int:
+        """`updates` of the critic alone, where there is one."""
+        return updates if self.agent.has_critic else 0
+
+    def _evaluate_if_due(self, *, now: bool = False) -> bool:
+        """Evaluate the present policy where the schedule wants it (`now`: an end does); False where it does not.
+
+        Nothing that training draws from is touched, and the time it takes is no time of training.
+        """
+        if self._evaluate is None or not self._schedule.due(self.updates, now=now):
+            return False
+        params = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
+        with self.accounts.evaluation():
+            self.tick()
+            self._evaluate(Snapshot(self.updates, params), self.counters())
+        self._schedule.last = self.updates  # also where a stop cut it short: the next life makes up for it
+        return True
+
+    def _enter(self, phase: Phase) -> None:
+        self._batches.close()
+        self.phase, self.phase_updates = phase, 0
+        self.metrics.event(f"phase: {phase}", self.counters())
+        if phase is not Phase.DONE:
+            self._say(f"phase: {phase}")
+
+    def _next_batch(self, updates: int) -> ChunkBatch:
+        stream = self._batches.stream(updates, "demo" if self.phase in ON_DATA else None)
+        with self.accounts.sampling():
+            return stream.next()
+
+    # -- counts ----------------------------------------------------------------------------------------------
+
+    def counters(self) -> Counters:
+        """Where the run stands."""
+        return Counters(self.updates, self.env_steps, self.human_ticks)
+
+    def _count_episodes(self) -> Taken:
+        """Note what ended since the last time; what had come in at that moment."""
+        taken = self.inbox.take()
+        for e in taken.episodes:
+            self.episodes += 1
+            self.human_ticks += e.human_ticks
+            self._range.online(e.episode_id, *e.returns)
+            # A resumed run gathers data before it trains on, but with a policy that has been trained.
+            trained = self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates
+            self.accounts.episode(e, number=self.episodes, phase="train" if trained else "warmup")
+        return taken
+
+    # -- out -------------------------------------------------------------------------------------------------
+
+    def publish(self) -> int:
+        """Publish the policy; returns its version."""
+        params = self.agent.policy_params(self.state, pretrained=self._pretrained)
+        return self._publisher.publish(params, {"step": self.updates, "env_steps": self.env_steps})
+
+    @property
+    def _pretrained(self) -> bool:
+        """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
+        # A resumed run passes through the warm-up too, with a critic that has seen online data.
+        warmed_up = self.phase is Phase.TRAIN and self._of_critic(self.config.learner.critic_warmup_steps)
+        if warmed_up or self.online_updates:
+            return False
+        return not (self.offline_updates and self._data.has_failures)
+
+    @property
+    def version(self) -> int:
+        """The newest published version."""
+        return self._publisher.version
+
+    def checkpoint(self) -> bool:
+        """Write a checkpoint of the present step in the background."""
+        policy = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
+        taken = self._count_episodes()
+        meta = {
+            "experiment": self.config.name,
+            "agent": self.config.agent.kind,
+            "normaliser_mode": self.normaliser.mode,
+            "normaliser_digest": self.normaliser.digest(),
+            **Progress(
+                env_steps=taken.env_steps,
+                human_ticks=self.human_ticks,
+                episodes=self.episodes,
+                sampler_rng=self._rng.bit_generator.state,
+                journal_position=taken.position,
+                human_steps_held=int(self.replay.stats()["replay/human_rows"]),
+                phase=str(self.phase),
+                offline_updates=self.offline_updates,
+                updates_owed=self.pace.owed(taken.env_steps),
+            ).notes(),
+        }
+        return self.checkpoints.save(self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        """Whether closing now writes one: before a phase that a resume could go on in there is nothing to write."""
+        return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
+
+    def close(self) -> None:
+        """Write the final checkpoint, hand over the last snapshot, stop the threads.
+
+        A full disk or a failed hand-over raises nothing: it is said.
+        """
+        self._batches.close()
+        self._count_episodes()
+        if self.writes_checkpoint:
+            self.checkpoint()
+        self.checkpoints.close()
+        self._publisher.close()
+        self._data.close()
+        if self._evaluate is not None:
+            self._evaluate.close()
+        if (error := self._publisher.error) is not None:
+            self._say(f"WARNING: the newest snapshot did not reach the actors ({type(error).__name__}: {error})")
+
+    def _resume(self, step: int, state: AgentState, meta: dict[str, Any]) -> None:
+        saved = Progress.of(meta)
+        self.state = state
+        self.updates = step
+        self.inbox.resume(saved.env_steps, saved.journal_position, saved.human_steps_held)
+        self.human_ticks, self.episodes = saved.human_ticks, saved.episodes
+        self._rng.bit_generator.state = dict(saved.sampler_rng)
+        self._offline_updates = saved.offline_updates
+        self.pace.resume(self.online_updates, saved.updates_owed)
+        self.metrics.resumed(self.counters(), self.episodes)
+        if self._evaluate is not None:
+            self._schedule.last = last_evaluated(read_metrics(self.checkpoints.run_dir))
+        self.phase = resumed_phase(
+            self.config.learner,
+            saved.phase,
+            offline_updates=self.offline_updates,
+            online_updates=self.online_updates,
+            over=self.pace.is_over(self.online_updates),
+            missed=self._evaluate is not None and self._schedule.due(self.updates, now=True),
+        )
+        if self.phase is Phase.OFFLINE:
+            self._offline_updates = None
+        if self.phase is Phase.DONE:
+            self._say(f"resumed at step {step}: training is complete ({self._how_to_go_on()})")
+            return
+        self._say(
+            f"resumed at step {step}, {self.env_steps} online steps, {self._data.episodes} demonstrations"
+            + (", in the offline phase" if self.phase is Phase.OFFLINE else "")
+        )
+        if self.phase is not Phase.OFFLINE:
+            self.publish()
+
+    def _how_to_go_on(self) -> str:
+        return how_to_go_on(self.config.learner, online_updates=self.online_updates, steps_over=self.pace.steps_over)

@@ -1,0 +1,209 @@
+"""Schedules: critic updates relative to online steps, the end of a run, and the learner's own evaluations."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Protocol
+
+from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.learner.ingest import Inbox
+from serl_chunk.learner.phases import Phase
+from serl_chunk.runs.metric_rows import Counters, RunMetrics
+from serl_chunk.types import Snapshot
+
+
+@dataclasses.dataclass
+class RateLimiter:
+    """Keeps critic updates near `utd_ratio` times the online steps recorded since `start`.
+
+    Before `start` nothing is limited (pretraining has its own lengths; the warm-up is counted in episodes).
+    """
+
+    utd_ratio: float  # critic updates per online step
+    max_lag_steps: int  # steps an actor may record beyond those the updates so far account for
+    _base_steps: int | None = None
+    updates: int = 0  # critic updates done since `start`
+
+    def start(self, online_steps: int) -> None:
+        """Begin to count from here."""
+        self._base_steps = online_steps
+        self.updates = 0
+
+    def restore(self, online_steps: int, updates: int, owed: float = 0.0) -> None:
+        """Continue after a resume: of the updates that `online_steps` entitle to, `updates` were done, `owed` not."""
+        self._base_steps = online_steps - round((updates + owed) / self.utd_ratio)
+        self.updates = updates
+
+    def owed(self, online_steps: int) -> float | None:
+        """What `restore` needs to go on as if nothing had been: updates, also parts of one; None before `start`."""
+        if self._base_steps is None:
+            return None
+        return (online_steps - self._base_steps) * self.utd_ratio - self.updates
+
+    def entitled(self, online_steps: int) -> int | None:
+        """Critic updates since `start` that so many steps entitle to, those done included; None before `start`."""
+        if self._base_steps is None:
+            return None
+        return max(0, math.floor((online_steps - self._base_steps) * self.utd_ratio + 1e-6))
+
+    def may_update(self, online_steps: int, count: int) -> bool:
+        """Whether `count` more critic updates are covered by the steps recorded so far."""
+        if self._base_steps is None:
+            return False
+        # 100 steps at 0.29 entitle to 29 updates, not to the 28 that rounding leaves.
+        return self.updates + count <= (online_steps - self._base_steps) * self.utd_ratio + 1e-6
+
+    def steps_missing(self, online_steps: int, count: int) -> int:
+        """How many more steps `count` more critic updates wait for; 0 where they are covered, or before `start`."""
+        if self._base_steps is None:
+            return 0
+        need = math.ceil((self.updates + count - 1e-6) / self.utd_ratio)
+        return max(0, self._base_steps + need - online_steps)
+
+    def updates_due(self, online_steps: int) -> int:
+        """Critic updates that the steps recorded so far entitle to and that are not done; 0 before `start`."""
+        return max(0, (self.entitled(online_steps) or 0) - self.updates)
+
+    def did_update(self, count: int) -> None:
+        """Account for `count` critic updates."""
+        self.updates += count
+
+    def steps_allowed(self, online_steps: int) -> int | None:
+        """How many more steps lockstep actors may record now; None without a limit (before `start`)."""
+        if self._base_steps is None:
+            return None
+        # Rounded up: a fraction of a step less could be what the next update waits for, while the actor waits for it.
+        limit = self._base_steps + math.ceil(self.updates / self.utd_ratio + self.max_lag_steps)
+        return max(0, limit - online_steps)
+
+
+class Pace:
+    """The rate limiter, with the end that `learner.online_steps` and `max_steps` set."""
+
+    def __init__(self, config: LearnerConfig, inbox: Inbox) -> None:
+        self._config, self._inbox = config, inbox
+        self.limiter = RateLimiter(config.utd_ratio, config.max_lag_steps)
+        self._begun = False  # whether steps entitle to updates already; in an earlier life, as they did there
+
+    @property
+    def steps_used(self) -> int:
+        """Online steps that entitle to updates: at most `online_steps`, however far ahead realtime actors are."""
+        wanted, steps = self._config.online_steps, self._inbox.env_steps
+        return steps if wanted is None else min(wanted, steps)
+
+    @property
+    def steps_over(self) -> bool:
+        """Whether all online steps came."""
+        wanted = self._config.online_steps
+        return wanted is not None and self._inbox.env_steps >= wanted
+
+    @property
+    def starts_after(self) -> int:
+        """Fresh steps before training: `training_starts`, or all that are still to come where these are fewer."""
+        c = self._config
+        if c.online_steps is None:
+            return c.training_starts
+        return min(c.training_starts, max(0, c.online_steps - self._inbox.resumed_steps))
+
+    def updates_wanted(self, done: int) -> int:
+        """Online updates after which training ends, as far as it is known; `done` of them are."""
+        c = self._config
+        entitled = None if c.online_steps is None else self.limiter.entitled(c.online_steps)
+        if entitled is None:
+            return c.max_steps
+        return min(c.max_steps, max(done, entitled // c.cta_ratio * c.cta_ratio))
+
+    @property
+    def updates_due(self) -> int:
+        """Critic updates that the recorded steps entitle to and that are not done."""
+        return self.limiter.updates_due(self.steps_used)
+
+    @property
+    def may_update(self) -> bool:
+        """Whether the recorded steps entitle to one more call."""
+        return self.limiter.may_update(self.steps_used, self._config.cta_ratio)
+
+    def is_over(self, updates: int) -> bool:
+        """Whether no online update is to follow these."""
+        return updates >= self._config.max_steps or (self.steps_over and not self.may_update)
+
+    def steps_allowed(self, phase: Phase) -> int | None:
+        """How many more steps lockstep actors may record now; None: no limit."""
+        if phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
+            return 0
+        # The warm-up waits for steps whatever the limiter of an earlier life says.
+        allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._inbox.env_steps)
+        wanted = self._config.online_steps
+        if wanted is None:
+            return allowed
+        left = max(0, wanted - self._inbox.env_steps)
+        return left if allowed is None else min(left, allowed)
+
+    def steps_missing(self, phase: Phase, episodes: int) -> int:
+        """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
+        c = self._config
+        if phase is Phase.WARMUP and episodes >= c.warmup_episodes:
+            return max(0, self.starts_after - self._inbox.fresh_steps)
+        return self.limiter.steps_missing(self.steps_used, c.cta_ratio) if phase is Phase.TRAIN else 0
+
+    def begin(self, online_updates: int) -> None:
+        """The warm-up is over. `online_updates`: of earlier lives."""
+        c, steps = self._config, self._inbox.env_steps
+        if self._begun:
+            return
+        self._begun = True
+        if online_updates:  # a checkpoint that does not say what was owed
+            self.limiter.restore(self.steps_used, online_updates)
+        else:
+            # Steps that the warm-up took from training's share entitle to updates, for there will be no others.
+            self.limiter.start(min(c.training_starts, steps) if self.steps_over else steps)
+
+    def did_update(self) -> None:
+        """Account for one call."""
+        self.limiter.did_update(self._config.cta_ratio)
+
+    def owed(self, env_steps: int) -> float | None:
+        """What a checkpoint notes for `resume`."""
+        return self.limiter.owed(env_steps)
+
+    def resume(self, online_updates: int, owed: float | None) -> None:
+        """Go on as an earlier life would have; `owed` None: it had not begun, or did not say."""
+        # Not the steps themselves: under another ratio they would entitle to far more updates, or to none for long.
+        if owed is not None:
+            self.limiter.restore(self._inbox.env_steps, online_updates, owed)
+            self._begun = True
+
+
+BY_LEARNER = "learner"  # `by` of the rows that such an evaluation writes
+
+
+class Evaluate(Protocol):
+    """Evaluates a policy on held-out starts and writes down what came of it."""
+
+    def __call__(self, snapshot: Snapshot, counters: Counters) -> None:
+        """Evaluate, and write it down unless it was cut short."""
+
+    def close(self) -> None:
+        """Let go of the environment."""
+
+
+class Schedule:
+    """At every multiple of `interval` updates, once each, and where `now` asks for one beside them.
+
+    `last` is the step of the newest evaluation: of an earlier life, on a resume.
+    """
+
+    def __init__(self, interval: int, last: int = 0) -> None:
+        self._interval, self.last = interval, last
+
+    def due(self, step: int, *, now: bool = False) -> bool:
+        """Whether the policy of `step` is to be evaluated; `now`: also where no multiple was passed."""
+        if not self._interval or step == self.last:
+            return False
+        return now or step // self._interval != self.last // self._interval
+
+
+def last_evaluated(metrics: RunMetrics) -> int:
+    """Step of a run's newest evaluation by its learner; 0 without any."""
+    return max((row["step"] for row in metrics["eval"] if row.get("by") == BY_LEARNER), default=0)

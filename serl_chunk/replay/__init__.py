@@ -1,0 +1,1 @@
+"""The learner's memory: records go in, training windows come out."""

@@ -1,0 +1,151 @@
+"""Batches of training windows for the current phase, prepared ahead by a thread where that helps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from serl_chunk.replay.replay import Half, Replay
+from serl_chunk.types import CameraSpec, ChunkBatch
+
+
+class BatchStream:
+    """Batches of `updates` x `batch_size` windows, one for each compiled update.
+
+    With `prefetch=0` a batch is drawn when it is asked for: nothing runs beside the caller, and a seed reproduces a
+    run. With `prefetch=P` a thread, started by the first `next`, keeps up to P batches ready; only it uses `rng`.
+    Every batch has arrays of its own, which nothing writes again: JAX reads numpy memory after the call that was
+    given it has returned, and may keep it as the device array itself.
+
+    Args:
+        half: the half that whole batches are drawn from; None for both, as the configuration has it.
+        put: applied to every batch where it is prepared, for example to copy it to a device.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        rng: np.random.Generator,
+        batch_size: int,
+        updates: int,
+        *,
+        half: Half | None = None,
+        put: Callable[[ChunkBatch], Any] = lambda batch: batch,
+        prefetch: int = 0,
+    ) -> None:
+        self._replay, self._rng, self._half, self._put = replay, rng, half, put
+        self._batch_size, self._updates, self._prefetch = batch_size, updates, prefetch
+        self._ready: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._batches, self._wait = 0, 0.0
+
+    def next(self) -> Any:
+        """The next batch, arrays of shape [updates, batch_size, ...], after `put`.
+
+        Raises what the preparing thread raised, and RuntimeError after `close`.
+        """
+        start = time.perf_counter()
+        batch = self._take() if self._prefetch else self._prepare()
+        self._wait += time.perf_counter() - start
+        self._batches += 1
+        return batch
+
+    def _prepare(self) -> Any:
+        if self._closed:
+            raise RuntimeError("the batch stream is closed")
+        return self._put(self._replay.sample(self._rng, self._batch_size, self._updates, half=self._half))
+
+    def _take(self) -> Any:
+        with self._changed:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+                self._thread.start()
+            self._changed.wait_for(lambda: self._ready or self._error or self._closed)
+            if self._closed:
+                raise RuntimeError("the batch stream is closed")
+            if not self._ready and self._error is not None:
+                raise self._error
+            batch = self._ready.popleft()
+            self._changed.notify_all()
+            return batch
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or len(self._ready) < self._prefetch)
+                    if self._closed:
+                        return
+                batch = self._prepare()
+                with self._changed:
+                    self._ready.append(batch)
+                    self._changed.notify_all()
+        except BaseException as error:  # handed to the consumer: a dead thread must not look like a slow one
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def stats(self) -> dict[str, float]:
+        """Batches given out, batches ready, and the seconds `next` made its caller wait."""
+        with self._changed:
+            ready = len(self._ready)
+        return {"sampler/batches": self._batches, "sampler/ready": ready, "sampler/wait_seconds": self._wait}
+
+    def close(self) -> None:
+        """Stop the thread and drop what it prepared; may be called twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._ready.clear()
+
+
+SCAN = 20  # updates of a phase before training in one compiled call (lengths are rounded up): amortises the dispatch
+PIECE_BYTES = 256 << 20  # of their images; several such pieces are on their way at a time
+
+
+def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
+    """How many batches are drawn and brought to the device as one piece in the phases before training; 1 at least."""
+    pixels = sum(c.height * c.width * 3 for c in cameras)  # of an observation; a window has two
+    return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
+
+
+class PhaseBatches:
+    """One stream of batches at a time, on the device; another size or half of the data gets another stream."""
+
+    def __init__(self, replay: Replay, rng: np.random.Generator, batch_size: int, prefetch: int) -> None:
+        self._replay, self._rng, self._batch_size, self._prefetch = replay, rng, batch_size, prefetch
+        self._stream: BatchStream | None = None
+        self._of: tuple[int, Half | None] | None = None
+
+    def stream(self, updates: int, half: Half | None) -> BatchStream:
+        """Batches for compiled calls of `updates` updates, drawn from `half` alone where it is given."""
+        if self._stream is None or self._of != (updates, half):
+            self.close()
+            self._of = updates, half
+            self._stream = BatchStream(
+                self._replay,
+                self._rng,
+                self._batch_size,
+                updates,
+                half=half,
+                put=jax.device_put,
+                prefetch=self._prefetch,
+            )
+        return self._stream
+
+    def close(self) -> None:
+        """End the stream: what it prepared ahead was drawn from the data of before."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None

@@ -1,0 +1,251 @@
+"""Episodes as the replay holds them: one partition's state, returns, and what is reported when an episode ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from serl_chunk.config.experiment import RewardConfig
+from serl_chunk.types import (
+    Begin,
+    DataError,
+    End,
+    Episode,
+    Outcome,
+    Source,
+    StepBlock,
+)
+
+Key = tuple[str, str]  # (session, episode id)
+
+
+@dataclasses.dataclass
+class Store:
+    """A quota of the pool and the episodes that use it, oldest first."""
+
+    name: str
+    max_rows: int
+    max_frames: int  # per camera
+    frames: np.ndarray  # int64[C]
+    rows: int = 0
+    episodes: dict[Key, StoredEpisode] = dataclasses.field(default_factory=dict)
+    changes: int = 0  # to closed episodes: they left, were corrected, or opened again
+
+    def fits(self, rows: int, frames: np.ndarray) -> bool:
+        """Whether `rows` more rows and `frames` int64[C] more frames stay within the quota."""
+        return self.rows + rows <= self.max_rows and bool((self.frames + frames <= self.max_frames).all())
+
+    def put(self, episode: StoredEpisode) -> None:
+        """Take over an episode with what it holds."""
+        self.episodes[episode.key] = episode
+        self.grow(len(episode.rows), episode.frame_counts)
+
+    def pop(self, episode: StoredEpisode) -> None:
+        """Give an episode up with what it holds."""
+        del self.episodes[episode.key]
+        self.changes += 1
+        self.grow(-len(episode.rows), -episode.frame_counts)
+
+    def grow(self, rows: int, frames: np.ndarray) -> None:
+        """Account for `rows` rows and `frames` int64[C] frames."""
+        self.rows += rows
+        self.frames += frames
+
+
+_Q = "decision/q"
+
+
+class EpisodeStats(NamedTuple):
+    """Figures of one finished online episode.
+
+    `decisions` pairs, for every decision that recorded a value `q`, that value with the discounted sum of effective
+    rewards that followed it. `human_ticks` counts the ticks of the person's segments, idle ones included.
+    """
+
+    session: str
+    episode_id: str
+    length: int  # steps, T
+    episode_return: float  # sum of the rewards as recorded
+    decisions: tuple[tuple[float, float], ...]  # (q, realised discounted return)
+    success: bool | None  # None where the actor died in it: nobody knows
+    human_ticks: int
+    segments: int
+    outcome: Outcome
+    returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
+
+
+@dataclasses.dataclass
+class StoredEpisode:
+    """Bookkeeping of one episode: where its rows and frames lie, and what its records said.
+
+    `rows[t]` is the pool row of step t; after the end, `rows[length]` is the row of the final observation.
+    """
+
+    key: tuple[str, str]  # (session, episode id)
+    begin: Begin
+    demonstration: bool
+    cameras: int
+    rows: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+    length: int = 0  # steps
+    end: End | None = None  # None while open
+    provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
+    given_up: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
+    human: bool = False  # some step was executed by a person
+    cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks windows stop at
+    frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
+    latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
+    latest_frame_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C]
+    decisions: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (tick, q)
+    indexed: int = 0  # starts before this tick have been considered
+    eligible: int = 0  # windows in the views
+    excluded: int = 0  # windows that lack a recent image
+    # Realised returns float64[length] of a demonstration, where they were computed before the lock was taken.
+    returns: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self.frames = [[] for _ in range(self.cameras)]
+        self.latest_frame = np.full(self.cameras, -1, np.int64)
+        self.latest_frame_tick = np.zeros(self.cameras, np.int64)
+
+    @property
+    def frame_counts(self) -> np.ndarray:
+        """Frames held per camera, int64[C]."""
+        return np.array([sum(map(len, slots)) for slots in self.frames], np.int64)
+
+    @property
+    def outcome(self) -> Outcome:
+        """UNKNOWN while the episode is open."""
+        return Outcome.UNKNOWN if self.end is None else self.end.outcome
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the episode is closed by a true termination."""
+        return self.end is not None and self.end.terminated
+
+    @property
+    def last(self) -> int:
+        """Index into `rows` of the last observation a window may end on.
+
+        Open: the newest step, whose own action is not yet known to be followed by anything. Truncated without a
+        final observation (the actor died): the last step, which then starts and extends no window.
+        """
+        if self.end is None or (self.end.final_observation is None and not self.end.terminated):
+            return self.length - 1
+        return self.length
+
+
+def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) -> np.ndarray:
+    """Runs of ticks on which a person had the robot: int64[K, 2], first and past-last tick.
+
+    A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a person who holds still is still in
+    control. HOLD ticks that follow the policy belong to no segment. Given `decision_tick` int32[T], a segment ends
+    where the policy decided again: from there on the robot waits for the chunk (a delay), and nobody has it.
+    """
+    n = len(source)
+    human = source == Source.HUMAN
+    # The last tick at or before each tick that was not HOLD decides whose the HOLD is.
+    decided = np.maximum.accumulate(np.where(source != Source.HOLD, np.arange(n), -1))
+    owned = np.concatenate([[False], (decided >= 0) & human[np.maximum(decided, 0)], [False]])
+    segments = np.flatnonzero(owned[1:] != owned[:-1]).reshape(-1, 2)
+    if decision_tick is None:
+        return segments
+    for segment in segments:
+        begin, follows = segment
+        if follows < n and source[follows] == Source.POLICY and decision_tick[follows] >= 0:  # else nobody knows
+            last = begin + np.flatnonzero(human[begin:follows])[-1]
+            segment[1] = np.clip(decision_tick[follows], last + 1, follows)
+    return segments
+
+
+def takeovers(source: np.ndarray) -> np.ndarray:
+    """Where a person took the robot from whatever moved it, from source uint8[T]: int64[K, 2], increasing.
+
+    First column: the last tick on which the robot acted by itself; second: the person's first one. HOLD ticks between
+    the two are the approach: the person is already coming, or nothing was planned. A person who had the robot from the
+    beginning, or after HOLD ticks alone, took it from nobody.
+    """
+    begins = human_segments(source)[:, 0]
+    acted = np.flatnonzero(source != Source.HOLD)
+    before = np.searchsorted(acted, begins) - 1
+    # Between two segments lies a tick of the robot's own: otherwise they were one.
+    return np.stack([acted[before[before >= 0]], begins[before >= 0]], axis=1)
+
+
+def decision_values(block: StepBlock) -> list[tuple[int, float]]:
+    """(tick, value q of the executed chunk) of the decisions in `block` that recorded one.
+
+    Raises DataError where a record of values is empty.
+    """
+    q = block.sparse.get(_Q)
+    if q is None:
+        return []
+    if not q.values.size:
+        raise DataError(
+            f"episode {block.episode_id}: {_Q} has shape {q.values.shape}, a decision needs a value or more"
+        )
+    # Where the values of several candidates are recorded, the best one was executed.
+    best = np.asarray(q.values, np.float64).reshape(len(q.index), -1).max(1)
+    return list(zip((block.first_tick + q.index).tolist(), best.tolist(), strict=True))
+
+
+def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
+    """sum_{i >= t} gamma^(i - t) r_i of rewards float32[T] for each t, and 0 behind the last: float64[T + 1]."""
+    to_go = np.zeros(len(rewards) + 1)
+    total = 0.0
+    for t, reward in zip(range(len(rewards) - 1, -1, -1), reversed(rewards.tolist()), strict=True):
+        total = reward + discount * total
+        to_go[t] = total
+    return to_go
+
+
+def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool) -> np.ndarray:
+    """What is trained on, float32[T], of recorded rewards float32[T]; `failed`: a declared failure is their end.
+
+    Prices of take-overs come on top.
+    """
+    out = reward * config.scale + config.offset
+    if failed:
+        out[-1] = config.failure_reward
+    return out
+
+
+def realised_returns(episode: Episode, config: RewardConfig, discount: float) -> np.ndarray | None:
+    """What a demonstration achieved from each step on, float64[T]; None where the task did not end it."""
+    _, steps, end = episode
+    if not end.terminated or not steps.n:
+        return None
+    reward = np.array(steps.reward, np.float32)
+    if end.reward is not None:
+        reward[-1] = end.reward
+    return returns_to_go(effective_rewards(reward, config, failed=end.outcome == Outcome.FAILURE), discount)[:-1]
+
+
+def summarise(
+    episode: StoredEpisode,
+    source: np.ndarray,
+    decision_tick: np.ndarray,
+    reward: np.ndarray,
+    effective: np.ndarray,
+    discount: float,
+) -> EpisodeStats:
+    """Figures of a closed `episode` from its columns.
+
+    Columns: source uint8[T], decision_tick int32[T], reward and effective reward float32[T].
+    """
+    to_go = returns_to_go(effective, discount)
+    segments = human_segments(source, decision_tick)
+    session, episode_id = episode.key
+    return EpisodeStats(
+        session=session,
+        episode_id=episode_id,
+        length=episode.length,
+        episode_return=float(reward.sum(dtype=np.float64)),
+        decisions=tuple((q, float(to_go[tick])) for tick, q in episode.decisions),
+        success=None if episode.last < episode.length else episode.outcome == Outcome.SUCCESS,
+        human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
+        segments=len(segments),
+        outcome=episode.outcome,
+        returns=(float(to_go.min()), float(to_go.max())),
+    )

@@ -1,0 +1,91 @@
+"""How much memory a replay may need, and how much there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.replay.feature_cache import PLACE_BYTES
+from serl_chunk.replay.frame_cache import cached_frames
+from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
+
+STORES = 3  # online, demonstrations, and episodes kept for their interventions
+MESSAGE_BYTES = 2048  # of a step's message beside its observation and action: header, columns, the decision
+_MIB = 1 << 20
+
+
+def estimate_bytes(
+    spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], features: Sequence[int] = ()
+) -> int:
+    """Bytes a replay takes when every store is full: columns, index views, free lists, the images of `cameras`
+    and the decoded ones of demonstrations that stay in their files.
+
+    `features`: bytes of a frame's features, of each camera, where they are kept. Then no decoded image is, and
+    demonstrations whose images stay in their files have features as well.
+    """
+    floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, realised, demonstrated, bc
+    fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8 + 8  # source, tick, decision, version, age, stamp, succ, pred
+    fixed += 1 + 1 + 1 + 1  # live, terminal, cut, recent
+    index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
+    index += 16 if config.windows == "adjacent" else 0  # the order of the steps, while it is drawn up anew
+    per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age
+    per_frame = sum(c.height * c.width * 3 + 8 for c in cameras)
+    rows = config.capacity + config.demo_capacity + config.human_capacity
+    cached = 0 if features else cached_frames(cameras, config.frame_cache_bytes, config.demo_capacity)
+    cached_bytes = cached * sum(c.height * c.width * 3 + 16 for c in cameras)
+    places = STORES * config.image_capacity + config.demo_capacity
+    feature_bytes = places * sum(size + PLACE_BYTES for size in features)
+    return rows * per_row + STORES * config.image_capacity * per_frame + cached_bytes + feature_bytes
+
+
+def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
+    """Bytes of the journal that refills the online store and the one for interventions, with every step a message."""
+    per_step = MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim)
+    per_frame = sum(c.height * c.width * 3 for c in cameras)
+    return (config.capacity + config.human_capacity) * per_step + 2 * config.image_capacity * per_frame
+
+
+def available_bytes(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory this process can still take: the system's, or less where a control group limits it; None if unknown.
+
+    Args:
+        proc, group: where the kernel tells; given by tests.
+    """
+    found = [1024 * int(line.split()[1]) for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
+    limit, current, stat = group / "memory.max", group / "memory.current", group / "memory.stat"
+    if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
+        # File pages that nobody uses count as the group's memory, and are given up on demand: reading a folder of
+        # demonstrations once must not look like having no memory left.
+        cache = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith("inactive_file "))
+        found.append(max(0, int(text) - int(current.read_text()) + cache))
+    return min(found, default=None)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def check_memory(
+    spec: RobotSpec,
+    config: ReplayConfig,
+    cameras: Sequence[CameraSpec],
+    available: int | None,
+    features: Sequence[int] = (),
+) -> int:
+    """The estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available` bytes."""
+    need = estimate_bytes(spec, config, cameras, features)
+    if available is not None and need > available:
+        fields = "replay.capacity, replay.demo_capacity or replay.human_capacity"
+        images = "replay.image_capacity (or use fewer agent.image_keys), replay.frame_cache_bytes, " if cameras else ""
+        kept = ""
+        if features:
+            share = need - estimate_bytes(spec, dataclasses.replace(config, frame_cache_bytes=0), cameras)
+            images = images.replace("replay.frame_cache_bytes, ", "")  # nothing is kept decoded
+            kept = f", or set agent.encoder.cache_features=False ({share / _MIB:.0f} MiB of it are features)"
+        raise ConfigError(
+            f"a full replay needs {need / _MIB:.0f} MiB, {available / _MIB:.0f} MiB are available: lower "
+            f"{images}{fields}{kept}"
+        )
+    return need

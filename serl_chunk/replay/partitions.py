@@ -1,0 +1,292 @@
+"""The stores: who may hold how much of the pool, who leaves first, and which windows the views offer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.replay.episode import Key, Store, StoredEpisode, effective_rewards, returns_to_go, takeovers
+from serl_chunk.replay.feature_cache import Embedder
+from serl_chunk.replay.index_sets import BalancedView, IndexView, Windows
+from serl_chunk.replay.memory import STORES
+from serl_chunk.replay.qc_sampler import Neighbours
+from serl_chunk.replay.step_storage import StepPool
+from serl_chunk.replay.windows import BcOn, eligible_starts, imitation_weights
+from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
+
+
+class Stores:
+    """The stores `online`, `demo` and `human`, over one pool and three index views.
+
+    Demonstrations stay. Online episodes leave whole, oldest first; those with interventions move to the human
+    store, without being copied, and leave that one the same way. Not safe to use from two threads at once.
+
+    The views are sets of windows within episodes: `view_online` and `view_demo` of the halves, `view_all` their union.
+    The halves of a batch draw from `windows_online` and `windows_demo`, a batch without halves from `windows_all`:
+    the views, or the neighbouring steps of the stores (`replay.windows=adjacent`; those of `human` are not drawn then).
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        config: ExperimentConfig,
+        cameras: list[CameraSpec],
+        bc_on: BcOn,
+        count: Counter[str],
+        embed: Embedder | None = None,
+    ) -> None:
+        self._config, self._bc_on, self._count = config, bc_on, count
+        r = config.replay
+        rows = r.capacity + r.demo_capacity + r.human_capacity
+        self.pool = StepPool(
+            spec,
+            cameras,
+            rows=rows,
+            frames=STORES * r.image_capacity,
+            max_image_age=r.max_image_age,
+            cache_bytes=r.frame_cache_bytes,
+            deferred=r.demo_capacity,
+            embed=embed,
+        )
+        self.online, self.demo, self.human = (
+            Store(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
+            for name, size in (("online", r.capacity), ("demo", r.demo_capacity), ("human", r.human_capacity))
+        )
+        self.view_online, self.view_demo, self.view_all = (IndexView(rows) for _ in range(3))
+        # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
+        self._balanced = [] if r.positive_fraction is None else [IndexView(rows), IndexView(rows)]
+        self.windows_online: Windows = self.view_online
+        self.windows_demo: Windows = self.view_demo
+        self.windows_all: Windows = self.view_all
+        if r.positive_fraction is not None:
+            self.windows_demo = BalancedView(self.view_demo, self._balanced[0], self._balanced[1], r.positive_fraction)
+        if r.windows == "adjacent":
+            length = max(config.chunk.carried, config.chunk.returned)
+            self.windows_online, self.windows_demo, self.windows_all = (
+                Neighbours(stores, length) for stores in ([self.online], [self.demo], [self.demo, self.online])
+            )
+
+    @property
+    def all(self) -> tuple[Store, Store, Store]:
+        """Online, demo, human."""
+        return self.online, self.demo, self.human
+
+    def find(self, key: Key) -> StoredEpisode | None:
+        """The episode under `key`, if some store holds it."""
+        return next((s.episodes[key] for s in self.all if key in s.episodes), None)
+
+    def of(self, episode: StoredEpisode) -> Store:
+        """The store that holds `episode`."""
+        return next(s for s in self.all if s.episodes.get(episode.key) is episode)
+
+    def make_room(self, store: Store, writer: StoredEpisode, rows: int, frames: np.ndarray) -> bool:
+        """Evict from `store` until `rows` and `frames` fit; False if `writer` itself had to be dropped for it."""
+        while not store.fits(rows, frames):
+            others = [e for e in store.episodes.values() if e is not writer]
+            # Open episodes are still being written: they go only if there is nothing else.
+            victim = next((e for e in others if e.end is not None), others[0] if others else writer)
+            self._evict(store, victim)
+            if victim is writer:
+                return False
+        return True
+
+    def _evict(self, store: Store, episode: StoredEpisode) -> None:
+        if episode.end is None:
+            self._count["dropped_open_episodes"] += 1
+        elif store is self.online and episode.human and self._retire(episode):
+            self._count["kept_for_interventions"] += 1
+            return
+        self._count["evicted_episodes"] += 1
+        self.remove(episode)
+
+    def _retire(self, episode: StoredEpisode) -> bool:
+        """Move an online episode to the human store, where only its intervened starts stay sampled."""
+        frames = episode.frame_counts
+        if len(episode.rows) > self.human.max_rows or bool((frames > self.human.max_frames).any()):
+            return False
+        self.make_room(self.human, episode, len(episode.rows), frames)
+        steps = episode.rows[: episode.length]
+        self.view_online.discard(steps)
+        self.view_all.discard(steps[self.pool.source[steps] != Source.HUMAN])
+        self.online.pop(episode)
+        self.human.put(episode)
+        return True
+
+    def remove(self, episode: StoredEpisode) -> None:
+        """Forget `episode` and free what it held."""
+        self.remove_all([episode])
+
+    def remove_all(self, episodes: Sequence[StoredEpisode]) -> None:
+        """`remove` them; views of thousands of short ones change at once."""
+        if episodes:
+            self._hide(np.concatenate([e.rows for e in episodes]))
+        for episode in episodes:
+            self.of(episode).pop(episode)
+            self.pool.release(episode)
+
+    def label(self, episode: StoredEpisode, first: int = 0) -> None:
+        """Effective rewards, realised returns and imitation weights of the steps from tick `first` on.
+
+        A realised return is known of demonstrations whose end the task made, and they come whole (`first` is 0).
+        """
+        pool, reward = self.pool, self._config.reward
+        rows = episode.rows[first : episode.length]
+        source = pool.source[rows]
+        failed = episode.terminated and episode.outcome == Outcome.FAILURE
+        pool.effective[rows] = effective_rewards(pool.reward[rows], reward, failed=failed)
+        # Corrections may move either, and call this for the whole episode.
+        pool.realised[rows] = -np.inf
+        if episode.terminated and episode.demonstration:
+            known, episode.returns = episode.returns, None  # for once: a correction changes them
+            if known is None:
+                known = returns_to_go(pool.effective[rows], self._config.discount)[:-1]
+            pool.realised[rows] = known
+        if (source == Source.HUMAN).any():
+            self._mark_takeovers(episode, first)
+        pool.demonstrated[rows] = episode.demonstration | (source == Source.HUMAN)
+        pool.bc[rows] = imitation_weights(
+            source,
+            bc_on=self._bc_on,
+            demonstration=episode.demonstration,
+            outcome=episode.outcome,
+            exclude_before_takeover=self._config.replay.exclude_before_takeover,
+        )
+
+    def _mark_takeovers(self, episode: StoredEpisode, first: int) -> None:
+        """Cut windows at the take-overs, and charge those from tick `first` on to the steps that led to them."""
+        penalty, cut = self._config.reward.intervention_penalty, self._config.replay.intervention_windows == "cut"
+        if not penalty and not cut:
+            return
+        pool = self.pool
+        found = takeovers(pool.source[episode.rows[: episode.length]])
+        if cut:
+            episode.cuts = found[:, 1]
+            pool.cut[episode.rows[episode.cuts]] = True
+        if penalty and not episode.demonstration:  # the step to blame may have come with an earlier record
+            pool.effective[episode.rows[found[found[:, 1] >= first, 0]]] -= np.float32(penalty)
+
+    def index(self, episode: StoredEpisode) -> None:
+        """Offer the windows that have become complete since the last call."""
+        returned = self._config.chunk.returned
+        ticks, excluded = eligible_starts(
+            self.pool.recent[episode.rows],
+            first=episode.indexed,
+            last=episode.last,
+            terminated=episode.terminated,
+            returned=returned,
+            keep_terminal=self._config.replay.terminal_windows == "keep",
+            cuts=episode.cuts,
+        )
+        episode.indexed = max(episode.indexed, episode.last - returned + 1, *episode.cuts[-1:].tolist())
+        episode.eligible += len(ticks)
+        episode.excluded += excluded
+        rows = episode.rows[ticks]
+        if episode.demonstration:
+            self.view_demo.add(rows)
+            self.view_all.add(rows)
+            if self._balanced and episode.end is not None:
+                windows = episode.rows[self.view_demo.contains(episode.rows)]
+                self._balanced[episode.outcome != Outcome.SUCCESS].add(windows)
+            return
+        intervened = rows[self.pool.source[rows] == Source.HUMAN]
+        self.view_demo.add(intervened)
+        if episode.key in self.human.episodes:
+            self.view_all.add(intervened)
+        else:
+            self.view_online.add(rows)
+            self.view_all.add(rows)
+
+    def unindex(self, episode: StoredEpisode) -> None:
+        """Offer no window of `episode` any more."""
+        self._hide(episode.rows)
+        self.of(episode).changes += 1
+        episode.indexed = episode.eligible = episode.excluded = 0
+
+    def _hide(self, rows: np.ndarray) -> None:
+        for view in (self.view_online, self.view_demo, self.view_all, *self._balanced):
+            view.discard(rows)
+
+    def check_demos(self, episodes: Sequence[Episode], *, files: bool = True) -> None:
+        """Raise DataError unless demonstrations `episodes` are this robot's.
+
+        Also for one that is given twice and, unless `files`, for images that are still in their files. Nothing of what
+        the stores hold is looked at.
+        """
+        pool = self.pool
+        seen: set[str] = set()
+        for begin, steps, end in episodes:
+            pool.check(steps)
+            if end.final_observation is not None:
+                pool.check_final(begin.episode_id, end.final_observation)
+            if not files and pool.deferred_in(steps, end.final_observation):
+                raise DataError(
+                    f"episode {begin.episode_id}: its images are still in their files, and the episodes of a data set "
+                    "that takes turns leave again; train on the state alone (agent.image_keys), or give the data with "
+                    "--demo_path"
+                )
+            if begin.episode_id in seen:
+                raise DataError(f"episode {begin.episode_id} is given twice")
+            seen.add(begin.episode_id)
+
+    def check_room(self, episodes: Sequence[Episode], *, leaving: Sequence[StoredEpisode]) -> None:
+        """Raise ConfigError naming the capacity to set unless demonstrations fit once those of `leaving` have left."""
+        pool, store = self.pool, self.demo
+        rows = store.rows - sum(len(e.rows) for e in leaving)
+        frames = store.frames - sum((e.frame_counts for e in leaving), np.zeros_like(store.frames))
+        for _, steps, end in episodes:
+            rows += steps.n + 1
+            frames += pool.frames_in(steps, demonstration=True)
+            frames += pool.final_frames(end.final_observation, demonstration=True)
+        if rows > store.max_rows or (frames > store.max_frames).any():
+            raise ConfigError(
+                f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
+                f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {store.max_rows}, "
+                f"replay.image_capacity {store.max_frames}: raise the one that is too small (demonstrations stay)"
+            )
+
+    def check_balance(self) -> None:
+        """Raise DataError where `replay.positive_fraction` has no successful demonstration to draw, or no other."""
+        if not self._balanced or all(map(len, self._balanced)):
+            return
+        outcomes = Counter(e.outcome for e in self.demo.episodes.values())
+        found = ", ".join(f"{outcomes[o]} {o}" for o in Outcome if outcomes[o]) or "none"
+        lacks = "a successful" if not len(self._balanced[0]) else "an unsuccessful"
+        raise DataError(
+            f"replay.positive_fraction={self._config.replay.positive_fraction} balances windows of successful "
+            f"demonstrations and of others, but there is no window of {lacks} one (outcomes of the demonstrations: "
+            f"{found}). Give demonstrations of both, say how they ended (--demo_success, --demo_failure, "
+            "--demo_scores), or leave it out"
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Sizes of stores and views, and the share of windows left out for want of a recent image."""
+        episodes = [e for s in self.all for e in s.episodes.values()]
+        eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
+        pool, views = self.pool, (3 + len(self._balanced)) * self.view_all.nbytes
+        images = sum(im.nbytes for im in pool.images) + sum(cache.nbytes for cache in pool.deferred)
+        images += sum(f.nbytes for f in pool.features)
+        decoded = sum(cache.held_bytes for cache in pool.deferred)
+        held = sum(im[0].nbytes * slots.used for im, slots in zip(pool.images, pool.frame_slots, strict=True))
+        per_row = (pool.nbytes - images + views) / pool.row_slots.capacity
+        out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
+        out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
+        out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}
+        features = sum(f.held_bytes for f in pool.features)
+        if pool.features:
+            out["feature_frames"] = sum(f.known for f in pool.features)
+            out["feature_bytes"] = features
+            out["features_computed"] = sum(f.computed for f in pool.features)
+        return out | {
+            "online_windows": len(self.windows_online),
+            "demo_windows": len(self.windows_demo),
+            "windows": len(self.windows_all),
+            "excluded_share": excluded / max(1, eligible + excluded),
+            "deferred_frames": sum(map(len, pool.deferred)),
+            "frame_cache_bytes": decoded,
+            "frame_cache_misses": sum(c.decoded for c in pool.deferred) / max(1, sum(c.asked for c in pool.deferred)),
+            "bytes": held + decoded + features + int(per_row * pool.row_slots.used),
+            "reserved_bytes": pool.nbytes + views,
+        }

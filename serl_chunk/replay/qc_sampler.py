@@ -1,0 +1,192 @@
+"""Q-chunking's published sampler: windows of neighbouring rows, whatever episode they are of.
+
+The code of Li, Zhou and Levine (2025) draws a row uniformly and takes the H rows from there on, as they lie in its
+buffer. Where an episode ends among them, weights tell: the critic's loss leaves the window out unless the end comes
+with the window's last row, and imitation stops there. So of an episode's H windows that contain its success one is
+learnt from. It is here for comparisons; our own windows (`windows`) lie within their episode.
+
+In published offline data a trajectory goes on after a success, and only its last row is an end. We cut it into episodes
+(`data.relabel`), which join here again: a demonstration that begins in the very state in which a terminated one ended
+goes on with it, so that a window across the two keeps its weight, and its mask is 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.replay.step_storage import StepPool
+from serl_chunk.replay.windows import Gathered
+from serl_chunk.types import STATE, CameraSpec, ChunkBatch, ConfigError
+
+if TYPE_CHECKING:
+    from serl_chunk.replay.episode import Store
+
+
+def check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> None:
+    """Raise ConfigError where `config` asks these windows for what they do not have."""
+    if cameras:
+        names = ", ".join(c.name for c in cameras)
+        raise ConfigError(
+            f"replay.windows=adjacent has states only, and agent.image_keys names {names}: leave out agent.image_keys, "
+            "or set replay.windows=episode"
+        )
+    if config.replay.positive_fraction is not None:
+        raise ConfigError(
+            f"replay.positive_fraction={config.replay.positive_fraction} balances whole episodes, and "
+            "replay.windows=adjacent knows none: leave one of them out"
+        )
+
+
+class Rows(NamedTuple):
+    """N steps in the order in which they neighbour each other, those of one episode in theirs."""
+
+    state: np.ndarray  # float32[N, S]
+    next_state: np.ndarray  # float32[N, S], after the step
+    action: np.ndarray  # float32[N, A]
+    reward: np.ndarray  # float32[N], as trained on
+    mask: np.ndarray  # float32[N], 0 where the task terminated with the step: nothing is bootstrapped
+    terminal: np.ndarray  # [N], not 0 on the last step of an episode, however it ended
+
+
+def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: int, discount: float) -> ChunkBatch:
+    """The windows of `max(horizon, returned)` rows that start at `starts` int64[B], in the units of `rows`.
+
+    `valid[b, i]` is 1 until the first end, its own step included; `weight` is that of the return's last step. Rewards
+    are those of all R = `returned` rows, also after an end; `mask` is 0 where any of them terminated; `discount_n` is
+    gamma^R always, and the next observation that of row R - 1. All steps count as demonstrated and imitated as far as
+    they are valid. Raises nothing: the caller keeps `starts` to where the rows suffice.
+    """
+    length = max(horizon, returned)
+    at = starts[:, None] + np.arange(length)
+    ended = np.maximum.accumulate(rows.terminal[at] > 0, axis=1)
+    reached = np.ones(at.shape, np.float32)
+    reached[:, 1:] = ~ended[:, :-1]
+    valid = reached[:, :horizon]
+    return ChunkBatch(
+        observations={STATE: rows.state[starts]},
+        actions=rows.action[at[:, :horizon]],
+        valid=valid.copy(),
+        rewards=rows.reward[at[:, :returned]],
+        mask=rows.mask[at[:, :returned]].min(1),
+        discount_n=np.full(len(starts), discount**returned, np.float32),
+        next_observations={STATE: rows.next_state[at[:, returned - 1]]},
+        demonstrated=valid.copy(),
+        bc=valid.copy(),
+        delay=np.zeros(len(starts), np.int32),
+        weight=reached[:, returned - 1].copy(),
+        realised=np.full(len(starts), -np.inf, np.float32),  # windows across ends belong to no episode
+    )
+
+
+def gather_neighbours(
+    pool: StepPool,
+    normaliser: Normaliser,
+    rows: np.ndarray,
+    *,
+    horizon: int,
+    returned: int,
+    discount: float,
+    bc_all: bool,
+) -> Gathered:
+    """The windows of pool rows `rows` int64[B, L], L = max(horizon, returned), in model space; every array is fresh.
+
+    As `gather_adjacent`, with the pool's own marks of demonstrated and, unless `bc_all`, imitated steps. An end lies
+    where a row's successor is not the next of the window: also where the actor died, or is still writing. It is none
+    where a demonstrated trajectory goes on (see the module).
+    """
+    b, length = rows.shape
+    at, after = rows.ravel(), pool.succ[rows]
+    terminal = np.zeros((b, length), np.bool_)
+    terminal[:, :-1] = after[:, :-1] != rows[:, 1:]  # of the last row it makes no difference
+    window, step = np.nonzero(terminal)
+    terminal[window, step] = ~_goes_on(pool, rows[window, step], after[window, step], rows[window, step + 1])
+    columns = Rows(
+        state=pool.state[at],
+        next_state=pool.state[after.ravel()],
+        action=pool.action[at],
+        reward=pool.effective[at],
+        mask=(~pool.terminal[after.ravel()]).astype(np.float32),
+        terminal=terminal.ravel(),
+    )
+    raw = gather_adjacent(columns, np.arange(b) * length, horizon=horizon, returned=returned, discount=discount)
+    steps, live = rows[:, :horizon], raw.valid > 0
+    decided = live & (pool.decision_tick[steps] == pool.tick[steps[:, :1]])
+    state = raw.observations[STATE]
+    actions = normaliser.encode(state, raw.actions)
+    batch = raw._replace(
+        observations={STATE: normaliser.observe(state)},
+        actions=actions,
+        next_observations={STATE: normaliser.observe(raw.next_observations[STATE])},
+        demonstrated=pool.demonstrated[steps] * raw.valid,
+        bc=raw.bc if bc_all else pool.bc[steps] * raw.valid,
+        delay=decided.argmax(1).astype(np.int32),
+    )
+    beyond = (np.abs(actions) > 1).sum(2)
+    return Gathered(batch, int(beyond[live].sum()), int(live.sum()) * actions.shape[2], [])
+
+
+def _goes_on(pool: StepPool, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Whether the episodes that begin with pool rows `first` int64[K] are the same trajectories as those before.
+
+    `last` and `final` are the last step of each of those and the row of its final observation; returns bool[K].
+    """
+    same = (pool.state[final] == pool.state[first]).all(1) & pool.terminal[final]
+    return same & (pool.tick[first] == 0) & (pool.demonstrated[last] > 0) & (pool.demonstrated[first] > 0)
+
+
+class StoreOrder:
+    """The steps of one store in the order in which its episodes began, oldest first.
+
+    The rows of the closed episodes at the front are kept until one of them changes; those of the few behind them are
+    looked up every time, for they grow.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._settled = np.empty(0, np.int64)
+        self._episodes = 0  # of `_settled`
+        self._changes = store.changes
+
+    def parts(self) -> list[np.ndarray]:
+        """Pool rows of the steps whose next observation is known, one array after the other."""
+        if self._changes != self._store.changes:
+            self._settled, self._episodes, self._changes = np.empty(0, np.int64), 0, self._store.changes
+        rest = list(itertools.islice(self._store.episodes.values(), self._episodes, None))
+        closed = list(itertools.takewhile(lambda e: e.end is not None, rest))
+        if closed:
+            self._settled = np.concatenate([self._settled, *(e.rows[: e.last] for e in closed)])
+            self._episodes += len(closed)
+        return [self._settled, *(e.rows[: max(0, e.last)] for e in rest[len(closed) :])]
+
+
+class Neighbours:
+    """The windows of `length` neighbouring steps of a few stores, one after the other; may be drawn like a view."""
+
+    def __init__(self, stores: Sequence[Store], length: int) -> None:
+        self._orders, self._length = [StoreOrder(s) for s in stores], length
+
+    def __len__(self) -> int:
+        """How many starts there are, N - length + 1 for N steps, or 0."""
+        return max(0, sum(map(len, self._parts())) - self._length + 1)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Pool rows int64[*shape, length] of windows drawn uniformly with replacement. There must be one."""
+        parts = self._parts()
+        ends = np.cumsum([len(p) for p in parts])
+        starts = rng.integers(ends[-1] - self._length + 1, size=shape)
+        at = starts[..., None] + np.arange(self._length)
+        part = np.searchsorted(ends, at, side="right")
+        out = np.empty(at.shape, np.int64)
+        for i, rows in enumerate(parts):
+            chosen = part == i
+            out[chosen] = rows[at[chosen] - (ends[i] - len(rows))]
+        return out
+
+    def _parts(self) -> list[np.ndarray]:
+        return [part for order in self._orders for part in order.parts()]

@@ -1,0 +1,344 @@
+"""The learner's memory: records of any number of sessions go in, training windows come out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.replay.episode import EpisodeStats, Key, realised_returns
+from serl_chunk.replay.episode_builder import Recording
+from serl_chunk.replay.feature_cache import Embedder, feature_bytes
+from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
+from serl_chunk.replay.partitions import Stores
+from serl_chunk.replay.qc_sampler import check_adjacent, gather_neighbours
+from serl_chunk.replay.windows import BcOn, Gathered, gather
+from serl_chunk.types import Begin, ChunkBatch, ConfigError, DataError, End, Episode, Record, RobotSpec, StepBlock
+
+DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
+DATASET_SESSION = "dataset"  # and that of those which give way to others
+_COUNTED = (  # reported from the start, so that a metric's absence never means zero
+    "steps", "episodes", "evicted_episodes", "kept_for_interventions", "dropped_open_episodes",
+    "discarded_episodes", "empty_episodes", "orphan_records", "orphan_steps",
+)  # fmt: skip
+
+
+Half = Literal["demo", "online"]
+
+
+class Ready(NamedTuple):
+    """What a training loop waits for."""
+
+    steps: int  # online steps ever inserted
+    online: int  # windows the online half draws from
+    demo: int  # windows the demonstration half draws from
+    windows: int  # distinct windows in either
+
+
+class Replay:
+    """Steps stored once, and windows sampled from them; every method may be called from any thread.
+
+    Capacities count rows: an episode of T steps takes T + 1, the last for its final observation.
+
+    Args:
+        spec: the robot whose episodes are kept.
+        config: lengths, discount, rewards and capacities.
+        normaliser: how observations and chunks enter model space.
+        image_keys: cameras whose frames are kept and sampled; frames of others are not stored.
+        bc_on: which steps carry weight in an imitation loss.
+        on_episode: called at the end of every online episode, on the inserting thread, outside the lock.
+        embed: what a frozen backbone makes of frames; batches then show it as `features/<camera>` in place of images.
+            It is computed once for each stored frame, at the latest when a batch first shows it.
+
+    Raises:
+        ConfigError: unknown camera, a capacity below one episode, more memory than there is, or
+            `replay.windows=adjacent` with what it cannot do (images, `replay.positive_fraction`).
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        config: ExperimentConfig,
+        normaliser: Normaliser,
+        *,
+        image_keys: Sequence[str] = (),
+        bc_on: BcOn = "+successes",
+        on_episode: Callable[[EpisodeStats], None] | None = None,
+        embed: Embedder | None = None,
+    ) -> None:
+        cameras = [spec.camera(key) for key in image_keys]
+        for name in ("capacity", "image_capacity") if cameras else ("capacity",):
+            # An episode that does not fit drives out all others before it is dropped itself.
+            if getattr(config.replay, name) <= spec.max_episode_steps:
+                raise ConfigError(
+                    f"replay.{name}={getattr(config.replay, name)} is too small for one episode of robot "
+                    f"{spec.name!r}: set it to at least {spec.max_episode_steps + 1}, better to hundreds of episodes"
+                )
+        features = [] if embed is None else [feature_bytes(embed, camera) for camera in cameras]
+        self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes(), features)
+        self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
+        if config.replay.windows == "adjacent":
+            check_adjacent(config, cameras)
+        self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
+        self._bc_on = bc_on
+        self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self._stores = Stores(spec, config, cameras, bc_on, self._count, embed)
+        self._recording = Recording(self._stores, config.discount, self._count)
+        self._sampled = self._sampled_demo = self._actions = self._clipped = 0
+        self._lock = threading.RLock()
+
+    def add_demo(self, *episodes: Episode) -> None:
+        """Add demonstrations; they are never evicted.
+
+        Images that come as `Frames` stay in their files, and are decoded for the batches that show them.
+
+        Raises ConfigError naming the capacity to set if they do not fit (nothing is added then), DataError if one
+        does not belong to this robot or is there already, or if `replay.positive_fraction` finds none to balance.
+        """
+        self._stores.check_demos(episodes)
+        returns = self._returns(episodes)
+        with self._lock:
+            self._stores.check_room(episodes, leaving=())
+            self._add_demos(DEMO_SESSION, episodes, returns)
+            self._stores.check_balance()
+
+    def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
+        """Put `episodes` in the place of the demonstrations that the last call with this `tag` put there.
+
+        All others stay: those of `add_demo`, of other tags, and what people did online. No batch sees some of the old
+        with some of the new; one that was drawn before keeps what it shows. The arrays are copied.
+
+        Raises as `add_demo`, and DataError for images that are still in their files (`Frames`), which might be read
+        when they have gone; the old episodes then stay. What `replay.positive_fraction` balances is checked when the
+        first ones come; later ones of which all or none succeeded are drawn from uniformly.
+        """
+        if tag == DEMO_SESSION:
+            raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
+        # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
+        self._stores.check_demos(episodes, files=False)
+        returns = self._returns(episodes)
+        with self._lock:
+            leaving = [e for key, e in self._stores.demo.episodes.items() if key[0] == tag]
+            self._stores.check_room(episodes, leaving=leaving)
+            self._stores.remove_all(leaving)
+            self._add_demos(tag, episodes, returns)
+            if not leaving:
+                self._stores.check_balance()
+
+    def _returns(self, episodes: Sequence[Episode]) -> list[np.ndarray | None]:
+        return [realised_returns(e, self._config.reward, self._config.discount) for e in episodes]
+
+    def _add_demos(self, session: str, episodes: Sequence[Episode], returns: Sequence[np.ndarray | None]) -> None:
+        for episode, realised in zip(episodes, returns, strict=True):
+            self._recording.demonstration(session, episode, realised)
+
+    def insert(self, session: str, record: Record) -> int:
+        """Take the next record of `session`; returns the number of steps stored.
+
+        Records of an episode the replay does not hold (evicted, discarded) are counted and otherwise ignored.
+        Raises DataError for steps that come twice or leave a gap, and for arrays of another robot.
+        """
+        stored, finished = 0, None
+        with self._lock:
+            if isinstance(record, Begin):
+                finished = self._recording.begin(session, record, self._stores.online)
+            elif isinstance(record, StepBlock):
+                stored = self._recording.steps(session, record)
+                self._count["steps"] += stored
+            elif isinstance(record, End):
+                finished = self._recording.end(session, record)
+            else:
+                self._recording.amend(session, record)
+            self._count["episodes"] += finished is not None
+        self._report(finished)
+        return stored
+
+    def close_session(self, session: str, *, gone: bool = False) -> None:
+        """The actor fell silent: close its open episode as truncated, without a final observation.
+
+        Should it come back and continue the episode, the episode is opened again and nothing is lost; `on_episode` is
+        therefore left to the episode's own end. `gone` says that it cannot come back: then this is the end.
+        """
+        with self._lock:
+            finished = self._recording.give_up(session, gone=gone)
+            self._count["episodes"] += finished is not None
+        self._report(finished)
+
+    def _report(self, finished: EpisodeStats | None) -> None:
+        if finished is not None and self._on_episode is not None:
+            self._on_episode(finished)
+
+    @property
+    def empty_half(self) -> Half | None:
+        """The half that has no window to give while the other fills whole batches; None where there is none such."""
+        share, ready = self._config.replay.demo_fraction, self.ready
+        if isinstance(share, str) or not ready.windows:
+            return None
+        if share > 0 and not ready.demo:
+            return "demo"
+        return "online" if share < 1 and not ready.online else None
+
+    @property
+    def ready(self) -> Ready:
+        """Counts of steps and windows, at this moment."""
+        with self._lock:
+            s = self._stores
+            return Ready(self._count["steps"], len(s.windows_online), len(s.windows_demo), len(s.windows_all))
+
+    def sample(
+        self, rng: np.random.Generator, batch_size: int, updates: int | None = None, *, half: Half | None = None
+    ) -> ChunkBatch:
+        """`batch_size` windows drawn with replacement; with `updates` = U, every array has a leading axis U.
+
+        Each batch takes `round(demo_fraction * batch_size)` windows of the demonstration half, first, and the rest
+        of the online half; an empty half gives its share to the other. With `half` that half alone gives them, whatever
+        the configuration says. The arrays are fresh and belong to the caller. Raises DataError while there is no
+        complete window.
+        """
+        with self._lock:
+            out = self._gather(self._draw(rng, 1 if updates is None else updates, batch_size, half))
+            self._clipped += out.clipped
+            self._actions += out.actions
+        for missing in out.deferred:  # without the lock: decoding takes a while, and records go on coming in
+            missing.fetch()
+        return out.batch if updates is None else _lead(out.batch, updates, batch_size)
+
+    def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
+        """Pool rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
+        stores, share = self._stores, self._config.replay.demo_fraction
+        if half is not None:
+            windows = stores.windows_demo if half == "demo" else stores.windows_online
+            if not len(windows):
+                raise DataError(self._no_window())
+            self._sampled += updates * batch_size
+            self._sampled_demo += updates * batch_size * (half == "demo")
+            return windows.draw(rng, (updates, batch_size))
+        if isinstance(share, str):  # "uniform"
+            if not len(stores.windows_all):
+                raise DataError(self._no_window())
+            return stores.windows_all.draw(rng, (updates, batch_size))
+        demo, online = len(stores.windows_demo), len(stores.windows_online)
+        if not demo and not online:
+            raise DataError(self._no_window())
+        n = int(share * batch_size + 0.5)
+        if not demo:
+            n = 0
+        elif not online:
+            n = batch_size
+        self._sampled += updates * batch_size
+        self._sampled_demo += updates * n
+        halves = [stores.windows_demo.draw(rng, (updates, n))] if n else []
+        halves += [stores.windows_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
+        return np.concatenate(halves, axis=1)
+
+    @property
+    def window_steps(self) -> int:
+        """Consecutive steps of a whole window."""
+        chunk = self._config.chunk
+        return max(chunk.carried, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
+
+    @property
+    def imitates_demos(self) -> bool:
+        """Whether any step of the demonstrations is imitated (`agent.bc_on`)."""
+        if self._config.replay.windows == "adjacent" and self._config.agent.bc_on == "all":
+            return True  # also failed ones, as the published code has it
+        with self._lock:
+            held, weight = self._stores.demo.episodes.values(), self._stores.pool.bc
+            return any(weight[e.rows[: e.length]].any() for e in held)
+
+    def _no_window(self) -> str:
+        held = self._stores
+        steps = sum(e.length for store in held.all for e in store.episodes.values())
+        return (
+            f"the replay holds no complete window yet: a window takes {self.window_steps} consecutive steps, and it "
+            f"has {steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
+        )
+
+    def _gather(self, drawn: np.ndarray) -> Gathered:
+        """The windows that `_draw` drew, of shape [updates * batch_size, ...]."""
+        c, pool = self._config, self._stores.pool
+        horizon, returned = c.chunk.carried, c.chunk.returned
+        if c.replay.windows == "episode":
+            return gather(
+                pool,
+                self._normaliser,
+                drawn.ravel(),
+                horizon=horizon,
+                returned=returned,
+                discount=c.discount,
+                cut=c.replay.intervention_windows == "cut",
+                before=c.agent.gripper.reads_before,
+            )
+        return gather_neighbours(
+            pool,
+            self._normaliser,
+            drawn.reshape(-1, drawn.shape[-1]),
+            horizon=horizon,
+            returned=returned,
+            discount=c.discount,
+            bc_all=self._bc_on == "all",
+        )
+
+    @property
+    def frames_unseen(self) -> int:
+        """Stored frames whose features are not computed yet; 0 where none are kept."""
+        with self._lock:
+            return sum(f.missing for f in self._stores.pool.features)
+
+    def embed_frames(self, limit: int) -> int:
+        """Compute features of up to `limit` stored frames that lack them; returns of how many, 0 where none does.
+
+        Nothing is held up meanwhile. Raises DataError for a file that cannot be read.
+        """
+        with self._lock:
+            unseen = self._stores.pool.unseen(limit)
+        if unseen is None:
+            return 0
+        unseen.fetch()
+        return len(unseen.images)
+
+    def episodes(self) -> list[Key]:
+        """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION` or the tag of
+        `replace_demos`; oldest first per store."""
+        with self._lock:
+            return [key for store in self._stores.all for key in store.episodes]
+
+    def read(self, session: str, episode_id: str) -> Episode:
+        """A copy of a closed episode, for exports: cameras of `image_keys` only, without decision records.
+
+        Raises DataError if the replay does not hold it, or not its end.
+        """
+        with self._lock:
+            episode = self._stores.find((session, episode_id))
+            if episode is None or episode.end is None:
+                raise DataError(f"the replay holds no closed episode {episode_id!r} of session {session!r}")
+            steps, final = self._stores.pool.read(episode)
+            known = episode.end.final_observation is not None
+            return Episode(episode.begin, steps, episode.end._replace(final_observation=final if known else None))
+
+    def stats(self) -> dict[str, float]:
+        """Sizes, counts and shares under `replay/` names; shares are over everything sampled so far."""
+        with self._lock:
+            out = self._stores.stats() | dict(self._count)
+            out["clipped_share"] = self._clipped / max(1, self._actions)
+            share = self._config.replay.demo_fraction
+            if not isinstance(share, str):
+                out["demo_share"] = self._sampled_demo / max(1, self._sampled)
+                out["empty_half"] = int(self.empty_half is not None)
+        return {f"replay/{name}": value for name, value in out.items()}
+
+
+def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
+    """The same arrays, seen as [updates, batch_size, ...]."""
+
+    def split(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: split(v) for k, v in value.items()}
+        return None if value is None else value.reshape(updates, batch_size, *value.shape[1:])
+
+    return ChunkBatch(*(split(v) for v in batch))

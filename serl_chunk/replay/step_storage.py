@@ -1,0 +1,376 @@
+"""Arrays that hold every step and every image exactly once, and the free places in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from serl_chunk.data.frames import Frames
+from serl_chunk.replay.episode import StoredEpisode
+from serl_chunk.replay.feature_cache import Embedder, Fetch, FrameFeatures, Lacking, Unseen
+from serl_chunk.replay.frame_cache import FrameCache, copy_frames, frame_caches
+from serl_chunk.types import (
+    FEATURE_PREFIX,
+    IMAGE_PREFIX,
+    STATE,
+    STEP_COLUMNS,
+    CameraSpec,
+    DataError,
+    Observation,
+    RobotSpec,
+    SparseRows,
+    StepBlock,
+)
+
+
+class Slots:
+    """Which of `capacity` places are free. Returned places are handed out before fresh ones, so that memory which
+    was never needed is never touched."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._returned = np.empty(capacity, np.int64)
+        self._n_returned = 0
+        self._fresh = 0  # places from here on were never given out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space."""
+        return self._returned.nbytes
+
+    @property
+    def used(self) -> int:
+        """Places given out and not returned."""
+        return self._fresh - self._n_returned
+
+    def take(self, n: int) -> np.ndarray:
+        """`n` places, int64[n]. The caller knows that they exist: quotas are its business."""
+        if self.used + n > self.capacity:
+            raise RuntimeError(f"{n} places asked for, {self.capacity - self.used} of {self.capacity} are free")
+        old = min(n, self._n_returned)
+        self._n_returned -= old
+        again = self._returned[self._n_returned : self._n_returned + old]
+        out = np.concatenate([again, np.arange(self._fresh, self._fresh + n - old)])
+        self._fresh += n - old
+        return out
+
+    def give_back(self, places: np.ndarray) -> None:
+        """Free `places` int64[K], which `take` gave out."""
+        self._returned[self._n_returned : self._n_returned + len(places)] = places
+        self._n_returned += len(places)
+
+
+NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
+
+
+class Deferred(NamedTuple):
+    """Images that a batch still lacks. Only demonstrations that never leave have such: no lock has to be held."""
+
+    cache: FrameCache
+    out: np.ndarray
+    at: np.ndarray
+    numbers: np.ndarray
+
+    def fetch(self) -> None:
+        """Decode them into the batch; raises DataError."""
+        self.cache.fill(self.out, self.at, self.numbers)
+
+
+class StepPool:
+    """Columns with one row per step, and one more per closed episode for its final observation.
+
+    Rows of an episode need not be neighbours (several robots write at once): `succ[row]` leads to the next tick's
+    row. Where no window may go further, because the row is a final observation or the newest step of an open
+    episode, `live[row]` is False and `succ[row]` is the row itself, so that following it is always safe.
+
+    Images are held once, `images[c][slot]` uint8[H, W, 3]. `frame[row, c]` is the slot of camera c's newest frame at
+    or before the row within the episode, or -1; `recent[row]` says whether all of them are at most
+    `max_image_age` ticks old. Images of demonstrations that come as `Frames` stay where they are: slots beyond those
+    of `images[c]` are the numbers of `deferred[c]`, see `look`. With `embed`, `features[c]` are what it makes of the
+    frames, by the same slots.
+
+    One pool serves all stores; a store is a quota and a set of episodes. So an episode changes stores without
+    being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
+    """
+
+    def __init__(
+        self,
+        spec: RobotSpec,
+        cameras: Sequence[CameraSpec],
+        *,
+        rows: int,
+        frames: int,
+        max_image_age: int,
+        cache_bytes: int = 0,
+        deferred: int = 0,
+        embed: Embedder | None = None,
+    ) -> None:
+        self.spec, self.cameras, self.max_image_age = spec, tuple(cameras), max_image_age
+        n, c = rows, len(self.cameras)
+        self.state = np.empty((n, spec.state_dim), np.float32)
+        self.action = np.empty((n, spec.action_dim), np.float32)  # as executed, robot units
+        self.reward = np.empty(n, np.float32)  # as recorded
+        self.effective = np.empty(n, np.float32)  # as trained on
+        # Discounted sum of `effective` from here to the task's termination; -inf where none is known.
+        self.realised = np.empty(n, np.float32)
+        self.source = np.empty(n, np.uint8)
+        self.tick = np.empty(n, np.int32)
+        self.decision_tick = np.empty(n, np.int32)
+        self.policy_version = np.empty(n, np.int64)
+        self.policy_age = np.empty(n, np.float32)
+        self.stamp = np.empty(n, np.float64)
+        self.succ = np.empty(n, np.int64)
+        self.pred = np.empty(n, np.int64)  # the tick before's row; an episode's first row leads to itself
+        self.live = np.zeros(n, np.bool_)
+        self.terminal = np.zeros(n, np.bool_)  # the observation after a true termination
+        self.cut = np.zeros(n, np.bool_)  # windows that began before end here (`replay.intervention_windows=cut`)
+        self.demonstrated = np.zeros(n, np.float32)
+        self.bc = np.zeros(n, np.float32)
+        self.frame = np.empty((n, c), np.int64)
+        self.age = np.empty((n, c), np.int32)  # ticks
+        self.recent = np.empty(n, np.bool_)
+        self.images = [np.empty((frames, cam.height, cam.width, 3), np.uint8) for cam in self.cameras]
+        # Features stand for decoded images: each is looked at once.
+        self.deferred = frame_caches(self.cameras, 0 if embed is not None else cache_bytes, most=deferred)
+        places = frames + deferred
+        self.features = [] if embed is None else [FrameFeatures(embed, cam, places) for cam in self.cameras]
+        self.row_slots = Slots(n)
+        self.frame_slots = [Slots(frames) for _ in self.cameras]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space of all columns and images."""
+        own = [v for v in vars(self).values() if isinstance(v, np.ndarray)] + self.images
+        frames = sum(s.nbytes for s in self.frame_slots) + sum(d.nbytes for d in self.deferred)
+        frames += sum(f.nbytes for f in self.features)
+        return sum(a.nbytes for a in own) + self.row_slots.nbytes + frames
+
+    def check(self, block: StepBlock) -> None:
+        """Raise DataError unless the arrays of `block` fit this robot and hold finite numbers."""
+        n, spec = block.n, self.spec
+        self._check_vector(block.episode_id, "state", block.observation.get(STATE), (n, spec.state_dim))
+        self._check_vector(block.episode_id, "action", block.action, (n, spec.action_dim))
+        self._check_vector(block.episode_id, "reward", block.reward, (n,))
+        for camera in self.cameras:
+            rows = block.sparse.get(IMAGE_PREFIX + camera.name)
+            if rows is not None:
+                self._check_image(block.episode_id, camera, rows.values, len(rows.index))
+
+    def check_final(self, episode_id: str, observation: Observation) -> None:
+        """Raise DataError unless a final observation fits this robot."""
+        self._check_vector(episode_id, "final state", observation.get(STATE), (self.spec.state_dim,))
+        for camera in self.cameras:
+            image = observation.get(IMAGE_PREFIX + camera.name)
+            if image is not None:
+                self._check_image(episode_id, camera, image[None], 1)
+
+    def _check_vector(self, episode_id: str, name: str, value: np.ndarray | None, shape: tuple[int, ...]) -> None:
+        if value is None or value.shape != shape:
+            found = "none" if value is None else str(value.shape)
+            raise DataError(
+                f"episode {episode_id}: {name} has shape {found}, robot {self.spec.name!r} needs {shape}; "
+                "was it recorded on another robot?"
+            )
+        if not np.isfinite(value).all():
+            raise DataError(f"episode {episode_id}: {name} holds a number that is not finite; check the driver")
+
+    def _check_image(self, episode_id: str, camera: CameraSpec, values: np.ndarray | Frames, n: int) -> None:
+        need = (n, camera.height, camera.width, 3)
+        if values.shape != need or values.dtype != np.uint8:
+            raise DataError(
+                f"episode {episode_id}: frames of camera {camera.name!r} are {values.dtype}{values.shape}, "
+                f"robot {self.spec.name!r} needs uint8{need}"
+            )
+
+    def frames_in(self, block: StepBlock, *, demonstration: bool) -> np.ndarray:
+        """Frames per camera that `block` would add to `images`, int64[C]."""
+        rows = [block.sparse.get(IMAGE_PREFIX + c.name) for c in self.cameras]
+        stay = [r is None or (demonstration and isinstance(r.values, Frames)) for r in rows]
+        return np.array([0 if s or r is None else len(r.index) for r, s in zip(rows, stay, strict=True)], np.int64)
+
+    def final_frames(self, observation: Observation | None, *, demonstration: bool) -> np.ndarray:
+        """Frames per camera that a final observation would add to `images`, int64[C]."""
+        found = [(observation or {}).get(IMAGE_PREFIX + c.name) for c in self.cameras]
+        stay = [f is None or (demonstration and isinstance(f[None], Frames)) for f in found]
+        return np.array([not s for s in stay], np.int64)
+
+    def deferred_in(self, block: StepBlock, final: Observation | None) -> bool:
+        """Whether an image of this pool's cameras in `block` or `final` is still in its file."""
+        keys = [IMAGE_PREFIX + c.name for c in self.cameras]
+        images = [block.sparse[k].values for k in keys if k in block.sparse]
+        images += [final[k][None] for k in keys if final is not None and k in final]
+        return any(isinstance(image, Frames) for image in images)
+
+    def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
+        """Write checked steps behind those `episode` has; returns their rows, int64[N]."""
+        n = block.n
+        rows = self.row_slots.take(n)
+        self.state[rows] = block.observation[STATE]
+        self.action[rows] = block.action
+        self.reward[rows] = block.reward
+        self.source[rows] = block.source
+        self.tick[rows] = np.arange(episode.length, episode.length + n)
+        self.decision_tick[rows] = block.decision_tick
+        self.policy_version[rows] = block.policy_version
+        self.policy_age[rows] = block.policy_age
+        self.stamp[rows] = block.stamp
+        for c, camera in enumerate(self.cameras):
+            sparse = block.sparse.get(IMAGE_PREFIX + camera.name)
+            index = sparse.index if sparse is not None else np.empty(0, np.int32)
+            values = sparse.values if sparse is not None else None
+            self._place_frames(episode, c, rows, episode.length, index, values)
+        self._finish_rows(episode, rows)
+        episode.length += n
+        return rows
+
+    def append_final(self, episode: StoredEpisode, observation: Observation | None) -> None:
+        """Write the row that follows the last step: the checked final observation, or a copy of the last one."""
+        rows = self.row_slots.take(1)
+        last = episode.rows[-1]
+        for column in (self.action, *(getattr(self, name) for name in STEP_COLUMNS)):
+            column[rows] = column[last]  # never read as a step; defined all the same
+        self.reward[rows] = 0
+        self.tick[rows] = episode.length
+        self.state[rows] = self.state[last] if observation is None else observation[STATE]
+        for c, camera in enumerate(self.cameras):
+            image = None if observation is None else observation.get(IMAGE_PREFIX + camera.name)
+            index = np.zeros(0 if image is None else 1, np.int32)
+            self._place_frames(episode, c, rows, episode.length, index, None if image is None else image[None])
+        self._finish_rows(episode, rows)
+
+    def _place_frames(
+        self,
+        episode: StoredEpisode,
+        c: int,
+        rows: np.ndarray,
+        first_tick: int,
+        index: np.ndarray,
+        values: np.ndarray | Frames | None,
+    ) -> None:
+        """Store new frames of camera c and point `rows` at the newest frame each of them may show."""
+        if isinstance(values, Frames) and episode.demonstration:  # demonstrations stay, and their files with them
+            slots = len(self.images[c]) + self.deferred[c].add(values)
+        else:
+            slots = self.frame_slots[c].take(len(index))
+            if values is not None:
+                self.images[c][slots] = np.asarray(values)
+                episode.frames[c].append(slots)
+        if self.features:
+            self.features[c].placed(slots)
+        # Entry 0 stands for the newest frame before these rows.
+        known = np.concatenate([[episode.latest_frame[c]], slots])
+        taken = np.concatenate([[episode.latest_frame_tick[c]], first_tick + index])
+        newest = np.searchsorted(index, np.arange(len(rows)), side="right")
+        frame = known[newest]
+        age = first_tick + np.arange(len(rows)) - taken[newest]
+        self.frame[rows, c] = frame
+        self.age[rows, c] = np.where(frame >= 0, age, NO_FRAME)
+        episode.latest_frame[c], episode.latest_frame_tick[c] = known[-1], taken[-1]
+
+    def _finish_rows(self, episode: StoredEpisode, rows: np.ndarray) -> None:
+        """Link `rows` behind the episode's last row; the newest one ends every window for now."""
+        self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
+        self.terminal[rows] = self.cut[rows] = False
+        self.realised[rows] = -np.inf
+        before = np.concatenate([episode.rows[-1:], rows[:-1]])
+        after = rows if len(episode.rows) else rows[1:]
+        self.succ[before] = after
+        self.pred[after] = before
+        if not len(episode.rows):
+            self.pred[rows[0]] = rows[0]
+        self.live[before] = True
+        self.succ[rows[-1]] = rows[-1]
+        self.live[rows[-1]] = False
+        episode.rows = np.concatenate([episode.rows, rows])
+
+    def close(self, episode: StoredEpisode) -> None:
+        """Make the links say how the (closed) episode ended; may be called again after a correction."""
+        last, final = episode.rows[-2], episode.rows[-1]
+        usable = episode.last == episode.length  # else the last step's observation is where windows end
+        self.live[last] = usable
+        self.succ[last] = final if usable else last
+        self.terminal[final] = episode.terminated
+
+    def reopen(self, episode: StoredEpisode) -> None:
+        """Take the final row of a provisionally closed episode away again."""
+        self.row_slots.give_back(episode.rows[-1:])
+        episode.rows = episode.rows[:-1]
+        last = episode.rows[-1]
+        self.live[last], self.succ[last] = False, last
+
+    def read(self, episode: StoredEpisode) -> tuple[StepBlock, Observation]:
+        """The steps of a closed episode and the observation in its final row, with the frames held; copies."""
+        steps, final = episode.rows[: episode.length], episode.rows[episode.length]
+        sparse, last = {}, {STATE: self.state[final].copy()}
+        for c, camera in enumerate(self.cameras):
+            key = IMAGE_PREFIX + camera.name
+            taken = np.flatnonzero(self.age[steps, c] == 0)  # ticks on which this camera was read
+            if len(taken):
+                sparse[key] = SparseRows(taken.astype(np.int32), self._decoded(c, self.frame[steps[taken], c]))
+            if self.age[final, c] == 0:
+                last[key] = self._decoded(c, self.frame[final : final + 1, c])[0]
+        block = StepBlock(
+            episode_id=episode.key[1],
+            first_tick=0,
+            observation={STATE: self.state[steps]},
+            action=self.action[steps],
+            **{name: getattr(self, name)[steps] for name in STEP_COLUMNS},
+            sparse=sparse,
+        )
+        return block, last
+
+    def look(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Deferred | None]:
+        """Images uint8[B, H, W, 3] of camera c at `slots` int64[B]; what is in files comes with `Deferred.fetch`."""
+        held = len(self.images[c])
+        away = slots >= held
+        if not away.any():
+            return self.images[c][slots], None
+        out = np.empty((len(slots), *self.images[c].shape[1:]), np.uint8)
+        copy_frames(out, np.flatnonzero(~away), self.images[c], slots[~away])
+        at = np.flatnonzero(away)
+        return out, Deferred(self.deferred[c], out, at, slots[at] - held)
+
+    def show(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, Fetch | None]:
+        """What batches have of camera c at `slots` int64[B]: its key in an observation, an array of its own, and what
+        is still to be fetched into it.
+
+        `images/<camera>` uint8[B, H, W, 3], or with features `features/<camera>` float16[B, h, w, C].
+        """
+        name = self.cameras[c].name
+        if not self.features:
+            images, deferred = self.look(c, slots)
+            return IMAGE_PREFIX + name, images, deferred
+        values, known = self.features[c].read(slots)
+        if known.all():
+            return FEATURE_PREFIX + name, values, None
+        at = np.flatnonzero(~known)
+        different, which = np.unique(slots[at], return_inverse=True)
+        return FEATURE_PREFIX + name, values, self._unseen(c, different, Lacking(values, at, which))
+
+    def _unseen(self, c: int, slots: np.ndarray, batch: Lacking | None = None) -> Unseen:
+        return Unseen(self.features[c], self.features[c].gaps(slots), *self.look(c, slots), batch)
+
+    def unseen(self, limit: int) -> Unseen | None:
+        """Up to `limit` frames of a camera that lack their features; none where no frame does."""
+        for c, features in enumerate(self.features):
+            slots = features.first_missing(limit)
+            if len(slots):
+                return self._unseen(c, slots)
+        return None
+
+    def _decoded(self, c: int, slots: np.ndarray) -> np.ndarray:
+        images, deferred = self.look(c, slots)
+        if deferred is not None:
+            deferred.fetch()
+        return images
+
+    def release(self, episode: StoredEpisode) -> None:
+        """Free the rows and frames of `episode`."""
+        self.row_slots.give_back(episode.rows)
+        for c, own in enumerate(episode.frames):
+            for part in own:
+                self.frame_slots[c].give_back(part)
+                if self.features:
+                    self.features[c].released(part)

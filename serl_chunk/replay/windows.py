@@ -1,0 +1,169 @@
+"""Windows of consecutive steps: which starts are sampled, what is imitated, and the batch they make.
+
+A window starts at step t of an episode of T steps and reaches n = min(R, T - t) steps, R being the steps of the return:
+the critic's horizon, or more for n-step returns. Its target is `sum_i gamma^i r_i + gamma^n * mask * Q'(o_{t+n}, a')`
+(Li, Zhou and Levine 2025, with n-step ends).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.replay.episode import human_segments
+from serl_chunk.replay.feature_cache import Fetch
+from serl_chunk.replay.step_storage import StepPool
+from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
+
+BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
+
+_NO_CUTS = np.empty(0, np.int64)
+
+
+def eligible_starts(
+    recent: np.ndarray,
+    *,
+    first: int,
+    last: int,
+    terminated: bool,
+    returned: int,
+    keep_terminal: bool,
+    cuts: np.ndarray = _NO_CUTS,
+) -> tuple[np.ndarray, int]:
+    """Starts at tick `first` or later that may be sampled, and how many were left out for want of a recent image.
+
+    Args:
+        recent: bool[>= last + 1], whether each observation shows every camera recently enough.
+        last: tick of the last observation a window may end on.
+        terminated: a true termination follows the last step; a window that reaches it needs no image there, because
+            nothing is bootstrapped from it.
+        returned: steps of a full window's return.
+        keep_terminal: also sample the windows shorter than `returned` that end in a true termination.
+        cuts: int64[K] ticks up to `last`, increasing, at which every window that began before ends, and bootstraps.
+
+    Returns:
+        int64[K] ticks, increasing, and the number of windows excluded.
+    """
+    stop = last if terminated and keep_terminal else last - returned + 1
+    if len(cuts):
+        stop = max(stop, int(cuts[-1]))  # whatever begins before a cut is complete with it
+    start = np.arange(first, max(first, stop))
+    end = np.minimum(start + returned, last)
+    if len(cuts):
+        end = np.minimum(end, np.append(cuts, last)[np.searchsorted(cuts, start, side="right")])
+    bootstraps = ~((end == last) & terminated)
+    good = recent[start] & (recent[end] | ~bootstraps)
+    return start[good], int((~good).sum())
+
+
+def imitation_weights(
+    source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_before_takeover: int
+) -> np.ndarray:
+    """Weight of each step of one episode in an imitation loss, float32[T], from source uint8[T].
+
+    Holds and failed demonstrations are never imitated. A successful episode's policy steps shortly before a
+    person took over are not either: they are what had to be corrected.
+    """
+    human = source == Source.HUMAN
+    if bc_on == "all":
+        chosen = np.ones(len(source), np.bool_)
+    elif bc_on == "interventions":
+        chosen = human
+    else:
+        chosen = np.full(len(source), demonstration)
+        if bc_on != "demo":
+            chosen |= human
+        if bc_on == "+successes" and not demonstration and outcome == Outcome.SUCCESS:
+            imitated = source == Source.POLICY
+            for takeover, _ in human_segments(source):
+                imitated[max(0, takeover - exclude_before_takeover) : takeover] = False
+            chosen |= imitated
+    if demonstration and outcome == Outcome.FAILURE:
+        chosen = np.zeros(len(source), np.bool_)
+    return (chosen & (source != Source.HOLD)).astype(np.float32)
+
+
+class Gathered(NamedTuple):
+    """A batch, and how many encoded action numbers of its valid steps left [-1, 1], out of how many.
+
+    What is in `deferred` (images, or their features) is to be fetched before the batch is used.
+    """
+
+    batch: ChunkBatch
+    clipped: int
+    actions: int
+    deferred: list[Fetch]
+
+
+def gather(
+    pool: StepPool,
+    normaliser: Normaliser,
+    starts: np.ndarray,
+    *,
+    horizon: int,
+    returned: int,
+    discount: float,
+    cut: bool,
+    before: bool = False,
+) -> Gathered:
+    """The windows that start at pool rows `starts` int64[B], in model space; every array is fresh.
+
+    Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
+    `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
+    actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
+    observation; 0 where the window does not start on a decision. With `cut` a window also ends where a person took over
+    after its first step (`pool.cut`): as at an episode's end, but its mask is 1. `before`: also the action executed on
+    the tick before.
+    """
+    b, reach = len(starts), max(horizon, returned)
+    rows = np.empty((b, reach + 1), np.int64)
+    rows[:, 0] = starts
+    for i in range(reach):
+        rows[:, i + 1] = pool.succ[rows[:, i]]  # a row that is not live leads to itself
+    exists = pool.live[rows[:, :reach]]
+    if cut:
+        _stop_at_cuts(pool, rows, exists)
+    steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
+    live, earned = exists[:, :horizon], exists[:, :returned]
+    valid = live.astype(np.float32)
+    n = earned.sum(1)
+    last_step = live.sum(1) - 1
+    executed = np.take_along_axis(steps, np.minimum(np.arange(horizon), last_step[:, None]), axis=1)
+    state = pool.state[starts]
+    actions = normaliser.encode(state, pool.action[executed])
+    decided = live & (pool.decision_tick[steps] == pool.tick[starts][:, None])  # -1 where the policy did not act
+    observations = {STATE: normaliser.observe(state)}
+    next_observations = {STATE: normaliser.observe(pool.state[ends])}
+    deferred, both = [], np.concatenate([starts, ends])
+    for c in range(len(pool.cameras)):
+        key, shown, missing = pool.show(c, pool.frame[both, c])
+        observations[key], next_observations[key] = shown[:b], shown[b:]
+        deferred += [] if missing is None else [missing]
+    batch = ChunkBatch(
+        observations=observations,
+        actions=actions,
+        valid=valid,
+        rewards=np.where(earned, pool.effective[paid], np.float32(0)),
+        mask=(~pool.terminal[ends]).astype(np.float32),
+        discount_n=np.power(discount, n).astype(np.float32),
+        next_observations=next_observations,
+        demonstrated=pool.demonstrated[steps] * valid,
+        bc=pool.bc[steps] * valid,
+        delay=decided.argmax(1).astype(np.int32),
+        weight=np.ones(b, np.float32),
+        realised=pool.realised[starts],
+        before=normaliser.encode(state, pool.action[pool.pred[starts]][:, None])[:, 0] if before else None,
+    )
+    beyond = (np.abs(actions) > 1).sum(2)
+    counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]
+    return Gathered(batch, *counted, deferred)
+
+
+def _stop_at_cuts(pool: StepPool, rows: np.ndarray, exists: np.ndarray) -> None:
+    """Let windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
+    crossed = np.logical_or.accumulate(pool.cut[rows[:, 1:]], axis=1)  # by the step that leads to each row, and later
+    exists[:, 1:] &= ~crossed[:, :-1]
+    stay = np.where(crossed.any(1), crossed.argmax(1) + 1, rows.shape[1] - 1)
+    rows[:] = np.take_along_axis(rows, np.minimum(np.arange(rows.shape[1]), stay[:, None]), axis=1)

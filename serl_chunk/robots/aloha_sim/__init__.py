@@ -1,0 +1,1 @@
+"""gym-aloha's two bimanual tasks in MuJoCo (extra: aloha-sim)."""

@@ -1,0 +1,312 @@
+"""Scripted demonstrators of aloha_sim: way-points of both grippers, turned into joints in closed form.
+
+The usual recipe (ACT's `record_sim_episodes.py`) rolls out a second, mocap-driven simulation and replays its joints;
+that simulation broke with MuJoCo 3.0. A ViperX whose forearm does not roll is a waist plus a planar arm, so the
+joints of a grip point follow from trigonometry, and the model's position control tracks them to a few millirad.
+
+The insertion's peg and socket lie along x, wherever they start, and have to stay so: unlike the cube's expert this one
+turns forearm and wrist so that a hand always faces straight along x, whatever the waist does. What the grasps shifted
+is measured once both objects are in the air, and taken out of the last stretch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from serl_chunk.robots.aloha_sim.env import AlohaSimEnv
+
+
+OPEN, CLOSED = 1.0, 0.0  # a gripper
+NOISE_MEMORY = 0.95  # of the noise, per tick: a time constant of 0.4 s
+
+
+class PlannedExpert:
+    """Plays commands per tick, `float64[T, 14]`, that a subclass plans; after the last one it is held.
+
+    `noise` (rad, default 0) is the standard deviation of a smooth disturbance added to every arm joint's command, for
+    demonstrations that differ; the grippers stay clean.
+    """
+
+    def __init__(self, env: AlohaSimEnv) -> None:
+        self.noise = 0.0
+        self._env = env
+        self._plan = np.empty((0, 14))
+
+    def plan(self) -> np.ndarray:
+        """The commands from the present moment on, right after a reset."""
+        raise NotImplementedError
+
+    def replan(self, tick: int) -> np.ndarray | None:
+        """What is added to the plan at `tick`, if anything."""
+        return None
+
+    def reset(self, seed: int) -> None:
+        """Plan from the arms' and the objects' present poses; `seed` determines the noise."""
+        self._rng = np.random.default_rng(seed)
+        self._disturbance = np.zeros(14)
+        self._tick = 0
+        self._plan = self.plan()
+
+    def act(self) -> np.ndarray:
+        """The command of the present tick, `float32[14]`; call once per tick, after `reset`."""
+        if (more := self.replan(self._tick)) is not None:
+            self._plan = np.concatenate([self._plan, more])
+        command = self._plan[min(self._tick, len(self._plan) - 1)].copy()
+        self._tick += 1
+        fresh = self.noise * np.sqrt(1 - NOISE_MEMORY**2) * self._rng.standard_normal(14)
+        self._disturbance = NOISE_MEMORY * self._disturbance + fresh
+        self._disturbance[[6, 13]] = 0.0
+        low, high = self._env.robot_spec.action_low, self._env.robot_spec.action_high
+        return np.clip(command + self._disturbance, low, high).astype(np.float32)
+
+
+def ease(ticks: int) -> np.ndarray:
+    """Shares `float64[ticks]` of a way, ending in 1, with zero velocity and acceleration at both ends."""
+    s = np.arange(1, ticks + 1) / ticks
+    return s**3 * (10 - 15 * s + 6 * s**2)
+
+
+# Geometry of an arm (m), from gym-aloha's vx300s_{left,right}.xml.
+BASE_X, BASE_Y = 0.469, 0.5  # the left arm stands at -x and looks to +x, the right arm at +x looks to -x
+SHOULDER_Z = 0.079 + 0.04805
+ELBOW_X, ELBOW_Z = 0.05955, 0.3  # from the shoulder, along the forearm's rest direction and up
+FOREARM = 0.2 + 0.1  # elbow to wrist
+GRIP = 0.069744 + 0.15  # wrist to the grip point between the finger tips
+
+
+def shoulder_and_elbow(reach: np.ndarray, height: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The joints (rad, of the inputs' shape) that bring the wrist to `reach` and `height` (m) from the shoulder.
+
+    Both lie in the arm's plane. A place out of reach gives the nearest reachable one on the line from the shoulder.
+    """
+    upper = np.hypot(ELBOW_X, ELBOW_Z)
+    cosine = (reach**2 + height**2 - upper**2 - FOREARM**2) / (2 * upper * FOREARM)
+    bend = np.arccos(np.clip(cosine, -1.0, 1.0))  # of the forearm below the upper arm's line
+    lift = np.arctan2(height, reach) + np.arctan2(FOREARM * np.sin(bend), upper + FOREARM * np.cos(bend))
+    rest = np.arctan2(ELBOW_Z, ELBOW_X)  # of the upper arm at joint zero
+    return rest - lift, bend - rest
+
+
+HANDOVER = np.array([0.0, 0.5, 0.25])  # m, where the cube changes hands
+
+
+class Waypoint(NamedTuple):
+    """Where a gripper is at `tick` after the plan's start; poses in between follow a smooth curve."""
+
+    tick: int
+    position: np.ndarray  # of the grip point, m, in the world
+    pitch: float  # rad below the horizontal
+    roll: float  # rad about the approach axis; 0 closes the fingers horizontally
+    gripper: float  # 0 closed .. 1 open
+
+
+def arm_joints(position: np.ndarray, pitch: np.ndarray, roll: np.ndarray, *, right: bool) -> np.ndarray:
+    """Joints that bring an arm's grip point to `position` with the forearm unrolled.
+
+    Args:
+        position: `float64[N, 3]`, m, in the world.
+        pitch, roll: `float64[N]`, rad; the approach axis points `pitch` below the horizontal, away from the base.
+        right: which arm.
+
+    Returns: `float64[N, 6]`, rad. A position out of reach gives the joints of the nearest reachable one along the
+        line from the shoulder.
+    """
+    side = -1.0 if right else 1.0  # the right base is turned by pi about the vertical
+    ahead = side * position[:, 0] + BASE_X
+    across = side * (position[:, 1] - BASE_Y)
+    waist = np.arctan2(across, ahead)
+    reach = np.hypot(ahead, across) - GRIP * np.cos(pitch)  # of the wrist, in the arm's plane
+    height = position[:, 2] - SHOULDER_Z + GRIP * np.sin(pitch)
+    shoulder, elbow = shoulder_and_elbow(reach, height)
+    return np.stack([waist, shoulder, elbow, np.zeros_like(waist), pitch - shoulder - elbow, roll], axis=1)
+
+
+class AlohaSimExpert(PlannedExpert):
+    """Picks the cube with the right arm and hands it to the left one, open loop from the cube's true pose.
+
+    Of the start states 0 to 49, 50 succeed at a `noise` of 0 and at 0.01 rad, 48 at 0.02 and 40 at 0.03
+    (`benchmarks/aloha_sim_speed.py --noise`). Success comes at about tick 164 of 205.
+    """
+
+    def plan(self) -> np.ndarray:
+        return plan(self._env.joints, self._env.cube_pose[:3])
+
+
+def plan(joints: np.ndarray, cube: np.ndarray) -> np.ndarray:
+    """Commands per tick, `float64[T, 14]`, from the measured `joints float64[14]` and the cube's position (m)."""
+    down, level = 1.05, 0.0
+    # The cube's centre is at 0.02 m once it has dropped to the table; the fingers close 5 mm below it.
+    above, around = np.array([cube[0], cube[1], 0.11]), np.array([cube[0], cube[1], 0.015])
+    aside = np.array([0.1, 0.0, 0.0])
+    right = [
+        Waypoint(45, above, down, 0.0, OPEN),
+        Waypoint(65, around, down, 0.0, OPEN),
+        Waypoint(85, around, down, 0.0, CLOSED),
+        Waypoint(130, HANDOVER, level, 0.0, CLOSED),
+        Waypoint(175, HANDOVER, level, 0.0, CLOSED),
+        Waypoint(185, HANDOVER, level, 0.0, OPEN),
+        Waypoint(205, HANDOVER + aside, level, 0.0, OPEN),
+    ]
+    turned = np.pi / 2  # the left fingers close vertically, between the right ones
+    left = [
+        Waypoint(50, HANDOVER - 1.2 * aside, level, turned, OPEN),
+        Waypoint(130, HANDOVER - 1.2 * aside, level, turned, OPEN),
+        Waypoint(155, HANDOVER, level, turned, OPEN),
+        Waypoint(175, HANDOVER, level, turned, CLOSED),
+        Waypoint(205, HANDOVER, level, turned, CLOSED),
+    ]
+    return np.concatenate([_follow(joints[:7], left, right=False), _follow(joints[7:], right, right=True)], axis=1)
+
+
+def _follow(start: np.ndarray, waypoints: list[Waypoint], *, right: bool) -> np.ndarray:
+    """Commands of one arm, `float64[T, 7]`: from the joints `start float64[7]` through `waypoints`."""
+    first = waypoints[0]
+    target = arm_joints(first.position[None], np.array([first.pitch]), np.array([first.roll]), right=right)[0]
+    # The first stretch is a curve in joint space: the pose it leaves is arbitrary, the air there is free.
+    share = ease(first.tick)[:, None]
+    goal = np.append(target, first.gripper)
+    parts = [start + share * (goal - start)]
+    for begin, end in itertools.pairwise(waypoints):
+        share = ease(end.tick - begin.tick)
+        position = begin.position + share[:, None] * (end.position - begin.position)
+        pitch = begin.pitch + share * (end.pitch - begin.pitch)
+        roll = begin.roll + share * (end.roll - begin.roll)
+        gripper = begin.gripper + share * (end.gripper - begin.gripper)
+        parts.append(np.concatenate([arm_joints(position, pitch, roll, right=right), gripper[:, None]], axis=1))
+    return np.concatenate(parts)
+
+
+PITCH = 1.05  # rad below the horizontal, at which both hands grasp and hold
+PEG_GRASP_Z, SOCKET_GRASP_Z = (
+    0.012,
+    0.016,
+)  # m, of the grip points; the centres lie at 0.010 and 0.022, and 0.004 grinds on the table
+MEET = np.array([0.0, 0.5, 0.16])  # m, between the two when they face each other
+APART = 0.1  # m, of each from MEET before the last stretch: the objects' ends are 8 cm apart
+PUSHED = 0.042  # m, of each from MEET at the end; the peg meets the pin at 0.05
+
+
+class Pose(NamedTuple):
+    """Where one hand is `tick` ticks after the start; it always faces its own side's way along x."""
+
+    tick: int
+    position: np.ndarray  # of the grip point, m
+    gripper: float  # 0 closed .. 1 open
+
+
+def facing_joints(position: np.ndarray, *, right: bool) -> np.ndarray:
+    """Joints that bring an arm's grip point to `position` with the hand `PITCH` down and its fingers closing along y.
+
+    The wrist's three axes meet in a point, so the first three joints place that point and the others turn the hand:
+    R = Rx(forearm) Ry(wrist) Rx(hand), by its closed-form angles.
+
+    Args:
+        position: `float64[N, 3]`, m, in the world.
+        right: which arm.
+
+    Returns: `float64[N, 6]`, rad. A position out of reach gives those of the nearest reachable one on the line from
+        the shoulder.
+    """
+    side = -1.0 if right else 1.0
+    x = side * position[:, 0] + BASE_X - GRIP * np.cos(PITCH)  # of the wrist, in the base's frame
+    y = side * (position[:, 1] - BASE_Y)
+    height = position[:, 2] - SHOULDER_Z + GRIP * np.sin(PITCH)
+    waist, reach = np.arctan2(y, x), np.hypot(x, y)
+    shoulder, elbow = shoulder_and_elbow(reach, height)
+    # The hand seen from the forearm: Ry(-down) Rz(-waist) Ry(PITCH); the first row and column decide the angles.
+    down = shoulder + elbow
+    c, s, cw, sw, cp, sp = np.cos(down), np.sin(down), np.cos(waist), np.sin(waist), np.cos(PITCH), np.sin(PITCH)
+    xx = c * cw * cp + s * sp
+    yx, zx = -sw * cp, s * cw * cp - c * sp
+    xy, xz = c * sw, c * cw * sp - s * cp
+    wrist = np.arctan2(np.hypot(yx, zx), xx)  # the branch with the wrist bent down
+    return np.stack([waist, shoulder, elbow, np.arctan2(yx, -zx), wrist, np.arctan2(xy, xz)], axis=1)
+
+
+class InsertionExpert(PlannedExpert):
+    """Grasps peg and socket, lifts them to face each other, and pushes one into the other.
+
+    The peg is grasped within millimetres: from a `noise` of 0.005 rad on some episodes fail, at 0.01 most do. Success
+    comes at about tick 206 of 215.
+    """
+
+    def plan(self) -> np.ndarray:
+        return approach(self._env.joints, self._env.object_poses)
+
+    def replan(self, tick: int) -> np.ndarray | None:
+        """The push, once both objects hang still."""
+        if tick != _SETTLED:
+            return None
+        peg, socket = self._env.object_poses[:, :3]
+        return push(peg, socket)
+
+
+# Ticks at which the stretches of the approach end. The arms follow their commands late: _SETTLED lets them arrive.
+_ABOVE, _DOWN, _CLOSE, _LIFTED, _FACED, _SETTLED = 40, 60, 78, 95, 135, 155
+_ALIGNED, _IN = 20, 60  # the same for the push, from _SETTLED on
+
+
+def approach(joints: np.ndarray, objects: np.ndarray) -> np.ndarray:
+    """Commands up to facing each other, `float64[_SETTLED, 14]`, from `joints float64[14]`, `objects float64[2, 7]`."""
+    commands = []
+    for hand, (thing, z) in enumerate(((objects[1], SOCKET_GRASP_Z), (objects[0], PEG_GRASP_Z))):
+        right = hand == 1
+        around = np.array([thing[0], thing[1], z])
+        above, lifted = around + _vector(z=0.09), around + _vector(z=0.08)
+        faced = MEET + _vector(APART if right else -APART)
+        poses = [
+            Pose(_ABOVE, above, OPEN),
+            Pose(_DOWN, around, OPEN),
+            Pose(_CLOSE, around, CLOSED),
+            Pose(_LIFTED, lifted, CLOSED),
+            Pose(_FACED, faced, CLOSED),
+            Pose(_SETTLED, faced, CLOSED),
+        ]
+        first = np.append(facing_joints(above[None], right=right)[0], OPEN)
+        start = joints[7 * hand : 7 * hand + 7]
+        # The first stretch is a curve in joint space: the pose it leaves is arbitrary, the air there is free.
+        to_above = start + ease(_ABOVE)[:, None] * (first - start)
+        commands.append(np.concatenate([to_above, _follow_poses(poses, right=right)]))
+    return np.concatenate(commands, axis=1)
+
+
+def push(peg: np.ndarray, socket: np.ndarray) -> np.ndarray:
+    """Commands of the last stretch, `float64[_IN, 14]`, for the centres `float64[3]` (m) that were measured before it.
+
+    The peg's hand takes the difference of both objects across the way they move.
+    """
+    faced, mirrored = MEET + _vector(APART), MEET - _vector(APART)
+    across = _vector(y=socket[1] - peg[1], z=socket[2] - peg[2])
+    # What the hands' places miss along the way: the grips sit where they sit, the objects decide when they meet.
+    along = _vector((peg[0] - socket[0]) / 2 - APART)
+    aligned = faced + across
+    left = [
+        Pose(0, mirrored, CLOSED),
+        Pose(_ALIGNED, mirrored, CLOSED),
+        Pose(_IN, MEET - _vector(PUSHED) + along, CLOSED),
+    ]
+    right = [
+        Pose(0, faced, CLOSED),
+        Pose(_ALIGNED, aligned, CLOSED),
+        Pose(_IN, MEET + _vector(PUSHED) + across - along, CLOSED),
+    ]
+    return np.concatenate([_follow_poses(left, right=False), _follow_poses(right, right=True)], axis=1)
+
+
+def _follow_poses(poses: list[Pose], *, right: bool) -> np.ndarray:
+    """Commands of one arm from the first pose (not included) through the others, `float64[T, 7]`."""
+    parts = []
+    for begin, end in itertools.pairwise(poses):
+        share = ease(end.tick - begin.tick)[:, None]
+        position = begin.position + share * (end.position - begin.position)
+        gripper = begin.gripper + share * (end.gripper - begin.gripper)
+        parts.append(np.concatenate([facing_joints(position, right=right), gripper], axis=1))
+    return np.concatenate(parts)
+
+
+def _vector(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> np.ndarray:
+    return np.array([x, y, z])

@@ -1,0 +1,123 @@
+"""A simulated person who watches the policy and takes over, late and imperfectly, when it gets nowhere."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serl_chunk.config.robots import HelperConfig
+from serl_chunk.robots.base import InterventionCommand
+from serl_chunk.robots.fake.expert import HAND_OVER, ScriptedExpert, fetching_arm
+from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point
+from serl_chunk.robots.fake.spec import GRIPPER, PLACE
+from serl_chunk.types import Observation
+
+if TYPE_CHECKING:
+    from serl_chunk.robots.fake.env import FakeAlohaEnv
+
+FALL = 0.5  # of the progress measure, at once a reason to react: a dropped cube
+
+_RISE = 0.01  # of the progress measure, about 5 mm: less is noise
+_RANGE = 0.5  # metres at which a distance counts as no progress at all
+
+
+def progress(env: FakeAlohaEnv) -> float:
+    """How far the task is: 0-1 fetching, 1-2 handing over (or fetching with the left arm), 2-3 placing."""
+    if env.holder == LEFT:
+        return 2.0 + _closeness(env.cube, PLACE)
+    if env.holder == RIGHT:
+        return 1.0 + 0.5 * _closeness(env.cube, HAND_OVER) + 0.5 * _closeness(env.grips[LEFT], env.cube)
+    arm = fetching_arm(env.cube[0])
+    return (1.0 if arm == LEFT else 0.0) + _closeness(env.grips[arm], env.cube)
+
+
+class ScriptedHelper:
+    """Takes over after a stall or a drop, corrects for a while, then rests its hands until the policy decides.
+
+    A person's faults are part of it: the reaction comes late (and not at all if the policy recovers meanwhile),
+    the correction is slower and twice as noisy as a demonstration and stops when its time is up rather than
+    when the problem is solved, and before handing back there are idle ticks. Unless the configuration says otherwise
+    that is all; with it the person also misses occasions (and watches on until the next one), and fumbles corrections:
+    fingers then open where they should close, and close where they should open.
+
+    Args:
+        env: the environment that is watched and corrected; read, never changed.
+        config: how late, how long, how fast and how badly.
+    """
+
+    def __init__(self, env: FakeAlohaEnv, config: HelperConfig) -> None:
+        self._env, self._config = env, config
+        self._hands = ScriptedExpert(env, speed=config.speed, noise=config.noise)
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        """Watch a new episode; everything the helper does follows from `seed` and the environment."""
+        self._rng = np.random.default_rng(seed)
+        self._in_control = False
+        self._correcting = 0  # ticks left of the present correction
+        self._fumbles = False  # in the present correction
+        self._watch()
+
+    def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
+        """The person's command for this tick; None while the policy has the robot. Call once a tick."""
+        if not self._in_control:
+            self._in_control = self._wants_control()
+            if not self._in_control:
+                return None
+            self._correcting = self._draw(self._config.correction_ticks)
+            self._hands.reset(int(self._rng.integers(2**31)))
+            self._fumbles = self._happens(self._config.fault_rate)
+        if self._correcting > 0:
+            self._correcting -= 1
+            command = self._hands.act()
+            if self._fumbles:
+                command[list(GRIPPER)] = 1 - command[list(GRIPPER)]
+            return InterventionCommand(command)
+        if not decision_tick:
+            return InterventionCommand(np.array(self._env.joints, np.float32), idle=True)
+        self._in_control = False
+        self._watch()
+        return None
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _watch(self) -> None:
+        """Start watching from the present state."""
+        self._best = progress(self._env)
+        self._since_rise = 0
+        self._reaction: int | None = None  # ticks until take-over; None while there is no reason for one
+
+    def _draw(self, ticks: tuple[int, ...]) -> int:
+        return int(self._rng.integers(ticks[0], ticks[1], endpoint=True))
+
+    def _happens(self, rate: float) -> bool:
+        """True in a share `rate` of the calls; a rate of 0 draws nothing, and leaves what follows as it was."""
+        return rate > 0 and bool(self._rng.random() < rate)
+
+    def _wants_control(self) -> bool:
+        """Watch one tick; True when a reaction has run its time without the policy recovering."""
+        now = progress(self._env)
+        if now > self._best + _RISE:
+            self._best, self._since_rise, self._reaction = now, 0, None
+            return False
+        self._since_rise += 1
+        fell = self._best - now >= FALL
+        if fell:
+            self._best, self._since_rise = now, 0  # recovering is measured from here
+        if self._reaction is None:
+            if fell or self._since_rise >= self._config.stall_ticks:
+                if self._happens(self._config.miss_rate):
+                    self._since_rise = 0
+                else:
+                    self._reaction = self._draw(self._config.reaction_ticks)
+            return False
+        self._reaction -= 1
+        return self._reaction <= 0
+
+
+def _closeness(a: Point, b: Point) -> float:
+    """1 where the points meet, 0 from `_RANGE` metres on."""
+    return 1.0 - min(math.dist(a, b) / _RANGE, 1.0)

@@ -1,0 +1,91 @@
+"""The demonstrations a run was started with: noted in its folder, and read again where they were."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of, open_demos
+from serl_chunk.data.source import Format, ReadOptions, Source, first_of
+from serl_chunk.runs.episodes import FORMAT, read_json, spec_of_run
+from serl_chunk.types import DataError, Episode, RobotSpec
+
+DEMOS = "demos.json"  # in the run folder
+# Of ReadOptions: how they were read.
+_SAID = (
+    "color", "hz", "success", "scores", "reward_every_step", "env", "env_if_judged", "env_reward", "solved", "task",
+)  # fmt: skip
+
+
+def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
+    """What `demos.json` holds: the demonstrations of the run's present life, in their order."""
+    options = options or ReadOptions()
+    origins = [o._asdict() | {"path": str(o.path.expanduser().resolve())} for o in demos.origins]
+    return {
+        "digest": demos.digest,
+        "options": {name: getattr(options, name) for name in _SAID},
+        "episodes": origins,
+    }
+
+
+class RunDemos:
+    """See data.source.Source: the demonstrations that a run's `demos.json` names, as their own files have them.
+
+    They are not cut at their first success, as the learner does. A key is an episode's number.
+
+    Args:
+        path: the run folder.
+        options: `cameras`, `task` and `proportion` are used; the rest is as the run had it.
+        more: formats beside those of `data.formats`.
+
+    Raises ConfigError where the run noted none.
+    """
+
+    format = "run demonstrations"
+
+    def __init__(self, path: Path | str, options: ReadOptions | None = None, more: tuple[Format, ...] = (FORMAT,)):
+        self.path, self._given, self._more = Path(path), options or ReadOptions(), more
+        self.spec: RobotSpec = spec_of_run(self.path)
+        self.hz: float | None = self.spec.control_hz
+        noted = read_json(self.path / DEMOS)
+        try:
+            said = dict(noted["options"])
+            said["scores"] = tuple((name, reward) for name, reward in said.get("scores", ()))
+            self._options = ReadOptions(**{name: said[name] for name in _SAID if name in said})
+            self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{self.path / DEMOS} is damaged ({error!r})") from error
+        self._open: tuple[tuple[Path, str], Source] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": None}
+
+    def keys(self) -> list[str]:
+        """See Source."""
+        keys = [f"{i:06d}" for i in range(len(self._origins))]
+        return first_of(keys, self._given.proportion) if keys else keys
+
+    def read(self, key: str) -> Episode:
+        """See Source. Raises DataError also where a file is not what it was when the run read it."""
+        origin = self._origins[int(key)]
+        if not origin.path.exists():
+            raise DataError(f"{origin.path}: the demonstration that {self.path} was started with is there no more")
+        options = dataclasses.replace(self._options, spec=self._given.spec or self.spec, cameras=self._given.cameras)
+        if self._given.task:
+            options = dataclasses.replace(options, task=self._given.task)
+        at = (origin.path, origin.format)
+        if self._open is None or self._open[0] != at:
+            self._open = (at, open_demos(origin.path, options, origin.format, self._more))
+        source = self._open[1]
+        file = file_of(source, origin.key)
+        episode = source.read(origin.key)
+        if (content_digest(episode) if file is None else file_digest(file)) != origin.digest:
+            raise DataError(
+                f"{origin.path}: episode {origin.key} is not what it was when {self.path} read it: its content changed"
+            )
+        return episode
+
+    def notes(self) -> list[str]:
+        """See Source."""
+        return []

@@ -1,0 +1,335 @@
+"""Episodes of a run: what its actors recorded, read from the journal while the learner may be writing it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.data.formats.hdf5_writer import amended
+from serl_chunk.data.frames import Encoded, Frames, decode_image
+from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.data.validate import check_episode
+from serl_chunk.runs.journal_index import LIMITS, Index, Indexed, Segment, read_index, segments_of, sentences
+from serl_chunk.transport.storage import segment
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.codec import Message, WireError
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STEP_COLUMNS,
+    Begin,
+    ConfigError,
+    DataError,
+    End,
+    Episode,
+    RobotSpec,
+    SparseRows,
+    StepBlock,
+)
+
+
+class Piece(NamedTuple):
+    """Where the bytes of one frame lie: in a file, or here where the message held them in its header."""
+
+    segment: int  # names the file
+    offset: int
+    size: int
+    jpeg: bool  # a JPEG file; else the pixels
+    data: bytes | None = None
+
+
+class JournalFrames(Frames):
+    """Frames in the segments of a journal.
+
+    Args:
+        shape: [H, W, 3].
+        pieces: of each frame.
+        segments: by their numbers, those of the pieces at least; old ones are dropped unless they are held.
+        where: begins every error.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], pieces: list[Piece], segments: Mapping[int, Segment], where: str
+    ) -> None:
+        super().__init__(shape, np.arange(len(pieces)))
+        self._pieces, self._where = pieces, where
+        self._segments = {n: segments[n] for n in {p.segment for p in pieces if p.data is None}}
+
+    def decode(self, at: int) -> np.ndarray:
+        """See Frames."""
+        piece, shape = self._pieces[at], self.shape[1:]
+        data = self._read(piece)
+        if piece.jpeg:
+            return decode_image(data, f"{self._where}, frame {at}", shape)
+        return np.frombuffer(data, np.uint8).reshape(shape)
+
+    def encoded_at(self, at: int) -> Encoded | None:
+        """See Frames."""
+        piece = self._pieces[at]
+        return Encoded("jpeg", self._read(piece)) if piece.jpeg else None
+
+    def _read(self, piece: Piece) -> bytes:
+        if piece.data is not None:
+            return piece.data
+        segment = self._segments[piece.segment]
+        data = segment.read(piece.offset, piece.size, self._where)
+        if len(data) != piece.size:
+            raise DataError(f"{self._where}: {segment.path} ends inside a frame; it was cut since it was indexed")
+        return data
+
+
+JOURNAL = Path("journal") / "online"  # in the run folder
+CONFIG = "config.json"
+
+
+class RunSource:
+    """The closed episodes of a run's journal, as the learner's replay has them, in the order in which they ended.
+
+    Takes no lock and writes nothing. Images are read from the journal when they are looked at, which a learner that
+    goes on prevents once it drops their segments, unless they are held (`hold`). `keys` indexes the journal, again
+    where it has grown; `read` then reads one episode's entries only.
+
+    Args:
+        path: the run folder.
+        options: `spec` (None takes the run's), `cameras`, `task` and `proportion` are used.
+
+    Raises ConfigError where the folder is no run, or its run kept no journal.
+    """
+
+    format = "run"
+
+    def __init__(self, path: Path | str, options: ReadOptions | None = None) -> None:
+        self.path, self._options = Path(path), options or ReadOptions()
+        self.spec = spec_of_run(self.path)
+        self.hz: float | None = self.spec.control_hz
+        if self._options.hz is not None and not math.isclose(self._options.hz, self.hz, rel_tol=1e-6):
+            raise ConfigError(
+                f"{self.path}: this run took {self.hz:g} steps a second, not {self._options.hz:g} (--hz): leave the "
+                "flag out"
+            )
+        self._folder = self.path / JOURNAL
+        self._index: Index | None = None
+        self._held: dict[int, Segment] | None = None  # where segments are held: all of them, by number
+        if not self._folder.is_dir():
+            raise ConfigError(
+                f"{self.path}: this run kept no journal (there is no {JOURNAL}): its episodes are gone. Journals are "
+                "kept by --learner with transport.journal=True, not by --local"
+            )
+        unknown = set(self._options.cameras or ()) - {c.name for c in self.spec.cameras}
+        if unknown:
+            has = ", ".join(c.name for c in self.spec.cameras) or "none"
+            raise ConfigError(f"{self.path}: robot {self.spec.name} has no camera {min(unknown)!r}; it has: {has}")
+
+    def keys(self) -> list[str]:
+        """See data.source.Source: SESSION/EPISODE."""
+        if self._index is None or self._index.segments != tuple(segments_of(self._folder)):
+            self._hold()
+            self._index = read_index(self._folder)
+            self._hold()  # those that the learner began meanwhile
+        keys = list(self._index.episodes)
+        return keys if self._options.proportion == 1 else first_of(keys, self._options.proportion)
+
+    def hold(self) -> None:
+        """From now on, `keys` keeps the segments of the journal open, and so do the frames of episodes.
+
+        What it gives can be read, then and later, whatever the learner drops meanwhile; the disk gets that room back
+        when source and episodes are let go. Not inherited by copies in other processes.
+        """
+        self._held, self._index = {}, None
+
+    def _hold(self) -> None:
+        if self._held is None:
+            return
+        for name, _ in segments_of(self._folder):
+            segment = Segment(self._folder, int(Path(name).stem))
+            with contextlib.suppress(FileNotFoundError):  # dropped this moment: its episodes are not listed
+                self._held.setdefault(int(Path(name).stem), segment).hold()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": None}
+
+    def notes(self) -> list[str]:
+        """What is not among the episodes that `keys` gave last, and why."""
+        if self._index is None:
+            self.keys()
+        assert self._index is not None
+        return sentences(self._index.counts)
+
+    def about(self, key: str) -> Indexed:
+        """What the index knows of an episode: outcome, steps, steps of a person. Raises DataError for another key."""
+        if self._index is None:
+            self.keys()
+        assert self._index is not None
+        if key not in self._index.episodes:
+            raise DataError(f"{self.path}: the journal has no closed episode {key}; list its episodes again")
+        return self._index.episodes[key]
+
+    def read(self, key: str) -> Episode:
+        """See data.source.Source. Raises DataError also where the learner dropped the episode meanwhile."""
+        entry, where = self.about(key), f"{self.path}: episode {key}"
+        begin: Begin | None = None
+        end, blocks, frames = entry.end, [], _Images(where, self.spec, self._options.cameras)
+        try:
+            with contextlib.ExitStack() as stack:
+                segments = {number: self._segment(stack, number, where) for number in set(entry.places[:, 0].tolist())}
+                for place in entry.places.tolist():
+                    message = self._fetch(segments, place, where, frames)
+                    _, record = records.decode_record(message)
+                    if isinstance(record, Begin):
+                        begin = record
+                    elif isinstance(record, StepBlock):
+                        blocks.append(record)
+                    elif isinstance(record, End):
+                        end = record
+            assert begin is not None
+            episode = Episode(begin, joined(blocks, frames.rows(segments)), end)
+        except WireError as error:
+            raise DataError(f"{where}: an entry of the journal is no record: {error}; leave it out") from error
+        for amend in entry.amends:
+            episode = amended(episode, amend)
+        if self._options.task and not begin.task:
+            episode = episode._replace(begin=begin._replace(task=self._options.task))
+        check_episode(where, episode, self._options.spec or self.spec)
+        return episode
+
+    def _segment(self, stack: contextlib.ExitStack, number: int, where: str) -> Segment:
+        """One that is held, or one that is open until `stack` is left."""
+        if self._held is not None and number in self._held:
+            return self._held[number]
+        out = Segment(self._folder, number)
+        try:
+            out.hold()
+        except FileNotFoundError:
+            raise out.gone(where) from None
+        except OSError as error:
+            raise out.unreadable(where, error) from error
+        stack.callback(out.release)
+        return out
+
+    def _fetch(self, segments: dict[int, Segment], place: list[int], where: str, frames: _Images) -> Message:
+        """One entry's message; the images of a block of steps go to `frames` instead."""
+        number, offset, size = place
+        file = segments[number]
+        data, salt = file.read(offset, size, where), segment.salt_of(file.read(0, segment.HEADER_BYTES, where))
+        found = segment.parse(data, salt)
+        if found is None:
+            raise DataError(f"{where}: {file.path} is damaged at byte {offset}")
+        message = codec.decode(found.frames[1:], LIMITS)
+        if message.kind == records.STEPS:
+            return frames.take(message, number, offset, data)
+        if message.kind == records.END and self._options.cameras is not None:
+            wanted = {f"{g}{IMAGE_PREFIX}{c}" for g in ("", "jpeg/") for c in self._options.cameras}
+            kept = {k: v for k, v in message.arrays.items() if IMAGE_PREFIX not in k or k in wanted}
+            return message._replace(arrays=kept)
+        return message
+
+
+class _Images:
+    """Collects where the frames of an episode's blocks lie. `cameras`: None for all."""
+
+    def __init__(self, where: str, spec: RobotSpec, cameras: tuple[str, ...] | None) -> None:
+        self._where, self._cameras = where, cameras
+        self._shapes: dict[str, tuple[int, ...]] = {IMAGE_PREFIX + c.name: (c.height, c.width, 3) for c in spec.cameras}
+        self._pieces: dict[str, list[Piece]] = {}
+        self._ticks: dict[str, list[np.ndarray]] = {}
+
+    def take(self, message: Message, number: int, offset: int, data: bytes) -> Message:
+        """A block of steps without its images. `data` is its entry's, at `offset` of segment `number`."""
+        arrays = dict(message.arrays)
+        first = codec.count(message.header, "first_tick")
+        base = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+
+        def piece(array: np.ndarray, jpeg: bool) -> Piece:
+            at = array.__array_interface__["data"][0] - base
+            if 0 <= at < len(data):
+                return Piece(number, offset + at, array.nbytes, jpeg)
+            return Piece(number, 0, array.nbytes, jpeg, array.tobytes())  # it travelled in the header
+
+        for name in [n for n in arrays if n.startswith(f"index/{IMAGE_PREFIX}")]:
+            key, index = name.removeprefix("index/"), arrays.pop(name)
+            values = arrays.pop(f"values/{key}", None)
+            files, sizes = arrays.pop(f"jpeg/{key}", None), arrays.pop(f"sizes/{key}", None)
+            if self._cameras is not None and key.removeprefix(IMAGE_PREFIX) not in self._cameras:
+                continue
+            if values is not None:
+                self._check(key, values)
+                pieces = [piece(v, False) for v in values]
+            elif files is not None and sizes is not None and int(sizes.sum()) == len(files):
+                stops = np.cumsum(sizes)
+                pieces = [piece(files[b - n : b], True) for n, b in zip(sizes.tolist(), stops.tolist(), strict=True)]
+                if key not in self._shapes:
+                    self._shapes[key] = decode_image(files[: int(sizes[0])].tobytes(), self._where).shape
+            else:
+                raise WireError(f"{key} has neither frames nor JPEG files with their sizes")
+            if len(pieces) != len(index):
+                raise WireError(f"{key} has {len(pieces)} frames for {len(index)} ticks")
+            self._pieces.setdefault(key, []).extend(pieces)
+            self._ticks.setdefault(key, []).append(first + index)
+        return message._replace(arrays=arrays)
+
+    def _check(self, key: str, values: np.ndarray) -> None:
+        shape = self._shapes.setdefault(key, values.shape[1:])
+        if values.dtype != np.uint8 or values.shape[1:] != shape:
+            raise WireError(f"{key} has frames {values.dtype}{values.shape[1:]} among those of uint8{shape}")
+
+    def rows(self, segments: dict[int, Segment]) -> dict[str, SparseRows]:
+        """The frames, with the ticks they belong to."""
+        out = {}
+        for key, pieces in self._pieces.items():
+            h, w, c = self._shapes[key]
+            frames = JournalFrames((h, w, c), pieces, segments, self._where)
+            out[key] = SparseRows(np.concatenate(self._ticks[key]).astype(np.int32), frames)
+        return out
+
+
+def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
+    """Consecutive blocks of one episode as one, with `images` beside what the blocks hold. Raises WireError."""
+    sparse = {}
+    for key in dict.fromkeys(key for b in blocks for key in b.sparse):
+        parts = [(b.first_tick, b.sparse[key]) for b in blocks if key in b.sparse]
+        if len({rows.values.shape[1:] for _, rows in parts}) > 1:
+            raise WireError(f"{key} changes its shape within the episode")
+        index = np.concatenate([first + rows.index for first, rows in parts]).astype(np.int32)
+        sparse[key] = SparseRows(index, np.concatenate([rows.values for _, rows in parts]))
+    names = list(blocks[0].observation)
+    if any(list(b.observation) != names for b in blocks):
+        raise WireError("the names of its observations change within the episode")
+    return StepBlock(
+        episode_id=blocks[0].episode_id,
+        first_tick=0,
+        observation={k: np.concatenate([b.observation[k] for b in blocks]) for k in names},
+        action=np.concatenate([b.action for b in blocks]),
+        **{name: np.concatenate([getattr(b, name) for b in blocks]) for name in STEP_COLUMNS},
+        sparse=sparse | images,
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder looks like a run's."""
+    return (path / CONFIG).is_file() and ((path / "journal").is_dir() or (path / "run.lock").is_file())
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file of a run; raises ConfigError."""
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{file.parent} is not a run folder, or an older one: it has no {file.name}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+
+
+def spec_of_run(path: Path) -> RobotSpec:
+    """The robot of a run; raises ConfigError."""
+    try:
+        return RobotSpec.from_json(read_json(path / CONFIG)["robot_spec"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path / CONFIG} does not describe a run's robot ({error!r})") from error
+
+
+FORMAT = Format("run", "a run folder: what its actors recorded, from its journal", is_run, RunSource)

@@ -1,0 +1,64 @@
+"""Where evaluations of a run are kept, and what `latest` and `best` mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.runs.folder import write_json
+
+FOLDER = "evaluations"
+VALIDATION = "validation"  # purposes: this one, "evaluation", and "learner" (learner.eval_interval)
+
+
+def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], differences: Sequence[str] = ()) -> Path:
+    """Write `<run>/evaluations/<purpose>_<step>.json`, a later one as `<purpose>_<step>_2.json`; returns its path.
+
+    `differences`: the settings that were not the run's, a line for each.
+    """
+    folder = run / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path, number = folder / f"{purpose}_{step}.json", 2
+    while path.exists():
+        path, number = folder / f"{purpose}_{step}_{number}.json", number + 1
+    said = {"differences": list(differences)} if differences else {}
+    write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **said})
+    return path
+
+
+def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
+    """`latest`, `best` or a number as an existing checkpoint; raises CheckpointError listing those that exist.
+
+    `best` is the highest success rate among validation evaluations (`--eval_validation`) with the run's own settings,
+    whose start states are not those of reported figures; of several of one checkpoint, the one of most episodes counts.
+    """
+    steps = store.steps()
+    listing = ", ".join(map(str, steps)) or "none"
+    if wanted == "latest":
+        if not steps:
+            raise CheckpointError(f"{run} has no checkpoint yet")
+        return steps[-1]
+    if wanted == "best":
+        rates: dict[int, tuple[int, float]] = {}  # episodes and success
+        for file in (run / FOLDER).glob(f"{VALIDATION}_*.json"):
+            try:
+                data = json.loads(file.read_text())
+                if data["checkpoint"] in steps and not data.get("differences"):
+                    found = max((r["n"], r["success_rate"]) for r in data["results"])
+                    rates[data["checkpoint"]] = max(found, rates.get(data["checkpoint"], (0, 0.0)))
+            except (OSError, ValueError, LookupError, TypeError) as e:
+                raise CheckpointError(
+                    f"{file} is damaged ({type(e).__name__}: {e}): remove it and evaluate that checkpoint again"
+                ) from e
+        if not rates:
+            raise CheckpointError(
+                f"no checkpoint of {run} has been validated with the run's settings, so none is known to be best: "
+                f"evaluate some with --eval_validation first. Checkpoints: {listing}"
+            )
+        return max(rates, key=lambda s: (rates[s][1], s))
+    if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:
+        raise CheckpointError(f"{run} has no checkpoint {wanted!r}; it has: {listing} (or latest, best)")
+    return int(wanted)

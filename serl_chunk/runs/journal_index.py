@@ -1,0 +1,364 @@
+"""Index of a run's journal: where its episodes lie, in segments that the learner may drop meanwhile.
+
+One pass over the entries takes no lock and writes nothing. What it makes of them is what
+`transport.storage.record_store.RecordStore.replay` and the replay make of them: rows that were never delivered, holes,
+episodes without an end and amendments mean the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from serl_chunk.transport.storage.journal import SUFFIX
+from serl_chunk.transport.storage.segment import Found, scan
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.codec import Limits, Message, WireError
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Source
+
+_LEFT = 64  # files that the rest of the process may want to open
+
+
+class Segment:
+    """One file of a journal. Nothing in it ever changes.
+
+    Held, it stays readable when its learner has dropped it: an open file outlives its name, needs no place to be
+    linked to, and leaves nothing behind where this process is killed. A copy in another process is not held.
+
+    Args:
+        folder: of the journal.
+        number: of the segment.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.path, self._number, self._fd = folder / f"{number:020d}{SUFFIX}", number, -1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Segment, (self.path.parent, self._number)
+
+    def __del__(self) -> None:
+        self.release()
+
+    def hold(self) -> None:
+        """Keep it readable from now on. Raises OSError, and ConfigError where this process has too many files open."""
+        if self._fd < 0:
+            self._fd = _open(self.path)
+
+    def release(self) -> None:
+        """Let go of it; it is read by its name again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read(self, offset: int, size: int, where: str) -> bytes:
+        """`size` bytes from `offset` on, fewer at its end; raises DataError beginning with `where`."""
+        try:
+            if self._fd >= 0:
+                return os.pread(self._fd, size, offset)
+            with self.path.open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), size, offset)
+        except FileNotFoundError:
+            raise self.gone(where) from None
+        except OSError as error:
+            raise self.unreadable(where, error) from error
+
+    def gone(self, where: str) -> DataError:
+        """It is not there any more."""
+        return DataError(
+            f"{where}: {self.path} is there no more: the learner dropped it, because its replay does not need it "
+            "(transport.journal_bytes keeps more). Leave the episode out (--skip-bad), or list the run's episodes again"
+        )
+
+    def unreadable(self, where: str, error: OSError) -> DataError:
+        """It is there and cannot be read."""
+        return DataError(f"{where}: {self.path} cannot be read: {error.strerror}")
+
+
+def _open(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < fd + _LEFT:  # the usual 1024 is what select() bears, and we have no select()
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        if resource.RLIM_INFINITY != soft < fd + _LEFT:
+            os.close(fd)
+            raise ConfigError(
+                f"{path.parent}: its segments are kept open while they are used, and this process may have {soft} "
+                "files open at most: raise that (ulimit -n), or give a data set that `serl-chunk data export` wrote"
+            )
+    return fd
+
+
+LIMITS = Limits(1 << 40, 1 << 16)  # the learner that accepted these messages had its own
+_TABLE, _RECORD, _PLACE = 0, 1, 2  # first element of an entry's tag, as in transport.store
+
+
+@dataclasses.dataclass(frozen=True)
+class Indexed:
+    """A closed episode of the journal. `places` int64[K, 3] are segment, offset and size of its entries, in order."""
+
+    key: str  # SESSION/EPISODE
+    actor_id: str
+    places: np.ndarray
+    ended: bool  # its End is the last of them; False: its actor died, or what followed is lost
+    length: int  # steps
+    human_steps: int
+    end: End  # without its arrays, not amended
+    amends: tuple[Amend, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """As amended."""
+        return next((a.outcome for a in reversed(self.amends) if a.outcome is not None), self.end.outcome)
+
+
+class Index(NamedTuple):
+    """Closed episodes in the order of their ends, so that a run that goes on appends; and what is not among them."""
+
+    episodes: dict[str, Indexed]
+    counts: Counter[str]  # see `sentences`
+    segments: tuple[tuple[str, int], ...]  # name and size of the files it was made from
+
+
+_SAYS = {
+    "open": "episodes were not over yet: left out; export again for them",
+    "died": "episodes have no end, because their actor died in them: they end as truncated",
+    "cut": "episodes lack what followed, because records are damaged or lost: they end as truncated, there",
+    "empty": "episodes without a step: left out",
+    "discarded": "episodes were discarded by a correction: left out",
+    "orphans": "steps belong to no whole episode (dropped with old segments, or never delivered): left out",
+    "twice": "episodes began twice in one session: the first is kept",
+    "amends": "corrections are of episodes that are not here, not over, or not whole: ignored",
+    "unreadable": "entries of the journal are no records: skipped",
+    "damaged": "damaged stretches of the journal: skipped",
+    "vanished": "segments of the journal were dropped by the learner meanwhile",
+}
+
+
+def sentences(counts: Counter[str]) -> list[str]:
+    """What a person should know of an index."""
+    return [f"{counts[name]} {says}" for name, says in _SAYS.items() if counts[name]]
+
+
+def segments_of(folder: Path) -> list[tuple[str, int]]:
+    """Name and size of the journal's files, oldest first; those that vanish meanwhile are left out."""
+    out = []
+    for path in sorted(p for p in folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem)):
+        try:
+            out.append((path.name, path.stat().st_size))
+        except FileNotFoundError:
+            continue
+    return out
+
+
+def read_index(folder: Path) -> Index:
+    """Index the journal in `folder` as it is now; holds one segment in memory at a time.
+
+    Raises DataError where a segment is there and cannot be read.
+    """
+    pass_ = _Pass()
+    segments = segments_of(folder)
+    for name, _ in segments:
+        for found in _entries(folder / name, last=name == segments[-1][0], counts=pass_.counts):
+            pass_.take(int(Path(name).stem), found)
+    return Index(*pass_.finish(), tuple(segments))
+
+
+def _entries(path: Path, *, last: bool, counts: Counter[str]) -> Iterator[Found]:
+    """The whole entries of a segment. A torn tail is what a learner that is writing looks like."""
+    try:
+        for found in scan(path):
+            if isinstance(found, Found):
+                yield found
+            elif not (found.torn and last):
+                counts["damaged"] += 1
+    except DataError:
+        if path.exists():
+            raise
+        counts["vanished"] += 1
+
+
+@dataclasses.dataclass
+class _Open:
+    """An episode that is being collected."""
+
+    begin: Begin
+    actor_id: str
+    places: list[tuple[int, int, int]]
+    length: int = 0
+    human: int = 0
+    discarded: bool = False
+    newest: tuple[int, int] = (0, 0)  # steps of the last block, and those of a person among them
+
+    def take_back(self) -> None:
+        """Forget the last block."""
+        if self.newest[0]:
+            self.places.pop()
+            self.length, self.human = self.length - self.newest[0], self.human - self.newest[1]
+            self.newest = 0, 0
+
+
+class _Pass:
+    """The state of one pass. Sessions are followed by their sequence numbers, as the learner's own restart does."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._expected: dict[str, int] = {}  # session -> next sequence number
+        self._open: dict[str, _Open] = {}
+        self._closed: dict[str, Indexed] = {}
+        self._cut: set[str] = set()  # keys of closed episodes that lack what followed
+        self._stood: dict[str, int] = {}  # session -> steps delivered
+
+    def take(self, segment: int, found: Found) -> None:
+        """The next entry."""
+        try:
+            tag, *values = msgpack.unpackb(found.frames[0])
+            if tag == _TABLE:
+                for row in values[0]:
+                    self._table(_standing(row))
+                return
+            session, actor_id, expected, steps = _standing(values[0])
+            if tag == _PLACE:
+                self._give_up(session, expected, steps)
+                return
+            if tag != _RECORD:
+                raise ValueError(f"an entry of kind {tag}")
+            delivered = bool(values[1])
+            message = codec.decode(found.frames[1:], LIMITS)
+            n = len(message.arrays["action"]) if message.kind == records.STEPS else 1
+        except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException):
+            self.counts["unreadable"] += 1  # what follows of its session does not follow: a hole
+            return
+        if self._expected.get(session) != expected:
+            self._hole(session)
+        self._expected[session] = expected + n
+        self._stood[session] = steps + (n if delivered and message.kind == records.STEPS else 0)
+        if not delivered:
+            self.counts["orphans"] += n if message.kind == records.STEPS else 0
+            return
+        try:
+            self._record(session, actor_id, message, (segment, found.offset, found.size))
+        except (WireError, LookupError):
+            self.counts["unreadable"] += 1
+            self._hole(session)
+
+    def _table(self, standing: tuple[str, str, int, int]) -> None:
+        session, _, expected, _ = standing
+        if session not in self._expected or self._expected[session] < expected:
+            self._hole(session)  # entries between were damaged or dropped
+            self._expected[session] = expected
+
+    def _give_up(self, session: str, expected: int, steps: int) -> None:
+        """The session stands there without a record that led there; what was open has no end.
+
+        Where fewer steps were delivered than were written down, the learner had refused the newest ones.
+        """
+        self._expected[session] = expected
+        refused, self._stood[session] = steps < self._stood.get(session, 0), steps
+        if session in self._open:
+            if refused:
+                self._open[session].take_back()
+            key = f"{session}/{self._open[session].begin.episode_id}"
+            self._close(session, None)
+            self._cut.add(key)
+
+    def _record(self, session: str, actor_id: str, message: Message, place: tuple[int, int, int]) -> None:
+        if message.kind == records.STEPS:
+            self._steps(session, message, place)
+            return
+        _, record = records.decode_record(message._replace(arrays={}))
+        if isinstance(record, Begin):
+            if session in self._open:
+                self._close(session, None)
+            key = f"{session}/{record.episode_id}"
+            if key in self._closed:
+                self.counts["twice"] += 1
+            else:
+                self._open[session] = _Open(record, actor_id, [place])
+        elif isinstance(record, Amend):
+            self._amend(session, record)
+        elif isinstance(record, End):
+            episode = self._open.get(session)
+            if episode is None or episode.begin.episode_id != record.episode_id:
+                return
+            if record.length != episode.length:
+                self._hole(session)
+                return
+            episode.places.append(place)
+            self._close(session, record)
+
+    def _steps(self, session: str, message: Message, place: tuple[int, int, int]) -> None:
+        episode, source = self._open.get(session), message.arrays["source"]
+        if episode is None or episode.begin.episode_id != codec.text(message.header, "episode_id"):
+            self.counts["orphans"] += len(source)
+        elif codec.count(message.header, "first_tick") != episode.length:
+            self.counts["orphans"] += len(source)
+            self._hole(session)
+        else:
+            episode.places.append(place)
+            episode.newest = len(source), int((source == Source.HUMAN).sum())
+            episode.length += episode.newest[0]
+            episode.human += episode.newest[1]
+
+    def _hole(self, session: str) -> None:
+        """Records of the session are missing here: a hole in an episode is never closed up."""
+        if session in self._open:
+            key = f"{session}/{self._open[session].begin.episode_id}"
+            self._close(session, None, why="cut")
+            self._cut.add(key)
+
+    def _close(self, session: str, end: End | None, why: str = "died") -> None:
+        episode = self._open.pop(session)
+        name, key = episode.begin.episode_id, f"{session}/{episode.begin.episode_id}"
+        if episode.discarded:
+            self.counts["discarded"] += 1
+        elif not episode.length:
+            self.counts["empty"] += 1
+        else:
+            self.counts[why] += end is None
+            self._closed[key] = Indexed(
+                key=key,
+                actor_id=episode.actor_id,
+                places=np.array(episode.places, np.int64).reshape(-1, 3),
+                ended=end is not None,
+                length=episode.length,
+                human_steps=episode.human,
+                end=end or End(name, episode.length, None, False, True, Outcome.UNKNOWN, "learner"),
+            )
+
+    def _amend(self, session: str, amend: Amend) -> None:
+        key, episode = f"{session}/{amend.episode_id}", self._open.get(session)
+        if key in self._closed and amend.discard:
+            del self._closed[key]
+            self.counts["discarded"] += 1
+        elif key in self._closed and key not in self._cut:
+            old = self._closed[key]
+            self._closed[key] = dataclasses.replace(old, amends=(*old.amends, amend))
+        elif episode is not None and episode.begin.episode_id == amend.episode_id and amend.discard:
+            episode.discarded = True
+        else:
+            self.counts["amends"] += 1
+
+    def finish(self) -> tuple[dict[str, Indexed], Counter[str]]:
+        """The episodes and the counts."""
+        self.counts["open"] += sum(not e.discarded for e in self._open.values())
+        return self._closed, self.counts
+
+
+def _standing(row: Any) -> tuple[str, str, int, int]:
+    """Session, actor, next sequence number and steps delivered of a `transport.store.Standing`; raises TypeError."""
+    session, actor_id, _, expected, steps, *_ = row
+    if not type(session) is type(actor_id) is str or not type(expected) is type(steps) is int:
+        raise TypeError("not where a session stands")
+    return session, actor_id, expected, steps

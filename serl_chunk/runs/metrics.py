@@ -1,0 +1,263 @@
+"""What a run measures, written to `metrics.jsonl` in the run folder and mirrored to Weights & Biases.
+
+`run_metrics.py` says what a row is, and reads them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, Row, RunMetrics, parse_row, read_metrics
+from serl_chunk.runs.wandb import WandbMirror
+from serl_chunk.types import DataError
+
+__all__ = ["METRICS_FILE", "Counters", "MetricsLog", "RunMetrics", "read_metrics"]
+
+_log = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Appends rows to `run_dir/metrics.jsonl` and mirrors their numbers to wandb. Safe to call from several threads.
+
+    Each row is one appending `write` to an unbuffered file: it outlives a kill of this process, and an evaluation may
+    add its row while the learner writes. A torn last line, as a power cut leaves it, costs that row and is
+    reported. Rows that a full disk refuses are counted and reported by the next row that succeeds: metrics never stop
+    a training run, and never vanish silently.
+
+    Args:
+        run_dir: the run folder; created if absent, continued if not.
+        wandb_project: None switches the mirror off (`--debug`).
+        wandb_name: display name of the run in wandb.
+        config: the experiment as a plain dictionary, for wandb.
+        offline: keep wandb's files in `run_dir/wandb` for a later `wandb sync` (see `WandbMirror`).
+        clock: monotonic seconds; injected by tests.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        wandb_project: str | None,
+        wandb_name: str,
+        config: Mapping[str, Any],
+        offline: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run_dir = Path(run_dir)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        path = self._run_dir / METRICS_FILE
+        last, rest = _read_end(path)
+        self._counters = Counters(last["step"], last["env_steps"], last["human_ticks"]) if last else Counters(0, 0, 0)
+        self._wall_before = last["wall"] if last else 0.0
+        self._clock, self._start = clock, clock()
+        self._paused_at: float | None = None
+        self._lock = threading.RLock()
+        self._nonfinite_told: set[str] = set()
+        # A short write or a power cut left the start of a line behind. It is not cut off: a learner that is alive may
+        # be about to complete it, while an evaluation opens the file.
+        self._mid_line = bool(rest)
+        self._lost_rows = 0
+        self._mirror: WandbMirror | None = None
+        self._file = path.open("ab", buffering=0)
+        if rest and parse_row(rest) is None:
+            self._warn(f"the last line of {METRICS_FILE} was torn after {len(rest)} bytes: that row is lost")
+        if wandb_project is not None:
+            self._mirror = WandbMirror(
+                self._run_dir, wandb_project, wandb_name, config, offline=offline, tell=self._warn
+            )
+
+    def wall(self) -> float:
+        """Seconds this run has been running, all its lives together, without the time between them and `pause`."""
+        now = self._clock() if self._paused_at is None else self._paused_at
+        return self._wall_before + now - self._start
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Stop the run's clock meanwhile: for what is no part of training, such as evaluations. Not nested."""
+        self._paused_at = self._clock()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._start += self._clock() - self._paused_at
+                self._paused_at = None
+
+    def train(self, counters: Counters, values: Mapping[str, Any]) -> None:
+        """A period of training, since the previous train row.
+
+        `values` holds the agent's metrics (`critic/critic_loss`, `critic/predicted_qs`, `actor/actor_loss`, ...),
+        `rates/updates_per_s`, `rates/env_steps_per_s`, `wait/learner_s` and `wait/actor_s` (seconds waited *within
+        this period*), `timer/<what>` (mean seconds per call), `replay/online_windows`, `replay/demo_windows`
+        and `replay/excluded_share` (0..1). Scalars of Python, numpy or JAX.
+        """
+        self._write("train", counters, values)
+
+    def episode(
+        self,
+        counters: Counters,
+        *,
+        actor_id: str,
+        ret: float,
+        length: int,
+        succeed: bool | None,
+        intervention_steps: int,
+        intervention_count: int,
+        phase: Literal["warmup", "train"],
+        number: int | None = None,
+        q: Sequence[float] = (),
+        g: Sequence[float] = (),
+    ) -> None:
+        """A finished episode: its return, its length in steps, and per decision Q beside the realised return.
+
+        `number`: how many episodes the run then has, this one included.
+
+        Raises DataError where `q` and `g` differ in length.
+        """
+        if len(q) != len(g):
+            raise DataError(f"an episode needs one realised return g per value q, got {len(q)} q and {len(g)} g")
+        fields = {
+            "actor_id": actor_id,
+            "episode/r": ret,
+            "episode/l": length,
+            "succeed": None if succeed is None else int(succeed),
+            "intervention_steps": intervention_steps,
+            "intervention_count": intervention_count,
+            "phase": phase,
+            "number": number,
+            "q": list(q),
+            "g": list(g),
+        }
+        self._write("episode", counters, fields, mirror_as="environment/")
+
+    def evaluation(
+        self,
+        counters: Counters,
+        *,
+        success_rate: float,
+        n: int,
+        low: float,
+        high: float,
+        mode: Literal["mean", "sampled"],
+        mean_time_s: float | None,
+        mean_length: float,
+        checkpoint: int,
+        mean_return: float | None = None,
+        seconds: float | None = None,
+        by: str | None = None,
+    ) -> None:
+        """An evaluation of the policy of `checkpoint` over `n` episodes.
+
+        `low` and `high` bound the rate (95 % Wilson interval). `mean_return`: of the episodes' rewards, undiscounted,
+        before scale and offset. `seconds`: what it took. `by`: "learner" where training stopped for it.
+        """
+        fields = {
+            "success_rate": success_rate,
+            "n": n,
+            "low": low,
+            "high": high,
+            "mode": mode,
+            "mean_time_s": mean_time_s,
+            "mean_length": mean_length,
+            "checkpoint": checkpoint,
+            "mean_return": mean_return,
+            "seconds": seconds,
+            "by": by,
+        }
+        self._write("eval", counters, fields, mirror_as=f"eval/{mode}/")
+
+    def event(self, text: str, counters: Counters | None = None) -> None:
+        """A sentence about the run; `counters` default to those of the previous row."""
+        self._write("event", counters or self._counters, {"text": text})
+
+    def resumed(self, counters: Counters, episodes: int | None = None) -> None:
+        """Training continues from the checkpoint of `counters.step`, with `counters` and `episodes` as they now stand.
+
+        What the previous life wrote after that point stays in the file; `read_metrics` leaves it out.
+        """
+        self._write("event", counters, {"text": f"resumed at step {counters.step}", "episodes": episodes})
+
+    def close(self) -> None:
+        """End the wandb run and close the file; further rows raise ValueError."""
+        with self._lock:
+            if self._mirror is not None:
+                self._mirror.finish()
+            self._mirror = None
+            self._file.close()
+
+    def _warn(self, text: str) -> None:
+        self.event(f"warning: {text}")
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, kind: str, counters: Counters, fields: Mapping[str, Any], mirror_as: str = "") -> None:
+        with self._lock:
+            head = {"kind": kind, "wall": round(self.wall(), 3), **counters._asdict()}
+            if clash := head.keys() & fields.keys():
+                raise DataError(f"metrics may not be called {', '.join(sorted(clash))}: every row has those already")
+            self._counters = counters
+            nonfinite: list[str] = []
+            row = {key: _plain(key, value, nonfinite) for key, value in {**head, **fields}.items()}
+            self._append(row)
+            for key in nonfinite:
+                if key not in self._nonfinite_told:
+                    self._nonfinite_told.add(key)
+                    self._warn(f"{key} is not finite at step {counters.step}; such values are written as null")
+            if self._mirror is not None and kind != "event":
+                numbers = {mirror_as + key: row[key] for key in fields if isinstance(row[key], int | float)}
+                self._mirror.log(numbers | {key: value for key, value in head.items() if key != "kind"})
+
+    def _append(self, row: Row) -> None:
+        line = json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        if self._mid_line:  # end the torn line first, so that it costs one bad line and not two
+            line = b"\n" + line
+        try:
+            written = self._file.write(line)
+            reason = "the disk took a part of a row"
+        except OSError as error:
+            written, reason = 0, str(error)
+        if written == len(line):
+            self._mid_line = False
+            lost, self._lost_rows = self._lost_rows, 0
+            if lost:
+                self._warn(f"{lost} metric rows before this one were lost: the file could not be written")
+            return
+        self._mid_line = self._mid_line or written > 0
+        self._lost_rows += 1
+        if self._lost_rows == 1:
+            _log.warning("cannot write %s (%s): training goes on, its metrics are lost", self._file.name, reason)
+
+
+def _read_end(path: Path) -> tuple[Row | None, bytes]:
+    """The last row of a file, and what stands behind its last newline: nothing in a whole file."""
+    data = path.read_bytes() if path.exists() else b""
+    rows = (parse_row(line) for line in reversed(data.splitlines()))
+    return next((row for row in rows if row is not None), None), data[data.rfind(b"\n") + 1 :]
+
+
+def _plain(key: str, value: Any, nonfinite: list[str]) -> Any:
+    """`value` as JSON has it; a number that is not finite becomes None and its key is added to `nonfinite`."""
+    if hasattr(value, "tolist"):  # numpy and JAX, scalars and arrays
+        value = value.tolist()
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        nonfinite.append(key)
+        return None
+    if isinstance(value, list | tuple):
+        return [_plain(key, item, nonfinite) for item in value]
+    raise DataError(f"metric {key!r} is a {type(value).__name__}; a metric is a number, a text or a list of numbers")

@@ -1,0 +1,56 @@
+"""Folders in which an actor keeps what the learner does not have yet."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport.storage.disk_spool import DiskSpool
+from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.types import ConfigError, DataError, RobotSpec
+
+DEFAULT_ROOT = Path("runs") / "spool"
+_MESSAGE_BYTES = 2048  # of a step beside its arrays
+
+
+class SpoolFolders:
+    """The spools of one actor, a folder for each run under `root/<experiment>/<actor id>`.
+
+    Raises ConfigError for an actor id that is no folder's name.
+    """
+
+    def __init__(self, config: ExperimentConfig, actor_id: str, root: Path | None = None) -> None:
+        if not re.fullmatch(r"[\w.-]{1,100}", actor_id) or actor_id.startswith("."):
+            raise ConfigError(
+                f"--actor_id={actor_id!r} names a folder too: use 1 to 100 letters, digits, '_', '-' and '.', and "
+                "begin with none of the last"
+            )
+        self.folder = (root or DEFAULT_ROOT) / config.name / actor_id
+        self._transport: TransportConfig = config.transport
+        self._run = ""
+
+    def open(self, run: str) -> Spool:
+        """The spool of a run; what an actor before this one left in it is sent first."""
+        if not re.fullmatch(r"[\w-]{1,64}", run):  # it came over the network and becomes a folder
+            raise DataError(f"the learner calls its run {run!r}, which cannot name a folder")
+        self._run = run
+        t = self._transport
+        return DiskSpool(self.folder / run, Limits(t.max_message_bytes, t.max_arrays), sync_interval=t.sync_interval)
+
+    def left_behind(self) -> list[tuple[Path, int]]:
+        """Spools of other runs that hold something, with their bytes."""
+        found = []
+        for folder in sorted(self.folder.glob("*")) if self.folder.is_dir() else []:
+            nbytes = sum(f.stat().st_size for f in folder.glob("*.journal"))
+            if folder.name != self._run and nbytes:
+                found.append((folder, nbytes))
+        return found
+
+
+def largest_episode_bytes(spec: RobotSpec, config: ExperimentConfig) -> int:
+    """Bytes one episode may take in a spool: the longest, with a frame of every used camera on every tick."""
+    images = sum(c.height * c.width * 3 for c in map(spec.camera, config.agent.image_keys))
+    return spec.max_episode_steps * (_MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim) + images)

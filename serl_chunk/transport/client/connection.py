@@ -1,0 +1,357 @@
+"""The network thread of an actor: one connection to a learner, opened again whenever it breaks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import zmq
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport import sockets
+from serl_chunk.transport.client.outbox import Outbox, Spools
+from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, Puller
+from serl_chunk.transport.security.client import KeyExchange
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.sockets import CHANNELS, Waker, try_receive, try_send
+from serl_chunk.transport.wire import codec, handshake, message_types
+from serl_chunk.transport.wire.codec import Limits, Message, WireError
+from serl_chunk.transport.wire.handshake import Hello, RefusedError, Welcome
+from serl_chunk.transport.wire.snapshots import Manifest
+from serl_chunk.types import SerlChunkError
+
+log = logging.getLogger(__name__)
+
+_GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
+
+
+class Connection:
+    """Owns three DEALER sockets and a thread: sends what the outbox holds, pulls what the puller wants.
+
+    Attributes that other threads read are written whole, and `news` is notified after each change. An error that
+    waiting cannot cure (a refusal) stops the thread and stays in `error`.
+    """
+
+    def __init__(
+        self,
+        config: TransportConfig,
+        host: str,
+        port: int,
+        actor_id: str,
+        contract: dict[str, str],
+        out: Outbox,
+        puller: Puller,
+        spools: Spools,
+        keys: ClientKeys | None = None,
+    ) -> None:
+        self.error: SerlChunkError | None = None
+        self.finished: str | None = None  # why training is over
+        self.stalled = ""  # why the learner takes no records now
+        self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
+        self.welcome: Welcome | None = None  # of the newest connection
+        self.waiting = f"no learner answers at {host}:{port}"
+        self.fetch: FetchRequest | None = None  # what somebody waits for; set by that thread
+        self.news = threading.Condition()
+        self._config = config
+        self._limits = Limits(config.max_message_bytes + codec.MAX_HEADER_BYTES, config.max_arrays)
+        self._host, self._port = host, port
+        self._actor_id, self._contract = actor_id, contract
+        self._out, self._puller, self._spools = out, puller, spools
+        self._run_id = ""  # of the run the outbox's spool belongs to
+        self._closing = False
+        self._token: bytes | None = None  # None while disconnected
+        self._hello_at: float | None = None
+        self._retry_at = self._open_at = 0.0
+        self._key_exchange = KeyExchange(keys, host, port)
+        self._heard = self._ping_at = 0.0
+        self._connections = 0
+        self._disconnected_at: float | None = time.monotonic()
+        self._waited_s = 0.0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
+
+    # Other threads.
+
+    def start(self) -> None:
+        """Start the thread, once."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to send; never blocks."""
+        self._waker.wake()
+
+    @property
+    def away(self) -> float:
+        """Seconds since the connection was lost, or since the start; 0 while there is one."""
+        gone = self._disconnected_at
+        return 0.0 if gone is None else time.monotonic() - gone
+
+    def stats(self) -> dict[str, float]:
+        """Connections since the start, seconds without one, and those of them that are not over."""
+        away = self.away
+        return {
+            "connected": float(away == 0),
+            "connections": self._connections,
+            "disconnected_s": self._waited_s + away,
+            "away_s": away,
+        }
+
+    def close(self) -> None:
+        """Say goodbye and stop."""
+        self._closing = True
+        self._waker.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._key_exchange.close()
+        self._context.destroy(linger=_GOODBYE_MS)
+        self._waker.close()
+
+    # The network thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except SerlChunkError as e:
+            self._stop(e)
+        except BaseException as e:
+            self._stop(SerlChunkError(f"the connection's thread stopped: {type(e).__name__}: {e}"))
+            raise
+        else:
+            if self._token is not None:
+                try_send(self._sockets["control"], codec.encode(message_types.BYE, {"token": self._token}))
+
+    def _stop(self, error: SerlChunkError) -> None:
+        if self.welcome is not None:  # before it, whoever waits for the welcome is told, and says it
+            log.error("%s", error)
+        self.error = error
+        self._lose("stopped")
+        self._tell()
+
+    def _tell(self) -> None:
+        with self.news:
+            self.news.notify_all()
+
+    def _turn(self) -> None:
+        """One wait for events, and what follows from them."""
+        if not self._sockets and time.monotonic() >= self._open_at:
+            self._open()
+        poller = zmq.Poller()
+        if self._key_exchange.monitor is not None:
+            poller.register(self._key_exchange.monitor, zmq.POLLIN)
+        for channel, s in self._sockets.items():
+            writing = (channel == "control" and self._may_greet()) or (channel == "data" and self._out.sender.blocked)
+            poller.register(s, zmq.POLLIN | (zmq.POLLOUT if writing else 0))
+        poller.register(self._waker.fileno(), zmq.POLLIN)
+        wait = 0.0 if self._out.can_pack else min(0.1, self._config.heartbeat / 2)
+        ready = dict(poller.poll(round(1000 * wait)))
+        if self._waker.fileno() in ready:
+            self._waker.drain()
+        changed = False
+        for channel, s in [(c, s) for c, s in self._sockets.items() if ready.get(s, 0) & zmq.POLLIN]:
+            changed |= self._receive(channel, s)
+        self._out.pack()
+        self._check_keys()
+        if not self._sockets:  # lost while receiving, or not open yet
+            self._tell()
+            return
+        if self._token is None:
+            self._greet()
+        else:
+            changed |= self._serve(self._token)
+        if changed:
+            self._tell()
+
+    def _open(self) -> None:
+        for offset, channel in enumerate(CHANNELS):
+            s = self._sockets[channel] = sockets.make_socket(self._context, zmq.DEALER, self._config)
+            self._key_exchange.secure(s)
+            if channel == "control":
+                self._key_exchange.watch(s)
+            sockets.connect(s, self._host, self._port + offset)
+        self._hello_at = None
+
+    def _lose(self, why: str, retry_in: float = 0.0) -> None:
+        """Drop the connection; the next turn opens another. What was in flight is sent again."""
+        if self._token is not None:
+            log.warning("connection to the learner at %s:%d lost: %s", self._host, self._port, why)
+            self._disconnected_at = time.monotonic()
+        self._token = None
+        self._retry_at = time.monotonic() + retry_in
+        self._key_exchange.close()
+        for s in self._sockets.values():
+            s.close()
+        self._sockets.clear()
+        if self.fetch is not None:
+            self.fetch.sent = False
+
+    def _check_keys(self) -> None:
+        """A connection that did not come about because of its keys has a reason to tell, and may be tried again."""
+        trouble = self._key_exchange.trouble(known=self.welcome is not None)
+        if trouble is None:
+            return
+        if trouble.final:
+            raise RefusedError(trouble.sentence)
+        if trouble.sentence != self.waiting and self.welcome is not None:
+            log.warning("%s", trouble.sentence)
+        self.waiting = trouble.sentence
+        self._lose(trouble.sentence)
+        self._open_at = time.monotonic() + trouble.retry_in
+
+    # Introduction.
+
+    def _may_greet(self) -> bool:
+        return self._token is None and self._hello_at is None and time.monotonic() >= self._retry_at
+
+    def _greet(self) -> None:
+        now = time.monotonic()
+        if self._hello_at is not None:
+            if now - self._hello_at > self._config.silence:
+                self.waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
+                self._lose("no answer")
+            return
+        if not self._may_greet():
+            return
+        if try_send(self._sockets["control"], codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL})):
+            self._hello_at = now
+
+    def _on_identity(self, run: str) -> None:
+        """The learner said which run it is: that run's records are sent to it, and no others."""
+        if run != self._run_id:
+            self._out.attach(self._spools, run)
+            self._puller.connected(new_run=bool(self._run_id))
+            self._run_id = run
+        spool = self._out.spool
+        assert spool is not None
+        hello = Hello(
+            session=spool.session,
+            incarnation=spool.incarnation,
+            actor_id=self._actor_id,
+            contract=self._contract,
+            run=run,
+            version=self._puller.version,
+            first=spool.first,
+            next=spool.next,
+            steps_before_first=spool.steps_before_first,
+            steps_before_next=spool.steps,
+        )
+        if not try_send(self._sockets["control"], hello.encode()):
+            self._lose("no answer")
+
+    def _on_welcome(self, message: Message) -> None:
+        h = message.header
+        welcome = Welcome(
+            codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"), codec.field(h, "version", int)
+        )
+        self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"))
+        self._puller.connected(new_run=False)
+        now = time.monotonic()
+        if self._disconnected_at is not None:
+            self._waited_s += now - self._disconnected_at
+        self._disconnected_at = None
+        self._connections += 1
+        self._token, self._heard, self._ping_at = codec.field(h, "token", bytes), now, now
+        self.welcome = welcome
+        self._on_status(h)
+
+    # While connected.
+
+    def _serve(self, token: bytes) -> bool:
+        """Send what is due; True where a snapshot became complete or a fetch ended."""
+        now = time.monotonic()
+        if now - self._heard > self._config.silence:
+            self.waiting = f"the learner at {self._host}:{self._port} is silent"
+            self._lose("silent")
+            return False
+        self._out.pump(self._sockets["data"], token)
+        if now - self._out.sender.progress_at > self._config.silence:
+            self._lose("it acknowledges nothing")  # the data connection alone broke, with what was in it
+            return False
+        if now >= self._ping_at:
+            self._ping_at = now + self._config.heartbeat
+            try_send(self._sockets["control"], codec.encode(message_types.PING, {"token": token}))
+        fetch = self.fetch
+        if fetch is not None and not fetch.sent and fetch.manifest is None:
+            fields = {"token": token, "request": fetch.number, "step": fetch.step}
+            fetch.sent = try_send(self._sockets["control"], codec.encode(message_types.FETCH, fields))
+        return self._puller.pump(self._sockets["snapshots"], token)
+
+    def _receive(self, channel: str, s: zmq.Socket[bytes]) -> bool:
+        """Take in what a socket has; True where somebody may be waiting for it."""
+        changed = False
+        while not s.closed:
+            frames = try_receive(s)
+            if frames is None:
+                break
+            try:
+                changed |= self._on_message(channel, codec.decode(frames, self._limits))
+            except WireError as e:
+                # Whoever answers is no learner, or a broken one; a new connection is the only cure.
+                log.warning("malformed message on %s: %s", channel, e)
+                self.waiting = f"what answers at {self._host}:{self._port} is no learner ({e})"
+                self._lose("malformed message", retry_in=self._config.heartbeat)
+                break
+        return changed
+
+    def _on_message(self, channel: str, message: Message) -> bool:
+        self._heard = time.monotonic()
+        kind, h = message.kind, message.header
+        if kind == handshake.REFUSED:
+            renew = codec.field(h, "renew", bool)
+            self._on_refused(codec.text(h, "reason", 1 << 16), codec.field(h, "retry", bool), renew)
+        elif kind == message_types.IDENTITY:
+            if self._token is None:
+                self._on_identity(codec.text(h, "run", 128))
+        elif kind == handshake.WELCOME:
+            if self._token is None:
+                self._on_welcome(message)
+        elif self._token is None:
+            return False  # of a connection that is being replaced
+        elif channel == "snapshots":
+            return self._puller.receive(message)
+        elif kind == message_types.ACK:
+            self.allowance = codec.field(h, "allowance", (int, type(None)))
+            self._out.acknowledged(codec.count(h, "next"), gap=codec.field(h, "gap", bool))
+        elif kind == message_types.STATUS:
+            self._on_status(h)
+        elif kind == message_types.REJOIN:
+            if h.get("token") == self._token:
+                self._lose("the learner was restarted")
+        elif kind in (message_types.FETCHED, message_types.FETCH_FAILED):
+            self._on_fetched(message)
+        else:
+            raise WireError(f"unknown kind {kind!r}")
+        return True
+
+    def _on_refused(self, reason: str, retry: bool, renew: bool) -> None:
+        if renew and self._out.spool is not None:
+            log.warning("%s", reason)
+            self._out.renew(self._spools, self._run_id)
+        elif not retry:
+            raise RefusedError(reason)
+        self.waiting = reason
+        self._lose("refused", retry_in=self._config.heartbeat)
+
+    def _on_status(self, h: dict[str, Any]) -> None:
+        self.allowance = codec.field(h, "allowance", (int, type(None)))
+        self.finished = codec.field(h, "finished", (str, type(None)))
+        self.stalled = codec.text(h, "stalled")
+        if self.stalled:
+            self._out.sender.wait()
+        self._puller.learn(codec.field(h, "version", int))
+        self._out.acknowledged(codec.count(h, "next"), gap=False)
+
+    def _on_fetched(self, message: Message) -> None:
+        request = self.fetch
+        if request is None or message.header.get("request") != request.number:
+            return  # its caller gave up
+        if message.kind == message_types.FETCH_FAILED:
+            request.finish(None, FetchError(codec.text(message.header, "reason", 1 << 16)))
+        else:
+            request.manifest = Manifest.decode(message)
+            self._puller.add_fetch(request)

@@ -1,0 +1,268 @@
+"""The actor's end of the transport."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport import sockets
+from serl_chunk.transport.client.connection import Connection
+from serl_chunk.transport.client.outbox import Backlog, Outbox, Spools
+from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, Puller
+from serl_chunk.transport.security.enrollment import PlainError, enrol
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.storage.spool import MemorySpool
+from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
+from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step
+
+log = logging.getLogger(__name__)
+
+_SAY_EVERY_S = 3.0  # how often a waiting actor says so
+
+
+class LearnerLink:
+    """A RecordSink and SnapshotSource whose other end is a learner.
+
+    One thread owns three DEALER sockets. Records are handed over by appending to a queue, whatever the network does;
+    they are kept until the learner has them. A learner that goes away is waited for, and served again when it is
+    back. An error that waiting cannot cure (a refusal) stops the thread: `error` has it, `can_begin` and `flush`
+    report it.
+    """
+
+    def __init__(
+        self,
+        config: TransportConfig,
+        *,
+        host: str,
+        port: int,
+        actor_id: str,
+        contract: dict[str, str],
+        spools: Spools | None = None,
+        largest_episode_bytes: int = 0,
+        keys: ClientKeys | None = None,
+    ) -> None:
+        """
+        Args:
+            contract: must equal the learner's.
+            spools: opens the spool of a run; a MemorySpool each by default.
+            largest_episode_bytes: an episode may begin only while the spool has room for that much.
+            keys: of this machine, for the learner there; `connect` joins with them where that is still to be done. On
+                loopback they are left out for a learner that uses none.
+
+        Raises ConfigError for a bad host, and for a spool that could never hold one episode.
+        """
+        sockets.check_port(port)
+        if largest_episode_bytes > config.spool_bytes:
+            raise ConfigError(
+                f"one episode may take {largest_episode_bytes} bytes, transport.spool_bytes={config.spool_bytes} could "
+                "never hold it: raise spool_bytes, or lower robot.max_episode_steps or the cameras' size"
+            )
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as e:
+            why = e.strerror if isinstance(e, OSError) else "no name is like that"
+            raise ConfigError(f"--ip={host}: no such host ({why}); give the learner's name or IP address") from e
+        self._config = config
+        self._host, self._port = host, port
+        self._keys = keys
+        self._largest_episode = largest_episode_bytes
+        self._out = Outbox(
+            credit_bytes=config.credit_bytes,
+            spool_bytes=config.spool_bytes,
+            max_message_bytes=config.max_message_bytes,
+            largest_episode_bytes=largest_episode_bytes,
+            jpeg_quality=config.jpeg_quality,
+        )
+        self._puller = Puller(config.piece_bytes, config.silence)
+        self._fetch_count = 0
+        self._line = Connection(
+            config,
+            host,
+            port,
+            actor_id,
+            dict(contract),
+            self._out,
+            self._puller,
+            spools or (lambda run: MemorySpool(config.spool_bytes)),
+            keys,
+        )
+
+    @property
+    def error(self) -> SerlChunkError | None:
+        """What ended the connection for good."""
+        return self._line.error
+
+    @property
+    def finished(self) -> str | None:
+        """Why training is over; None while it is not."""
+        return self._line.finished
+
+    @property
+    def allowance(self) -> int | None:
+        """Steps the session may have recorded in all; None for no limit."""
+        return self._line.allowance
+
+    # Connecting.
+
+    def connect(self, timeout: float | None = None, on_waiting: Callable[[str], None] = log.warning) -> Welcome:
+        """Wait for the learner and introduce this actor.
+
+        `on_waiting` gets a sentence every few seconds: no learner yet, or another live session with this actor id.
+        Raises RefusedError with the learner's sentence, UnreachableError after `timeout` seconds.
+        """
+        start = said = time.monotonic()
+        self._join(timeout, on_waiting)
+        line = self._line
+        line.start()
+        with line.news:
+            while line.welcome is None:
+                if line.error is not None:
+                    raise line.error
+                now = time.monotonic()
+                if timeout is not None and now - start >= timeout:
+                    raise UnreachableError(
+                        f"{line.waiting} after {timeout:g} s: start it with --learner, or check --ip and --port"
+                    )
+                if now - said >= _SAY_EVERY_S:
+                    said = now
+                    on_waiting(f"{line.waiting}; waiting ({now - start:.0f} s)")
+                line.news.wait(min(_SAY_EVERY_S, timeout - (now - start) if timeout is not None else _SAY_EVERY_S))
+            return line.welcome
+
+    def _join(self, timeout: float | None, on_waiting: Callable[[str], None]) -> None:
+        """Have the learner write down this machine's key, where that is still to be done."""
+        start, said = time.monotonic(), -math.inf
+        while self._keys is not None and self._keys.ticket is not None:
+            left = _SAY_EVERY_S if timeout is None else timeout - (time.monotonic() - start)
+            try:
+                self._keys = enrol(self._keys, self._config, self._host, self._port, max(0.1, min(_SAY_EVERY_S, left)))
+            except PlainError:
+                if sockets.is_loopback(self._host):
+                    return
+                raise
+            except UnreachableError as e:
+                waited = time.monotonic() - start
+                if timeout is not None and waited >= timeout:
+                    raise UnreachableError(
+                        f"{e} after {timeout:g} s: start it with --learner, or check --ip and --port"
+                    ) from e
+                if time.monotonic() - said >= _SAY_EVERY_S:
+                    said = time.monotonic()
+                    on_waiting(f"{e}; waiting ({waited:.0f} s)")
+                time.sleep(min(1.0, math.inf if timeout is None else max(0.0, timeout - waited)))
+
+    # Records (RecordSink). Arrays are handed over, not copied: they must not change afterwards.
+
+    def begin(self, record: Begin) -> None:
+        """Open an episode; raises DataError while another is open."""
+        self._out.begin(record)
+        self._line.wake()
+
+    def step(self, record: Step) -> None:
+        """Append one step; raises DataError outside an episode."""
+        self._out.step(record)
+        self._line.wake()
+
+    def end(self, record: End) -> None:
+        """Close the open episode; raises DataError where it is another."""
+        self._out.end(record)
+        self._line.wake()
+
+    def amend(self, record: Amend) -> None:
+        """Correct a closed episode."""
+        self._out.amend(record)
+        self._line.wake()
+
+    @property
+    def steps_recorded(self) -> int:
+        """Steps handed over in this session; at most `allowance`, where there is one."""
+        return self._out.steps_recorded
+
+    def can_begin(self) -> tuple[bool, str]:
+        """Whether an episode may begin now, and the reason where not."""
+        if self.error is not None:
+            return False, str(self.error)
+        if self.finished is not None:
+            return False, self.finished
+        if why := self._out.no_room():
+            stalled = self._line.stalled and f" ({self._line.stalled})"
+            return False, f"{why}: waiting for the learner at {self._host}:{self._port}{stalled}"
+        return True, ""
+
+    def backlog(self, *, begun: bool) -> str:
+        """What waits for the learner, in words; empty where it keeps up. `begun`: within an episode."""
+        line, config = self._line, self._config
+        kept = Backlog(self._out.kept_bytes, config.spool_bytes, self._largest_episode, line.away, line.stalled)
+        return kept.line(begun=begun)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until the learner has every record; False where it has not after `timeout` seconds. Raises `error`."""
+        return self.wait_until(lambda: self._out.flushed, timeout)
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until `condition()`, tried whenever the learner is heard from. Raises `error`."""
+        with self._line.news:
+            self._line.news.wait_for(lambda: self.error is not None or condition(), timeout)
+        if condition():
+            return True
+        if self.error is not None:
+            raise self.error
+        return False
+
+    # Snapshots (SnapshotSource).
+
+    def latest(self) -> Snapshot | None:
+        """The newest complete snapshot; its arrays are read-only."""
+        held = self._puller.held
+        return None if held is None else held.snapshot
+
+    def latest_info(self) -> dict[str, Any]:
+        """The plain values published with `latest()`."""
+        held = self._puller.held
+        return {} if held is None else held.info
+
+    def fetch_checkpoint(self, step: str, timeout: float) -> tuple[Snapshot, dict[str, Any]]:
+        """Parameters of a checkpoint ("latest", "best" or its step) and plain values about it.
+
+        Raises FetchError with the learner's sentence, UnreachableError after `timeout` seconds.
+        """
+        if self._line.fetch is not None:
+            raise FetchError("another checkpoint is being fetched on this connection")
+        self._fetch_count += 1
+        request = self._line.fetch = FetchRequest(self._fetch_count, step)
+        self._line.wake()
+        try:
+            # An error of the connection ends the wait too.
+            if not self.wait_until(request.done.is_set, timeout):
+                raise UnreachableError(f"checkpoint {step!r} did not arrive within {timeout:g} s")
+        finally:
+            self._line.fetch = None
+        if request.error is not None:
+            raise request.error
+        assert request.result is not None
+        return request.result
+
+    # Either.
+
+    def stats(self) -> dict[str, float]:
+        """Counts since the start, rates over the last seconds, present sizes and ages."""
+        snapshot = self.latest()
+        arrived = None if snapshot is None else snapshot.arrived
+        return {
+            **self._out.stats(),
+            **self._line.stats(),
+            "snapshot_version": self._puller.version,
+            "snapshot_age_s": -1.0 if arrived is None else time.monotonic() - arrived,
+            "snapshots": self._puller.pulled,
+            "snapshot_bytes": self._puller.received_bytes,
+        }
+
+    def close(self) -> None:
+        """Say goodbye and stop. What is not acknowledged stays in the spool: call `flush` before."""
+        self._line.close()
+        self._out.close()

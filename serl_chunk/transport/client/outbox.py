@@ -1,0 +1,365 @@
+"""The actor's records on their way out: queued, packed, spooled, sent within a credit, acknowledged."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import zmq
+
+from serl_chunk.transport.client.sender import Sender
+from serl_chunk.transport.client.step_blocks import (
+    FIXED_STEP_BYTES,
+    MAX_BLOCK_BYTES,
+    TURN_BYTES,
+    Handed,
+    Made,
+    make_records,
+)
+from serl_chunk.transport.sockets import Counters, Rate, in_words
+from serl_chunk.transport.storage.journal import JournalError
+from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
+
+AWAY = 1.0  # seconds without a learner worth mentioning
+MUCH = 16 << 20  # bytes worth mentioning though the learner is there: less is simply on its way
+
+
+class Backlog(NamedTuple):
+    """Sizes in bytes, a time in seconds."""
+
+    kept: int  # not acknowledged
+    limit: int  # that is kept at most; where an episode might exceed it, none begins
+    episode: int  # the largest one may take
+    away: float  # since the connection was lost; 0 while there is one
+    stalled: str  # why the learner takes nothing, though it is there
+
+    def line(self, *, begun: bool) -> str:
+        """For example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
+
+        `begun`: an episode is under way, and counted at its largest.
+        """
+        parts = []
+        if self.away >= AWAY:
+            parts.append(f"learner away for {self.away:.0f} s")
+        elif self.stalled and not self.away:
+            parts.append(f"the learner takes nothing now: {self.stalled}")
+        holding = self.kept + (2 if begun else 1) * self.episode > self.limit
+        if parts or holding or self.kept > max(self.episode, MUCH):
+            parts.append(f"spool {in_words(self.kept)}")
+        if holding:
+            parts.append("holding after this episode" if begun else "holding until there is room")
+        return ", ".join(parts)
+
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0  # between attempts to write where the disk is full
+
+Spools = Callable[[str], Spool]
+"""Opens the spool of a run, given its id."""
+
+
+class Outbox:
+    """A session's outgoing stream.
+
+    The control thread calls `begin`, `step`, `end` and `amend`: each checks the order and appends to a queue. The
+    network thread calls the rest. Consecutive steps that wait in the queue travel as one block.
+    """
+
+    def __init__(
+        self,
+        *,
+        credit_bytes: int,
+        spool_bytes: int,
+        max_message_bytes: int,
+        largest_episode_bytes: int = 0,
+        jpeg_quality: int = 0,
+    ) -> None:
+        self.spool: Spool | None = None  # of the run the learner belongs to; None before it is known
+        self.stuck = ""  # why the spool takes nothing
+        self.sender = Sender(credit_bytes)
+        self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
+        self.counters = Counters("abandoned", "set_aside")
+        self.rate = Rate()
+        self._spool_bytes = spool_bytes
+        self._jpeg_quality = jpeg_quality
+        self._largest_episode = largest_episode_bytes
+        self._block_bytes = min(MAX_BLOCK_BYTES, max_message_bytes // 4)
+        self._queue: collections.deque[Handed] = collections.deque()
+        self._made: collections.deque[Made] = collections.deque()  # out of the queue, not spooled
+        self._episode: str | None = None
+        # The spool of the run before, for the rest of the episode that was open when another run appeared; or a
+        # word that this rest goes nowhere, because memory was all that held the beginning.
+        self._former: Spool | None = None
+        self._run = self._former_run = ""  # ids of the runs that the spools are of
+        self._inherited_until = 0  # where the spool ended when it was opened, until a learner says what it has of it
+        self._skipping = False
+        self._spooled_episode = ""  # open where packing has come to
+        # Each of these pairs is written by one thread each, and so needs no lock.
+        self._handed = self._packed = 0  # records
+        self._handed_steps = self._packed_steps = 0
+        self._handed_bytes = self._packed_bytes = 0
+        self._retry_at = 0.0
+        self._free_at, self._free_bytes = -1e9, 1 << 62
+
+    # The control thread.
+
+    def begin(self, record: Begin) -> None:
+        """Open an episode. Raises DataError while another is open."""
+        if self._episode is not None:
+            raise DataError(
+                f"episode {record.episode_id} begins while {self._episode} is open: hand over its End first"
+            )
+        self._episode = record.episode_id
+        self._hand_over(record.episode_id, record, 0)
+
+    def step(self, record: Step) -> None:
+        """Append a step. Raises DataError where no episode is open."""
+        if self._episode is None:
+            raise DataError(f"step {record.tick} was handed over outside an episode: hand over a Begin first")
+        nbytes = FIXED_STEP_BYTES + record.action.nbytes + sum(v.nbytes for v in record.observation.values())
+        if record.decision is not None:
+            nbytes += sum(np.asarray(v).nbytes for v in record.decision.values())
+        self._handed_steps += 1
+        self._hand_over(self._episode, record, nbytes)
+
+    def end(self, record: End) -> None:
+        """Close the episode. Raises DataError where it is not the open one."""
+        if record.episode_id != self._episode:
+            raise DataError(f"the end of episode {record.episode_id} came while {self._episode or 'none'} was open")
+        self._episode = None
+        self._hand_over(record.episode_id, record, sum(v.nbytes for v in (record.final_observation or {}).values()))
+
+    def amend(self, record: Amend) -> None:
+        """Correct a closed episode."""
+        self._hand_over(record.episode_id, record, 0)
+
+    def _hand_over(self, episode: str, record: Step | Record, nbytes: int) -> None:
+        # Counted first: `flushed` must not see an empty queue and equal counts while the append is under way.
+        self._handed += 1
+        self._handed_bytes += nbytes
+        self._queue.append((episode, record, nbytes))
+
+    # Any thread.
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes the learner has not acknowledged, queued ones included."""
+        spooled = 0 if self.spool is None else self.spool.unacked_bytes
+        return spooled + self._handed_bytes - self._packed_bytes
+
+    @property
+    def steps_recorded(self) -> int:
+        """Steps of the session. Momentarily too many while a block moves from the queue into the spool."""
+        spooled = 0 if self.spool is None else self.spool.steps
+        return spooled + self._handed_steps - self._packed_steps
+
+    def no_room(self) -> str:
+        """Why no episode should begin; empty where one may. An episode that begins has room to the end."""
+        kept, spool = self.kept_bytes, self.spool
+        if self.stuck:
+            return f"{self.stuck}; {kept >> 20} MiB wait in memory"
+        if kept >= self._spool_bytes or kept + self._largest_episode > self._spool_bytes:
+            return (
+                f"{kept >> 20} MiB of records wait for the learner and the next episode may take "
+                f"{self._largest_episode >> 20} MiB; transport.spool_bytes={self._spool_bytes} is all that is kept"
+            )
+        if spool is not None and spool.durable:
+            free = self._room(spool)
+            if free < 2 * self._largest_episode:
+                return f"the disk of the spool has {free >> 20} MiB left: make room"
+        return ""
+
+    def _room(self, spool: Spool) -> int:
+        """Free bytes on the disk, looked at once a second."""
+        now = time.monotonic()
+        if now - self._free_at > 1.0:
+            self._free_at, self._free_bytes = now, spool.free_bytes()
+        return self._free_bytes
+
+    @property
+    def flushed(self) -> bool:
+        """Whether the learner has everything that was handed over."""
+        return self._handed == self._packed and (self.spool is None or self.spool.acked == self.spool.next)
+
+    def stats(self) -> dict[str, float]:
+        """Counts and sizes."""
+        spool = self.spool
+        return {
+            "retransmitted": self.sender.retransmitted,
+            **self.counters,
+            "steps_recorded": self.steps_recorded,
+            "steps_per_s": self.rate.per_second(),
+            "queued": self._handed - self._packed,
+            "inherited": self.inherited,
+            "unacked_records": 0 if spool is None else spool.next - spool.acked,
+            "unacked_bytes": self.kept_bytes,
+            "spool_bytes": 0 if spool is None else spool.nbytes,
+            "in_flight_bytes": self.sender.in_flight_bytes,
+            "incarnation": 0 if spool is None else spool.incarnation,
+        }
+
+    # The network thread.
+
+    def attach(self, spools: Spools, run: str) -> None:
+        """What is handed over goes into the spool of `run` from the next episode on, and what it holds is sent.
+
+        The rest of an episode that is open now belongs to the run before: it follows its beginning.
+        """
+        if self._former is not None and run == self._former_run:  # back at the run that the open episode is of
+            assert self.spool is not None
+            other, self.spool, self._former = self.spool, self._former, None
+            other.close()
+            self._sending(run)
+            return
+        old, old_run = self.spool, self._run
+        self.spool = spools(run)
+        self._inherited_until = self.spool.next
+        self._sending(run)
+        if old is None:
+            return
+        if self._former is not None:  # a third run within one episode: the second got nothing of it
+            old.close()
+            return
+        if old.durable:
+            self._former, self._former_run = old, old_run
+            while self._queue and not self.stuck:
+                self.pack()
+        else:
+            lost = old.next - old.acked + self._drop_queue()
+            self.counters["abandoned"] += lost
+            log.warning("the learner runs another run: %d unacknowledged records of the last one are dropped", lost)
+        self._skipping = bool(self._spooled_episode) and not old.durable
+        if not self._spooled_episode and self._former is not None:
+            self._set_aside()
+
+    def _sending(self, run: str) -> None:
+        assert self.spool is not None
+        self._run = run
+        self.sender.take(self.spool)
+
+    def renew(self, spools: Spools, run: str) -> None:
+        """The learner has all that the spool holds, and more: go on with an empty one."""
+        if self.spool is not None:
+            self.spool.acknowledge(self.spool.next)
+            self.spool.close()
+        self._skipping = bool(self._spooled_episode) and self._former is None
+        self.spool = spools(run)
+        self.sender.take(self.spool)
+
+    def _set_aside(self) -> None:
+        former, self._former = self._former, None
+        assert former is not None
+        self.counters["set_aside"] += former.next - former.acked
+        if former.next > former.acked:
+            log.warning("%d records of another run stay in their spool, for that run", former.next - former.acked)
+        former.close()
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether `pack` has something to do.
+
+        A spool on disk takes everything at once: what is in it survives this process. What memory cannot send yet
+        stays in the queue, uncopied: packing it early would cost fresh memory for every row.
+        """
+        if self.spool is None or not (self._queue or self._made):
+            return False
+        if self.stuck and time.monotonic() < self._retry_at:
+            return False
+        return self.spool.durable or self.spool.unacked_bytes - self.sender.in_flight_bytes < TURN_BYTES
+
+    def pack(self) -> None:
+        """Move some of what was handed over into the spool. Raises WireError for a value that cannot be sent."""
+        if not self.can_pack:
+            return
+        if self._write():
+            make_records(self._queue, self._made, self._block_bytes)
+            self._write()
+
+    def _write(self) -> bool:
+        """Spool what was made; False where the disk takes no more. Then nothing is lost, and it is tried again."""
+        while self._made:
+            record, nbytes, items = self._made[0]
+            if isinstance(record, Begin):
+                self._skipping = False
+                if self._former is not None:
+                    self._set_aside()
+            spool = self._former or self.spool
+            assert spool is not None
+            if not self._skipping:
+                frames = records.encode_record(record, spool.next, jpeg_quality=self._jpeg_quality)
+                try:
+                    spool.append(records.kind_of(record), records.count_of(record), frames, codec.size_of(frames))
+                except JournalError as e:
+                    if not self.stuck:
+                        log.error("%s: records are kept in memory until it can be written again", e)
+                    self.stuck, self._retry_at = str(e), time.monotonic() + _RETRY_S
+                    return False
+            else:
+                self.counters["abandoned"] += items
+            self.stuck = ""
+            self._made.popleft()
+            self._account(record, nbytes, items)
+        return True
+
+    def _account(self, record: Record, nbytes: int, items: int) -> None:
+        if isinstance(record, Begin):
+            self._spooled_episode = record.episode_id
+        elif isinstance(record, End):
+            self._spooled_episode = ""
+        elif isinstance(record, StepBlock):
+            self._packed_steps += record.n
+            self.rate.add(record.n)
+        self._packed_bytes += nbytes
+        self._packed += items
+
+    def pump(self, socket: zmq.Socket[bytes], token: bytes) -> None:
+        """Send what the credit and the socket take of what is spooled."""
+        if self.spool is not None:
+            self.sender.pump(self.spool, socket, token)
+
+    def acknowledged(self, seq: int, *, gap: bool) -> None:
+        """The learner has everything below `seq`; with `gap`, it asks for what follows `seq` again."""
+        if self.spool is not None:
+            self.sender.acknowledged(self.spool, seq, gap=gap)
+
+    def connected(self, *, known: bool, seq: int) -> None:
+        """A connection began: continue at `seq`, or from the beginning of what is kept where nothing is known."""
+        assert self.spool is not None
+        if known:
+            if seq < self.spool.acked:  # its disk lost the newest of what it had acknowledged
+                log.warning("the learner lost records that it had acknowledged: what is kept of them is sent again")
+                self.spool.rewind()
+            self.spool.acknowledge(seq)
+        else:
+            if self.spool.acked > self.spool.first:
+                log.info("the learner does not know this session: resending what is kept of it")
+            self.spool.rewind()
+        self.inherited += max(0, self._inherited_until - self.spool.acked)
+        self._inherited_until = 0
+        self.sender.restart(self.spool)
+
+    def close(self) -> None:
+        """Release the spool; what is not acknowledged stays in it, if it is on disk."""
+        for spool in (self._former, self.spool):
+            if spool is not None:
+                spool.close()
+
+    def _drop_queue(self) -> int:
+        n = len(self._queue)
+        for _ in range(n):
+            _, record, nbytes = self._queue.popleft()
+            self._packed += 1
+            self._packed_bytes += nbytes
+            self._packed_steps += isinstance(record, Step)
+            if isinstance(record, Begin):
+                self._spooled_episode = record.episode_id
+            elif isinstance(record, End):
+                self._spooled_episode = ""
+        return n

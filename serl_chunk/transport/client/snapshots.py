@@ -1,0 +1,191 @@
+"""The actor's side of snapshots: what was announced, what is being pulled, what is held."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import zmq
+
+from serl_chunk.transport.sockets import try_send
+from serl_chunk.transport.wire import codec, snapshots
+from serl_chunk.transport.wire.codec import Message
+from serl_chunk.transport.wire.snapshots import Manifest, Pull, Range
+from serl_chunk.types import SerlChunkError, Snapshot
+
+_WINDOW = 4  # pieces in flight: enough to hide the round trip, few enough to leave the line to others
+
+
+log = logging.getLogger(__name__)
+
+
+class FetchError(SerlChunkError):
+    """The learner could not give a checkpoint; the message is its sentence."""
+
+
+class FetchRequest:
+    """A checkpoint somebody waits for."""
+
+    def __init__(self, number: int, step: str) -> None:
+        self.number = number
+        self.step = step
+        self.sent = False
+        self.manifest: Manifest | None = None
+        self.result: tuple[Snapshot, dict[str, Any]] | None = None
+        self.error: SerlChunkError | None = None
+        self.done = threading.Event()
+
+    def finish(self, result: tuple[Snapshot, dict[str, Any]] | None, error: SerlChunkError | None = None) -> None:
+        """Wake who waits."""
+        self.result, self.error = result, error
+        self.done.set()
+
+
+class Held(NamedTuple):
+    """A complete snapshot."""
+
+    snapshot: Snapshot
+    info: dict[str, Any]
+
+
+class Puller:
+    """Keeps the newest snapshot complete. Used by the network thread; any thread may read `held`."""
+
+    def __init__(self, piece_bytes: int, silence: float) -> None:
+        self.held: Held | None = None
+        self.version = -1  # newest complete snapshot of the present run
+        self.received_bytes = 0
+        self.pulled = 0  # snapshots completed
+        self._piece_bytes = piece_bytes
+        self._silence = silence  # seconds without a piece after which requests are repeated
+        self._by_digest: dict[bytes, np.ndarray] = {}
+        self._announced: Manifest | None = None
+        self._pull: Pull | None = None
+        self._fetch: FetchRequest | None = None  # the request that `_pull` is about
+        self._fetches: collections.deque[FetchRequest] = collections.deque()
+        self._again: list[tuple[Range, ...]] = []
+        self._progress_at = 0.0
+        self._subscribed = False
+
+    def connected(self, *, new_run: bool) -> None:
+        """A connection began: say what is held, and ask again for what did not come."""
+        self._subscribed = False
+        self._announced = None
+        if new_run:
+            self.version = -1
+        if self._pull is not None:
+            self._again = self._pull.unanswered()
+            self._progress_at = time.monotonic()
+
+    def learn(self, version: int) -> None:
+        """The learner has this version. An announcement that was lost is asked for again."""
+        if version > self.version and self._announced is None and self._pull is None:
+            self._subscribed = False
+
+    def add_fetch(self, request: FetchRequest) -> None:
+        """Pull a checkpoint whose manifest has come, before anything else."""
+        self._fetches.append(request)
+
+    def receive(self, message: Message) -> bool:
+        """Take in a message; True where a snapshot became complete or a fetch ended. Raises WireError."""
+        if message.kind == snapshots.MANIFEST:
+            manifest = Manifest.decode(message)
+            if manifest.version > self.version:
+                self._announced = manifest
+            return False
+        if self._pull is None or message.header.get("key") != self._pull.manifest.key:
+            return False  # of a pull that was given up
+        if message.kind == snapshots.GONE:
+            return self._give_up()
+        if message.kind == snapshots.PIECE:
+            before = self._pull.received_bytes
+            self._pull.receive(message)
+            self.received_bytes += self._pull.received_bytes - before
+            self._progress_at = time.monotonic()
+            return False
+        raise codec.WireError(f"unknown kind {message.kind!r}")
+
+    def _give_up(self) -> bool:
+        """The learner no longer has what is being pulled: it was restarted."""
+        fetch, self._fetch, self._pull, self._again = self._fetch, None, None, []
+        if fetch is None:
+            self._subscribed = False
+            return False
+        fetch.finish(None, FetchError("the learner was restarted while it sent the checkpoint: ask again"))
+        return True
+
+    def pump(self, socket: zmq.Socket[bytes], token: bytes) -> bool:
+        """Send the requests that are due; True where a snapshot became complete or a fetch ended."""
+        changed = False
+        while True:
+            if self._pull is None:
+                self._start()
+            if self._pull is None:
+                break
+            self._request(socket, token)
+            if not self._pull.complete:
+                break
+            self._complete(socket, token)
+            changed = True
+        if not self._subscribed:
+            frames = codec.encode(snapshots.SUBSCRIBE, {"token": token, "version": self.version})
+            self._subscribed = try_send(socket, frames)
+        return changed
+
+    def _start(self) -> None:
+        manifest = None
+        if self._fetches:
+            self._fetch = self._fetches.popleft()
+            manifest = self._fetch.manifest
+        elif self._announced is not None:
+            manifest, self._announced = self._announced, None
+        if manifest is not None:
+            self._pull = Pull(manifest, self._by_digest, self._piece_bytes)
+            self._again = []
+            self._progress_at = time.monotonic()
+
+    def _request(self, socket: zmq.Socket[bytes], token: bytes) -> None:
+        assert self._pull is not None
+        if self._pull.in_flight and time.monotonic() - self._progress_at > self._silence:
+            self._again = self._pull.unanswered()
+            self._progress_at = time.monotonic()
+        while True:
+            if self._again:
+                ranges = self._again.pop()
+            else:
+                new = self._pull.request() if self._pull.in_flight < _WINDOW else None
+                if new is None:
+                    return
+                ranges = new
+            fields = {"token": token, "key": self._pull.manifest.key, "ranges": [list(r) for r in ranges]}
+            if not try_send(socket, codec.encode(snapshots.PULL, fields)):
+                self._again.append(ranges)
+                return
+
+    def _complete(self, socket: zmq.Socket[bytes], token: bytes) -> None:
+        assert self._pull is not None
+        pull, self._pull = self._pull, None
+        fetch, self._fetch = self._fetch, None
+        try:
+            snapshot, by_digest = pull.result()
+        except codec.WireError as e:
+            log.error("%s: asking for it again", e)
+            self._subscribed = False
+            if fetch is not None:
+                fetch.finish(None, FetchError(f"{e}: ask again"))
+            return
+        if fetch is not None:
+            try_send(socket, codec.encode(snapshots.RELEASE, {"token": token}))
+            fetch.finish((snapshot, pull.manifest.info))
+            return
+        self.held = Held(snapshot._replace(arrived=time.monotonic()), pull.manifest.info)
+        self.version = snapshot.version
+        if self._announced is not None and self._announced.version <= self.version:
+            self._announced = None  # a second subscription had the same snapshot announced while it was pulled
+        self._by_digest = by_digest
+        self.pulled += 1
+        self._subscribed = False  # which asks for the newest since

@@ -1,0 +1,1 @@
+"""Keys, joining, and encryption (CURVE)."""

@@ -1,0 +1,237 @@
+"""Where the learner takes records in: each exactly once and in order, then acknowledged."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from serl_chunk.transport.server.sessions import TOKEN_BYTES, Gap, Session, SessionInfo, Sessions
+from serl_chunk.transport.server.sockets import Routers, plain_bytes
+from serl_chunk.transport.sockets import Counters, Rate
+from serl_chunk.transport.storage.journal import JournalError
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import LOST
+from serl_chunk.transport.wire import codec, handshake, message_types, records
+from serl_chunk.transport.wire.codec import Frame, Limits, WireError, size_of
+from serl_chunk.types import DataError, Record, StepBlock
+
+log = logging.getLogger(__name__)
+
+_BOUND = 2**62  # of what is counted: sums of a few stay within 64 bits
+_RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
+
+
+class Intake:
+    """The data channel. Used by the server's thread, which calls every callback given here."""
+
+    def __init__(
+        self,
+        routers: Routers,
+        sessions: Sessions,
+        counters: Counters,
+        limits: Limits,
+        *,
+        on_record: Callable[[SessionInfo, Record], None],
+        on_silent: Callable[[SessionInfo, bool], None],
+        allowance: Callable[[str], int | None],
+        store: RecordStore | None = None,
+        wait_for_disk: bool = False,
+    ) -> None:
+        """See LearnerServer for the callbacks. `wait_for_disk`: acknowledge only what survives a power cut."""
+        self.stalled = ""  # why nothing is taken now
+        self.rate = Rate()
+        self.insert_s = self.journal_s = 0.0  # time spent in on_record, and in writing
+        self._routers, self._sessions, self._counters, self._limits = routers, sessions, counters, limits
+        self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
+        self._store, self._wait_for_disk = store, wait_for_disk and store is not None
+        self._retry_at, self._trim_at = 0.0, math.inf
+        self._touched: set[Session] = set()  # sent something since the last acknowledgement
+
+    def retain(self) -> None:
+        """From now on old segments are dropped: the store has been read back."""
+        self._trim_at = 0.0
+
+    def receive(self, identity: bytes, frames: list[Frame]) -> None:
+        """Take in a message; raises WireError for one that is none."""
+        if not frames:
+            raise WireError("no frames")
+        if size_of(frames[:1]) != TOKEN_BYTES:  # before it is copied
+            raise WireError("no token")
+        session = self._sessions.by_token(plain_bytes(frames[0]))
+        if session is None:
+            self._counters["stale"] += 1
+            return
+        session.hear()
+        if session not in self._touched:
+            self._touched.add(session)
+            session.data_id = identity
+        if self.stalled:
+            return  # unacknowledged, the actor keeps it
+        try:
+            message = codec.decode(frames[1:], self._limits)
+            if message.kind == LOST:
+                self._skip(session, *(codec.count(message.header, name) for name in ("first", "span", "steps")))
+                return
+            first, record = records.decode_record(message)
+        except WireError as e:
+            # It holds a valid token, so this is no stranger's garbage: the actor would resend it for ever.
+            self.refuse(session, f"record after {session.expected} of this session is malformed: {e}")
+            raise
+        self._counters["received_bytes"] += message.nbytes
+        self._take(session, first, record, frames[1:])
+
+    def _gap(self, session: Session, e: Gap) -> None:
+        self._counters["gaps"] += 1
+        self._routers.complain("data", session.info.peer, f"gap: {e}")
+        if session.gap_told != session.expected:  # once: what is in flight has the same gap
+            session.gap_told = session.expected
+            self._acknowledge(session, gap=True)
+
+    def _skip(self, session: Session, first: int, span: int, steps: int) -> None:
+        if first + span >= _BOUND or session.steps_offset + steps >= _BOUND:
+            raise WireError("a loss out of any bound")
+        try:
+            if not session.skip(first, span, steps):
+                return
+        except Gap as e:
+            self._gap(session, e)
+            return
+        self._counters["lost"] += span
+        log.error("actor %s: %d records were lost on its disk", session.info.actor_id, span)
+        self.settle(session)  # the rest of its episode are orphans
+
+    def _take(self, session: Session, first: int, record: Record, frames: list[Frame]) -> None:
+        before = session.duplicates
+        try:
+            new = session.trim(first, record)
+        except Gap as e:
+            self._gap(session, e)
+            return
+        self._counters["duplicates"] += session.duplicates - before
+        if new is None:
+            return
+        follows = session.follows(new)
+        if not self._journal(session, new, frames if new is record else None, follows):
+            return
+        if follows:
+            start = time.monotonic()
+            try:
+                self._on_record(session.info, new)
+            except DataError as e:
+                self._counters["rejected"] += 1
+                session.advance(new, delivered=False)  # a successor goes on behind it
+                self.refuse(session, str(e))
+                return
+            self.insert_s += time.monotonic() - start
+        else:
+            what = f"orphans of {session.info.actor_id}: their episode is not open here"
+            self._routers.complain("data", session.info.peer, what)
+            self._counters["orphans"] += records.count_of(new)
+        session.advance(new, delivered=follows)
+        self._counters["records"] += records.count_of(new) if follows else 0
+        if follows and isinstance(new, StepBlock):
+            self._counters["steps"] += new.n
+            self.rate.add(new.n)
+
+    def _journal(self, session: Session, record: Record, frames: list[Frame] | None, delivered: bool) -> bool:
+        """Write a record down before anything else is done with it; False where that failed."""
+        if self._store is None:
+            return True
+        start = time.monotonic()
+        if frames is None:  # a part of a block whose beginning is here already
+            frames = records.encode_record(record, session.expected)
+        try:
+            number = self._store.append(session.standing, record, frames, delivered=delivered)
+        except JournalError as e:
+            self.stalled, self._retry_at = f"the learner's disk takes no more: {e}", start + _RETRY_S
+            log.error("%s. Actors keep their records until there is room", self.stalled)
+            return False
+        self.journal_s += time.monotonic() - start
+        if self._wait_for_disk:
+            session.unsynced.append((number, session.expected + records.count_of(record)))
+        return True
+
+    def maintain(self, now: float) -> None:
+        """What is due without a message: old segments, a disk that has room again, acknowledgements of synced rows."""
+        if self._store is None:
+            return
+        if self.stalled and now >= self._retry_at:
+            self._retry_at = now + _RETRY_S
+            if self._store.has_room:
+                log.warning("the learner's disk has room again")
+                self.stalled = ""
+                for session in self._sessions:
+                    if session.live:
+                        self._acknowledge(session, gap=True)  # send again what came meanwhile
+        if self._wait_for_disk and self._store.sync_error and not self.stalled:
+            # The system reports a failed write once and forgets it: a later fsync that succeeds proves nothing.
+            self.stalled, self._retry_at = (
+                f"an fsync of {self._store.folder} failed ({self._store.sync_error}): what was written may not be "
+                "there. Check that disk, then start the learner again",
+                math.inf,
+            )
+            log.error("%s", self.stalled)
+        if now >= self._trim_at:
+            self._trim_at = now + _RETRY_S
+            self._store.trim()
+        if self._wait_for_disk:
+            for session in self._sessions:
+                if session.live and session.unsynced and session.unsynced[0][0] < self._store.synced:
+                    self._acknowledge(session)
+
+    def acknowledge(self) -> None:
+        """Answer every session that has sent something since the last call."""
+        for session in self._touched:
+            self._acknowledge(session)
+        self._touched.clear()
+
+    def _acknowledge(self, session: Session, *, gap: bool = False) -> None:
+        """Cumulative: everything below `next` was taken."""
+        if not session.refused:
+            fields = {"next": self.safe(session), "gap": gap, "allowance": self.allowed(session)}
+            self._routers.send("data", session.data_id, codec.encode(message_types.ACK, fields))
+
+    def safe(self, session: Session) -> int:
+        """The session's records below this number need not be kept by the actor."""
+        if not self._wait_for_disk or self._store is None:
+            return session.expected
+        while session.unsynced and session.unsynced[0][0] < self._store.synced:
+            session.synced = session.unsynced.popleft()[1]
+        return session.synced if session.unsynced else session.expected
+
+    def allowed(self, session: Session) -> int | None:
+        """The session's allowance in its actor's own count of steps."""
+        allowed = self._allowance(session.info.session)
+        session.allowance_told = None if allowed is None else allowed + session.steps_offset
+        return session.allowance_told
+
+    def refuse(self, session: Session, reason: str) -> None:
+        """End a session for good: what it sends cannot be taken, and going on would lose it."""
+        log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
+        self._counters["refused"] += 1
+        session.refused = reason
+        self._routers.send("control", session.control_id, handshake.refusal(reason))
+        self._sessions.fence(session)
+        self._sessions.leave(session)
+        self.close_episode(session, gone=True)
+
+    def close_episode(self, session: Session, *, gone: bool = False) -> None:
+        """The session fell silent, which is told once; or it is `gone` and cannot come back."""
+        if not session.closed or (gone and not session.gone):
+            session.closed, session.gone = True, gone  # should it come back, its episode goes on
+            if gone and session.open_episode is not None:
+                session.open_episode = None
+                self.settle(session)
+            else:
+                self._on_silent(session.info, gone)
+
+    def settle(self, session: Session) -> None:
+        """The session's place changed without a record: write that down. An episode that was open ends there."""
+        if self._store is not None:
+            try:
+                self._store.settle(session.standing)
+            except JournalError as e:  # then a restarted learner learns it from the actor once more
+                log.error("%s", e)
+        self._on_silent(session.info, True)

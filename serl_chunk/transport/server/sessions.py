@@ -1,0 +1,283 @@
+"""Who is connected to a learner, and which record of each comes next."""
+
+from __future__ import annotations
+
+import collections
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from serl_chunk.transport.storage.record_store import Standing
+from serl_chunk.transport.wire import handshake
+from serl_chunk.transport.wire.handshake import Hello
+from serl_chunk.transport.wire.records import count_of
+from serl_chunk.transport.wire.snapshots import Published
+from serl_chunk.types import Begin, End, Record, SerlChunkError, StepBlock
+
+TOKEN_BYTES = 16
+_REMEMBERED = 1000  # silent sessions with records: their actors may come back and go on
+
+
+class SessionInfo(NamedTuple):
+    """A session, as the learner's callbacks see it."""
+
+    session: str  # one stream of records; survives reconnects
+    actor_id: str
+    incarnation: int
+    peer: str  # network address
+
+
+class Gap(SerlChunkError):
+    """A record came whose predecessors did not."""
+
+
+class RefuseError(SerlChunkError):
+    """An actor cannot be admitted; the message is the sentence it is told.
+
+    `retry`: waiting may help. `renew`: its session cannot go on, a new one can.
+    """
+
+    def __init__(self, reason: str, *, retry: bool = False, renew: bool = False) -> None:
+        super().__init__(reason)
+        self.retry, self.renew = retry, renew
+
+
+class Session:
+    """One stream of records and the state of its connection. Used by the server's thread only."""
+
+    def __init__(self, standing: Standing, peer: str, now: float, *, new: bool = True) -> None:
+        self.info = SessionInfo(standing.session, standing.actor_id, standing.incarnation, peer)
+        self.token = b""  # of the present connection; messages with another one are stale
+        self.key = ""  # public key of the present connection; empty without keys
+        self.live = True
+        self.closed = False  # on_silent was called for the present silence
+        self.gone = False  # and for good: another took its place
+        self.refused = ""  # why it is not welcome any more
+        self.heard = now
+        self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
+        self.finish_told = False
+        # The stream.
+        self.expected = standing.expected  # next sequence number
+        self.started_at = standing.expected if new else -1  # `expected` before its first record here
+        self.steps = standing.steps  # delivered
+        self.steps_offset = standing.steps_offset  # steps the actor counts and the learner does not
+        self.duplicates = self.orphans = 0
+        self.open_episode = standing.open_episode
+        self.unsynced: collections.deque[tuple[int, int]] = collections.deque()  # (journal entry, `expected` behind it)
+        self.synced = standing.expected  # sequence numbers below it survive a power cut
+        self.gap_told: int | None = None  # `expected` when a gap was last reported
+        self.allowance_told: int | None = None
+        # Snapshots.
+        self.holds: int | None = None  # version it holds, while it waits for an announcement
+        self.pulling: Published | None = None
+        self.fetch_request: int | None = None
+        self.fetched: Published | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """How far the stream has come."""
+        return Standing(*self.info[:3], self.expected, self.steps, self.steps_offset, self.open_episode)
+
+    def skip(self, first: int, span: int, steps: int) -> bool:
+        """Step over numbers whose records the actor's disk lost; their episode ends there. False: nothing new.
+
+        `steps` of them the actor counts as recorded. Raises Gap.
+        """
+        if first > self.expected:
+            raise Gap(f"record {first} came where {self.expected} was expected")
+        if first + span <= self.expected:
+            return False
+        self.expected, self.open_episode, self.gap_told = first + span, None, None
+        self.steps_offset += steps
+        return True
+
+    def hear(self) -> None:
+        """Something came over its present connection."""
+        self.heard = time.monotonic()
+        if not self.live:
+            self.live, self.closed = True, False
+
+    def trim(self, first: int, record: Record) -> Record | None:
+        """What is new of a record numbered from `first`; None where nothing is. Raises Gap."""
+        n = count_of(record)
+        if first > self.expected:
+            raise Gap(f"record {first} came where {self.expected} was expected")
+        known = min(n, self.expected - first)
+        self.duplicates += known
+        if known == n:
+            return None
+        return record.slice(known, n) if known and isinstance(record, StepBlock) else record
+
+    def follows(self, record: Record) -> bool:
+        """Whether a record belongs to an episode this learner has open; others are orphans."""
+        return not isinstance(record, StepBlock | End) or record.episode_id == self.open_episode
+
+    def advance(self, record: Record, *, delivered: bool) -> None:
+        """Account for a record that was delivered, or dropped as an orphan."""
+        self.expected += count_of(record)
+        self.gap_told = None
+        if isinstance(record, StepBlock):
+            if delivered:
+                self.steps += record.n
+            else:
+                self.steps_offset += record.n
+        self.orphans += 0 if delivered else count_of(record)
+        if isinstance(record, Begin):
+            self.open_episode = record.episode_id
+        elif isinstance(record, End) and delivered:
+            self.open_episode = None
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Plain values for a status line."""
+        return {
+            **self.info._asdict(),
+            "live": self.live,
+            "silent_s": now - self.heard,
+            "records": self.expected,
+            "steps": self.steps,
+            "open_episode": self.open_episode,
+            "duplicates": self.duplicates,
+            "orphans": self.orphans,
+        }
+
+
+class Admission(NamedTuple):
+    """The outcome of a hello."""
+
+    session: Session
+    known: bool  # the stream continues where this learner has it
+    lost: int  # records this learner misses and the actor no longer has
+    ousted: list[Session]  # silent sessions that this one replaced or that made room
+
+
+class Sessions:
+    """The table of sessions; decides who is admitted."""
+
+    def __init__(
+        self,
+        contract: dict[str, str],
+        run: str,
+        limit: int,
+        recall: Callable[[str], Standing | None] = lambda session: None,
+    ) -> None:
+        """`recall` gives the place of a session that is not in the table any more."""
+        self._contract = contract
+        self._run = run
+        self._limit = limit
+        self._by_session: dict[str, Session] = {}
+        self._recall = recall
+        self._by_token: dict[bytes, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_session.values()))
+
+    def by_token(self, token: object) -> Session | None:
+        """The session whose present connection has this token."""
+        return self._by_token.get(token) if isinstance(token, bytes) else None
+
+    def by_session(self, session: str) -> Session | None:
+        """The session of this id."""
+        return self._by_session.get(session)
+
+    def restore(self, standings: Iterable[Standing], now: float) -> None:
+        """Remember the sessions of a learner before this one, silent for now."""
+        for standing in standings:
+            session = self._by_session[standing.session] = Session(standing, "unknown", now, new=False)
+            session.live = False
+            # Where its last records are damaged it may be in an episode that this standing does not name.
+            session.closed = False
+
+    def check(self, hello: Hello) -> None:
+        """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""
+        if hello.protocol == handshake.PROTOCOL and hello.run != self._run:
+            raise RefuseError(f"this learner runs {self._run!r} now, not {hello.run!r}", retry=True)
+        if sentence := handshake.compare_protocol(hello.protocol) or self.compare(hello.contract):
+            raise RefuseError(sentence)
+
+    def compare(self, contract: dict[str, str]) -> str:
+        """The sentence that refuses an actor with this contract; empty where nothing differs."""
+        return handshake.compare(self._contract, contract)
+
+    def admit(self, hello: Hello, peer: str, now: float) -> Admission:
+        """Open or continue the session of a checked hello; raises RefuseError with the sentence to send."""
+        old = self._by_session.get(hello.session)
+        if old is None and (standing := self._recall(hello.session)) is not None:
+            old = self._by_session[hello.session] = Session(standing, peer, now, new=False)
+            old.live = False
+        if old is not None:
+            self._check_return(old, hello)
+        ousted = self._make_room(hello)
+        lost = 0
+        if old is None:
+            start = Standing(
+                hello.session, hello.actor_id, hello.incarnation, hello.first, 0, hello.steps_before_first, None
+            )
+            session = self._by_session[hello.session] = Session(start, peer, now)
+        else:
+            session = old
+            if old.expected < hello.first:
+                lost = hello.first - old.expected
+                old.expected, old.open_episode = hello.first, None
+                old.steps_offset = hello.steps_before_first - old.steps
+            old.refused = ""
+            self.fence(old)
+        session.info = SessionInfo(hello.session, hello.actor_id, hello.incarnation, peer)
+        session.token = secrets.token_bytes(TOKEN_BYTES)
+        self._by_token[session.token] = session
+        session.live, session.heard, session.finish_told, session.closed, session.gone = True, now, False, False, False
+        session.holds = session.gap_told = session.allowance_told = None
+        session.data_id = session.control_id = session.snapshots_id = b""
+        return Admission(session, old is not None, lost, ousted)
+
+    def _check_return(self, old: Session, hello: Hello) -> None:
+        if old.refused and hello.incarnation <= old.info.incarnation:
+            raise RefuseError(old.refused)
+        if hello.incarnation < old.info.incarnation:
+            raise RefuseError(
+                f"session {hello.session} of actor {hello.actor_id!r} was taken over by a newer process "
+                f"(incarnation {old.info.incarnation}, this one is {hello.incarnation}): stop this one"
+            )
+        if hello.next < old.expected:
+            raise RefuseError(
+                f"the learner has {old.expected} records of session {hello.session}, the actor only {hello.next}: its "
+                "disk lost the newest ones, in a power cut perhaps. Nothing is missing here; a new session begins",
+                retry=True,
+                renew=True,
+            )
+
+    def _make_room(self, hello: Hello) -> list[Session]:
+        others = [s for s in self if s.info.session != hello.session]
+        for s in others:
+            if s.live and s.info.actor_id == hello.actor_id:
+                raise RefuseError(
+                    f"another live session has the actor id {hello.actor_id!r} (from {s.info.peer}): stop that actor, "
+                    "or give this one another --actor_id",
+                    retry=True,
+                )
+        live = sum(s.live for s in others)
+        if live >= self._limit:
+            raise RefuseError(
+                f"{live} actors are connected, which is the limit (transport.max_sessions={self._limit})", retry=True
+            )
+        ousted = [s for s in others if s.info.actor_id == hello.actor_id]
+        # Silent sessions are remembered, so that they can continue, but not without bound. One that never sent a record
+        # (an evaluation's) has nothing to continue, and must not drive out one that has.
+        silent = [s for s in others if not s.live]
+        for kept, limit in ((False, self._limit), (True, _REMEMBERED)):
+            group = sorted((s for s in silent if (s.expected > s.started_at) is kept), key=lambda s: s.heard)
+            for s in group[: max(0, len(group) - limit)]:
+                del self._by_session[s.info.session]
+                ousted.append(s)
+        for s in ousted:
+            self.fence(s)
+        return ousted
+
+    def fence(self, session: Session) -> None:
+        """Forget a session's present connection: what still comes from it is stale."""
+        self._by_token.pop(session.token, None)
+
+    def leave(self, session: Session) -> None:
+        """A session ended its connection, or fell silent: its actor id is free, its stream is remembered."""
+        session.live = False
+        session.pulling = session.fetched = session.holds = session.fetch_request = None

@@ -1,0 +1,176 @@
+"""The learner's three ROUTER sockets, and the limit on malformed messages of a peer."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import logging
+import time
+from typing import Any
+
+import zmq
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport import sockets
+from serl_chunk.transport.security.client import Monitor, Outcome
+from serl_chunk.transport.security.keys import ServerKeys
+from serl_chunk.transport.security.server import Authenticator
+from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
+from serl_chunk.transport.wire.codec import Frame
+from serl_chunk.types import ConfigError
+
+FORGIVEN_PER_S = 1.0  # malformed messages of a connection that are forgotten again in a second
+_MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes room
+
+
+class Offenders:
+    """Counts malformed messages by connection, and forgets them with time. Used by one thread.
+
+    A peer is a connection and not an address: an honest actor may share the address, behind a tunnel for instance.
+    A message that is dropped unread does not count, so that a flood costs one decoding a second.
+    """
+
+    def __init__(self, limit: int, clock: Clock = time.monotonic) -> None:
+        """`limit`: malformed messages that a connection may send at once."""
+        self._limit, self._clock = limit, clock
+        self._levels: collections.OrderedDict[tuple[str, bytes], tuple[float, float]] = collections.OrderedDict()
+
+    def blame(self, channel: str, identity: bytes) -> bool:
+        """Count a malformed message; True where the connection is not listened to from now on."""
+        key, now = (channel, identity), self._clock()
+        level = self._level(key, now) + 1
+        self._levels[key] = level, now
+        self._levels.move_to_end(key)
+        if len(self._levels) > _MAX_TRACKED_PEERS:
+            self._levels.popitem(last=False)
+        return level >= self._limit
+
+    def ignores(self, channel: str, identity: bytes) -> bool:
+        """Whether what comes from this connection is to be dropped unread."""
+        key = (channel, identity)
+        if key not in self._levels:
+            return False
+        level = self._level(key, self._clock())
+        if level <= 0:
+            del self._levels[key]
+        return level >= self._limit
+
+    def _level(self, key: tuple[str, bytes], now: float) -> float:
+        level, at = self._levels.get(key, (0.0, now))
+        return max(0.0, level - FORGIVEN_PER_S * (now - at))
+
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 256  # complaints that are not logged again
+_LINES = 30  # complaints logged in a minute; more are only counted
+
+
+class Routers:
+    """Sockets bound to `port` (data) and the two after it (snapshots, control). Used by one thread.
+
+    What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
+    """
+
+    def __init__(
+        self, config: TransportConfig, bind: str, port: int, counters: Counters, keys: ServerKeys | None = None
+    ) -> None:
+        """Raises ConfigError for a port in use or an address that is not this machine's."""
+        self._counters = counters
+        self._complaints: collections.OrderedDict[tuple[str, str, str], None] = collections.OrderedDict()
+        self._lines: collections.deque[float] = collections.deque(maxlen=_LINES)  # when the last ones were logged
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._poller = zmq.Poller()
+        self.authenticator: Authenticator | None = None
+        self._monitor: Monitor | None = None  # of the control socket, where keys are asked for
+        if keys is not None:
+            self.authenticator = Authenticator(self._context, keys, counters, self.complain, port)
+            self._poller.register(self.authenticator.socket, zmq.POLLIN)
+        for offset, channel in enumerate(CHANNELS):
+            s = self._sockets[channel] = sockets.make_socket(self._context, zmq.ROUTER, config)
+            if self.authenticator is not None:
+                self.authenticator.secure(s)
+                if channel == "control":
+                    self._monitor = Monitor(s)
+                    self._poller.register(self._monitor.socket, zmq.POLLIN)
+            try:
+                s.bind(endpoint("127.0.0.1" if bind == "localhost" else bind, port + offset))
+            except zmq.ZMQError as e:
+                self.close()
+                if e.errno == errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"port {port + offset} of {bind} is in use: another learner may be running there. Stop it, or "
+                        f"choose another --port (three are used: {port}, {port + 1}, {port + 2}) for learner and actors"
+                    ) from e
+                raise ConfigError(f"cannot listen on --bind={bind} port {port + offset}: {e.strerror}") from e
+            self._poller.register(s, zmq.POLLIN)
+
+    def wait(self, waker: Waker, seconds: float) -> set[str]:
+        """The channels that have something, once one has, `waker` was woken or `seconds` are over."""
+        self._poller.register(waker.fileno(), zmq.POLLIN)
+        ready = dict(self._poller.poll(round(1000 * seconds)))
+        if waker.fileno() in ready:
+            waker.drain()
+        if self.authenticator is not None and self.authenticator.socket in ready:
+            self.authenticator.serve()
+        if self._monitor is not None and self._monitor.socket in ready:
+            self._note_failures(self._monitor.read())
+        return {channel for channel, s in self._sockets.items() if s in ready}
+
+    def _note_failures(self, outcomes: list[Outcome]) -> None:
+        """Handshakes that ended before a key was named; libzmq does not say whose."""
+        for outcome in outcomes:
+            if outcome in (Outcome.FOREIGN, Outcome.CLOSED, Outcome.MISMATCH):
+                self._counters["handshakes_failed"] += 1
+            if outcome is Outcome.FOREIGN:
+                self.complain(
+                    "control", "somebody", "a key exchange for another learner, or none at all: it is told so"
+                )
+            elif outcome is Outcome.MISMATCH:
+                self.complain("control", "somebody", "a connection without a key: an actor is told what to do")
+            elif outcome is Outcome.CLOSED:
+                what = "a connection that ended before it named a key: a look at the port, or an actor without one"
+                self.complain("control", "somebody", what)
+
+    def receive(self, channel: str) -> list[zmq.Frame] | None:
+        """The next message, its sender's identity first; None where there is none."""
+        return try_receive(self._sockets[channel])
+
+    def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
+        """Send to one peer; a peer that is gone or does not read is counted. Every answer is repeatable."""
+        sent = bool(identity) and try_send(self._sockets[channel], [identity, *frames])
+        self._counters["replies_dropped"] += not sent
+        return sent
+
+    def complain(self, channel: str, peer: str, what: str) -> None:
+        """Log once per channel, peer and kind of trouble (`what` up to its first colon)."""
+        key, now = (channel, peer, what.split(":")[0]), time.monotonic()
+        if key in self._complaints:
+            self._complaints.move_to_end(key)
+            return
+        self._complaints[key] = None
+        if len(self._complaints) > _REMEMBERED:
+            self._complaints.popitem(last=False)
+        if len(self._lines) < _LINES or now - self._lines[0] > 60.0:
+            self._lines.append(now)
+            log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, what)
+
+    def close(self) -> None:
+        """Release the ports; what was not sent is dropped."""
+        if self._monitor is not None:
+            self._monitor.close()
+        self._context.destroy(linger=0)
+
+
+def address_of(frames: list[Any]) -> str:
+    """The network address a received message came from."""
+    try:
+        return str(frames[-1].get("Peer-Address")).removeprefix("::ffff:") if frames else "unknown"
+    except zmq.ZMQError:  # a transport without addresses
+        return "unknown"
+
+
+def plain_bytes(frame: Frame) -> bytes:
+    """A small frame's content."""
+    return frame.bytes if isinstance(frame, zmq.Frame) else bytes(frame)

@@ -1,0 +1,1 @@
+"""Records on disk: the learner's journal and the actor's spool."""

@@ -1,0 +1,275 @@
+"""A spool that survives its process: an actor that was killed sends on what it had recorded.
+
+One folder per run and actor: records of one run never get into another. A new process continues the session under a
+higher incarnation number, which fences the old one out at the learner.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from serl_chunk.transport.storage import files
+from serl_chunk.transport.storage.journal import Journal, JournalError, Place
+from serl_chunk.transport.storage.segment import Buffer
+from serl_chunk.transport.storage.spool import LOST, Entry
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.types import Begin, DataError, End, Outcome, StepBlock
+
+log = logging.getLogger(__name__)
+
+IDENTITY = "session.json"
+_SEGMENT_BYTES = 16 << 20
+_CACHE_BYTES = 64 << 20  # of frames kept in memory until they are acknowledged; the rest is read back
+_RECORD = b""  # first frame of a record's entry; a segment's first entry has a table instead
+
+
+class _Kept:
+    """One record on disk, or (LOST) the numbers of some that a damaged disk took."""
+
+    __slots__ = ("first", "frames", "kind", "nbytes", "number", "place", "span", "steps")
+
+    def __init__(
+        self, kind: str, first: int, span: int, number: int, place: Place | None, frames: list[Frame] | None
+    ) -> None:
+        self.kind, self.first, self.span = kind, first, span
+        self.steps = span if kind == records.STEPS else 0  # as the session counts them
+        self.nbytes = place.size if place is not None else 0
+        self.number, self.place, self.frames = number, place, frames
+
+    @property
+    def end(self) -> int:
+        return self.first + self.span
+
+
+class DiskSpool:
+    """See Spool. Used by the network thread.
+
+    Args:
+        folder: of this run's records of this actor; created if absent, removed by `close` once all is acknowledged.
+        limits: of a message that is read back.
+        sync_interval: seconds between fsyncs.
+
+    Raises ConfigError where another process has it, JournalError where it cannot be written, DataError where it
+    cannot be read, or not be told whose records it holds.
+    """
+
+    durable = True
+
+    def __init__(
+        self, folder: Path, limits: Limits, *, sync_interval: float = 1.0, segment_bytes: int = _SEGMENT_BYTES
+    ) -> None:
+        self.folder = folder
+        self.session, self.incarnation = "", 0
+        self.first = self.acked = self.next = 0
+        self.unacked_bytes = 0
+        self.steps = self.steps_before_first = 0
+        self.lost = 0  # sequence numbers that a damaged disk took
+        self._limits = limits
+        self._entries: list[_Kept] = []
+        self._cached = 0  # bytes of frames in memory
+        self._open_at: int | None = None  # first number of the episode that is open at `acked`
+        self._journal = Journal(
+            folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._preamble
+        )
+        try:
+            unfinished = self._recover()
+            self._identify()
+            if unfinished is not None:
+                frames = records.encode_record(unfinished, self.next)
+                self.append(records.END, 1, frames, codec.size_of(frames))
+        except BaseException:
+            self._journal.close()
+            raise
+        if self.next > self.first:
+            log.info("%s holds %d records, up to %d", self.folder, self.next - self.first, self.next)
+
+    # Recovery.
+
+    def _identify(self) -> None:
+        """Go on as the session that the folder belongs to, one incarnation later."""
+        path = self.folder / IDENTITY
+        session, incarnation = self.session, self.incarnation  # as the tables of the segments have it
+        try:
+            if path.exists():
+                known = json.loads(path.read_text())
+                session, incarnation = str(known["session"]), max(incarnation, int(known["incarnation"]))
+            if self.session not in ("", session):
+                raise ValueError(f"it says {session}, the records are of {self.session}")
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            if not self.session:
+                what = f"{path} cannot be read ({type(e).__name__}: {e})"
+                raise DataError(f"{what}: move {self.folder} away to go on without what it holds") from e
+            log.warning("%s is repaired: %s", path, e)
+            session = self.session
+        if not session and self._entries:
+            raise DataError(f"{path} is missing: move {self.folder} away to go on without what it holds")
+        self.session, self.incarnation = session or uuid.uuid4().hex, incarnation + 1
+        try:
+            files.write_file(path, json.dumps({"session": self.session, "incarnation": self.incarnation}))
+        except OSError as e:
+            raise JournalError(f"{path} cannot be written: {e.strerror}") from e
+
+    def _recover(self) -> End | None:
+        """Find what the segments hold; returns the end that an episode still needs."""
+        episode, length, unreadable = "", 0, 0
+        for entry in self._journal.read():
+            try:
+                if entry.frames[0].nbytes:
+                    self._begin_segment(entry.number, msgpack.unpackb(entry.frames[0]))
+                    continue
+                first, record = records.decode_record(codec.decode(entry.frames[1:], self._limits))
+                self._reach(first, entry.number)
+            except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException) as e:
+                unreadable += 1
+                log.error("entry %d of %s is no record: %s", entry.number, self.folder, e)
+                continue
+            self._keep(records.kind_of(record), records.count_of(record), entry.number, entry.place, None)
+            if isinstance(record, Begin):
+                episode, length = record.episode_id, 0
+            elif isinstance(record, StepBlock) and record.episode_id == episode:
+                length = record.first_tick + record.n
+            elif isinstance(record, End):
+                episode = ""
+        if self._journal.losses.damaged or self.lost or unreadable:
+            log.error("%s: %s; %d records are lost", self.folder, self._journal.losses, self.lost)
+        elif self._journal.losses.torn_bytes:
+            log.warning("%s: %s", self.folder, self._journal.losses)
+        return End(episode, length, None, False, True, Outcome.UNKNOWN, outcome_by="restart") if episode else None
+
+    def _begin_segment(self, number: int, table: dict[str, Any]) -> None:
+        """A segment's first entry: where the stream stood when it began. Raises LookupError, TypeError, ValueError."""
+        session, first, steps = str(table["session"]), int(table["next"]), int(table["steps"])
+        if self.session not in ("", session):
+            raise ValueError(f"it is of session {session}, others are of {self.session}")
+        self.session, self.incarnation = session, max(self.incarnation, int(table["incarnation"]))
+        self._reach(first, number)
+        missing = steps - self.steps  # counted by the process that had them
+        lost = next((e for e in reversed(self._entries) if e.kind == LOST), None)
+        if missing > 0:
+            self.steps = steps
+            if lost is None:
+                self.steps_before_first += missing
+            else:
+                lost.steps += missing
+
+    def _reach(self, seq: int, number: int) -> None:
+        """The stream goes on at `seq` with entry `number`: the numbers before it that are not here are lost.
+
+        The learner is told of them in the place of what was there. Raises ValueError where `seq` has passed.
+        """
+        if not self._entries and self.next == 0:
+            self.first = self.acked = self.next = seq
+        elif seq > self.next:
+            self.lost += seq - self.next
+            self._keep(LOST, seq - self.next, number, None, None)
+        elif seq < self.next:
+            raise ValueError(f"it is numbered {seq}, and comes after {self.next - 1}")
+
+    # The protocol of Spool.
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self._journal.nbytes
+
+    def append(self, kind: str, span: int, frames: list[Frame], nbytes: int) -> Entry:
+        """See Spool. Raises JournalError, and has changed nothing then."""
+        place = self._journal.append([_RECORD, *(_buffer(f) for f in frames)])
+        cache = self._cached + place.size <= _CACHE_BYTES
+        kept = self._keep(kind, span, self._journal.next - 1, place, frames if cache else None)
+        return Entry(kind, kept.first, span, frames, kept.nbytes)
+
+    def _keep(self, kind: str, span: int, number: int, place: Place | None, frames: list[Frame] | None) -> _Kept:
+        kept = _Kept(kind, self.next, span, number, place, frames)
+        self._entries.append(kept)
+        self.next, self.steps = kept.end, self.steps + kept.steps
+        self.unacked_bytes += kept.nbytes
+        self._cached += kept.nbytes if frames is not None else 0
+        return kept
+
+    def _preamble(self) -> Sequence[Buffer]:
+        table = {"next": self.next, "steps": self.steps, "session": self.session, "incarnation": self.incarnation}
+        return [msgpack.packb(table)]
+
+    def acknowledge(self, seq: int) -> int:
+        """See Spool. A number inside a block leaves that whole block unacknowledged: the learner trims it."""
+        before = self.acked
+        for i in range(self._index(self.acked), len(self._entries)):
+            entry = self._entries[i]
+            if entry.end > seq:
+                break
+            self._acknowledge(entry)
+        self._trim()
+        return self.acked - before
+
+    def _acknowledge(self, entry: _Kept) -> None:
+        self.acked = entry.end
+        self.unacked_bytes -= entry.nbytes
+        if entry.frames is not None:
+            entry.frames, self._cached = None, self._cached - entry.nbytes
+        if entry.kind == records.BEGIN:
+            self._open_at = entry.first
+        elif entry.kind in (records.END, LOST):
+            self._open_at = None
+
+    def _trim(self) -> None:
+        """Drop whole segments of what is acknowledged and not of the open episode."""
+        keep = self.acked if self._open_at is None else self._open_at
+        i = self._index(keep)
+        number = self._entries[i].number if i < len(self._entries) else self._journal.next
+        if not self._journal.drop_before(number):
+            return
+        first = bisect.bisect_left(self._entries, self._journal.first, key=lambda e: e.number)
+        self.steps_before_first += sum(e.steps for e in self._entries[:first])
+        del self._entries[:first]
+        self.first = self._entries[0].first if self._entries else self.next
+
+    def rewind(self) -> None:
+        """See Spool."""
+        self.acked = self.first
+        self.unacked_bytes = sum(e.nbytes for e in self._entries)
+        self._open_at = None
+
+    def at(self, seq: int) -> Entry | None:
+        """See Spool. A record that the disk does not give back is LOST. Raises JournalError where it still may."""
+        i = self._index(seq)
+        if i == len(self._entries):
+            return None
+        kept = self._entries[i]
+        frames = kept.frames
+        if frames is None and kept.place is not None:
+            try:
+                frames = list(self._journal.fetch(kept.place)[1:])
+            except DataError as e:
+                log.error("%s: %d records are lost", e, kept.span)
+                self.lost += kept.span
+                kept.kind, kept.place = LOST, None
+        if frames is None:
+            frames = codec.encode(LOST, {"first": kept.first, "span": kept.span, "steps": kept.steps})
+        return Entry(kept.kind, kept.first, kept.span, frames, kept.nbytes)
+
+    def _index(self, seq: int) -> int:
+        """Which entry holds `seq`; the number of entries where none does."""
+        i = bisect.bisect_right(self._entries, seq, key=lambda e: e.first) - 1
+        return i if i >= 0 and seq < self._entries[i].end else len(self._entries)
+
+    def free_bytes(self) -> int:
+        """Room on the disk."""
+        return files.free_bytes(self.folder)
+
+    def close(self) -> None:
+        """See Spool. What is wholly acknowledged is removed: a later process begins a session of its own."""
+        self._journal.close(remove=self.acked == self.next)
+
+
+def _buffer(frame: Frame) -> Buffer:
+    return frame if isinstance(frame, bytes | memoryview) else frame.buffer

@@ -1,0 +1,361 @@
+"""An append-only sequence of entries on disk, in segments: the learner's store and the actor's spool.
+
+An entry is a list of frames (a wire message, and what its owner adds) with a number that only goes up. It is
+*written* when `append` returns: it then survives the death of this process. It is *synced* some time later, and then
+survives a power cut. Opening a journal cuts a torn tail, steps over damaged entries, and says what it met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from serl_chunk.transport.storage import files, segment
+from serl_chunk.transport.storage.segment import Buffer, Found
+from serl_chunk.types import DataError, SerlChunkError
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".journal"
+_MAX_FULL = 4  # segments that may wait for their fsync while the next is written: a slower disk slows the writer
+
+
+class JournalError(SerlChunkError):
+    """An entry could not be written (a full or broken disk); nothing of it is in the journal."""
+
+
+class Place(NamedTuple):
+    """Where an entry lies."""
+
+    segment: int  # number of the segment's first entry, which names its file
+    offset: int
+    size: int
+
+
+class Entry(NamedTuple):
+    """One entry, as `read` gives it."""
+
+    number: int
+    place: Place
+    frames: list[memoryview]  # read-only
+
+
+class Losses(NamedTuple):
+    """What opening a journal could not read."""
+
+    damaged: int  # stretches of damaged bytes, each one entry or more, or a segment's beginning
+    damaged_bytes: int
+    torn_bytes: int  # cut from the end
+
+    def __str__(self) -> str:
+        parts = []
+        if self.torn_bytes:
+            parts.append(f"an unfinished entry of {self.torn_bytes} bytes was cut from its end")
+        if self.damaged:
+            parts.append(f"{self.damaged} damaged stretches ({self.damaged_bytes} bytes) were skipped")
+        return "; ".join(parts) or "whole"
+
+
+class Journal:
+    """A folder of segments, opened by one process at a time. One thread appends and drops; `synced` is any thread's.
+
+    Args:
+        folder: created if absent.
+        segment_bytes: a segment that reached this size is followed by a new one; whole segments are dropped.
+        sync_interval: seconds between fsyncs; 0 makes every `append` wait for one.
+        preamble: frames for the first entry of every segment, so that dropping older ones loses no state.
+
+    Raises:
+        ConfigError: another process has it open.
+        JournalError: the folder cannot be written.
+        DataError: a segment cannot be read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = 64 << 20,
+        sync_interval: float = 1.0,
+        preamble: Callable[[], Sequence[Buffer]] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.first = self.next = 0  # entries first <= number < next are kept (damaged ones excepted)
+        self.synced = 0  # entries below it survive a power cut
+        self.nbytes = 0
+        self.sync_error = ""  # why an fsync failed: from then on `synced` stays, for nobody knows what it lost
+        self._segment_bytes, self._interval, self._preamble = segment_bytes, sync_interval, preamble
+        self._segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
+        self._fd: int | None = None  # of the newest segment, where this process began it
+        self._salt = 0  # of that segment
+        self._full: list[int] = []  # of older segments that are to be synced and closed
+        self._named = False  # the folder has a new name in it that is to be synced
+        self._swap = threading.Lock()  # of the three above, held for a moment
+        self._syncing = threading.Lock()  # held over an fsync: only its holder closes a descriptor
+        self._torn = False  # behind its last whole entry lies a part of one that could not be cut off
+        self._lock: int | None = None
+        try:
+            self._lock = files.lock_folder(folder)
+            self.losses = self._recover()
+        except BaseException as e:
+            if self._lock is not None:
+                os.close(self._lock)
+            if isinstance(e, OSError):
+                raise JournalError(f"{folder} cannot be written: {e.strerror}") from e
+            raise
+        self._closing = False
+        self._due = threading.Event()  # something is to be synced before the interval is over
+        self._syncer: threading.Thread | None = None
+        if sync_interval > 0:
+            self._syncer = threading.Thread(target=self._sync_often, name="serl-chunk-journal", daemon=True)
+            self._syncer.start()
+
+    # Opening.
+
+    def _files(self) -> list[tuple[int, Path]]:
+        return sorted((int(p.stem), p) for p in self.folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem))
+
+    def _recover(self) -> Losses:
+        damaged = damaged_bytes = torn = 0
+        found_files = self._files()
+        for first, path in found_files:
+            number = first
+            for found in segment.scan(path):
+                if isinstance(found, Found):
+                    number = found.number + 1
+                elif found.torn and path == found_files[-1][1]:
+                    torn += found.size
+                    os.truncate(path, found.offset)
+                else:
+                    damaged, damaged_bytes = damaged + 1, damaged_bytes + found.size
+                    number = max(number, found.numbers[1] if found.numbers else 0)
+            stat = path.stat()
+            if stat.st_size <= segment.HEADER_BYTES and path == found_files[-1][1]:
+                path.unlink()  # begun and never written to
+            else:
+                self._segments.append((first, stat.st_size, stat.st_mtime))
+                self.nbytes += stat.st_size
+            self.next = max(self.next, number)
+        self.first = self._segments[0][0] if self._segments else self.next
+        for first, _, _ in self._segments[-_MAX_FULL - 2 :]:  # a killed process synced all but these
+            files.sync_file(self._path(first))
+        files.sync_folder(self.folder)
+        self.synced = self.next
+        return Losses(damaged, damaged_bytes, torn)
+
+    def read(self, start: int = 0) -> Iterator[Entry]:
+        """Every sound entry from number `start` on, oldest first. Not while another thread appends.
+
+        A whole segment is in memory at a time. Raises DataError where one cannot be read.
+        """
+        segments = list(self._segments)
+        for i, (first, _, _) in enumerate(segments):
+            following = segments[i + 1][0] if i + 1 < len(segments) else self.next
+            if following <= start:
+                continue
+            for found in segment.scan(self._path(first)):
+                if isinstance(found, Found) and found.number >= start:
+                    yield Entry(found.number, Place(first, found.offset, found.size), found.frames)
+
+    def fetch(self, place: Place) -> list[memoryview]:
+        """The frames of one entry.
+
+        Raises DataError where it is gone or damaged, JournalError where it cannot be read now.
+        """
+        path = self._path(place.segment)
+        try:
+            with path.open("rb", buffering=0) as file:
+                beginning = os.pread(file.fileno(), segment.HEADER_BYTES, 0)
+                data = os.pread(file.fileno(), place.size, place.offset)
+        except OSError as e:
+            kind = DataError if e.errno in (errno.EIO, errno.ENOENT) else JournalError
+            raise kind(f"{path} cannot be read: {e.strerror}") from e
+        found = segment.parse(data, segment.salt_of(beginning))
+        if found is None:
+            raise DataError(f"{path} is damaged at byte {place.offset}")
+        return found.frames
+
+    # Appending.
+
+    def append(self, frames: Sequence[Buffer]) -> Place:
+        """Write one entry.
+
+        Raises JournalError, and DataError for frames that no entry can hold; the journal is then as before, and may be
+        appended to again.
+        """
+        if self._fd is None or self._segments[-1][1] >= self._segment_bytes:
+            self._begin_segment()
+        return self._write(frames)
+
+    def _write(self, frames: Sequence[Buffer]) -> Place:
+        assert self._fd is not None
+        first, size, _ = self._segments[-1]
+        buffers, total = segment.pack(self.next, frames, self._salt)
+        try:
+            if self._torn:
+                os.ftruncate(self._fd, size)
+            self._torn = True
+            files.write_all(self._fd, buffers)
+            if self._interval == 0:
+                self._sync_name()
+                os.fsync(self._fd)
+            self._torn = False
+        except OSError as e:
+            with contextlib.suppress(OSError):  # then the next append has to succeed in it
+                os.ftruncate(self._fd, size)
+                self._torn = False
+            raise JournalError(f"cannot write to {self._path(first)}: {e.strerror}") from e
+        self._segments[-1] = (first, size + total, time.time())
+        self.nbytes += total
+        self.next += 1
+        if self._interval == 0:
+            self.synced = self.next
+        return Place(first, size, total)
+
+    def _begin_segment(self) -> None:
+        if len(self._full) >= _MAX_FULL:
+            self.sync()
+        self._retire_segment()
+        path, salt = self._path(self.next), segment.new_salt()
+        try:
+            # O_EXCL: a leftover of this number holds no sound entry, or `next` would be behind it.
+            path.unlink(missing_ok=True)
+            self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+            files.write_all(self._fd, [segment.header(salt)])
+            self._named = True
+        except OSError as e:
+            self._abandon(path)
+            raise JournalError(f"cannot create {path}: {e.strerror}") from e
+        self._salt = salt
+        self._segments.append((self.next, segment.HEADER_BYTES, time.time()))
+        self.nbytes += segment.HEADER_BYTES
+        if self._preamble is not None:
+            try:
+                self._write(self._preamble())
+            except BaseException:
+                self.nbytes -= self._segments.pop()[1]
+                self._abandon(path)
+                raise
+
+    def _abandon(self, path: Path) -> None:
+        """Take back a segment that could not be begun."""
+        self._retire_segment()
+        self._torn = False
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    def _retire_segment(self) -> None:
+        """Write no more to the newest segment; it is synced and closed soon, without a wait for that here."""
+        with self._swap:
+            if self._fd is not None:
+                self._full.append(self._fd)
+            self._fd = None
+        if self._syncer is not None:
+            self._due.set()
+        elif self._full:
+            self.sync()
+
+    # Dropping.
+
+    def drop_before(self, number: int) -> int:
+        """Delete every segment whose entries are all below `number`, the newest excepted; returns bytes freed."""
+        freed = 0
+        while len(self._segments) > 1 and self._segments[1][0] <= number:
+            first, size, _ = self._segments[0]
+            try:
+                self._path(first).unlink(missing_ok=True)
+            except OSError as e:  # it stays, and is tried again next time
+                log.warning("cannot remove %s: %s", self._path(first), e.strerror)
+                break
+            del self._segments[0]
+            freed += size
+        self.nbytes -= freed
+        self.first = self._segments[0][0] if self._segments else self.next
+        return freed
+
+    def segments(self) -> list[tuple[int, int, float]]:
+        """(number of its first entry, bytes, wall time of its last write) of every segment, oldest first."""
+        return list(self._segments)
+
+    # Syncing.
+
+    def sync(self) -> None:
+        """Wait until everything written survives a power cut. Raises JournalError."""
+        with self._syncing:
+            with self._swap:
+                number, full, newest = self.next, list(self._full), self._fd
+            try:
+                self._sync_name()
+                for fd in full if newest is None else [*full, newest]:
+                    if self.synced < number:
+                        os.fsync(fd)
+            except OSError as e:
+                self._note_sync_error(e)
+                raise JournalError(f"fsync of {self.folder} failed: {e.strerror}") from e
+            if not self.sync_error:
+                self.synced = number
+            self._close(full)
+
+    def _sync_name(self) -> None:
+        with self._swap:
+            named, self._named = self._named, False
+        try:
+            if named:
+                files.sync_folder(self.folder)
+        except OSError:
+            self._named = True
+            raise
+
+    def _close(self, full: Sequence[int]) -> None:
+        with self._swap:
+            for fd in full:
+                self._full.remove(fd)
+                with contextlib.suppress(OSError):  # a network disk tells here what an fsync has told already
+                    os.close(fd)
+
+    def _note_sync_error(self, e: OSError) -> None:
+        if not self.sync_error:
+            log.error("fsync of %s failed: %s", self.folder, e.strerror)
+        self.sync_error = e.strerror or str(e)
+
+    def _sync_often(self) -> None:
+        while not self._closing:
+            self._due.wait(self._interval)
+            self._due.clear()
+            with contextlib.suppress(JournalError):  # noted, and tried again
+                self.sync()
+
+    def close(self, *, remove: bool = False) -> None:
+        """Sync and release the folder; with `remove`, delete it and everything in it first."""
+        if self._lock is None:
+            return
+        self._closing = True
+        self._due.set()
+        if self._syncer is not None:
+            self._syncer.join()
+            self._syncer = None
+        if self._fd is not None:
+            self._full.append(self._fd)
+            self._fd = None
+        if not remove:
+            with contextlib.suppress(JournalError):  # noted, and nothing more can be done
+                self.sync()
+        self._close(list(self._full))
+        if remove:
+            try:
+                files.remove_folder(self.folder)
+            except OSError as e:
+                log.warning("cannot remove %s: %s", self.folder, e.strerror)
+        os.close(self._lock)
+        self._lock = None
+
+    def _path(self, first: int) -> Path:
+        return self.folder / f"{first:020d}{SUFFIX}"

@@ -1,0 +1,150 @@
+"""The handshake: who is connecting, whether both sides mean the same, and what the learner tells a new actor.
+
+An actor's `hello` is answered by a `welcome` or by a refusal in one sentence. Both sides bring a *contract*, a flat
+map of named fields (specs, rate, lengths, delay policy, action transform, agent); they must be equal. The outer form
+of `hello` and of a refusal stays the same in every protocol version, so that the sentence always arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serl_chunk.transport.wire import codec
+from serl_chunk.transport.wire.codec import Frame, Message, WireError
+from serl_chunk.types import SerlChunkError
+
+PROTOCOL = 3
+HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
+_MAX_FIELDS = 256
+_SHOWN = 100  # characters of a value in a refusal
+_BEFORE = 60  # of them, how many come before the place where two long values part
+_SPACES = ("state_dim", "action_dim", "robot_specs")  # fields of a contract that an environment's spaces make
+
+
+class RefusedError(SerlChunkError):
+    """The learner refused this actor; the message is the learner's sentence."""
+
+
+class UnreachableError(SerlChunkError):
+    """No learner answered in the time given."""
+
+
+class Hello(NamedTuple):
+    """What an actor says first."""
+
+    session: str  # names its stream of records
+    incarnation: int  # of the session; a higher one fences the lower
+    actor_id: str
+    contract: dict[str, str]
+    run: str  # the run its records belong to
+    version: int  # newest snapshot it holds of that run, -1 for none
+    first: int  # lowest sequence number it can still send
+    next: int  # sequence number of its next record
+    steps_before_first: int  # steps of the session below `first`
+    steps_before_next: int  # steps of the session below `next`
+    protocol: int = PROTOCOL
+
+    def encode(self) -> list[Frame]:
+        """Its frames."""
+        return codec.encode(HELLO, self._asdict())
+
+    @classmethod
+    def decode(cls, message: Message) -> Hello:
+        """The hello in `message`; raises WireError. One of another protocol has only `protocol` filled in."""
+        h = message.header
+        protocol = codec.count(h, "protocol")
+        if protocol != PROTOCOL:
+            return cls("", 0, "", {}, "", -1, 0, 0, 0, 0, protocol)
+        contract = contract_of(h)
+        version = codec.field(h, "version", int)
+        if not -1 <= version < 2**62:
+            raise WireError(f"field 'version' must be -1 or more, got {version}")
+        hello = cls(
+            session=codec.text(h, "session", 64),
+            incarnation=codec.count(h, "incarnation"),
+            actor_id=codec.text(h, "actor_id", 128),
+            contract=contract,
+            run=codec.text(h, "run", 128),
+            version=version,
+            first=codec.count(h, "first"),
+            next=codec.count(h, "next"),
+            steps_before_first=codec.count(h, "steps_before_first"),
+            steps_before_next=codec.count(h, "steps_before_next"),
+        )
+        if not hello.session or not hello.actor_id:
+            raise WireError("a hello needs a session and an actor id")
+        if hello.first > hello.next or hello.steps_before_first > hello.steps_before_next:
+            raise WireError("a hello's first sequence number lies after its next")
+        return hello
+
+
+class Welcome(NamedTuple):
+    """What the learner tells an actor it accepts."""
+
+    fields: dict[str, Any]  # plain values
+    arrays: dict[str, np.ndarray]  # read-only; the normaliser's, for example
+    run: str  # id of the run; snapshot versions never go back within one
+    version: int  # newest snapshot published, -1 for none
+
+
+def contract_of(header: Mapping[str, Any]) -> dict[str, str]:
+    """The contract in a header; raises WireError."""
+    contract: dict[str, str] = codec.field(header, "contract", dict)
+    if len(contract) > _MAX_FIELDS or not all(isinstance(x, str) for pair in contract.items() for x in pair):
+        raise WireError(f"a contract maps at most {_MAX_FIELDS} names to strings")
+    return contract
+
+
+def refusal(reason: str, *, retry: bool = False, renew: bool = False) -> list[Frame]:
+    """Frames that refuse an actor. `retry`: waiting may help. `renew`: all is here, start anew."""
+    return codec.encode(REFUSED, {"reason": reason, "retry": retry, "renew": renew})
+
+
+def compare(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str = "learner", them: str = "actor") -> str:
+    """A sentence that names every field that differs and both values; empty where none does."""
+    differing = [name for name in dict.fromkeys([*mine, *theirs]) if mine.get(name) != theirs.get(name)]
+    if not differing:
+        return ""
+    shown = ((name, *_show(mine.get(name), theirs.get(name))) for name in differing)
+    advice = "Start both with the same --exp_name, the same configuration and the same version of serl-chunk."
+    if set(_SPACES) & set(differing) and not {"experiment", "robot", "control_hz"} & set(differing):
+        advice = (
+            "Look first at the environment: its observations, cameras and actions must be declared alike on both "
+            f"machines, and the learner's is made with fake_env=True. Then: {advice[0].lower()}{advice[1:]}"
+        )
+    return (
+        f"{me} and {them} do not run the same experiment: "
+        + "; ".join(f"{name} is {a} at the {me} and {b} at the {them}" for name, a, b in shown)
+        + f". {advice}"
+    )
+
+
+def compare_protocol(theirs: int) -> str:
+    """A sentence where the other side's protocol version differs; empty where it does not."""
+    if theirs == PROTOCOL:
+        return ""
+    return (
+        f"the learner speaks transport protocol {PROTOCOL} and the actor {theirs}: "
+        "install the same version of serl-chunk on both machines"
+    )
+
+
+def _show(mine: str | None, theirs: str | None) -> tuple[str, str]:
+    """Both values in words; of long ones the part where they begin to differ."""
+    a, b = mine or "", theirs or ""
+    start = 0
+    if min(len(a), len(b)) > _BEFORE and max(len(a), len(b)) > _SHOWN:
+        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        start = max(0, same - _BEFORE)
+    return _part(mine, start), _part(theirs, start)
+
+
+def _part(value: str | None, start: int) -> str:
+    """`_SHOWN` characters of `value` from `start`, with dots where there are others."""
+    if value is None:
+        return "absent"
+    before, after = "..." if start else "", "..." if len(value) > start + _SHOWN else ""
+    return repr(before + value[start : start + _SHOWN] + after)

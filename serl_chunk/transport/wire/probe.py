@@ -1,0 +1,121 @@
+"""What `serl-chunk doctor` asks a learner, and how the learner answers.
+
+A probe opens no session: it takes no actor id, counts towards no limit, and makes the learner forget nobody. There
+are two kinds: an *inspection* asks what an actor with this id and contract would be told, an *echo* carries bytes that
+are counted, timed and thrown away. Both are answered in few bytes, and at a limited rate.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from serl_chunk.transport.sockets import Clock, Counters
+from serl_chunk.transport.wire import codec, handshake, message_types
+from serl_chunk.transport.wire.codec import Frame, Message, WireError
+
+MAX_ECHO_BYTES = 1 << 20
+AT_ONCE = 512  # probes answered at once, from all peers together: a doctor needs about 150 ...
+PER_S = 32.0  # ... and so many more a second
+PAYLOAD = "payload"  # the array of an echo
+_NONE = type(None)
+_TEXTS = ("run", "differs", "taken_by", "not_ready", "stalled", "key")
+_NUMBERS = ("actors", "max_actors", "version", "snapshot_bytes", "free_bytes")
+
+
+class Inspection(NamedTuple):
+    """What an actor would say."""
+
+    actor_id: str
+    contract: dict[str, str]  # empty: asks for no comparison
+
+    def encode(self) -> list[Frame]:
+        """Its frames."""
+        return codec.encode(message_types.INSPECT, self._asdict())
+
+    @classmethod
+    def decode(cls, message: Message) -> Inspection:
+        """The inspection in `message`; raises WireError."""
+        if message.arrays:
+            raise WireError("an inspection carries no arrays")
+        return cls(codec.text(message.header, "actor_id", 128), handshake.contract_of(message.header))
+
+
+class Findings(NamedTuple):
+    """What the learner answers to an inspection. Texts are empty where there is nothing to say."""
+
+    run: str
+    differs: str  # the sentence that an actor with that contract is refused with
+    taken_by: str  # address of the live actor that has the id
+    not_ready: str  # why an actor is asked to wait
+    stalled: str  # why no record is taken now
+    finished: str | None  # why training is over
+    key: str  # what the asking machine's key is called
+    actors: int  # live sessions ...
+    max_actors: int  # ... and how many there may be
+    version: int  # newest snapshot, -1 for none
+    snapshot_bytes: int  # of that
+    free_bytes: int  # room on the journal's disk, -1 without a journal
+
+    def encode(self) -> list[Frame]:
+        """Its frames."""
+        return codec.encode(message_types.FINDINGS, self._asdict())
+
+    @classmethod
+    def decode(cls, message: Message) -> Findings:
+        """The findings in `message`; raises WireError."""
+        h = message.header
+        texts = {k: codec.text(h, k, 1 << 16) for k in _TEXTS}
+        numbers = {k: codec.field(h, k, int) for k in _NUMBERS}
+        return cls._make(
+            {**texts, **numbers, "finished": codec.field(h, "finished", (str, _NONE))}[k] for k in cls._fields
+        )
+
+
+class Echo(NamedTuple):
+    """What the learner answers to an echo."""
+
+    number: int  # of the echo
+    nbytes: int  # that it carried
+    clock: float  # unix seconds at the learner
+
+    @classmethod
+    def decode(cls, message: Message) -> Echo:
+        """The answer in `message`; raises WireError."""
+        h = message.header
+        return cls(codec.count(h, "number"), codec.count(h, "nbytes"), codec.field(h, "clock", float))
+
+
+def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
+    """The frames that answer an echo; raises WireError where it carries anything but at most MAX_ECHO_BYTES."""
+    number = codec.count(message.header, "number")
+    if set(message.arrays) - {PAYLOAD}:
+        raise WireError(f"an echo carries one array, {PAYLOAD!r}")
+    nbytes = sum(array.nbytes for array in message.arrays.values())
+    if nbytes > MAX_ECHO_BYTES:
+        raise WireError(f"an echo of {nbytes} bytes; the limit is {MAX_ECHO_BYTES}")
+    return codec.encode(message_types.ECHOED, Echo(number, nbytes, clock())._asdict())
+
+
+class Allowance:
+    """How many probes are answered. Used by one thread.
+
+    It counts for all peers together: whoever is impatient could otherwise connect again.
+    """
+
+    def __init__(self, counters: Counters, clock: Clock = time.monotonic) -> None:
+        """Counts in `probes` and `probes_dropped`."""
+        self._counters, self._clock = counters, clock
+        self._left, self._at = float(AT_ONCE), clock()
+
+    def take(self) -> bool:
+        """Whether one more probe is to be answered; it is dropped otherwise, and its sender notices."""
+        now = self._clock()
+        self._left = min(AT_ONCE, self._left + PER_S * (now - self._at))
+        self._at = now
+        if self._left < 1:
+            self._counters["probes_dropped"] += 1
+            return False
+        self._left -= 1
+        self._counters["probes"] += 1
+        return True

@@ -1,0 +1,307 @@
+"""The training actor against a learner that exists only as an object."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import pytest
+from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, ScriptedPerson, identity_normaliser, make_config
+
+from serl_chunk.actor.clock import MonotonicClock
+from serl_chunk.actor.evaluate import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
+from serl_chunk.actor.session import run_actor, training_seed
+from serl_chunk.config.experiment import ActorConfig
+from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
+from serl_chunk.types import Begin, ConfigError, DataError, End, SerlChunkError, Snapshot, Source, Step
+
+
+class FakeLink(ListSink):
+    """A learner's end that the test steers. `looks` counts how often the actor asked for each thing."""
+
+    def __init__(self, *, snapshot_after=0, room_after=0):
+        super().__init__()
+        self.snapshot_after, self.room_after = snapshot_after, room_after
+        self.looks = {"latest": 0, "can_begin": 0, "allowance": 0}
+        self.finished: str | None = None
+        self.error: SerlChunkError | None = None
+        self.grant = None  # called on every look at the allowance
+        self.flushed = []
+        self.delivers = True
+        self.waiting = lambda begun: ""
+
+    def latest(self):
+        self.looks["latest"] += 1
+        if self.looks["latest"] <= self.snapshot_after:
+            return None
+        version = len([r for r in self.records if isinstance(r, End)]) + 1
+        return Snapshot(version, {"bias": np.float32(version)}, arrived=time.monotonic() - 100 * version)
+
+    @property
+    def allowance(self):
+        self.looks["allowance"] += 1
+        return self.grant() if self.grant else None
+
+    @property
+    def steps_recorded(self):
+        return len(self.steps)
+
+    def can_begin(self):
+        self.looks["can_begin"] += 1
+        return self.looks["can_begin"] > self.room_after, "the spool is full"
+
+    def backlog(self, *, begun):
+        return self.waiting(begun)
+
+    def flush(self, timeout):
+        self.flushed.append(timeout)
+        return self.delivers
+
+
+class SteppedClock(MonotonicClock):
+    """Every look at it takes a second."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def now(self):
+        self.seconds += 1.0
+        return self.seconds
+
+
+def config_of(*, max_episodes=3, random_steps=0, **actor):
+    config = make_config(actor=ActorConfig(max_episodes=max_episodes, **actor))
+    return dataclasses.replace(config, learner=LearnerConfig(random_steps=random_steps))
+
+
+def run(link, env=None, config=None, **kwargs):
+    said = []
+    env = env or LineEnv(length=12)
+    summary = run_actor(
+        config or config_of(), link, env, NoisyAgent(8), identity_normaliser(8), say=said.append, **kwargs
+    )
+    return summary, said, env
+
+
+def test_episodes_are_recorded_and_delivered():
+    link = FakeLink()
+    summary, said, env = run(link, report_every=2)
+    kinds = [type(r) for r in link.records]
+    assert kinds == ([Begin] + [Step] * 12 + [End]) * 3
+    assert [r.episode_id for r in link.records if isinstance(r, Begin)] == [f"actor-{i:06d}" for i in range(3)]
+    assert (summary.episodes, summary.steps, summary.delivered) == (3, 36, True)
+    assert summary.reason == "3 episodes done"
+    assert len(link.flushed) == 1
+    assert env.seeds == [training_seed(42, "actor", i) for i in range(3)]
+    assert len(said) == 1
+    assert said[0].startswith("episode 2: success 0 % of the last 2")
+    # Snapshots are swapped at decisions: every episode begins with the newest.
+    assert [s.policy_version for s in link.steps if s.tick == 0] == [1, 2, 3]
+    assert all(100 * s.policy_version <= s.policy_age < 100 * s.policy_version + 60 for s in link.steps)
+
+
+def test_training_seeds_differ_and_are_never_held_out():
+    seeds = {training_seed(s, a, e) for s in range(3) for a in ("left", "right") for e in range(200)}
+    assert len(seeds) == 1200
+    assert min(seeds) >= TRAINING_SEED_BASE > VALIDATION_SEED_BASE > EVAL_SEED_BASE
+
+
+def test_a_later_session_continues_the_numbers():
+    link = FakeLink()
+    _, _, env = run(link, config=config_of(max_episodes=1), first_episode=7, episode_prefix="robot-b1")
+    assert env.seeds == [training_seed(42, "actor", 7)]
+    assert link.records[0].episode_id == "robot-b1-000007"
+
+
+@pytest.mark.parametrize(("before", "left"), [(0, 4), (1, 3), (4, 0), (99, 0)])
+def test_human_ticks_are_limited_over_the_sessions_of_a_run(before, left):
+    person = ScriptedPerson(frozenset({3, 4, 5}))
+    actor = dataclasses.replace(config_of().actor, max_human_ticks=4)
+    config = dataclasses.replace(config_of(), actor=actor)
+    summary, _, _ = run(FakeLink(), config=config, intervention=person, human_ticks_before=before)
+    assert summary.human_ticks == left
+
+
+@pytest.mark.parametrize(("first", "acted"), [(0, [0, 2]), (1, [2]), (2, [2]), (3, [])])
+def test_a_later_session_goes_on_in_recorded_interventions(tmp_path, first, acted):
+    command = np.full((2, 2), 0.5, np.float32)
+    columns = {"episode": np.array([0, 2]), "tick": np.array([3, 4]), "action": command, "idle": np.zeros(2, bool)}
+    save_interventions(tmp_path / "person.npz", **columns)
+    episodes = []
+    person = ReplayedIntervention(tmp_path / "person.npz", SPEC)
+    run(FakeLink(), intervention=person, first_episode=first, on_episode=episodes.append)
+    assert [first + i for i, e in enumerate(episodes) if e.human_ticks] == acted
+
+
+@pytest.mark.parametrize(("before", "random"), [(0, 15), (8, 7), (100, 0)])
+def test_random_steps_are_those_of_the_run_and_not_of_every_session(before, random):
+    link = FakeLink()
+    run(link, config=config_of(max_episodes=3, random_steps=15), steps_before=before)
+    assert sum(step.source is Source.RANDOM for step in link.steps) == random
+
+
+def test_the_first_snapshot_is_waited_for():
+    link = FakeLink(snapshot_after=4)
+    summary, said, _ = run(link)
+    assert "waiting for the learner's first policy" in said[0]
+    assert summary.episodes == 3
+
+
+def test_no_episode_begins_without_room_for_its_records():
+    link = FakeLink(room_after=3)
+    summary, said, _ = run(link)
+    assert said[0].startswith("the spool is full")
+    assert summary.episodes == 3
+
+
+def test_what_waits_for_the_learner_is_said_before_episodes_and_in_the_lines():
+    link, asked = FakeLink(), []
+
+    def waiting(begun):
+        asked.append((len(link.steps), begun))
+        return "spool 1.2 GiB, holding after this episode" if len(link.steps) >= 12 else ""
+
+    link.waiting = waiting
+    clock = SteppedClock()
+    _, said, _ = run(link, config=config_of(max_episodes=4), report_every=4, clock=clock)
+    # Asked before each of four episodes and in the line after the last; said at most every five seconds.
+    assert asked == [(0, True), (12, True), (24, True), (36, True), (48, False)]
+    assert said[0] == "spool 1.2 GiB, holding after this episode"
+    assert said[-1].startswith("episode 4: ")
+    assert said[-1].endswith("; spool 1.2 GiB, holding after this episode")
+    assert 2 <= len(said) <= 4
+
+
+def test_a_wait_for_updates_says_that_the_learner_is_away():
+    link = FakeLink()
+    stop = threading.Event()
+    link.grant = lambda: 0
+    link.waiting = lambda begun: "learner away for 12 s, spool 34 MiB"
+    said = []
+
+    def say(text):
+        said.append(text)
+        if "0 allowed" in text:
+            stop.set()
+
+    run_actor(config_of(), link, LineEnv(length=12), NoisyAgent(8), identity_normaliser(8), say=say, stop=stop,
+              clock=SteppedClock())  # fmt: skip
+    assert said[0] == "learner away for 12 s, spool 34 MiB"
+    assert said[1].startswith("waiting for the learner's updates: 0 steps recorded, 0 allowed; learner away for 12 s")
+
+
+def test_the_allowance_is_waited_for_at_decisions_only():
+    link = FakeLink()
+    looked_at = []
+
+    def grant():
+        looked_at.append(len(link.steps))
+        return len(looked_at) // 3 * 4  # the learner gets on a little with every look
+
+    link.grant = grant
+    summary, _, _ = run(link)
+    assert summary.steps == 36
+    # Episodes of 12 ticks with chunks of 8: decisions on ticks 0 and 8 of each.
+    assert set(looked_at) == {0, 8, 12, 20, 24, 32}
+
+
+def test_in_real_time_the_allowance_is_not_asked_for():
+    link = FakeLink()
+    link.grant = lambda: 0
+    env = LineEnv(length=4)
+    summary, _, _ = run(link, env, config=config_of(max_episodes=1, clock="realtime"))
+    assert (summary.steps, link.looks["allowance"]) == (4, 0)
+
+
+def test_the_learner_ends_the_session_in_the_middle_of_an_episode():
+    link = FakeLink()
+    env = LineEnv(length=12)
+    original = link.step
+
+    def step(record):
+        original(record)
+        if len(link.steps) == 17:
+            link.finished = "20000 updates done"
+
+    link.step = step
+    summary, _, _ = run(link, env, config=config_of(max_episodes=0))
+    assert (summary.reason, summary.steps) == ("20000 updates done", 17)
+    assert (link.last_end.length, link.last_end.truncated, link.last_end.outcome_by) == (5, True, "learner")
+
+
+@pytest.mark.parametrize("while_waiting", [True, False])
+def test_the_operator_stops(while_waiting):
+    link = FakeLink(snapshot_after=10**9 if while_waiting else 0)
+    stop = threading.Event()
+    stop.set()
+    summary, _, _ = run(link, stop=stop)
+    assert (summary.reason, summary.episodes, link.records) == ("stopped by the operator", 0, [])
+
+
+def test_a_stop_ends_the_wait_for_an_allowance():
+    link = FakeLink()
+    stop = threading.Event()
+
+    def grant():
+        if link.looks["allowance"] > 3:
+            stop.set()
+        return 0
+
+    link.grant = grant
+    summary, _, env = run(link, stop=stop)
+    assert (summary.steps, env.tick) == (0, 0)
+
+
+def test_a_broken_link_is_raised():
+    link = FakeLink()
+    link.error = DataError("the learner refuses this robot")
+    with pytest.raises(DataError, match="refuses this robot"):
+        run(link)
+
+
+def test_what_led_to_a_crash_is_delivered():
+    link = FakeLink()
+    said = []
+    with pytest.raises(RuntimeError, match="the motor is gone"):
+        run_actor(
+            config_of(), link, LineEnv(crash_at=5), NoisyAgent(8), identity_normaliser(8), say=said.append,
+            flush_timeout=7.0,
+        )  # fmt: skip
+    assert (link.last_end.length, link.last_end.outcome_by) == (5, "crash")
+    assert link.flushed == [7.0]
+    assert "the motor is gone" in said[-1]
+
+
+def test_records_that_were_not_delivered_are_reported():
+    link = FakeLink()
+    link.delivers = False
+    summary, said, _ = run(link)
+    assert not summary.delivered
+    assert "did not acknowledge" in said[-1]
+
+
+def test_random_steps_are_counted_over_the_session():
+    link = FakeLink()
+    run(link, config=config_of(random_steps=15))
+    assert [s.source for s in link.steps].index(Source.POLICY) == 15
+
+
+def test_random_steps_on_a_real_robot_are_refused():
+    config = dataclasses.replace(config_of(random_steps=5), robot=GymConfig(make=lambda fake: None, is_real=True))
+    with pytest.raises(ConfigError, match="real robot"):
+        run(FakeLink(), config=config)
+
+
+def test_interventions_and_hooks_are_passed_on():
+    link, decisions, episodes = FakeLink(), [], []
+    person = ScriptedPerson(frozenset({3, 4}))
+    summary, _, _ = run(
+        link, intervention=person, before_decision=lambda: decisions.append(1), on_episode=episodes.append
+    )
+    assert (summary.human_ticks, summary.segments) == (6, 3)
+    assert [e.human_ticks for e in episodes] == [2, 2, 2]
+    assert len(decisions) == 6  # ticks 0 and 5 (the release) of each episode

@@ -1,0 +1,379 @@
+"""Grippers that are chosen among a few values, or fixed, beside any agent of the arm."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, on_device, same
+
+from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper, with_gripper
+from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.gripper import GripperConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import ConfigError
+
+HORIZON, ACTIONS, GRIPPERS = 4, 5, (1, 4)
+ARM = [0, 2, 3]
+CHOICES = (-1.0, 1.0)
+COMPILED = ["acfql", "acrlpd-tail", "bc"]
+TRACED = [*COMPILED, "acfql-policy-distill-together", "bc-gaussian", "acfql-policy-tail-image"]  # cheap
+PART = {"critic_steps": 6, "prefix_steps": 2}  # of chunks of 4: two are executed, and a critic of six teaches
+
+
+def compose(variant: str, gripper: GripperConfig, grippers: tuple[int, ...] = GRIPPERS, *, steps=None, **changes):
+    config = config_of(variant, gripper=gripper, **changes)
+    cameras = (CAMERA,) if config.image_keys else ()
+    sizes = {"critic_steps": HORIZON, **(steps or {}), "grippers": grippers}
+    spec = AgentSpec(4, ACTIONS, HORIZON, cameras=cameras, discount=DISCOUNT, **sizes)
+    module, name = IMPLEMENTATIONS[type(config)]
+    cls = getattr(__import__(module, fromlist=[name]), name)
+    return with_gripper(config, spec, functools.partial(cls, config))
+
+
+def learned(**changes) -> GripperConfig:
+    return GripperConfig(**{"choices": CHOICES, "hidden": (16,), "tau": 0.1, "lr": 1e-2, **changes})
+
+
+@functools.cache
+def _fresh(variant: str):
+    agent = compose(variant, learned(hold_steps=2, joint=False))
+    return agent, agent.init(jax.random.key(0))
+
+
+def fresh(variant: str):
+    agent, state = _fresh(variant)
+    return agent, jax.tree.map(jnp.copy, state)
+
+
+def see(agent, seed=0):
+    return {k: v[0, 0] for k, v in make_batches(agent.spec, seed=seed).observations.items()}
+
+
+@pytest.mark.parametrize("variant", COMPILED)
+def test_every_update_compiles_once_and_moves_its_own_half(variant):
+    agent, state = fresh(variant)
+    for seed in range(2):
+        for update, moved, kept in (
+            (agent.update_policy, "policy", "critic"),
+            (agent.update_critic, "critic", "policy"),
+            (agent.update, "policy", None),
+        ):
+            before = jax.tree.map(jnp.copy, state)
+            state, metrics = update(state, on_device(agent.spec, seed))
+            assert all(np.isfinite(v) for v in metrics.values())
+            if moved in before.grasp:
+                assert not same(state.grasp[moved], before.grasp[moved])
+            if kept in before.grasp:
+                assert same(state.grasp[kept], before.grasp[kept])
+    has_critic = not variant.startswith("bc")
+    assert ("critic" in state.grasp) == has_critic
+    assert ("grasp_critic/grasp_critic_loss" in metrics) == has_critic
+    assert "grasp_critic/bc_loss" in metrics
+    for update in (agent.update, agent.update_policy, agent.update_critic):
+        assert update._cache_size() == 1
+
+
+@pytest.mark.parametrize("variant", [*TRACED, "acfql-prefix-lengths", "acrlpd-prefix"])
+def test_no_ranks_are_promoted_silently(variant):
+    for gripper in (learned(joint=True, penalty=-0.1), learned(joint=False, hold_steps=1, critic_sees_gripper=False)):
+        agent = compose(variant, gripper, steps=PART if "prefix" in variant else None)
+        batches = make_batches(agent.spec)
+        batches = batches._replace(before=batches.actions[:, :, 0])
+        prefix = (np.zeros((HORIZON, ACTIONS), np.float32), np.zeros(HORIZON, np.float32))
+        state = jax.eval_shape(agent.init, jax.random.key(0))
+        with jax.numpy_rank_promotion("raise"):
+            for update in (agent._update, agent._update_policy, agent._update_critic):
+                new, _ = jax.eval_shape(update, state, batches)
+                kept = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), new, state)
+                assert all(jax.tree.leaves(kept))
+            chunk, _ = jax.eval_shape(
+                lambda s, k, agent=agent, prefix=prefix: agent._sample_chunk(
+                    agent.policy_params(s), see(agent), k, prefix, explore=True
+                ),
+                state,
+                jax.random.key(0),
+            )
+        assert chunk.shape == (HORIZON, ACTIONS)
+
+
+@pytest.mark.parametrize("variant", COMPILED)
+def test_a_chunk_holds_choices_in_the_grippers_dimensions_and_the_arms_agent_in_the_others(variant):
+    agent, state = fresh(variant)
+    params = agent.policy_params(state)
+    draw = lambda key, prefix=None: agent.sample(params, see(agent), key, explore=False, prefix=prefix)  # noqa: E731
+    chunk, record = draw(jax.random.key(0))
+    chunk = np.asarray(chunk)
+    assert set(np.unique(chunk[:, GRIPPERS])) <= set(CHOICES)
+    np.testing.assert_array_equal(chunk[0::2][:, GRIPPERS], chunk[1::2][:, GRIPPERS])  # held for two ticks
+    np.testing.assert_array_equal(chunk[::2][:, GRIPPERS], record["gripper"])
+    inputs = {**see(agent), "gripper": np.asarray(record["gripper"]).reshape(-1)}
+    of_arm = {k: v for k, v in params.items() if k != "gripper"}
+    alone, _ = agent.inner.sample(of_arm, inputs, jax.random.key(0), explore=False)
+    np.testing.assert_allclose(chunk[:, ARM], alone, atol=1e-6)
+    committed = np.zeros((HORIZON, ACTIONS), np.float32)
+    committed[0] = (0.1, 0.2, 0.3, 0.4, 0.5)
+    late, _ = draw(jax.random.key(0), (committed, np.array([1, 0, 0, 0], np.float32)))
+    np.testing.assert_allclose(late[0], committed[0], atol=1e-6)
+    np.testing.assert_array_equal(late[1:, GRIPPERS], chunk[1:, GRIPPERS])
+
+
+@pytest.mark.parametrize("steps", [PART, {"critic_steps": 2}])
+def test_choices_are_of_the_executed_actions_and_last_for_as_long_as_a_chunk(steps):
+    variant = "acfql-prefix" if "prefix_steps" in steps else "acfql"
+    agent = compose(variant, learned(hold_steps=1, joint=False, epsilon=0.5), steps=steps)
+    assert agent.choices.shape == (2, 2, 2)
+    params = agent.policy_params(agent.init(jax.random.key(0)))
+    seen = set()
+    for i in range(20):
+        chunk, record = agent.sample(params, see(agent), jax.random.key(i), explore=True)
+        held = np.asarray(record["gripper"])[[0, 1, 1, 1]]
+        np.testing.assert_array_equal(np.asarray(chunk)[:, GRIPPERS], held)
+        seen.add(held.tobytes())
+    assert len(seen) > 4
+
+
+def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more():
+    agent = compose("acfql-prefix", learned(hold_steps=1), steps=PART)
+    batches = make_batches(agent.spec)
+    one = lambda b: agent.update_critic(agent.init(jax.random.key(0)), jax.device_put(b))  # noqa: E731
+    a, _ = one(batches)
+    for tick, matters in ((1, True), (2, False), (5, False)):
+        flipped = np.array(batches.actions)
+        flipped[:, :, tick, GRIPPERS] *= -1
+        b, _ = one(batches._replace(actions=flipped))
+        assert same(a.grasp["critic"], b.grasp["critic"]) != matters
+    alive = batches.valid[..., 5:] > 0
+    rewards = np.concatenate([batches.rewards[..., :5], np.where(alive, np.float32(0.9), 0)], axis=-1)
+    b, _ = one(batches._replace(rewards=rewards))
+    assert not same(a.grasp["critic"], b.grasp["critic"])
+
+
+@pytest.mark.parametrize(("critic_steps", "prefix_steps"), [(6, 2), (2, 0)])
+def test_a_change_is_charged_as_far_as_the_return_goes(critic_steps, prefix_steps):
+    steps = {"critic_steps": critic_steps, "prefix_steps": prefix_steps}
+    agent = compose("acfql-prefix" if prefix_steps else "acfql", learned(penalty=-0.5, loss="squared"), steps=steps)
+    batches = make_batches(agent.spec)
+    length = batches.actions.shape[2]
+    actions = np.array(batches.actions)
+    actions[..., GRIPPERS] = 1
+    batches = batches._replace(before=actions[:, :, 0], valid=np.ones_like(batches.valid), actions=actions)
+    charged = []
+    for tick in range(length):  # both grippers close on this tick and stay closed
+        closing = np.array(actions)
+        closing[:, :, tick:, GRIPPERS] = -1
+        batch = jax.tree.map(lambda x: x[0], batches._replace(actions=closing))
+        grasp = agent.init(jax.random.key(0)).grasp
+        _, metrics = agent.grasp_critic_loss(grasp["critic"], grasp, batch)
+        charged.append(float(metrics["grasp_critic/grasp_rewards"]) - float(np.mean(np.sum(batch.rewards, -1))))
+    expected = [-1.0 if tick < critic_steps else 0.0 for tick in range(length)]
+    np.testing.assert_allclose(charged, expected, atol=1e-5)
+
+
+def test_exploring_takes_random_choices_as_often_as_epsilon_says():
+    agent = compose("bc", learned(epsilon=0.5, hold_steps=1, joint=False))
+    params = agent.policy_params(agent.init(jax.random.key(0)))
+    observation = see(agent)
+    choose = jax.jit(
+        lambda key: agent.choose(
+            params["gripper"], observation, agent.acting_noise(key, observation, explore=True)["gripper"]
+        )
+    )
+    best = agent.choose(params["gripper"], observation, jnp.ones((HORIZON, 2, 2)))
+    others = np.mean([np.asarray(choose(jax.random.key(i)) != best) for i in range(200)])
+    assert others == pytest.approx(0.5 / 2, abs=0.04)  # half of the random ones are the best one
+
+
+def gripper_task(spec: AgentSpec, updates: int, size: int, seed: int):
+    """One decision each: reward 1 where gripper 1 follows the sign of the first state and gripper 4 is its opposite."""
+    rng = np.random.default_rng(seed)
+    batch = make_batches(spec, updates, size, seed)
+    state = rng.uniform(-1, 1, (updates, size, 4)).astype(np.float32)
+    side = np.sign(state[..., 0])
+    taken = rng.choice([-1.0, 1.0], (updates, size, 2)).astype(np.float32)
+    actions = rng.uniform(-0.9, 0.9, (updates, size, HORIZON, ACTIONS)).astype(np.float32)
+    actions[..., GRIPPERS] = 0.8 * taken[:, :, None]
+    good = (taken[..., 0] == side) & (taken[..., 1] == -side)
+    rewards = np.zeros((updates, size, HORIZON), np.float32)
+    rewards[..., 0] = good
+    ones = np.ones((updates, size, HORIZON), np.float32)
+    return batch._replace(
+        observations={"state": state}, actions=actions, rewards=rewards, mask=np.zeros((updates, size), np.float32),
+        valid=ones, bc=good[..., None] * ones,
+    )  # fmt: skip
+
+
+def right(agent, state, *, pretrained=False) -> float:
+    params = agent.policy_params(state, pretrained=pretrained)
+    states = gripper_task(agent.spec, 1, 64, 99).observations["state"][0]
+    chunks = np.array([agent.sample(params, {"state": s}, jax.random.key(0), explore=False)[0] for s in states])
+    side = np.sign(states[:, :1])
+    return float(np.mean((np.sign(chunks[:, :, 1]) == side) & (np.sign(chunks[:, :, 4]) == -side)))
+
+
+@pytest.mark.parametrize(("joint", "plausible"), [(True, 0.0), (False, 0.3)])
+def test_the_grasp_critic_learns_which_choice_pays(joint, plausible):
+    agent = compose("acrlpd", learned(joint=joint, plausible=plausible, epsilon=0.0), candidates=1)
+    state = agent.init(jax.random.key(0))
+    before = right(agent, state)
+    for i in range(12):
+        state, metrics = agent.update(state, gripper_task(agent.spec, 20, 64, i))
+    assert right(agent, state) > max(0.9, before + 0.1)
+    if joint:  # of one decision a branch for each gripper sees the mean over the other one's choices
+        assert float(metrics["grasp_critic/grasp_critic_loss"]) < 0.1
+
+
+def test_before_the_critic_has_seen_a_failure_imitation_chooses():
+    agent = compose("acrlpd", learned(plausible=0.0), candidates=1)
+    state = agent.init(jax.random.key(0))
+    for i in range(12):
+        state, metrics = agent.update_policy(state, gripper_task(agent.spec, 20, 64, i))
+    assert right(agent, state, pretrained=True) > 0.9
+    assert right(agent, state) < 0.9  # a critic that never learnt
+    assert float(metrics["grasp_critic/bc_accuracy"]) > 0.95
+
+
+def test_cloning_imitates_the_choices():
+    agent = compose("bc-gaussian", learned())
+    state = agent.init(jax.random.key(0))
+    for i in range(12):
+        state, _ = agent.update(state, gripper_task(agent.spec, 20, 64, i))
+    assert right(agent, state) > 0.9
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_whether_the_arms_critic_sees_the_gripper(sees):
+    agent = compose("acrlpd", learned(critic_sees_gripper=sees, plausible=0.0))
+    batches = make_batches(agent.spec)
+    flipped = np.array(batches.actions)
+    flipped[..., GRIPPERS] *= -1
+    one = lambda actions: agent.update_critic(  # noqa: E731
+        agent.init(jax.random.key(0)), jax.device_put(batches._replace(actions=actions))
+    )[0]
+    a, b = one(batches.actions), one(flipped)
+    assert same(a.critic, b.critic) != sees
+    assert not same(a.grasp["critic"], b.grasp["critic"])
+    other = np.array(batches.actions)
+    other[..., ARM] *= -1
+    assert same(a.grasp, one(other).grasp)  # the grasp critic knows nothing of the arm
+
+
+def test_the_penalty_of_a_change_reaches_the_grasp_critic_alone():
+    batches = make_batches(compose("acrlpd", learned()).spec)
+    batches = batches._replace(before=-batches.actions[:, :, 0])
+    after = {}
+    for penalty in (0.0, -0.5):
+        agent = compose("acrlpd", learned(penalty=penalty, critic_sees_gripper=False))
+        after[penalty], metrics = agent.update_critic(agent.init(jax.random.key(0)), jax.device_put(batches))
+        rewards = metrics["critic/rewards"], metrics["grasp_critic/grasp_rewards"]
+        assert (rewards[1] < rewards[0]) == (penalty < 0)
+    # Two programs: what rounds elsewhere in them is not the penalty, which would move every parameter by a whole step.
+    for a, b in zip(jax.tree.leaves(after[0.0].critic), jax.tree.leaves(after[-0.5].critic), strict=True):
+        np.testing.assert_allclose(np.mean(np.abs(a - b)), 0, atol=1e-6)
+    assert not same(after[0.0].grasp["critic"], after[-0.5].grasp["critic"])
+
+
+def test_what_follows_a_termination_does_not_reach_the_grasp_critic():
+    agent, state = fresh("acfql")
+    batches = make_batches(agent.spec)
+    ended = batches.mask == 0
+    later = np.array(batches.next_observations["state"])
+    later[ended] = 100
+    actions = np.where(batches.valid[..., None] > 0, batches.actions, np.float32(0.7))
+    a, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(batches))
+    changed = batches._replace(next_observations={"state": later}, actions=actions)
+    b, _ = agent.update_critic(jax.tree.map(jnp.copy, state), jax.device_put(changed))
+    assert same(a.grasp["critic"], b.grasp["critic"])
+    c, _ = agent.update_critic(state, jax.device_put(changed._replace(mask=np.ones_like(batches.mask))))
+    assert not same(a.grasp["critic"], c.grasp["critic"])
+
+
+def test_parameters_that_travel_suffice_for_acting():
+    agent, state = fresh("acfql")
+    params = agent.policy_params(state)
+    loaded = agent.load_params(agent.flatten_params(params))
+    here, there = (agent.sample(p, see(agent), jax.random.key(1), explore=True)[0] for p in (params, loaded))
+    np.testing.assert_array_equal(here, there)
+    assert "gripper/policy/net/Dense_0/kernel(4, 16)" in agent.network_shape()
+    assert agent.network_shape() != build(config_of("acfql"), horizon=HORIZON, actions=ACTIONS).network_shape()
+
+
+def test_weights_of_the_grasp_critic_decay_as_those_of_every_network_do():
+    agent, weights = compose("acfql", learned(lr=0.1), weight_decay=0.5), {"w": jnp.ones(2)}
+    optimiser = agent.grasp_optimiser
+    update, _ = optimiser.update({"w": jnp.zeros(2)}, optimiser.init(weights), weights)
+    np.testing.assert_allclose(update["w"], -0.05, rtol=1e-6)
+
+
+def test_the_average_of_the_imitated_choices_acts():
+    agent = compose("acfql", learned(), policy_ema=0.9)
+    state, _ = agent.update_policy(agent.init(jax.random.key(0)), on_device(agent.spec))
+    published = agent.policy_params(state)["gripper"]["policy"]
+    assert same(published, state.grasp["policy_average"])
+    assert not same(published, state.grasp["policy"])
+
+
+@pytest.mark.parametrize(
+    ("variant", "value", "expected"), [("acfql", None, 0.0), ("acrlpd-tail", -0.5, -0.5), ("bc", None, 0.0)]
+)
+def test_a_fixed_gripper_is_no_part_of_what_is_learned(variant, value, expected):
+    agent = compose(variant, GripperConfig(mode="fixed", fixed_value=value))
+    assert isinstance(agent, FixedGripper)
+    batches = make_batches(agent.spec)
+    flipped = np.array(batches.actions)
+    flipped[..., GRIPPERS] *= -1
+    a, b = (
+        agent.update(agent.init(jax.random.key(0)), jax.device_put(batches._replace(actions=x)))[0]
+        for x in (batches.actions, flipped)
+    )
+    assert same(a, b)
+    assert a.grasp == {}
+    chunk, _ = agent.sample(agent.policy_params(a), see(agent), jax.random.key(0), explore=True)
+    np.testing.assert_array_equal(chunk[:, GRIPPERS], np.full((HORIZON, 2), expected, np.float32))
+    assert not np.array_equal(chunk[0, ARM], chunk[1, ARM])
+
+
+ROBOT = robot_spec(FakeAlohaConfig())  # two grippers
+
+
+def made(gripper: GripperConfig, grippers=ROBOT.grippers):
+    config = ExperimentConfig("x", FakeAlohaConfig(), agent=AcfqlConfig(gripper=gripper), chunk=ChunkConfig(5))
+    return make_agent(config, dataclasses.replace(ROBOT, grippers=grippers))
+
+
+def test_setup_modes_select_the_composition():
+    dual = made(GripperConfig(setup_mode="dual-arm-learned-gripper"))
+    assert isinstance(dual, LearnedGripper)
+    assert (dual.choices.shape, dual.inner.spec.action_dim) == ((1, 1, 9), 12)
+    single = made(GripperConfig(setup_mode="single-arm-learned-gripper"), grippers=(6,))
+    assert isinstance(single, LearnedGripper)
+    assert (single.choices.shape, single.inner.spec.action_dim) == ((1, 1, 3), 13)
+    own = made(GripperConfig(setup_mode="dual-arm-learned-gripper", choices=(-1, 1), hold_steps=1, joint=False))
+    assert own.choices.shape == (5, 2, 2)
+    assert isinstance(made(GripperConfig(setup_mode="dual-arm-fixed-gripper")), FixedGripper)
+    taken_away = made(GripperConfig(setup_mode="single-arm-fixed-gripper"), grippers=())  # as HIL-SERL's wrapper does
+    assert (taken_away.inner.spec.action_dim, type(taken_away)) == (14, FixedGripper)
+    assert not isinstance(made(GripperConfig()), LearnedGripper | FixedGripper)
+
+
+@pytest.mark.parametrize(
+    ("gripper", "grippers", "said"),
+    [
+        (GripperConfig(choices=(-1, 1)), (), r"specification names no gripper: list its action dimensions"),
+        (GripperConfig(setup_mode="single-arm-learned-gripper"), (6, 13), r"is for 1 gripper, and .* names 2"),
+        (GripperConfig(setup_mode="dual-arm-fixed-gripper"), (6,), r"is for 2 grippers, and .* names 1"),
+        (GripperConfig(mode="fixed"), (), r"mode=fixed would fix nothing: the robot's specification names no gripper"),
+        (GripperConfig(mode="fixed"), tuple(range(14)), r"every action of this robot is a gripper"),
+    ],
+)
+def test_a_robot_without_these_grippers_is_named(gripper, grippers, said):
+    with pytest.raises(ConfigError, match=said):
+        made(gripper, grippers)

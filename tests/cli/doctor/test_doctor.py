@@ -1,0 +1,490 @@
+"""`serl-chunk doctor` against live learners: what is right, what is not, and that each failure has its remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli.doctor import doctor
+from serl_chunk.cli.doctor.checks import Check, duration, failed, per_second, tunnel
+from serl_chunk.cli.doctor.doctor import Where, examine
+from serl_chunk.cli.doctor.probe import Trip
+from serl_chunk.cli.process import spec_of
+from serl_chunk.config.compatibility import contract
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.main import main
+from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.security.keys import ClientKeys, ServerKeys
+from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.wire import handshake
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.types import ConfigError, Snapshot
+
+HERE = "127.0.0.1"
+EVERYTHING = [
+    "port (data)", "port (snapshots)", "port (control)", "learner", "actor id", "learner's disk", "key", "experiment",
+    "round trip", "throughput", "clock", "bandwidth", "snapshots", "spool", "devices",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short times, and folders of this test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "REACH_S", 1.0)
+    monkeypatch.setattr(doctor, "IDENTIFY_S", 1.5)
+    monkeypatch.setattr(doctor, "THROUGHPUT_S", 0.5)
+
+
+@pytest.fixture(scope="module")
+def config() -> ExperimentConfig:
+    quick = TransportConfig(heartbeat=0.1, silence=0.6)
+    return dataclasses.replace(load_experiment("fake_aloha"), transport=quick)
+
+
+@pytest.fixture(scope="module")
+def shared(config: ExperimentConfig) -> dict[str, str]:
+    """The contract."""
+    spec = spec_of(config)
+    return contract(config, spec, make_agent(config, spec).network_shape())
+
+
+@contextlib.contextmanager
+def learner(port: int, shared: dict[str, str], **changes: Any) -> Iterator[LearnerServer]:
+    values: dict[str, Any] = {
+        "bind": HERE, "port": port, "contract": shared, "welcome": lambda: ({}, {}),
+        "on_record": lambda info, record: None, "run_id": "r1",
+    }  # fmt: skip
+    values.update(changes)
+    server = LearnerServer(values.pop("config", TransportConfig(heartbeat=0.1, silence=0.6)), **values)
+    server.start()
+    try:
+        yield server
+        server.check()
+    finally:
+        server.close()
+
+
+def where(port: int, **changes: Any) -> Where:
+    return Where(HERE, port, None, False, "actor", None)._replace(**changes)
+
+
+def checks_of(config: ExperimentConfig | None, at: Where) -> dict[str, Check]:
+    """The checks by name (ports without their number); each that is not ok has a remedy."""
+    found = list(examine(config, at))
+    for c in found:
+        assert c.status in ("ok", "-") or c.remedy, c
+        assert c.status != "ok" or not c.remedy, c
+    named = {c.name if "port" not in c.name else "port " + c.name.split()[-1]: c for c in found}
+    assert len(named) == len(found)
+    return named
+
+
+def failures(checks: dict[str, Check]) -> list[str]:
+    return [c.name for c in checks.values() if c.status == "FAIL"]
+
+
+def test_all_is_well(config, shared, tmp_path, capsys):
+    port = free_port()
+    store = RecordStore(tmp_path / "journal", Limits(1 << 26, 64), min_steps=100)
+    records = []
+    with learner(port, shared, store=store, on_record=lambda i, r: records.append(r)) as server:
+        server.publish(Snapshot(3, {"w": np.zeros(1000, np.float32)}), {})
+        while server.stats()["snapshot_version"] != 3:
+            time.sleep(0.01)
+        assert doctor.run_doctor(config, where(port), "out.json") == 0
+        assert records == []
+        assert server.sessions() == []
+    store.close()
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "doctor: 0 failed, 0 warnings, 15 ok"
+    report = json.loads(Path("out.json").read_text())
+    assert (report["ok"], report["experiment"], report["port"]) == (True, "fake_aloha", port)
+    checks = report["checks"]
+    assert [c["name"].replace(f" {port}", "").replace(f" {port + 1}", "").replace(f" {port + 2}", "") for c in checks] \
+        == EVERYTHING  # fmt: skip
+    assert {c["status"] for c in checks} == {"ok"}
+    figures = {k: v for c in checks for k, v in c["figures"].items()}
+    assert 0 < figures["round_trip_s"] < 0.1
+    assert figures["bytes_per_s"] > 1e7
+    assert figures["learner_free_bytes"] > doctor.LITTLE_DISK
+    assert abs(figures["clock_offset_s"]) < 0.1
+    assert figures["snapshot_bytes"] == 4000
+    assert "run r1" in out
+    assert "none asked for" in out
+    assert not list(tmp_path.glob("runs/**"))  # it looks and leaves nothing
+
+
+def test_without_an_experiment_what_needs_one_is_left_out(shared):
+    port = free_port()
+    with learner(port, shared):
+        checks = checks_of(None, where(port))
+    assert checks["experiment"].status == "-"
+    assert {"bandwidth", "snapshots", "spool", "devices"}.isdisjoint(checks)
+    assert failures(checks) == []
+
+
+# Ports.
+
+
+def test_nobody_there(config):
+    port = free_port()
+    start = time.monotonic()
+    checks = checks_of(config, where(port))
+    assert time.monotonic() - start < 5
+    assert failures(checks) == [f"port {port} (data)", f"port {port + 1} (snapshots)", f"port {port + 2} (control)"]
+    line = f"ssh -L {port}:127.0.0.1:{port} -L {port + 1}:127.0.0.1:{port + 1} -L {port + 2}:127.0.0.1:{port + 2} "
+    assert line + "GPU_BOX" in checks["port (data)"].remedy
+    assert "start the learner" in checks["port (data)"].remedy
+    assert checks["port (control)"].remedy == f"as for port {port}"
+    assert checks["learner"].status == "-"
+    assert (checks["spool"].status, checks["devices"].status) == ("ok", "ok")  # those are here
+    assert tunnel("gpu.lan", 5588).endswith("-L 5590:127.0.0.1:5590 gpu.lan")
+
+
+def hang(*args: Any, **kwargs: Any) -> socket.socket:
+    time.sleep(5)
+    raise TimeoutError
+
+
+def test_an_absent_host_is_not_waited_for(config, monkeypatch):
+    monkeypatch.setattr(socket, "create_connection", hang)
+    start = time.monotonic()
+    checks = checks_of(config, where(5588, ip="192.0.2.1"))
+    assert time.monotonic() - start < 4
+    assert "firewall lets TCP 5588 to 5590 in" in checks["port (data)"].remedy
+    assert "192.0.2.1" in checks["port (data)"].remedy.splitlines()[-1]
+    assert "no answer in 1 s" in checks["port (data)"].said
+
+
+def test_no_such_host(config):
+    for name in ("no-such-host.invalid", "a..b"):
+        checks = checks_of(config, where(5588, ip=name))
+        assert "--ip" in checks["port (data)"].remedy
+        assert len(failures(checks)) == 3
+
+
+class Forward(threading.Thread):
+    """Makes one port that of another."""
+
+    def __init__(self, port: int, to: int) -> None:
+        super().__init__(daemon=True)
+        self._listener, self._to = socket.create_server((HERE, port)), to
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                theirs = socket.create_connection((HERE, self._to))
+                for a, b in ((ours, theirs), (theirs, ours)):
+                    threading.Thread(target=self._pass, args=(a, b), daemon=True).start()
+
+    def _pass(self, a: socket.socket, b: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := a.recv(1 << 16):
+                b.sendall(data)
+            b.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.mark.parametrize("closed", ["data", "snapshots"])
+def test_one_port_is_closed(config, shared, closed):
+    port, free = free_port(), free_port()
+    offsets = {"data": (1, 2), "snapshots": (0, 2)}[closed]
+    with learner(port, shared):
+        forwards = [Forward(free + i, port + i) for i in offsets]
+        try:
+            checks = checks_of(config, where(free))
+        finally:
+            for f in forwards:
+                f.close()
+    assert failures(checks) == [f"port {free + (closed == 'snapshots')} ({closed})"]
+    assert checks["experiment"].status == "ok"  # what can be asked is asked
+
+
+def test_a_tunnel_to_nowhere(config):
+    """Its near end accepts whatever comes."""
+    port = free_port()
+    listeners = [socket.create_server((HERE, port + i)) for i in range(3)]
+
+    def hang_up(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    for s in listeners:
+        threading.Thread(target=hang_up, args=(s,), daemon=True).start()
+    try:
+        checks = checks_of(config, where(port))
+    finally:
+        for s in listeners:
+            s.shutdown(socket.SHUT_RDWR)
+            s.close()
+    assert failures(checks) == [f"port {port} (data)", f"port {port + 1} (snapshots)", "learner"]
+    assert "a tunnel leads to a port where nothing listens" in checks["port (data)"].remedy
+
+
+def test_something_else_answers(config, shared):
+    port = free_port()
+    with learner(port, shared):  # one port too low: its snapshots' port is taken for the control port
+        checks = checks_of(config, where(port - 1))
+    assert failures(checks) == [f"port {port - 1} (data)", "learner"]
+    assert "does not answer as a learner" in checks["learner"].said
+    assert "--port" in checks["learner"].remedy
+
+
+# What the learner says.
+
+
+def test_another_experiment(config, shared):
+    port = free_port()
+    with learner(port, shared):
+        other = apply_overrides(config, [("chunk.horizon", "7"), ("normaliser.actions", "absolute_range")])
+        checks = checks_of(other, where(port))
+    assert failures(checks) == ["experiment"]
+    said = checks["experiment"].said
+    assert "horizon is '5' at the learner and '7' at the actor" in said
+    assert "actions is 'relative' at the learner and 'absolute_range' at the actor" in said
+    assert "network is" in said
+    assert "state_dim" not in said
+    assert "--exp_name" in checks["experiment"].remedy
+
+
+def test_another_protocol(config, shared, monkeypatch, capsys):
+    monkeypatch.setattr(handshake, "compare_protocol", lambda theirs: f"the learner speaks protocol 9, not {theirs}")
+    port = free_port()
+    with learner(port, shared):
+        checks = checks_of(config, where(port))
+        assert doctor.run_doctor(config, where(port)) == 1
+    assert failures(checks) == ["learner"]
+    assert checks["learner"].said == f"the learner speaks protocol 9, not {handshake.PROTOCOL}"
+    assert checks["learner"].remedy == "install the same version of serl-chunk on both machines"
+    assert "doctor: 1 failed, 0 warnings" in capsys.readouterr().out
+
+
+def test_an_experiment_that_cannot_be_built_here(config, shared):
+    def make(fake_env: bool) -> None:
+        raise OSError("no driver on this machine")
+
+    port = free_port()
+    with learner(port, shared):
+        checks = checks_of(dataclasses.replace(config, robot=GymConfig(make=make)), where(port))
+    assert failures(checks) == ["experiment"]
+    assert "OSError: no driver on this machine" in checks["experiment"].said
+    assert checks["round trip"].status == "ok"
+
+
+def test_a_learner_that_is_not_ready_or_has_finished(config, shared):
+    def welcome() -> Any:
+        raise ConfigError("it reads its journal")
+
+    port = free_port()
+    with learner(port, shared, welcome=welcome) as server:
+        check = checks_of(config, where(port))["learner"]
+        assert check.status == "warning"
+        assert "not ready: it reads its journal" in check.said
+        server.finish("20000 updates done")
+        check = checks_of(config, where(port))["learner"]
+        assert check.status == "warning"
+        assert "training is over: 20000 updates done" in check.said
+
+
+def test_a_live_actor_of_that_name_is_told_of_and_left_alone(config, shared):
+    port = free_port()
+    small = dataclasses.replace(config.transport, max_sessions=1)
+    with learner(port, shared, config=small):
+        link = LearnerLink(config.transport, host=HERE, port=port, actor_id="actor", contract=shared)
+        try:
+            link.connect(10)
+            check = checks_of(config, where(port))["actor id"]
+            assert (check.status, "'actor' is connected, from 127.0.0.1" in check.said) == ("warning", True)
+            check = checks_of(config, where(port, actor_id="other"))["actor id"]
+            assert (check.status, "max_sessions" in check.remedy) == ("FAIL", True)
+            assert link.stats()["connections"] == 1
+            assert link.stats()["connected"] == 1
+        finally:
+            link.close()
+
+
+def test_a_full_disk_of_the_learner(config, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(RecordStore, "free_bytes", lambda self: 500 << 20)
+    store = RecordStore(tmp_path / "journal", Limits(1 << 26, 64), min_steps=100)
+    port = free_port()
+    with learner(port, shared, store=store) as server:
+        check = checks_of(config, where(port))["learner's disk"]
+        assert (check.status, check.said) == ("warning", "500 MiB left for its journal")
+        server._intake.stalled = "the learner's disk takes no more: full"
+        server._intake._retry_at = float("inf")
+        checks = checks_of(config, where(port))
+        assert failures(checks) == ["learner's disk"]
+        assert "nothing is acknowledged: the learner's disk takes no more" in checks["learner's disk"].said
+    store.close()
+
+
+# Keys.
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> ServerKeys:
+    return ServerKeys.ensure(tmp_path / "learner-keys")[0]
+
+
+def invited(keys: ServerKeys, folder: Path, name: str = "left") -> ClientKeys:
+    own = ClientKeys.accept(folder, keys.invite(name, [HERE], 5588))
+    own.save()
+    return own
+
+
+def test_a_key_that_is_accepted_and_then_revoked(config, shared, keys, tmp_path):
+    port, folder = free_port(), tmp_path / "robot"
+    invited(keys, folder)
+    at = where(port, keys=str(folder))
+    with learner(port, shared, keys=keys):
+        checks = checks_of(config, at)
+        assert failures(checks) == []
+        assert "accepted as 'left'" in checks["key"].said
+        assert "joined just now" in checks["key"].said  # as an actor's first connection would
+        assert "joined just now" not in checks_of(config, at)["key"].said
+        keys.revoke("left")
+        checks = checks_of(config, at)
+        assert failures(checks) == ["key"]
+        assert "does not know this machine's key 'left'" in checks["key"].said
+        assert "it was revoked" in checks["key"].said
+        assert "`serl-chunk keys add NAME`" in checks["key"].remedy
+        assert "learner" not in checks
+
+
+def test_a_line_that_another_machine_used(config, shared, keys, tmp_path):
+    port, folder = free_port(), tmp_path / "robot"
+    own = invited(keys, folder)
+    assert keys.enrol(own.ticket.public, ClientKeys.accept(tmp_path / "x", keys.invite("x", [], 1)).pair.public)
+    with learner(port, shared, keys=keys):
+        checks = checks_of(config, where(port, keys=str(folder)))
+    assert failures(checks) == ["key"]
+    assert "its line was used by another machine or is older than ten minutes" in checks["key"].said
+
+
+def test_no_key_where_one_is_asked_for(config, shared, keys):
+    port = free_port()
+    with learner(port, shared, keys=keys):
+        for at in (where(port), where(port, insecure=True)):
+            checks = checks_of(config, at)
+            assert failures(checks) == ["key"]
+            assert "talks only to machines with a key, and this one has none" in checks["key"].said
+            assert "`serl-chunk keys add NAME`" in checks["key"].remedy
+
+
+def test_another_learner_than_the_one_that_was_joined(config, shared, keys, tmp_path):
+    port, folder = free_port(), tmp_path / "robot"
+    own = invited(ServerKeys.ensure(tmp_path / "other-keys")[0], folder)
+    dataclasses.replace(own, ticket=None).save()
+    with learner(port, shared, keys=keys):
+        checks = checks_of(config, where(port, keys=str(folder)))
+    assert failures(checks) == ["key"]
+    assert "is not the learner that this machine joined" in checks["key"].said
+    assert checks["key"].remedy.startswith("If it is the one you mean, run `serl-chunk keys add NAME`")
+
+
+def test_a_folder_without_keys_or_open_to_others(config, shared, keys, tmp_path):
+    port = free_port()
+    with learner(port, shared, keys=keys):
+        check = checks_of(config, where(port, keys=str(tmp_path / "none")))["key"]
+        assert check.status == "FAIL"
+        assert "has no key for a learner" in check.said
+        own = invited(keys, tmp_path / "robot")
+        own.file.chmod(0o644)
+        check = checks_of(config, where(port, keys=str(tmp_path / "robot")))["key"]
+        assert check.status == "FAIL"
+        assert f"chmod 600 {own.file}" in check.said + check.remedy
+
+
+def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
+    port, folder = free_port(), tmp_path / "robot"
+    dataclasses.replace(invited(keys, folder), ticket=None).save()
+    with learner(port, shared):
+        assert checks_of(config, where(port, keys=str(folder)))["key"].said.startswith("none asked for")
+        monkeypatch.setattr("serl_chunk.transport.sockets.is_loopback", lambda host: False)
+        monkeypatch.setattr("serl_chunk.transport.security.client.is_loopback", lambda host: False)
+        checks = checks_of(config, where(port, keys=str(folder)))
+        assert failures(checks) == ["key"]
+        assert "runs without keys" in checks["key"].said
+        assert "--insecure" in checks["key"].remedy
+        check = checks_of(config, where(port, insecure=True))["key"]
+        assert check.status == "warning"
+        assert "whoever reaches its ports can feed and read it" in check.said
+
+
+# Times and bytes.
+
+
+def test_a_far_learner_and_a_wrong_clock():
+    assert doctor._round_trip([Trip(0.3, 0.0)] * 5).status == "warning"
+    check = doctor._round_trip([Trip(s / 1000, 0.0) for s in (1, 2, 3, 4, 90)])
+    assert (check.status, check.figures["round_trip_s"]) == ("ok", 0.003)
+    assert doctor._round_trip([]).status == "FAIL"
+    assert doctor._clock(Trip(0.001, -3.0)).status == "ok"
+    check = doctor._clock(Trip(0.001, -30.0))
+    assert check.status == "warning"
+    assert "30.0 s behind" in check.said
+    assert "NTP" in check.remedy
+
+
+# The command.
+
+
+def test_flags(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(doctor, "run_doctor", lambda *a: calls.append(a) or 0)
+    assert main(["doctor", "--exp_name", "fake_aloha", "--ip", "gpu", "--port", "7000", "--keys", "k", "--actor_id",
+                 "left", "--spool_path", "s", "--json", "f", "--config.chunk.horizon=7"]) == 0  # fmt: skip
+    config, at, file = calls.pop()
+    assert (config.name, config.chunk.horizon, file) == ("fake_aloha", 7, "f")
+    assert at == Where("gpu", 7000, "k", False, "left", "s")
+    assert main(["doctor", "--ip", "gpu", "--insecure"]) == 0
+    assert calls.pop() == (None, Where("gpu", 5588, None, True, "actor", None), None)
+    for wrong in (["--keys", "k", "--insecure"], ["--config.chunk.horizon=7"], ["--wrong"], ["--exp_name", "none"]):
+        assert main(["doctor", *wrong]) == 2
+    assert not calls
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    assert "remedy" in capsys.readouterr().out
+
+
+def test_exit_status_and_a_file_that_cannot_be_written(capsys, tmp_path):
+    port = str(free_port())
+    assert main(["doctor", "--port", port]) == 1
+    assert main(["doctor", "--port", port, "--json", str(tmp_path / "none" / "f")]) == 2
+    assert main(["doctor", "--port", "65535"]) == 2
+    assert capsys.readouterr().out.count("Connection refused") == 3
+
+
+def test_words():
+    assert [duration(s) for s in (0.00012, 0.0234, 3.21)] == ["0.12 ms", "23 ms", "3.2 s"]
+    assert [per_second(n) for n in (25_500, 1.5e6)] == ["25.5 kB/s", "1.5 MB/s"]
+    assert failed("a", "It is broken. Mend it")[2:4] == ("It is broken", "Mend it")
+    assert failed("a", "broken").remedy
+    assert str(Check("a", "FAIL", "b", "c\nd")).splitlines()[-1].strip() == "d"
+    assert FakeAlohaConfig().real is False

@@ -1,0 +1,118 @@
+"""What `serl-chunk doctor` looks at on the robot PC itself: the spool's disk, the devices, a SpaceMouse."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serl_chunk.cli.doctor import checks
+from serl_chunk.cli.doctor.checks import Check, check_devices, check_spool
+from serl_chunk.cli.process import spec_of
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.runs.spool_folders import largest_episode_bytes
+from serl_chunk.transport.storage import files
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentConfig:
+    """The demo's, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return load_experiment("fake_aloha")
+
+
+def test_the_spools_disk(config, tmp_path, monkeypatch):
+    spec = spec_of(config)
+    episode = largest_episode_bytes(spec, config)
+    free = [0]
+    monkeypatch.setattr(files, "free_bytes", lambda folder: free[0])
+
+    def check(nbytes: int, **transport: Any) -> Check:
+        free[0] = nbytes
+        changed = dataclasses.replace(config.transport, **transport)
+        return check_spool(dataclasses.replace(config, transport=changed), spec, "actor", str(tmp_path / "s"))
+
+    assert check(1 << 40).status == "ok"
+    assert check(config.transport.spool_bytes - 1).status == "warning"
+    assert check(2 * episode - 1).status == "FAIL"
+    assert f"spool_bytes={2 * episode}" in check(1 << 40, spool_bytes=episode - 1, credit_bytes=1000).remedy
+    assert check_spool(config, spec, "../x", None).status == "FAIL"
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert (check(1 << 40).status, "--spool_path" in check(1 << 40).remedy) == ("FAIL", True)
+    assert not (tmp_path / "s").exists()
+
+
+def real(config: ExperimentConfig, check: Any = None, cameras: tuple[str, ...] = ()) -> ExperimentConfig:
+    robot = GymConfig(make=lambda fake: None, is_real=True, check_devices=check)
+    return dataclasses.replace(config, robot=robot, agent=dataclasses.replace(config.agent, image_keys=cameras))
+
+
+def test_devices_of_a_robot(config, tmp_path, monkeypatch):
+    spec = spec_of(config)
+    monkeypatch.setattr(checks, "CHECK_S", 0.2)
+
+    def look(changed: ExperimentConfig) -> list[Check]:
+        return list(check_devices(changed, spec, tmp_path))
+
+    [check] = look(config)
+    assert (check.status, check.said) == ("ok", "none needed: robot 'fake_aloha' is simulated")
+    [check] = look(real(config))
+    assert (check.status, "none needed" in check.said) == ("ok", True)
+    [check] = look(real(config, lambda: []))
+    assert (check.status, check.said) == ("ok", "the robot's own check finds everything")
+    [check] = look(real(config, lambda: ["no arm at 10.0.0.2", "wrist camera is unplugged"]))
+    assert (check.status, check.said) == ("FAIL", "no arm at 10.0.0.2; wrist camera is unplugged")
+
+    def broken() -> list[str]:
+        raise OSError("driver is gone")
+
+    [check] = look(real(config, broken))
+    assert (check.status, "OSError: driver is gone" in check.said) == ("FAIL", True)
+    [check] = look(real(config, lambda: time.sleep(2)))
+    assert (check.status, "did not end in 0.2 s" in check.said) == ("FAIL", True)
+    _, check = look(real(config, cameras=("wrist",)))
+    assert (check.name, check.status) == ("cameras", "warning")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "video3").write_text("")
+    _, check = look(real(config, cameras=("wrist",)))
+    assert (check.status, "dev/video3" in check.said) == ("ok", True)
+
+
+@pytest.mark.parametrize(("ids", "is_one"), [("0000256F:0000C635", True), ("0000046D:0000C626", True),
+                                             ("0000046D:0000C52F", False), ("00001050:00000407", False)])  # fmt: skip
+def test_a_spacemouse(config, tmp_path, monkeypatch, ids, is_one):
+    folder = tmp_path / "sys/class/hidraw/hidraw2/device"
+    folder.mkdir(parents=True)
+    (folder / "uevent").write_text(f"DRIVER=hid-generic\nHID_ID=0003:{ids}\nHID_NAME=3Dconnexion SpaceMouse Compact\n")
+    (tmp_path / "dev").mkdir()
+    node = tmp_path / "dev" / "hidraw2"
+    node.write_text("")
+    known: list[str] = ["SpaceMouse Compact"]
+    monkeypatch.setattr("pyspacemouse.get_connected_devices", lambda: known)
+
+    def look() -> list[Check]:
+        return [c for c in check_devices(config, spec_of(config), tmp_path) if c.name == "SpaceMouse"]
+
+    if not is_one:
+        assert look() == []
+        return
+    [check] = look()
+    assert (check.status, check.said) == ("ok", f"SpaceMouse Compact at {node}")
+    known.clear()
+    assert look()[0].status == "warning"
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    [check] = look()
+    assert (check.status, "may not open" in check.said, "udev" in check.remedy) == ("warning", True, True)
+    monkeypatch.undo()
+
+    def no_library() -> None:
+        raise RuntimeError("HID API is probably not installed")
+
+    monkeypatch.setattr("pyspacemouse.get_connected_devices", no_library)
+    [check] = look()
+    assert ("HID API" in check.said, "libhidapi" in check.remedy) == (True, True)

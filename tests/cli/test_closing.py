@@ -1,0 +1,130 @@
+"""What a command opened is closed again, whatever ends it: ports, locks, robots."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+import pytest
+
+from serl_chunk.cli import actor, local
+from serl_chunk.cli.actor import run_training_actor
+from serl_chunk.cli.evaluate import run_evaluation
+from serl_chunk.cli.learner import run_learner
+from serl_chunk.cli.local import train_local
+from serl_chunk.cli.process import load, spec_of
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.folder import open_run
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.wire.handshake import RefusedError
+from serl_chunk.types import ConfigError, DataError
+
+CONFIG = load("fake_aloha", [])
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Puts the handlers of the tests' own Ctrl-C back."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def closed(monkeypatch) -> list[str]:
+    """Names of the robots and helpers that were closed."""
+    names: list[str] = []
+
+    class Helper:
+        def close(self) -> None:
+            names.append("helper")
+
+    def open_env(config):
+        env = make_env(config)
+        monkeypatch.setattr(env, "close", lambda: names.append("robot"))
+        return env
+
+    for module in (actor, local):
+        monkeypatch.setattr(module, "make_env", open_env)
+        monkeypatch.setattr(module, "make_intervention", lambda config, env: Helper())
+    return names
+
+
+def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsys):
+    port = free_port()
+    for _ in range(2):  # the second time it would find its own port or lock in use
+        with pytest.raises(ConfigError, match="no demonstration matches"):
+            run_learner(
+                CONFIG,
+                [str(tmp_path / "none")],
+                str(tmp_path / "run"),
+                bind="127.0.0.1",
+                port=port,
+                insecure=False,
+                wandb=False,
+            )
+    open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
+    capsys.readouterr()
+
+
+def test_a_learner_whose_agent_is_refused_leaves_no_folder(tmp_path, capsys):
+    config = load("fake_aloha", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
+    with pytest.raises(ConfigError, match="is for 1 gripper, and the robot's specification names 2"):
+        run_learner(config, [], str(tmp_path / "run"), bind="127.0.0.1", port=free_port(), insecure=False, wandb=False)
+    assert not (tmp_path / "run").exists()
+    capsys.readouterr()
+
+
+def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
+    def refuse(*_: object) -> None:
+        raise RefusedError("another experiment")
+
+    monkeypatch.setattr(actor, "_connect", refuse)
+    with pytest.raises(RefusedError, match="another experiment"):
+        run_training_actor(CONFIG, ip="127.0.0.1", port=1, actor_id="a")
+    assert closed == ["helper", "robot"]
+
+
+def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, closed, capsys):
+    with pytest.raises(ConfigError, match="no demonstration matches"):
+        train_local(CONFIG, [str(tmp_path / "none")], str(tmp_path / "run"))
+    assert closed == []  # nothing was opened yet
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "damaged.hdf5").write_bytes(b"no HDF5 at all")
+    with pytest.raises(DataError, match=r"damaged\.hdf5"):
+        train_local(CONFIG, [str(tmp_path / "damaged.hdf5")], str(tmp_path / "run"))
+    assert closed == ["helper", "robot"]
+    open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
+    capsys.readouterr()
+
+
+def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, monkeypatch, capsys):
+    def unplugged(config):
+        raise ConfigError("unplugged")
+
+    monkeypatch.setattr(actor, "make_env", unplugged)
+    monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
+    monkeypatch.setattr(local, "spec_of", lambda config: spec_of(CONFIG))
+    real = dataclasses.replace(CONFIG, robot=GymConfig(make=lambda fake_env: None, is_real=True))
+    timed = dataclasses.replace(real, actor=dataclasses.replace(real.actor, clock="realtime"))
+
+    def warnings(start, config) -> int:
+        with pytest.raises(ConfigError, match=r"unplugged|no demonstration matches"):
+            start(config)
+        return capsys.readouterr().out.count("WARNING: actor.clock=lockstep on a real robot")
+
+    def train(config):
+        run_training_actor(config, ip="127.0.0.1", port=1, actor_id="a")
+
+    def evaluate(config):
+        run_evaluation(
+            config, "latest", 1, checkpoint_path=None, ip=None, port=1, actor_id="a", save_video=False,
+            stochastic=False, validation=False,
+        )  # fmt: skip
+
+    for start in (train, evaluate):
+        assert [warnings(start, c) for c in (real, timed, CONFIG)] == [1, 0, 0]
+    for config, expected in ((real, 1), (CONFIG, 0)):  # which refuses the other clock
+        assert warnings(lambda c: train_local(c, [str(tmp_path / "none")], str(tmp_path / "run")), config) == expected

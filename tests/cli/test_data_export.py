@@ -1,0 +1,266 @@
+"""A run's episodes as a data set: out of the journal and back into a replay, while the learner may be at work."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from coded_episodes import SPEC, config, normaliser
+from coded_replay import RNG, coded
+from journal_runs import Run, assert_equal
+
+from serl_chunk.cli import learner as learner_command
+from serl_chunk.cli.data.options import open_any
+from serl_chunk.cli.demos import DemoReading
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.formats.hdf5 import read_episode, write_episode
+from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.main import main
+from serl_chunk.replay.replay import Replay
+from serl_chunk.runs.demos import DEMOS, RunDemos, note_of
+from serl_chunk.runs.episodes import FORMAT, JOURNAL, RunSource
+from serl_chunk.types import ConfigError, DataError, Outcome, Source
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """Four episodes: a success, one with a person in it that failed, one of a dead actor, a success with a person."""
+    run = Run(tmp_path / "run")
+    episodes = [coded(0, 12, "success"), coded(1, 10, "failure"), coded(2, 8, "died"), coded(3, 9, "success")]
+    for k in (1, 3):
+        episodes[k].source[2:5] = Source.HUMAN
+    with run.opened():
+        run.feed(episodes)
+    run.episodes = episodes
+    return run
+
+
+def export(run, *flags) -> int:
+    return main(["data", "export", str(run.path), "--format", "hdf5", "--workers", "0", *map(str, flags)])
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.hdf5"))
+
+
+def test_journal_to_hdf5_to_replay_is_equal(run, tmp_path):
+    assert export(run, "--out", tmp_path / "out") == 0
+    read = [read_episode(f, SPEC) for f in files(tmp_path / "out")]
+    for mine, e in zip(read, run.episodes, strict=True):
+        assert_equal(mine, e.episode())
+    cfg = config()
+    replays = [Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b")) for _ in range(2)]
+    replays[0].add_demo(*(e.episode() for e in run.episodes))
+    exported = load_demos([tmp_path / "out"], SPEC, cameras=("a", "b"))
+    assert len(exported.episodes) == 4
+    replays[1].add_demo(*read)
+    one, two = (r.sample(RNG(4), 50) for r in replays)
+    for a, b in zip(one, two, strict=True):
+        for key in a if isinstance(a, dict) else [None]:
+            np.testing.assert_array_equal(a if key is None else a[key], b if key is None else b[key])
+
+
+@pytest.mark.parametrize(("only", "chosen"), [("success", [0, 3]), ("interventions", [1, 3]), (None, [0, 1, 2, 3])])
+def test_only(run, tmp_path, only, chosen, capsys):
+    assert export(run, "--out", tmp_path / "out", *(["--only", only] if only else [])) == 0
+    ids = [read_episode(f, SPEC).begin.episode_id for f in files(tmp_path / "out")]
+    assert ids == [f"e{k}" for k in chosen]
+    said = capsys.readouterr().out
+    assert ("2 of 4 episodes are chosen" in said) == (only is not None)
+
+
+def test_a_run_that_goes_on_is_exported_as_it_was_when_the_export_began(run, tmp_path, capsys):
+    with run.opened():
+        run.put("s", coded(8, 5).episode().begin)
+        assert export(run, "--out", tmp_path / "out") == 0  # beside the learner, which holds the lock
+        assert "1 episodes were not over yet" in capsys.readouterr().out
+        assert len(files(tmp_path / "out")) == 4
+        run.put("s", coded(8, 5).episode().steps)
+        run.put("s", coded(8, 5).episode().end)
+        manifest = tmp_path / "out" / "conversion.jsonl"  # as if it had been killed after two episodes
+        lines = manifest.read_text().splitlines(keepends=True)
+        placed = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "placed"]
+        manifest.write_text("".join(lines[: placed[2]]))
+        before = {f.name: f.read_bytes() for f in files(tmp_path / "out")}
+        for f in files(tmp_path / "out")[2:]:
+            f.unlink()
+        assert export(run, "--out", tmp_path / "out", "--resume") == 0
+    assert {f.name: f.read_bytes() for f in files(tmp_path / "out")} == before
+    assert "1 episodes ended after this export began" in capsys.readouterr().out
+    assert export(run, "--out", tmp_path / "new") == 0
+    assert len(files(tmp_path / "new")) == 5
+
+
+def test_a_resumed_export_does_without_what_the_run_has_dropped_since(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert export(run, "--out", out) == 0
+    manifest = out / "conversion.jsonl"  # as if it had been killed after two episodes
+    lines = manifest.read_text().splitlines(keepends=True)
+    placed = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "placed"]
+    manifest.write_text("".join(lines[: placed[2]]))
+    kept = {f.name: f.read_bytes() for f in files(out)[:2]}
+    for f in files(out)[2:]:
+        f.unlink()
+    sorted((run.path / JOURNAL).glob("*.journal"))[0].unlink()
+    left = len(RunSource(run.path).keys())
+    assert 0 < left < 4
+    assert export(run, "--out", out, "--resume", "--skip-bad") == 0
+    assert {f.name: f.read_bytes() for f in files(out)[:2]} == kept
+    assert 2 <= len(files(out)) <= 4
+
+
+def test_a_run_is_a_source_for_every_data_command(run, tmp_path):
+    source = open_any(str(run.path), ReadOptions(), None)
+    assert isinstance(source, RunSource)
+    assert open_any(source, ReadOptions(), None) is source
+    assert isinstance(open_any(str(run.path), ReadOptions(), "run"), RunSource)
+    assert (
+        main(["data", "convert", str(run.path), "--to", "hdf5", "--out", str(tmp_path / "out"), "--workers", "0"]) == 0
+    )
+    assert len(files(tmp_path / "out")) == 4
+
+
+def test_a_run_can_be_another_run_s_demonstrations(run):
+    demos = load_demos([run.path], SPEC, cameras=("a",), more=(FORMAT,))
+    assert [o.key for o in demos.origins] == ["s/e0", "s/e1", "s/e2", "s/e3"]
+    assert {o.format for o in demos.origins} == {"run"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "interventions"], r"no episode to export \(1 in store online, none by --only interventions\)"),
+        (["--store", "demo"], r"has no demos\.json"),
+        (["--mode", "video"], "--mode is for LeRobot data sets"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(tmp_path, flags, message, capsys):
+    run = Run(tmp_path / "run")
+    with run.opened():
+        run.feed([coded(0, 8, "success")])
+    assert export(run, "--out", tmp_path / "out", *flags) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_folder_that_is_no_run_is_said(tmp_path, capsys):
+    run = type("NoRun", (), {"path": tmp_path})
+    assert export(run, "--out", tmp_path / "out") == 2
+    assert "is not a run folder" in capsys.readouterr().err
+
+
+# -- the demonstrations of a run
+
+
+@pytest.fixture
+def demos(tmp_path) -> Path:
+    folder = tmp_path / "demos"
+    folder.mkdir()
+    for k in range(3):
+        e = coded(k, 8 + k, "success").episode()
+        steps = dataclasses.replace(e.steps, reward=np.zeros(8 + k, np.float32))
+        write_episode(folder / f"episode_{k}.hdf5", e._replace(steps=steps), SPEC)
+    return folder
+
+
+def with_demos(run, paths, **options):
+    loaded = load_demos(paths, SPEC, cameras=(), more=(FORMAT,), **options)
+    learner_command.write_json(run.path / DEMOS, note_of(loaded, options.get("options")))
+    return loaded
+
+
+def test_the_demonstrations_a_run_was_started_with_are_exported(run, demos, tmp_path):
+    with_demos(run, [demos])
+    assert export(run, "--out", tmp_path / "out", "--store", "demo") == 0
+    for ours, theirs in zip(files(tmp_path / "out"), files(demos), strict=True):
+        assert_equal(read_episode(ours, SPEC), read_episode(theirs, SPEC))
+    assert (
+        export(run, "--out", tmp_path / "no_images", "--store", "demo", "--cameras", "none", "--only", "success") == 0
+    )
+    assert len(files(tmp_path / "no_images")) == 3
+
+
+def test_another_run_s_episodes_are_found_again(run, tmp_path):
+    other = Run(tmp_path / "other")
+    with_demos(other, [run.path])
+    source = RunDemos(other.path)
+    assert len(source.keys()) == 4
+    assert_equal(source.read(source.keys()[1]), run.episodes[1].episode())
+
+
+def test_demonstrations_that_changed_or_went_are_named(run, demos):
+    with_demos(run, [demos])
+    source = RunDemos(run.path)
+    first, second, _ = files(demos)
+    first.unlink()
+    with pytest.raises(DataError, match=r"episode_0\.hdf5: the demonstration that .* is there no more"):
+        source.read(source.keys()[0])
+    e = coded(9, 5, "success").episode()
+    write_episode(second, e, SPEC)
+    with pytest.raises(DataError, match=r"episode_1\.hdf5: episode episode_1\.hdf5 is not what it was when"):
+        RunDemos(run.path).read("000001")
+    RunDemos(run.path).read("000002")
+
+
+def test_how_they_were_read_is_remembered(run, tmp_path):
+    import h5py
+
+    with h5py.File(tmp_path / "plain.hdf5", "w") as file:
+        file["/observations/qpos"] = np.zeros((6, 2), np.float32)
+        file["/action"] = np.arange(12, dtype=np.float32).reshape(6, 2)
+    plain = dataclasses.replace(SPEC, state_dim=2, joint_of_action=(0, 1))
+    other = Run(tmp_path / "other", plain)
+    loaded = load_demos([tmp_path / "plain.hdf5"], plain, options=ReadOptions(success=True))
+    learner_command.write_json(other.path / DEMOS, note_of(loaded, ReadOptions(success=True)))
+    assert RunDemos(other.path).read("000000").end.outcome is Outcome.SUCCESS
+    (other.path / DEMOS).write_text('{"episodes": 3}')
+    with pytest.raises(DataError, match=r"demos\.json is damaged"):
+        RunDemos(other.path)
+    assert (other.path / JOURNAL).exists() is False
+    with pytest.raises(ConfigError):
+        RunSource(other.path)
+    assert materialised(load_demos([tmp_path / "plain.hdf5"], plain).episodes[0]).end.outcome is Outcome.UNKNOWN
+
+
+def test_a_learner_notes_its_demonstrations(tmp_path):
+    from point_robot import experiment, record_demos
+
+    from serl_chunk.robots.registry import robot_spec
+    from serl_chunk.runs.folder import open_run
+
+    demos = record_demos(tmp_path / "demos", 2)
+    settings = experiment(pretrain_steps=0, critic_warmup_steps=0)
+    spec, said = robot_spec(settings.robot), []
+    run = open_run(settings, spec, str(tmp_path / "run"))
+    learner = learner_command.build_learner(
+        settings, [demos], run, spec, publish=lambda s, i: None, threaded=False, wandb=False, tell=said.append
+    )
+    learner.metrics.close()
+    noted = json.loads((tmp_path / "run" / DEMOS).read_text())
+    assert [Path(e["path"]).name for e in noted["episodes"]] == ["episode_0.hdf5", "episode_1.hdf5"]
+    assert noted["digest"] == load_demos([demos], spec).digest
+    source = RunDemos(tmp_path / "run")
+    assert [source.read(key).end.outcome for key in source.keys()] == [Outcome.SUCCESS] * 2
+    run.lock.close()
+
+
+def test_flags_say_how_demonstrations_are_read():
+    plain = argparse.Namespace(
+        demo_color=None, demo_hz=None, demo_success=False, demo_failure=False, demo_scores=None, demo_env="",
+        demo_format=None, demo_proportion=1.0, demo_solved="keep", dataset_dir=None,
+    )  # fmt: skip
+    assert DemoReading.of(plain) == DemoReading()
+    flags = argparse.Namespace(
+        **(vars(plain) | {"demo_color": "bgr", "demo_hz": 30.0, "demo_failure": True, "demo_format": "robomimic"})
+    )
+    reading = DemoReading.of(flags)
+    assert reading == (ReadOptions(color="bgr", hz=30.0, success=False, solved="keep"), "robomimic", None)
+    flags.demo_scores = "score_5=1,score_1=0"
+    assert DemoReading.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
+    flags.demo_scores = "score_5"
+    with pytest.raises(ConfigError, match="is not FOLDER=REWARD"):
+        DemoReading.of(flags)

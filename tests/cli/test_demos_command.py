@@ -1,0 +1,215 @@
+"""What a learner is given to learn from: how it is read, what is said of it, and where it could be had."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serl_chunk.cli import demos as demos_command
+from serl_chunk.cli import learner as learner_command
+from serl_chunk.cli.demos import DemoReading, open_dataset, read_demos
+from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.local import train_local
+from serl_chunk.cli.offline import train_offline
+from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.record import run_record
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.formats import success_labels
+from serl_chunk.data.rotating_dataset import ShardedSource
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.runs.folder import open_run
+from serl_chunk.types import ConfigError, DataError, Outcome
+
+OGBENCH = load("ogbench", [])
+FAKE = load("fake_aloha", [("learner.offline_steps", "1"), ("normaliser.actions", "absolute_range")])
+SPEC = spec_of(FAKE)
+TOLD = "--demo_path ~/.ogbench/data/cube-single-play-v0.npz"
+
+
+def write(path: Path, *, labels: bool = True, value: float = 0.0) -> Path:
+    """A trajectory of eight rows in the robot's dimensions, solved in the last two; without qpos."""
+    arrays = {
+        "observations": np.full((8, SPEC.state_dim), value, np.float32) + np.arange(8, dtype=np.float32)[:, None],
+        "actions": np.zeros((8, SPEC.action_dim), np.float32),
+        "terminals": np.arange(8) == 7,
+    }
+    if labels:
+        arrays["rewards"] = np.where(np.arange(8) >= 6, 0.0, -1.0).astype(np.float32)
+    np.savez(path, **arrays)
+    return path
+
+
+def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "cube.npz")
+    said: list[str] = []
+    reading = DemoReading().of_robot(OGBENCH.robot)
+    demos = read_demos(OGBENCH, SPEC, [str(path)], said.append, reading)
+    assert [(e.steps.n, e.end.outcome) for e in demos.episodes] == [(6, Outcome.SUCCESS), (1, Outcome.SUCCESS)]
+    assert any("by the file's own labels (it has no qpos to judge cube-single" in line for line in said)
+    asked: list[str] = []
+
+    def judge(where: str, task: str, *rest: object) -> None:
+        asked.append(task)
+        raise DataError("asked")
+
+    monkeypatch.setattr(success_labels, "judge_by_task", judge)
+    by_flag = DemoReading(ReadOptions(env="other-task")).of_robot(OGBENCH.robot)
+    for options, file in ((by_flag.options, path), (reading.options, write(tmp_path / "bare.npz", labels=False))):
+        with pytest.raises(DataError, match="asked"):
+            load_demos([file], SPEC, cameras=(), options=options)
+    assert asked == ["other-task", reading.options.env]
+
+
+def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no demonstration matches") as error:
+        read_demos(OGBENCH, SPEC, [str(tmp_path / "absent.npz")], print)
+    assert TOLD in str(error.value)
+    with pytest.raises(ConfigError, match=r"--dataset_dir=.*absent: there is no such folder") as error:
+        open_dataset(OGBENCH, SPEC, DemoReading(dataset=str(tmp_path / "absent")), print)
+    assert TOLD in str(error.value)
+    wrong = DemoReading(format="no_such")
+    with pytest.raises(ConfigError, match="--demo_format=no_such: no such format") as error:
+        read_demos(OGBENCH, SPEC, [str(write(tmp_path / "cube.npz"))], print, wrong)
+    assert TOLD not in str(error.value)
+
+
+def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) -> None:
+    """Else a person believes that the rewards are the task's, and they are the files' own."""
+    run_record(FAKE, 1, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
+    asked = DemoReading(ReadOptions(env="cube-single-play-singletask-task1-v0"))
+    with pytest.raises(ConfigError, match=r"--demo_env=cube-single.*these are of format episodes: leave it out"):
+        read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, asked)
+    with_shards = asked._replace(dataset=str(tmp_path))  # it may be meant for them
+    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, with_shards).episodes) == 1
+    of_robot = DemoReading().of_robot(OGBENCH.robot)  # nobody asked
+    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, of_robot).episodes) == 1
+
+
+def test_what_is_to_be_known_of_a_data_set_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "cube.npz")
+    said: list[str] = []
+    dataset = open_dataset(FAKE, SPEC, DemoReading(dataset=str(tmp_path)), said.append)
+    assert dataset is not None
+    dataset.close()
+    assert any(line.startswith("data set: successes by the file's own labels") for line in said)
+
+
+class Taken:
+    """In the learner's place: what it finds in the data set, and whether anybody else holds on to it."""
+
+    def __init__(self, *args: object, dataset: ShardedSource, **rest: object) -> None:
+        self.replay = types.SimpleNamespace(estimated_bytes=0)
+        self.current = dataset.current
+        self.shard = [weakref.ref(e.steps.observation["state"]) for e in dataset.take()]
+        dataset.close()
+
+
+@pytest.mark.parametrize("turn", [0, 1, 5])
+def test_nobody_but_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_had(
+    turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shards").mkdir()
+    for i in range(4):
+        write(tmp_path / "shards" / f"cube-{i}.npz", value=100.0 * i)
+    updates = turn * FAKE.replay.dataset_replace_interval
+    with ShardedSource(tmp_path / "shards", ReadOptions(), replace_interval=1, seed=FAKE.seed) as walked:
+        for _ in range(turn):
+            walked.advance()
+    read: list[Path] = []
+    opened = demos_command.OgbenchSource
+    monkeypatch.setattr(demos_command, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
+    monkeypatch.setattr(learner_command, "Learner", Taken)
+    monkeypatch.setattr(learner_command.CheckpointStore, "steps", lambda self: [0, updates] if turn else [])
+    run = open_run(FAKE, SPEC, str(tmp_path / "run"), lambda line: None)
+    with run.lock:
+        learner = build_learner(
+            FAKE, [], run, SPEC, publish=lambda snapshot, info: None, threaded=False, wandb=False,
+            tell=lambda line: None, reading=DemoReading(dataset=str(tmp_path / "shards")),
+        )  # fmt: skip
+    gc.collect()
+    assert learner.shard
+    assert not any(ref() is not None for ref in learner.shard)
+    assert read[0] == learner.current == walked.current
+
+
+@pytest.mark.parametrize("train", [train_local, train_offline], ids=["local", "offline"])
+def test_a_mistyped_path_leaves_no_run_behind(tmp_path: Path, train: Any) -> None:
+    run = tmp_path / "runs" / "first"
+    for paths, dataset in (([str(tmp_path / "absent")], None), ([], str(tmp_path / "absent"))):
+        with pytest.raises(ConfigError, match="absent"):
+            train(FAKE, paths, str(run), reading=DemoReading(dataset=dataset))
+    assert not run.parent.exists()
+
+
+@pytest.mark.parametrize("train", [train_local, train_offline], ids=["local", "offline"])
+def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> None:
+    """Nothing to pretrain on, and data that are there and cannot be read; a folder with a run in it stays."""
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(b"nothing")
+    for paths, said in (([], "--demo_path"), ([str(bad)], "bad.npz")):
+        config = dataclasses.replace(FAKE, learner=dataclasses.replace(FAKE.learner, pretrain_steps=1))
+        with pytest.raises((ConfigError, DataError), match=said):
+            train(config, paths, str(tmp_path / "run"))
+        assert not (tmp_path / "run").exists()
+    old = open_run(FAKE, SPEC, str(tmp_path / "old"))
+    with old.held():
+        old.record()
+    with pytest.raises((ConfigError, DataError), match=r"bad\.npz"):
+        train(FAKE, [str(bad)], str(tmp_path / "old"))
+    assert (tmp_path / "old" / "config.json").exists()
+
+
+def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that are there and cannot be read; what is said to have changed is what did since the last life."""
+    run = tmp_path / "run"
+    good, bad = write(tmp_path / "good.npz"), tmp_path / "bad.npz"
+    bad.write_bytes(b"nothing")
+
+    def made(*args: object, metrics: Any, **rest: object) -> types.SimpleNamespace:
+        return types.SimpleNamespace(replay=types.SimpleNamespace(estimated_bytes=0), metrics=metrics)
+
+    monkeypatch.setattr(learner_command, "Learner", made)
+
+    def start(path: Path, seed: int) -> list[str]:
+        said: list[str] = []
+        config = dataclasses.replace(FAKE, seed=seed)
+        folder = open_run(config, SPEC, str(run), said.append)
+        try:
+            build_learner(
+                config, [str(path)], folder, SPEC,
+                publish=lambda s, i: None, threaded=False, wandb=False, tell=lambda line: None,
+            ).metrics.close()  # fmt: skip
+        finally:
+            folder.lock.close()
+        return said
+
+    with pytest.raises((ConfigError, DataError)):
+        start(bad, 1)
+    assert not (run / "config.json").exists()  # as if it had never been
+    assert start(good, 2) == []
+    notes = [(run / name).read_bytes() for name in ("config.json", "demos.json")]
+    with pytest.raises((ConfigError, DataError)):
+        start(bad, 3)
+    assert [(run / name).read_bytes() for name in ("config.json", "demos.json")] == notes
+    assert start(good, 4) == ["config changed since the last start (the new value wins): seed: 2 -> 4"]
+
+
+def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
+    for name in ("good", "bad"):
+        run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
+    with pytest.raises(DataError, match=r"pass --demo_scores bad=REWARD,good=REWARD"):
+        read_demos(FAKE, SPEC, [str(tmp_path)], print)
+    with pytest.raises(ConfigError, match=r"--demo_proportion=2 must lie in \(0, 1\]"):
+        read_demos(FAKE, SPEC, [str(tmp_path / "good")], print, demos_command.DemoReading(ReadOptions(proportion=2.0)))
+    assert demos_command.as_learner_flags("--success or --demo_success") == "--demo_success or --demo_success"

@@ -1,0 +1,160 @@
+"""Flags that stand for fields: the names of other projects, presets, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serl_chunk.cli.flags import OF_BOTH_SIDES, OF_THE_LEARNER
+from serl_chunk.cli.process import describe, load, spec_of
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.presets import PRESETS
+from serl_chunk.main import main
+from serl_chunk.runs.folder import open_run, read_config
+
+RUN = ["--exp_name", "fake_aloha"]
+OGBENCH = """
+from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.robots import OgbenchConfig
+
+def experiment():
+    agent = AcfqlConfig(critic=CriticConfig(loss="squared"))
+    return ExperimentConfig(name="play", robot=OgbenchConfig(reward="dense"), agent=agent)
+"""
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, Any]]]:
+    """(command, arguments, keywords) of what would have been run."""
+    calls: list[tuple[str, tuple, dict[str, Any]]] = []
+    for path in ("local.run_local", "both.run_both", "learner.run_learner", "offline.run_offline",
+                 "actor.run_training_actor", "doctor.run_doctor", "record.run_record"):  # fmt: skip
+        name = path.rpartition(".")[2]
+        monkeypatch.setattr(f"serl_chunk.commands.{path}", lambda *a, name=name, **k: calls.append((name, a, k)) or 0)
+    return calls
+
+
+def field(config: ExperimentConfig, path: str) -> Any:
+    value = to_dict(config)
+    for part in path.split("."):
+        value = value[part]
+    return value
+
+
+def test_each_alias_sets_its_field(called):
+    values = {"utd_ratio": "0.5", "horizon_length": "4", "online_steps": "500", "env_name": None, "setup_mode": None}
+    flags = {a.flag: (a.path, values.get(a.flag, "7")) for a in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
+    given = [w for flag, (_, value) in flags.items() if value for w in (f"--{flag}", value)]
+    assert main([*RUN, "--learner", "--dataset_dir", "d", *given]) == 0
+    [(name, (config, *_), keywords)] = called
+    assert name == "run_learner"
+    for path, value in flags.values():
+        if value:
+            assert field(config, path) == float(value)
+    assert keywords["reading"].dataset == "d"
+
+
+def test_the_environment_and_its_reward(called, tmp_path):
+    (tmp_path / "play.py").write_text(OGBENCH)
+    play = ["--exp_name", str(tmp_path / "play.py"), "--actor"]
+    name = "cube-double-play-singletask-task2-v0"
+    for flag, reward in [
+        ("", "dense"),
+        ("--sparse", "sparse"),
+        ("--sparse=True", "sparse"),
+        ("--sparse=false", "dense"),
+    ]:
+        assert main([*play, "--env_name", name, *([flag] if flag else [])]) == 0
+        robot = called[-1][1][0].robot
+        assert (robot.env_name, robot.reward) == (name, reward)
+
+
+def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path):
+    flags = ["--preset", "qc", "--compat", "qc", "--config.agent.candidates=4", "--horizon_length", "3"]
+    for side in ("--learner", "--actor"):
+        assert main([*RUN, side, *flags]) == 0
+    learner, actor = (arguments[0] for _, arguments, _ in called)
+    assert learner == actor
+    assert (learner.preset, learner.compat) == ("qc", "qc")
+    assert (learner.agent.candidates, learner.chunk.horizon, learner.agent.target_candidates) == (4, 3, 32)
+    assert learner.replay.windows == "adjacent"
+    said: list[str] = []
+    describe(learner, spec_of(learner), said.append)
+    assert "preset qc, conventions of the published code qc" in said
+    run = open_run(learner, spec_of(learner), str(tmp_path), said.append)
+    run.record()
+    run.lock.close()
+    saved = read_config(tmp_path)
+    assert (saved["preset"], saved["compat"]) == ("qc", "qc")
+
+
+def test_who_looks_at_the_experiment_takes_its_flags_too(called):
+    flags = [*RUN, "--preset", "rlpd"]
+    assert main(["doctor", *flags]) == 0
+    assert main(["record", *flags, "--out", "d"]) == 0
+    assert [arguments[0].chunk.horizon for _, arguments, _ in called] == [1, 1]
+
+
+def test_offline_only_needs_no_network(called):
+    offline = [*RUN, "--offline_steps", "9", "--online_steps", "0", "--demo_path", "d", "--checkpoint_path", "r"]
+    assert main([*offline, "--learner", "--debug"]) == 0
+    assert main([*offline, "--local"]) == 0
+    assert [(n, a[1:], k["threaded"], k["wandb"]) for n, a, k in called] == [
+        ("run_offline", (["d"], "r"), True, False),
+        ("run_offline", (["d"], "r"), False, True),
+    ]
+
+
+@pytest.mark.parametrize("command", [["presets"], [*RUN, "--preset", "help"]])
+def test_the_presets_are_listed(command, capsys):
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert all(preset.says in line for line, preset in zip(lines, PRESETS.values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learner", "--offline_steps", "x"], r"--offline_steps='x': expected an integer"),
+        (["--learner", "--offline_steps", "-1"], r"learner\.offline_steps must be >= 0, got -1"),
+        (["--learner", "--env_name", "x"], r"--env_name sets robot\.env_name, which the robot of experiment"),
+        (["--learner", "--sparse"], r"--sparse sets robot\.reward, which the robot"),
+        (["--learner", "--sparse=perhaps"], r"--sparse='perhaps': expected true or false"),
+        (["--learner", "--preset", "qq"], r"--preset=qq: no such preset; .*valid: qc, "),
+        (["--actor", "--compat", "qq"], r"--compat=qq: no such published code; valid: qc"),
+        (["--learner", "--config.preset=qc"], r"--config\.preset only records what was applied: use --preset"),
+        (["--learner", "--utd_ratio", "1", "--config.learner.utd_ratio=2"], r"set the same field: give one of them"),
+        (["--learner", "--eval_episodes", "3"], r"--eval_episodes is about .*: add --eval_interval"),
+        (["--learner", "--video_episodes", "3"], r"--video_episodes is about .* --eval_n_trajs and --save_video"),
+        (["--learner", "--dataset_replace_interval", "3"], r"--dataset_replace_interval .*: add --dataset_dir DIR"),
+        (["--learner", "--actor", "--online_steps", "0"], r"trains without actors: leave --actor out"),
+        (["--learner", "--bind", "0.0.0.0", "--online_steps", "0"], r"--online_steps 0 has no network"),
+        (["--local", "--port", "5", "--online_steps", "0"], r"--port means nothing to --local: leave it out"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_status_2(capsys, called, arguments, message):
+    assert main([*RUN, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert re.search(message, err)
+    assert called == []
+
+
+def test_a_folder_without_shards_is_named(capsys, tmp_path: Path):
+    offline = [*RUN, "--learner", "--debug", "--offline_steps", "1", "--online_steps", "0"]
+    assert main([*offline, "--checkpoint_path", str(tmp_path / "run"), "--dataset_dir", str(tmp_path)]) == 1
+    assert f"{tmp_path}: no .npz file in it" in capsys.readouterr().err
+
+
+def test_the_experiments_own_seed_and_fields_stay(called):
+    assert main([*RUN, "--learner"]) == 0
+    assert called[0][1][0] == load("fake_aloha", [])

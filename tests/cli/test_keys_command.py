@@ -1,0 +1,289 @@
+"""`serl-chunk keys`: what each subcommand does, prints and refuses; which keys learner and actor start with."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from serl_chunk.cli import keys as commands
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.main import main
+from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.keys import ClientKeys, ServerKeys, fingerprint
+from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.types import ConfigError
+
+HERE = "127.0.0.1"
+CONFIG = TransportConfig(heartbeat=0.1, silence=0.6)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default key folder; in a folder of this test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(commands, "JOIN_TIMEOUT", 0.3)
+    return tmp_path / "config" / "serl-chunk" / "keys"
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> str:
+    """A robot PC's key folder."""
+    return str(tmp_path / "robot")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    """What `serl-chunk keys ARGUMENTS` prints; on standard error alone where it fails."""
+    capsys.readouterr()
+    assert main(["keys", *arguments]) == status
+    out, err = capsys.readouterr()
+    if status:
+        assert out == ""
+        assert re.fullmatch(r"serl-chunk: [^\n]+\n", err)
+    return out if status == 0 else err
+
+
+def word_of(output: str) -> str:
+    """The word to paste; there is one line with it."""
+    [word] = re.findall(r"^  serl-chunk keys join '(sc1-[\w-]+)'$", output, re.MULTILINE)
+    return word
+
+
+class serving:
+    """A learner that asks for keys."""
+
+    def __init__(self, port: int, keys: ServerKeys | None) -> None:
+        self.server = LearnerServer(
+            CONFIG, bind=HERE, port=port, contract={}, welcome=lambda: ({}, {}), on_record=lambda i, r: None, keys=keys
+        )  # fmt: skip
+
+    def __enter__(self) -> LearnerServer:
+        self.server.start()
+        return self.server
+
+    def __exit__(self, *error: object) -> None:
+        self.server.close()
+        self.server.check()
+
+
+def connects(port: int, keys: ClientKeys | None) -> bool:
+    """Whether an actor with these keys is welcome."""
+    link = LearnerLink(CONFIG, host=HERE, port=port, actor_id="a", contract={}, keys=keys)
+    try:
+        link.connect(timeout=10)
+        return True
+    finally:
+        link.close()
+
+
+def test_one_paste_is_all(capsys, home, robot):
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    with serving(port, ServerKeys.open(home)):
+        said = run(capsys, "join", word, "--keys", robot)
+        [own] = ClientKeys.all(Path(robot))
+        assert f"joined the learner {fingerprint(own.server)} as 'left'; key in {own.file}" in said
+        assert f"--actor --ip {HERE}" in said
+        assert connects(port, own)
+    listed = run(capsys, "list")
+    assert re.search(rf"^  left +joined +{fingerprint(own.pair.public)} ", listed, re.MULTILINE)
+    assert re.search(r"^  this-machine +joined ", listed, re.MULTILINE)
+    assert "knows this machine as 'left'" in run(capsys, "list", "--keys", robot)
+
+
+def test_the_actor_joins_where_the_learner_is_not_there_yet(capsys, home, robot):
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    said = run(capsys, "join", word, "--keys", robot)
+    assert f"cannot be reached at {HERE}:{port} now: the actor joins as 'left' when it first connects" in said
+    assert "to join at the first connection" in run(capsys, "list", "--keys", robot)
+    assert re.search(r"^  left +invited .* s left$", run(capsys, "list"), re.MULTILINE)
+    with serving(port, ServerKeys.open(home)):
+        assert connects(port, commands.actor_keys(HERE, robot, insecure=False))
+    assert "joined" in run(capsys, "list", "--keys", robot)
+
+
+def test_a_learner_somewhere_else_than_its_line_says(capsys, home, robot):
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", "203.0.113.7", "--port", str(port)))
+    with serving(port, ServerKeys.open(home)):
+        assert "joined the learner" in run(capsys, "join", word, "--ip", HERE, "--keys", robot)
+    assert ClientKeys.find(Path(robot), HERE).hosts == ("203.0.113.7", HERE)
+
+
+def test_joining_twice(capsys, home, robot, tmp_path):
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    run(capsys, "join", word, "--keys", robot)
+    before = ClientKeys.all(Path(robot))
+    run(capsys, "join", word, "--keys", robot)  # nobody was reached yet: the same pair is kept
+    assert ClientKeys.all(Path(robot)) == before
+    with serving(port, ServerKeys.open(home)):
+        assert "joined the learner" in run(capsys, "join", word, "--keys", robot)
+        assert "has joined with that line already, as 'left'" in run(capsys, "join", word, "--keys", robot)
+        stranger = tmp_path / "stranger"
+        said = run(capsys, "join", word, "--keys", str(stranger), status=1)
+        assert "its line was used by another machine or is older than ten minutes" in said
+        assert ClientKeys.all(stranger) == []  # nothing worthless stays
+        [own] = ClientKeys.all(Path(robot))
+        assert connects(port, own)
+
+
+def test_a_machine_that_has_joined_keeps_its_key_until_another_works(capsys, home, robot):
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    with serving(port, ServerKeys.open(home)):
+        run(capsys, "join", word, "--keys", robot)
+        [first] = ClientKeys.all(Path(robot))
+    again = word_of(run(capsys, "add", "left2", "--host", HERE, "--port", str(port)))
+    said = run(capsys, "join", again, "--keys", robot, status=2)
+    assert "this machine has joined it already" in said
+    assert ClientKeys.all(Path(robot)) == [first]
+    with serving(port, ServerKeys.open(home)):
+        run(capsys, "join", again, "--keys", robot)
+        [second] = ClientKeys.all(Path(robot))
+        assert second.name == "left2"
+        assert connects(port, second)
+
+
+def test_a_line_of_another_learner(capsys, home, robot, tmp_path):
+    port = free_port()
+    other = str(tmp_path / "other")
+    run(capsys, "init")
+    run(capsys, "init", "--keys", other)
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port), "--keys", other))
+    with serving(port, ServerKeys.open(home)):
+        said = run(capsys, "join", word, "--keys", robot, status=1)
+    assert f"what answers at {HERE}:{port} is not the learner that this machine joined" in said
+
+
+def test_a_learner_without_keys_takes_no_line(capsys, robot):
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    with serving(port, None):
+        assert "runs without keys" in run(capsys, "join", word, "--keys", robot, status=1)
+
+
+def test_what_is_refused(capsys, home, robot, tmp_path):
+    assert f"no keys in {home}" in run(capsys, "list")
+    assert "holds no learner's keys: `serl-chunk keys init`" in run(capsys, "add", "left", status=2)
+    assert "holds no learner's keys" in run(capsys, "revoke", "left", status=2)
+    assert f"made in {home}" in run(capsys, "init")
+    assert "holds a learner's keys" in run(capsys, "init", status=2)
+    for name in ("", "../left", "a b", "-x", "x" * 65):
+        assert "cannot be a key's name" in run(capsys, "add", "--", name, status=2)
+    assert "has no key named 'left'; it has: this-machine" in run(capsys, "revoke", "left", status=2)
+    assert "that is no line of `serl-chunk keys add`" in run(capsys, "join", "left", status=2)
+    word = word_of(run(capsys, "add", "left"))
+    assert "the line is not complete" in run(capsys, "join", word[:-3], "--keys", robot, status=2)
+    (tmp_path / "file").write_text("")
+    assert "cannot be used" in run(capsys, "init", "--keys", str(tmp_path / "file"), status=2)
+    (home / "server.json").chmod(0o644)
+    assert f"chmod 600 {home / 'server.json'}" in run(capsys, "list", status=2)
+
+
+def test_revoking(capsys, home):
+    run(capsys, "init")
+    run(capsys, "add", "left")
+    assert "left is revoked (a line that was not used)" in run(capsys, "revoke", "left")
+    assert re.search(r"^  left +revoked ", run(capsys, "list"), re.MULTILINE)
+    run(capsys, "add", "left")  # and in again, with a new line
+    assert re.search(r"^  left +invited ", run(capsys, "list"), re.MULTILINE)
+    assert "this-machine is revoked (key " in run(capsys, "revoke", "this-machine")
+
+
+def test_no_command_prints_a_secret_but_the_line(capsys, home, robot):
+    outputs = [run(capsys, "init"), run(capsys, "list")]
+    added = run(capsys, "add", "left", "--host", HERE, "--port", str(free_port()))
+    ticket = Invitation.decode(word_of(added)).ticket
+    outputs += [run(capsys, "join", word_of(added), "--keys", robot), run(capsys, "list", "--keys", robot)]
+    [own] = ClientKeys.all(Path(robot))
+    secrets = (ServerKeys.open(home).pair.secret, own.pair.secret, ticket)
+    assert not any(s in text for s in secrets for text in outputs)
+
+
+# What a learner and an actor start with.
+
+
+def test_a_learner_makes_keys_and_prints_a_line_until_somebody_has_joined(home):
+    said: list[str] = []
+
+    def start() -> ServerKeys | None:
+        said.clear()
+        keys = commands.learner_keys("0.0.0.0", None, insecure=False, tell=said.append)
+        assert keys is not None
+        commands.invite_first(keys, "0.0.0.0", 7000, said.append)
+        return keys
+
+    keys = start()
+    assert f"made in {home}" in said[0]
+    invitation = Invitation.decode(word_of("\n".join(said)))
+    assert (invitation.name, invitation.port, invitation.server) == ("robot", 7000, keys.pair.public)
+    assert start().pair == keys.pair  # nobody has joined: another line, which replaces the first
+    assert len(said) == 1
+    second = ClientKeys.accept(home, Invitation.decode(word_of(said[0])))
+    assert keys.enrol(ClientKeys.accept(home, invitation).ticket.public, second.pair.public) is None
+    assert keys.enrol(second.ticket.public, second.pair.public) == "robot"
+    start()
+    assert said == []
+
+
+def test_a_learner_that_needs_no_keys_makes_none(home):
+    assert commands.learner_keys("127.0.0.1", None, insecure=False) is None
+    assert commands.learner_keys("0.0.0.0", None, insecure=True) is None
+    assert not home.exists()
+
+
+def test_a_learner_on_loopback_has_keys_where_it_is_told_so(tmp_path):
+    said: list[str] = []
+    keys = commands.learner_keys(HERE, str(tmp_path / "k"), insecure=False, tell=said.append)
+    commands.invite_first(keys, HERE, 5588, said.append)
+    assert keys.folder == tmp_path / "k"
+    assert not any("keys join" in s for s in said)
+
+
+def test_a_learner_that_needs_keys_and_cannot_have_them(tmp_path):
+    (tmp_path / "k").write_text("")
+    with pytest.raises(ConfigError, match=r"--bind=0\.0\.0\.0 needs keys: .*cannot be used.* --keys DIR.*--insecure"):
+        commands.learner_keys("0.0.0.0", str(tmp_path / "k"), insecure=False)
+
+
+def test_the_learners_own_machine_need_not_join():
+    port = free_port()
+    server_keys = commands.learner_keys("0.0.0.0", None, insecure=False, tell=lambda text: None)
+    with serving(port, server_keys):
+        assert connects(port, commands.actor_keys(HERE, None, insecure=False))
+
+
+def test_an_actor_without_keys_starts_without_them(tmp_path):
+    assert commands.actor_keys(HERE, None, insecure=False) is None
+    with pytest.raises(ConfigError, match=r"has no key for a learner: run `serl-chunk keys add NAME`"):
+        commands.actor_keys(HERE, str(tmp_path / "none"), insecure=False)
+    commands.learner_keys("0.0.0.0", None, insecure=False, tell=lambda text: None)
+    assert commands.actor_keys(HERE, None, insecure=False) is not None
+    assert commands.actor_keys(HERE, None, insecure=True) is None
+
+
+def test_a_line_names_where_the_learner_listens():
+    assert commands.addresses("10.0.0.5") == ["10.0.0.5"]
+    everywhere = commands.addresses("0.0.0.0")
+    assert everywhere == commands.addresses("::") == commands.addresses("*")
+    assert everywhere
+    assert "0.0.0.0" not in everywhere
+
+
+def test_an_expired_line_is_listed_as_such(capsys, home):
+    run(capsys, "init")
+    keys = ServerKeys.open(home, lambda: time.time() - 700)
+    keys.invite("left", [], 1)
+    assert re.search(r"^  left +expired ", run(capsys, "list"), re.MULTILINE)

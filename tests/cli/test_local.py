@@ -1,0 +1,116 @@
+"""The link inside one process: records in order, in blocks, and only lockstep."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+from serl_chunk.cli import local
+from serl_chunk.cli.local import SESSION, LocalLink, train_local
+from serl_chunk.cli.process import load, spec_of
+from serl_chunk.config.agents import BcConfig, FlowConfig
+from serl_chunk.learner.phases import Phase
+from serl_chunk.runs.folder import open_run
+from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, Snapshot, Source, Step, StepBlock
+
+
+class Recorder:
+    """A learner that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list = []
+        self.phase = Phase.TRAIN
+
+    @property
+    def inbox(self) -> Recorder:
+        return self
+
+    def insert(self, session: str, record) -> None:
+        assert session == SESSION
+        self.records.append(record)
+
+
+@pytest.fixture
+def link() -> LocalLink:
+    link = LocalLink()
+    link.learner = Recorder()  # type: ignore[assignment]
+    return link
+
+
+def step(tick: int) -> Step:
+    return Step(
+        tick, {"state": np.full(2, tick, np.float32)}, np.zeros(1, np.float32), 0.0, Source.POLICY, tick, 0, 0.0
+    )
+
+
+def test_steps_are_handed_on_in_blocks_and_before_the_end(link):
+    link.begin(Begin("e"))
+    for tick in range(3):
+        link.step(step(tick))
+    link.hand_on()
+    link.hand_on()  # nothing new: no empty block
+    link.step(step(3))
+    link.end(End("e", 4, None, True, False, Outcome.SUCCESS))
+    link.amend(Amend("e", discard=True))
+    assert [type(r) for r in link.learner.records] == [Begin, StepBlock, StepBlock, End, Amend]
+    blocks = link.learner.records[1:3]
+    assert [(b.first_tick, b.n) for b in blocks] == [(0, 3), (3, 1)]
+    assert link.steps_recorded == 4
+
+
+def test_the_newest_snapshot_and_the_end_of_training(link):
+    assert link.latest() is None
+    for version in (1, 2):
+        link.publish(Snapshot(version, {}), {})
+    assert link.latest() == Snapshot(2, {})
+    assert link.finished is None
+    link.learner.phase = Phase.DONE
+    assert link.finished == "training is complete"
+    assert (link.allowance, link.can_begin(), link.flush(0)) == (None, (True, ""), True)
+
+
+def test_real_time_is_refused_before_anything_is_written(tmp_path):
+    config = load("fake_aloha", [("actor.clock", "realtime")])
+    with pytest.raises(
+        ConfigError, match=r"--local runs in lockstep only: --config\.actor\.clock=lockstep, or use --l"
+    ):
+        train_local(config, [], str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
+    overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
+    stop = threading.Event()
+    stop.set()
+    agent = BcConfig(flow=FlowConfig(hidden=(8,)))
+    config = dataclasses.replace(load("fake_aloha", overrides), agent=agent)
+    learner, summary = train_local(config, [], str(tmp_path / "run"), stop=stop)
+    assert (learner.updates, summary.episodes, summary.reason) == (0, 0, "stopped by the operator")
+    assert learner.phase is Phase.PRETRAIN
+    open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # nobody holds it any more
+    capsys.readouterr()
+
+
+def test_a_resumed_run_goes_on_counting_a_persons_ticks(tmp_path, monkeypatch, capsys):
+    build, handed_over = local.build_learner, {}
+
+    def resumed(*args, **kwargs):
+        learner = build(*args, **kwargs)
+        learner.human_ticks, learner.episodes = 27, 3
+        return learner
+
+    def run_actor(*args, **kwargs):
+        handed_over.update(kwargs)
+
+    monkeypatch.setattr(local, "build_learner", resumed)
+    monkeypatch.setattr(local, "run_actor", run_actor)
+    stop = threading.Event()
+    stop.set()
+    overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
+    config = dataclasses.replace(load("fake_aloha", overrides), agent=BcConfig(flow=FlowConfig(hidden=(8,))))
+    train_local(config, [], str(tmp_path / "run"), stop=stop)
+    assert [handed_over[k] for k in ("human_ticks_before", "first_episode", "steps_before")] == [27, 3, 0]
+    capsys.readouterr()

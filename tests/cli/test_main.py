@@ -1,0 +1,306 @@
+"""The command line: one sentence and status 2 for a mistake, status 1 for a failure, and each flag to its command."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serl_chunk.cli.demos import DemoReading
+from serl_chunk.main import main
+
+RUN = ["--exp_name", "fake_aloha"]
+EVALUATE = ["--eval_checkpoint_step", "5", "--eval_n_trajs", "2"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], status: int = 2) -> str:
+    """What a refused command line says: one line, on standard error alone."""
+    assert main(arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("serl-chunk: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err.removeprefix("serl-chunk: ").strip()
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, Any]]]:
+    """(command, arguments, keywords) of what would have been run."""
+    calls: list[tuple[str, tuple, dict[str, Any]]] = []
+
+    def replace(path: str) -> None:
+        monkeypatch.setattr(path, lambda *a, **k: calls.append((path.rpartition(".")[2], a, k)) or 0)
+
+    for path in ("local.run_local", "both.run_both", "learner.run_learner", "actor.run_evaluation",
+                 "actor.run_training_actor", "record.run_record"):  # fmt: skip
+        replace(f"serl_chunk.commands.{path}")
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], r"--exp_name is needed"),
+        (["--learner"], r"--exp_name is needed"),
+        (
+            ["train"],
+            r"unknown command 'train'; valid: record, report, keys, doctor, data, presets, or flags \(--help\)",
+        ),
+        (RUN, r"say what to run: --learner, --actor, both, or --local"),
+        ([*RUN, "--lerner"], r"unknown argument '--lerner': did you mean --learner\? see serl-chunk --help"),
+        ([*RUN, "--learn"], r"unknown argument '--learn'"),  # no abbreviations
+        ([*RUN, "--learner", "extra"], r"unknown argument 'extra'"),
+        ([*RUN, "--learner", "--seed", "x"], r"argument --seed: invalid int value: 'x'; see serl-chunk --help"),
+        ([*RUN, "--learner", "--port"], r"argument --port: expected one argument; see serl-chunk --help"),
+        ([*RUN, "--learner", "--config.agent.ler=1"], r"--config\.agent\.ler does not exist \(did you mean 'lr'\?\)"),
+        ([*RUN, "--learner", "--config.agent.lr"], r"--config\.agent\.lr needs a value"),
+        ([*RUN, "--learner", "--config.agent.lr=0"], r"agent\.lr must be positive"),
+        (["--exp_name", "fake_aloa", "--learner"], r"unknown experiment 'fake_aloa'; did you mean 'fake_aloha'\?"),
+        (["--exp_name", "no.py", "--learner"], r"--exp_name=no\.py: there is no such file"),
+        (
+            [*RUN, "--actor", "--eval_checkpoint_step", "5", "--eval_n_trajs", "-3"],
+            r"--eval_n_trajs must be at least 1",
+        ),
+        ([*RUN, "--actor", "--demo_paths", "x"], r"unknown argument '--demo_paths': did you mean --demo_path\?"),
+        ([*RUN, "--actor", "--set", "agent.lr=1"], r"unknown argument '--set'.*--config\.FIELD=VALUE"),
+        ([*RUN, "--actor", "--eval_checkpoint_step", "5"], r"an evaluation needs both --eval_checkpoint_step N"),
+        ([*RUN, "--actor", "--eval_n_trajs", "5"], r"an evaluation needs both .* and --eval_n_trajs K"),
+        ([*RUN, "--local", "--learner"], r"--local runs both loops in this process"),
+        ([*RUN, "--learner", "--actor", *EVALUATE], r"an evaluation is run by --actor alone"),
+        ([*RUN, "--learner", *EVALUATE], r"an evaluation is run by --actor alone"),
+        ([*RUN, "--local", *EVALUATE], r"an evaluation is run by --actor alone"),
+        ([*RUN, "--actor", "--save_video"], r"--save_video belongs to an evaluation: add --eval_checkpoint_step N"),
+        ([*RUN, "--actor", "--eval_stochastic"], r"--eval_stochastic belongs to an evaluation"),
+        ([*RUN, "--learner", "--pin_cores"], r"--pin_cores .* needs both flags"),
+        ([*RUN, "--learner", "--ip", "gpu"], r"--ip names the learner .* leave it out beside --learner"),
+        ([*RUN, "--learner", "--keys", "k", "--insecure"], r"--insecure means no keys: leave it out, or --keys"),
+        ([*RUN, "--local", "--keys", "k"], r"--local has no network"),
+        ([*RUN, "--local", "--insecure"], r"--local has no network"),
+        ([*RUN, "--actor", *EVALUATE, "--checkpoint_path", "r", "--keys", "k"], r"--keys is for a learner at --ip"),
+        (["keys"], r"the following arguments are required: init\|add\|join\|list\|revoke; see serl-chunk keys --help"),
+        (["keys", "remove"], r"invalid choice: 'remove'"),
+        (["keys", "add"], r"the following arguments are required: NAME; see serl-chunk keys add --help"),
+        (["keys", "join"], r"the following arguments are required: LINE; see serl-chunk keys join --help"),
+        (["keys", "add", "left", "--port", "65535"], r"--port=65535 must be 1\.\.65533"),
+        (["record", *RUN], r"the following arguments are required: --out; see serl-chunk record --help"),
+        (["record", *RUN, "--out", "x", "--n_demo", "3"], r"unknown argument '--n_demo'"),
+        (["record", "--out", "x"], r"--exp_name is needed"),
+        (["report"], r"the following arguments are required: run; see serl-chunk report --help"),
+        (["report", "a", "b"], r"unrecognized arguments: b"),
+    ],
+    ids=lambda v: " ".join(v) or "nothing" if isinstance(v, list) else "",
+)
+def test_a_mistake_is_one_sentence_and_status_2(capsys, called, arguments, message):
+    assert re.search(message, refused(capsys, arguments))
+    assert called == []
+
+
+def test_a_bad_robot_camera_or_demonstrator_is_refused(capsys, tmp_path):
+    out = ["record", *RUN, "--out", str(tmp_path / "demos")]
+    assert "--policy=me: only scripted is there" in refused(capsys, [*out, "--policy", "me"])
+    assert "--n_demos must be at least 1, got 0" in refused(capsys, [*out, "--n_demos", "0"])
+    assert "has no camera 'roof'; it has: " in refused(capsys, [*out, "--cameras", "roof"])
+    assert "--cameras names 'top' twice" in refused(capsys, [*out, "--cameras", "top,top"])
+    assert not (tmp_path / "demos").exists()
+
+
+def test_a_camera_that_the_robot_has_not_is_named_before_any_data_are_read(capsys, tmp_path):
+    run = [
+        *RUN,
+        "--local",
+        "--debug",
+        "--checkpoint_path",
+        str(tmp_path / "run"),
+        "--demo_path",
+        str(tmp_path / "none"),
+    ]
+    assert "has no camera 'roof'; it has: top" in refused(capsys, [*run, "--config.agent.image_keys=roof"])
+
+
+def test_local_training_that_cannot_start_says_why(capsys, tmp_path):
+    (tmp_path / "demo.pkl").write_bytes(b"x")
+    run = [*RUN, "--local", "--debug", "--checkpoint_path", str(tmp_path / "run"), "--demo_path"]
+    for path, message, status in [("nowhere", "nowhere", 2), ("demo.pkl", "pickle", 1), ("", "path is empty", 2)]:
+        assert main([*run, str(tmp_path / path) if path else path]) == status
+        assert message in capsys.readouterr().err
+
+
+def test_an_evaluation_of_what_is_not_there(capsys, tmp_path):
+    evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--checkpoint_path"]
+    assert "is not a run folder: it has no config.json" in refused(capsys, [*evaluate, str(tmp_path)])
+    (tmp_path / "config.json").write_text('{"name": "other"}')
+    assert "is a run of experiment 'other', not 'fake_aloha'" in refused(capsys, [*evaluate, str(tmp_path)])
+    (tmp_path / "config.json").write_text('{"name": "fake_aloha"}')
+    assert "has no checkpoint yet" in refused(capsys, [*evaluate, str(tmp_path)], status=1)
+    assert main(["report", str(tmp_path / "nowhere")]) != 0
+    assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--actor --demo_path d", "--demo_path means nothing to --actor"),
+        ("--actor --checkpoint_path r", "--checkpoint_path means nothing to --actor"),
+        ("--actor --demo_success", "--demo_success means nothing to --actor"),
+        ("--learner --actor_id left", "--actor_id means nothing to --learner"),
+        ("--learner --spool_path s", "--spool_path means nothing to --learner"),
+        ("--local --bind 0.0.0.0", "--bind means nothing to --local"),
+        ("--local --ip gpu", "--ip means nothing to --local"),
+        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --demo_path d", "--demo_path means nothing to an evalua"),
+        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --checkpoint_path r --ip h", "leave one of them out"),
+        ("--actor --eval_checkpoint_step 1", "an evaluation needs both"),
+        ("--actor --eval_n_trajs 1", "an evaluation needs both"),
+        ("--learner --seed -1", "seed must be in 0 .. 2147483646, got -1"),
+        ("--learner --demo_scores x", "--demo_scores: 'x' is not FOLDER=REWARD"),
+        ("--learner --config.actor.inference=async", "would not be read: it needs actor.clock=realtime"),
+    ],
+)
+def test_flags_and_fields_without_a_use_are_refused(capsys, called, arguments, message):
+    assert message in refused(capsys, [*RUN, *arguments.split()])
+    assert called == []
+
+
+def test_both_processes_of_one_command_share_its_flags(called):
+    shared = [*RUN, "--beside_learner", "--demo_path", "d", "--checkpoint_path", "r", "--actor_id", "left"]
+    assert main([*shared, "--learner"]) == 0
+    assert main([*shared, "--actor"]) == 0
+    assert [name for name, *_ in called] == ["run_learner", "run_training_actor"]
+
+
+def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
+    flags = ["--actor", "--eval_checkpoint_step", "0"]
+    assert main([*RUN, *flags, "--eval_n_trajs", "3", "--checkpoint_path", "r"]) == 0
+    assert main([*RUN, *flags]) == 0  # HIL-SERL's default
+    assert [(name, arguments[1:]) for name, arguments, _ in called] == [
+        ("run_evaluation", ("0", 3)), ("run_training_actor", ())
+    ]  # fmt: skip
+
+
+def test_another_algorithm_than_the_runs_is_refused_before_its_parameters_are(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"name": "fake_aloha", "preset": "qc", "compat": ""}')
+    evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "0", "--eval_n_trajs", "1", "--checkpoint_path"]
+    said = refused(capsys, [*evaluate, str(tmp_path)])
+    assert "was trained with --preset=qc: give --preset qc here too" in said
+    said = refused(capsys, [*evaluate, str(tmp_path), "--preset", "qc", "--compat", "qc"])
+    assert "was trained with --compat=none: leave --compat qc out" in said
+
+
+def test_flags_reach_the_learner(called):
+    flags = ["--learner", "--bind", "0.0.0.0", "--insecure", "--port", "7000", "--demo_path", "a", "--demo_path", "b",
+             "--checkpoint_path", "run", "--debug", "--seed", "3", "--config.agent.lr=0.5",
+             "--demo_color", "bgr", "--demo_success", "--demo_format", "episodes"]  # fmt: skip
+    assert main([*RUN, *flags]) == 0
+    [(name, (config, demos, run), keywords)] = called
+    assert (name, demos, run, config.seed, config.agent.lr) == ("run_learner", ["a", "b"], "run", 3, 0.5)
+    reading = keywords.pop("reading")
+    assert (reading.options.color, reading.options.success, reading.format) == ("bgr", True, "episodes")
+    assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "wandb": False, "keys": None}
+
+
+def test_a_learner_listens_to_this_machine_unless_told_otherwise(called):
+    assert main([*RUN, "--learner"]) == 0
+    assert called[0][2] == {
+        "bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None, "reading": DemoReading()
+    }  # fmt: skip
+
+
+def test_flags_reach_the_actor(called):
+    assert main([*RUN, "--actor"]) == 0
+    assert main([*RUN, "--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left"]) == 0
+    rest = {"spool_path": None, "keys": None, "insecure": False}
+    assert [(n, k) for n, _, k in called] == [
+        ("run_training_actor", {"ip": "127.0.0.1", "port": 5588, "actor_id": "actor", **rest}),
+        ("run_training_actor", {"ip": "gpu", "port": 7000, "actor_id": "left", **rest}),
+    ]
+
+
+def test_keys_reach_whoever_uses_the_network(called):
+    evaluation = [*RUN, "--actor", *EVALUATE, "--ip", "gpu"]
+    for arguments in ([*RUN, "--learner"], [*RUN, "--actor"], evaluation):
+        assert main([*arguments, "--keys", "k"]) == 0
+        assert main([*arguments, "--insecure"]) == 0
+    assert [(k["keys"], k["insecure"]) for _, _, k in called] == [("k", False), (None, True)] * 3
+
+
+def test_flags_reach_the_evaluation(called):
+    base = [*RUN, "--actor", "--eval_checkpoint_step", "best", "--eval_n_trajs", "7"]
+    assert main([*base, "--checkpoint_path", "run"]) == 0
+    assert main([*base, "--ip", "gpu", "--save_video", "--eval_stochastic", "--eval_validation"]) == 0
+    plain, full = called
+    assert plain[0] == "run_evaluation"
+    assert plain[1][1:] == ("best", 7)
+    assert plain[2] == {"checkpoint_path": "run", "ip": None, "port": 5588, "actor_id": "actor", "save_video": False,
+                        "stochastic": False, "validation": False, "keys": None, "insecure": False}  # fmt: skip
+    assert full[2]["checkpoint_path"] is None
+    assert (full[2]["ip"], full[2]["save_video"], full[2]["stochastic"], full[2]["validation"]) == ("gpu", *[True] * 3)
+
+
+def test_zero_means_no_evaluation(called):
+    assert main([*RUN, "--actor", "--eval_checkpoint_step", "0", "--eval_n_trajs", "0"]) == 0
+    assert called[0][0] == "run_training_actor"
+
+
+def test_both_flags_start_two_processes_with_what_was_given(called):
+    assert main([*RUN, "--learner", "--actor", "--pin_cores", "--seed", "3", "--config.agent.lr", "0.5"]) == 0
+    shared = [*RUN, "--seed", "3", "--config.agent.lr", "0.5"]
+    assert called == [("run_both", ([*shared, "--beside_learner"],), {"pin": True, "ip": "127.0.0.1"})]
+
+
+@pytest.mark.parametrize(
+    ("bind", "ip"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("localhost", "localhost"), ("10.0.0.5", "10.0.0.5")]
+)
+def test_an_actor_beside_its_learner_connects_to_where_it_listens(called, bind, ip):
+    assert main([*RUN, "--learner", "--actor", "--bind", bind, "--insecure"]) == 0
+    assert called[0][2] == {"pin": False, "ip": ip}
+
+
+def test_flags_reach_the_recorder(called):
+    flags = ["record", *RUN, "--n_demos", "3", "--out", "d", "--noise", "0.1", "--cameras", "all"]
+    assert main(flags) == 0
+    [(_, (config, count, out), keywords)] = called
+    assert (config.name, count, out) == ("fake_aloha", 3, "d")
+    assert len(keywords.pop("cameras")) == 3
+    assert keywords == {"policy": "scripted", "noise": 0.1}
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("serl_chunk.cli.local.run_local", interrupt)
+    assert main([*RUN, "--local"]) == 130
+    assert capsys.readouterr().err == "serl-chunk: interrupted\n"
+
+
+@pytest.mark.parametrize("command", [[], ["record"], ["report"], ["keys"], ["keys", "join"]])
+def test_help_names_the_flags(command, capsys):
+    with pytest.raises(SystemExit) as done:
+        main([*command, "--help"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    assert " ".join(["usage: serl-chunk", *command]) in text
+    if not command:
+        flags = (
+            "exp_name learner actor ip demo_path checkpoint_path save_video eval_checkpoint_step eval_n_trajs bind port"
+            " keys insecure"
+        )
+        for flag in flags.split():
+            assert f"--{flag}" in text
+
+
+def test_the_package_is_a_command_too():
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "serl_chunk", "--exp_name", "nothing", "--learner"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("serl-chunk: unknown experiment 'nothing'")

@@ -1,0 +1,126 @@
+"""Who sets a field by name is told where nothing reads it; who sets a default in a file is not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import known_experiments, load_experiment
+from serl_chunk.config.presets import configured
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.config.unused_fields import _SWITCHES, refuse_unread
+from serl_chunk.types import ConfigError
+
+BASE = ExperimentConfig("x", FakeAlohaConfig())
+# (preset, a field, its value, what makes it count)
+CASES = [
+    (None, "agent.critic.bins", "51", [("agent.critic.loss", "hl_gauss")]),
+    ("qc", "agent.critic.initial_logit", "-1.0", [
+        ("agent.critic.loss", "bounded"), ("agent.critic.value_low", "-67"), ("agent.critic.value_high", "0"),
+    ]),
+    (None, "agent.encoder.kind", "resnet10", [("agent.image_keys", "top")]),
+    (None, "agent.flow.train_delay_max", "3", [("agent.flow.train_delay", "sampled")]),
+    (None, "agent.flow.fourier_dim", "8", [("agent.flow.time", "fourier")]),
+    (None, "agent.alpha", "3.0", [("agent.actor_type", "distill-ddpg")]),
+    ("qc", "agent.expectile", "0.9", [("agent.target", "expectile")]),
+    (None, "agent.target_candidates", "4", [("agent.target", "policy")]),
+    ("qc-fql", "agent.target_flow_steps", "4", [("agent.actor_type", "best-of-n")]),
+    (None, "agent.encoder.trained_by", "critic", [("agent.image_keys", "top")]),
+    (None, "agent.prefix_expectile", "0.6", [("agent.prefix_critic", "true"), ("chunk.critic_horizon", "9")]),
+    (None, "agent.improve.radius", "0.2", [("agent.improve.steps", "2")]),
+    (None, "agent.improve.candidates", "4", [("agent.improve.imitate", "0.5"), ("agent.improve.steps", "2")]),
+    (None, "agent.gripper.epsilon", "0.1", [("agent.gripper.choices", "-1,1")]),
+    ("qc", "replay.exclude_before_takeover", "9", [("agent.bc_on", "+successes")]),
+    (None, "robot.helper.noise", "0.1", [("actor.intervention", "scripted")]),
+    ("hg-dagger-gaussian", "agent.flow.hidden", "16", [("agent.policy", "flow")]),
+    ("hg-dagger", "agent.hidden", "16", [("agent.policy", "gaussian")]),
+    (None, "replay.image_capacity", "9000", [("agent.image_keys", "top")]),
+    (None, "replay.max_image_age", "2", [("agent.image_keys", "top")]),
+    (None, "replay.frame_cache_bytes", "1000", [("agent.image_keys", "top")]),
+]  # fmt: skip
+
+
+def asked(preset: str | None, *overrides: tuple[str, str]) -> None:
+    refuse_unread(configured(BASE, overrides, preset=preset), [path for path, _ in overrides])
+
+
+@pytest.mark.parametrize(("preset", "path", "value", "switched"), CASES, ids=[c[1] for c in CASES])
+def test_a_field_that_nothing_reads_is_refused_until_something_does(preset, path, value, switched):
+    with pytest.raises(ConfigError) as refused:
+        asked(preset, (path, value))
+    said = str(refused.value)
+    assert said.startswith(f"--config.{path}={value} would not be read: it needs ")
+    assert said.endswith(". Set that too, or leave it out")
+    assert switched[0][0] in said  # the remedy names the field that is missing
+    asked(preset, *switched, (path, value))
+
+
+OF_A_CRITIC = ["agent.critic.tau", "agent.choose_by", "agent.gripper.plausible", "agent.pretrain_candidates",
+               "learner.critic_pretrain_steps", "learner.critic_warmup_steps"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OF_A_CRITIC)
+def test_an_agent_without_a_critic_reads_nothing_of_one(path):
+    number = "9" if path.endswith(("steps", "candidates")) else "0.2"
+    value = {"agent.choose_by": "min"}.get(path, number)
+    with pytest.raises(ConfigError, match=r"would not be read: it needs an agent with a critic \(acfql or acrlpd\)"):
+        asked("hg-dagger", (path, value), ("agent.gripper.choices", "-1,1"))
+    asked("hg-dagger", ("agent.gripper.lr", "0.01"), ("agent.gripper.choices", "-1,1"))
+
+
+@pytest.mark.parametrize("path", ["learner.critic_pretrain_steps", "learner.critic_warmup_steps"])
+@pytest.mark.parametrize("preset", ["bc", "hg-dagger-gaussian"])
+def test_no_updates_of_a_critic_are_what_a_clone_has(preset, path):
+    asked(preset, (path, "0"))
+
+
+def test_a_state_that_is_no_input_has_no_latent():
+    blind = [("agent.image_keys", "top"), ("agent.use_state", "false")]
+    with pytest.raises(ConfigError, match=r"state_latent=8 would not be read: it needs agent\.use_state=True"):
+        asked(None, *blind, ("agent.encoder.state_latent", "8"))
+    asked(None, *blind, ("agent.encoder.state_latent", "0"))
+    asked(None, blind[0], ("agent.encoder.state_latent", "8"))
+
+
+def test_features_stand_for_decoded_frames():
+    cached = [("agent.image_keys", "top"), ("agent.encoder.kind", "resnet10"), ("agent.encoder.shift", "0"),
+              ("agent.encoder.frozen_backbone", "true"), ("agent.encoder.cache_features", "true")]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"frame_cache_bytes=1000 .* it needs agent\.encoder\.cache_features=False"):
+        asked(None, *cached, ("replay.frame_cache_bytes", "1000"))
+    for cameras in ((), cached):
+        asked(None, *cameras, ("replay.frame_cache_bytes", "0"))
+
+
+def test_channels_are_not_those_of_a_network_that_has_its_own():
+    cameras = [("agent.image_keys", "top"), ("agent.encoder.features", "4,8")]
+    asked(None, *cameras)
+    with pytest.raises(ConfigError, match=r"encoder\.features=4,8 would not be read: .*kind=conv or impala"):
+        asked(None, *cameras, ("agent.encoder.kind", "resnet10"))
+
+
+def test_a_default_in_a_file_is_nobodys_mistake():
+    critic = dataclasses.replace(BASE.agent.critic, loss="squared", bins=51)
+    agent = dataclasses.replace(BASE.agent, critic=critic)
+    config = configured(dataclasses.replace(BASE, agent=agent), [("agent.lr", "0.1")])
+    refuse_unread(config, ["agent.lr"])
+    assert config.agent.critic == CriticConfig(
+        ensemble=4, target_subset=4, target_aggregate="mean", loss="squared", tau=0.01, bins=51
+    )
+
+
+def test_every_switch_is_about_fields_that_there_are():
+    """A misspelt field would be found by nobody: it would never be refused."""
+    configs = [configured(BASE, preset=preset) for preset in (None, "qc", "rlpd", "hg-dagger")]
+    configs += [load_experiment(name) for name in known_experiments()]
+    for switch in _SWITCHES:
+        groups = []
+        for config in configs:
+            found: object = config
+            for part in switch.group.split("."):
+                found = getattr(found, part, None)
+            groups.append({f.name for f in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set())
+        assert set(switch.names) <= set.union(*groups), switch.group
+        assert any(groups), switch.group

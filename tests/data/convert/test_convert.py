@@ -1,0 +1,518 @@
+"""The conversion pipeline: in order, in parallel, atomic, continued after any interruption, small in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serl_chunk.data.convert.convert import Progress, Report, convert
+from serl_chunk.data.convert.manifest import NAME, Manifest
+from serl_chunk.data.formats import hdf5_writer
+from serl_chunk.data.formats.episodes import FORMAT
+from serl_chunk.data.formats.hdf5 import read_episode, write_episode
+from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
+from serl_chunk.data.source import Json, ReadOptions, materialised
+from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, RobotSpec, SparseRows
+
+ARM = RobotSpec("arm2", 50.0, 2, (-1.0, -1.0), (1.0, 1.0), (0, 1), (), (CameraSpec("top", 16, 16),), 20)
+
+
+def _on_time(episode: Episode) -> Episode:
+    n = episode.steps.n
+    return episode._replace(steps=dataclasses.replace(episode.steps, stamp=np.arange(n) / 50.0))
+
+
+@pytest.fixture
+def folder(tmp_path, make_episode):
+    """`folder(n)`: n episodes of `ARM`, of 3 to 6 steps."""
+
+    def make(n: int, name: str = "in") -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        for i in range(n):
+            write_episode(path / f"episode_{i}.hdf5", _on_time(make_episode(ARM, 3 + i % 4, seed=i)), ARM)
+        return path
+
+    return make
+
+
+def _convert(path: Path, out: Path, *, sink: Hdf5Sink | None = None, spec: RobotSpec = ARM, **how) -> Report:
+    source = FORMAT.open(path, ReadOptions(spec=spec))
+    return convert(source, source.keys(), sink or Hdf5Sink(out, spec), out, **({"workers": 0} | how))
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in path.iterdir()}
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_round_trip_keeps_every_byte(tmp_path_factory, spec, make_episode, assert_same, data):
+    tmp = tmp_path_factory.mktemp("trip")
+    (tmp / "in").mkdir()
+    episodes = []
+    for i in range(data.draw(st.integers(1, 3), label="episodes")):
+        n = data.draw(st.integers(1, 8), label="T")
+        ticks = st.lists(st.integers(0, n - 1), unique=True, min_size=1)
+        episode = make_episode(
+            spec,
+            n,
+            seed=data.draw(st.integers(0, 99)),
+            image_ticks={c.name: data.draw(ticks) for c in spec.cameras},
+            decision_ticks=tuple(data.draw(ticks)),
+            final=data.draw(st.booleans()),
+            reward=data.draw(st.one_of(st.none(), st.floats(-2, 2, width=32))),
+        )
+        episodes.append(_on_time(episode))
+        write_episode(tmp / "in" / f"episode_{i}.hdf5", episodes[-1], spec)
+    with_spec = data.draw(st.booleans(), label="with the robot")
+    sink = Hdf5Sink(tmp / "out", spec if with_spec else None, compress=data.draw(st.booleans()))
+    report = _convert(tmp / "in", tmp / "out", sink=sink, spec=spec)
+    assert (report.episodes, report.steps) == (len(episodes), sum(e.steps.n for e in episodes))
+    for i, episode in enumerate(episodes):
+        assert_same(read_episode(tmp / "out" / f"episode_{i}.hdf5"), episode)
+    if with_spec and not sink.compress:  # the same episode becomes the same bytes
+        assert (tmp / "in" / "episode_0.hdf5").read_bytes() == (tmp / "out" / "episode_0.hdf5").read_bytes()
+    assert FORMAT.open(tmp / "out", ReadOptions()).hz == 50.0
+
+
+def test_worker_processes_write_the_same_as_one_process(folder, tmp_path):
+    path = folder(7)
+    told: list[Progress] = []
+    alone = _convert(path, tmp_path / "alone", progress=told.append)
+    many = _convert(path, tmp_path / "many", workers=2)
+    assert _content(tmp_path / "alone") == _content(tmp_path / "many")
+    assert sorted(_content(tmp_path / "many")) == [NAME, *(f"episode_{i}.hdf5" for i in range(7))]
+    assert dataclasses.replace(alone, seconds=0) == dataclasses.replace(many, seconds=0)
+    assert (many.frames, many.nbytes) == (many.steps, many.steps * (16 * 16 * 3 + 16))
+    assert [p.done for p in told] == list(range(8))
+    assert told[-1].frames == alone.frames
+
+
+def test_a_taken_folder_is_refused_before_anything_is_touched(folder, tmp_path):
+    path = folder(1)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("precious")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=r"out: has other files \(thesis\.tex"):
+            _convert(path, out, resume=resume)
+    assert os.listdir(out) == ["thesis.tex"]
+    with pytest.raises(ConfigError, match="is a file; give a folder"):
+        _convert(path, out / "thesis.tex")
+    _convert(path, tmp_path / "new")
+    with pytest.raises(ConfigError, match="a conversion was begun here; go on with --resume"):
+        _convert(path, tmp_path / "new")
+    again = _convert(path, tmp_path / "new", resume=True)
+    assert (again.episodes, again.already) == (1, 1)
+
+
+def test_another_conversion_in_the_folder_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("serl_chunk.data.convert.manifest._PATIENCE", 0.1)
+    with (
+        Manifest(tmp_path / "out", {}, resume=False),
+        pytest.raises(ConfigError, match="another conversion is at work"),
+    ):
+        Manifest(tmp_path / "out", {}, resume=True)
+
+
+class Dies(Hdf5Sink):
+    """Interrupts the conversion at a place of its episode 2."""
+
+    where = "stage"
+
+    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
+        if self.where == "stage" and number == 2:
+            raise KeyboardInterrupt
+        return super().stage(layout, number, episode)
+
+    def place(self, layout: Json, index: int, staged: Json) -> None:
+        if self.where == "before place" and index == 2:
+            raise KeyboardInterrupt
+        super().place(layout, index, staged)
+        if self.where == "after place" and index == 2:
+            raise KeyboardInterrupt
+
+    def finish(self, layout: Json, staged: list[Json]) -> None:
+        super().finish(layout, staged)
+        if self.where == "after finish":
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["stage", "before place", "after place", "after finish"])
+def test_an_interrupted_conversion_ends_as_an_uninterrupted_one(folder, tmp_path, where):
+    path = folder(5)
+    _convert(path, tmp_path / "whole")
+    sink = Dies(tmp_path / "out", ARM)
+    object.__setattr__(sink, "where", where)
+    with pytest.raises(KeyboardInterrupt):
+        _convert(path, tmp_path / "out", sink=sink)
+    with (tmp_path / "out" / NAME).open("ab") as manifest:
+        manifest.write(b'{"kind": "pla')  # cut off by the power
+    report = _convert(path, tmp_path / "out", resume=True, workers=0)
+    assert _content(tmp_path / "out") == _content(tmp_path / "whole")
+    assert report.already == {"stage": 2, "before place": 2, "after place": 3, "after finish": 5}[where]
+    assert report.episodes == 5
+
+
+def test_a_resumed_conversion_must_be_the_same_one(folder, tmp_path):
+    path, out = folder(3), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        _convert(path, out, sink=Dies(out, ARM), settings={"reading": {"color": "rgb"}})
+    with pytest.raises(
+        ConfigError, match=r"max_samples was None and is now 9; reading\.color was 'rgb' and is now 'bgr'"
+    ):
+        _convert(path, out, resume=True, settings={"reading": {"color": "bgr"}}, max_samples=9)
+    (path / "episode_1.hdf5").unlink()
+    with pytest.raises(ConfigError, match="episodes was 3 and is now 2; episodes_digest"):
+        _convert(path, out, resume=True, settings={"reading": {"color": "rgb"}})
+
+
+def test_a_damaged_manifest_is_named(folder, tmp_path):
+    path, out = folder(3), tmp_path / "out"
+    _convert(path, out)
+    lines = (out / NAME).read_bytes().split(b"\n")
+    (out / NAME).write_bytes(b"\n".join([*lines[:2], b"\0" * 20, *lines[3:]]))
+    with pytest.raises(DataError, match=r"conversion\.jsonl: line 3 is damaged"):
+        _convert(path, out, resume=True)
+
+
+def _spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def test_the_first_bad_episode_ends_the_conversion_and_skip_bad_leaves_them_out(folder, tmp_path):
+    path, out = folder(8), tmp_path / "out"
+    for i in (2, 5):
+        _spoil(path / f"episode_{i}.hdf5")
+    with pytest.raises(DataError, match=r"in/episode_2\.hdf5: .*truncated(?s:.*)--skip-bad"):
+        _convert(path, out, workers=2)
+    assert sorted(p.name for p in out.glob("episode*")) == ["episode_0.hdf5", "episode_1.hdf5"]
+    report = _convert(path, out, workers=2, resume=True, skip_bad=True)
+    assert (report.episodes, report.already) == (6, 2)
+    assert [s.job for s in report.skipped] == [(2, "episode_2.hdf5"), (5, "episode_5.hdf5")]
+    assert all("truncated" in s.reason for s in report.skipped)
+    _convert(path, tmp_path / "at_once", skip_bad=True)
+    assert _content(out) == _content(tmp_path / "at_once")
+    np.testing.assert_array_equal(
+        read_episode(out / "episode_4.hdf5").steps.action, read_episode(path / "episode_6.hdf5").steps.action
+    )
+
+
+def test_without_any_good_episode_there_is_no_data_set(folder, tmp_path):
+    path = folder(2)
+    for file in path.iterdir():
+        _spoil(file)
+    with pytest.raises(DataError, match=r"none of the 2 episodes of .*in can be converted\. .*episode_0\.hdf5"):
+        _convert(path, tmp_path / "out", skip_bad=True)
+    with pytest.raises(DataError, match=r"episode_0\.hdf5: .*(?s:.*)--skip-bad"):
+        _convert(path, tmp_path / "out2")
+
+
+def _change(episode: Episode, **columns) -> Episode:
+    return episode._replace(steps=dataclasses.replace(episode.steps, **columns))
+
+
+def test_bad_episodes_of_every_kind_are_named_and_the_others_go_through(folder, tmp_path, make_episode):
+    path = folder(8)
+    good = _on_time(make_episode(ARM, 5, seed=99))
+    blind = _on_time(make_episode(ARM, 5, seed=98))
+    blind.steps.sparse.clear()
+    larger = dataclasses.replace(ARM, cameras=(CameraSpec("top", 8, 8),))
+    wider = dataclasses.replace(ARM, action_low=(-1.0,) * 3, action_high=(1.0,) * 3, joint_of_action=(0, 1, -1))
+    cases = {
+        1: (_change(good, stamp=np.array([0, 0.02, 0.01, 0.03, 0.04])), None, "time goes back at step 2"),
+        2: (_on_time(make_episode(larger, 5)), larger, r"cameras \{'top': \[8, 8\]\} among episodes with cameras"),
+        3: (blind._replace(end=blind.end._replace(final_observation=None)), ARM, r"cameras \{\} among episodes"),
+        4: (_on_time(make_episode(wider, 5)), wider, "action_dim 3 among episodes with action_dim 2"),
+        5: (None, None, "truncated, damaged or not HDF5"),
+    }
+    for i, (episode, robot, _) in cases.items():
+        target = path / f"episode_{i}.hdf5"
+        if episode is None:
+            _spoil(target)
+        else:
+            write_episode(target, episode, robot or ARM)
+    source = FORMAT.open(path, ReadOptions())
+    out = tmp_path / "out"
+    report = convert(source, source.keys(), Hdf5Sink(out), out, workers=0, skip_bad=True)
+    assert report.episodes == 3
+    assert [s.job.number for s in report.skipped] == list(cases)
+    for skipped, (_, _, message) in zip(report.skipped, cases.values(), strict=True):
+        with pytest.raises(DataError, match=rf"^{path}.*episode_{skipped.job.number}\.hdf5: .*{message}"):
+            raise DataError(skipped.reason)
+
+
+def test_the_rate_is_kept_within_a_tolerance(folder, tmp_path, make_episode):
+    path = folder(2)
+    stamps = np.array([0, 0.02, 0.045, 0.06])
+    write_episode(path / "episode_1.hdf5", _change(_on_time(make_episode(ARM, 4)), stamp=stamps), ARM)
+    assert _convert(path, tmp_path / "any").episodes == 2
+    assert _convert(path, tmp_path / "loose", tolerance_s=0.0051).episodes == 2
+    with pytest.raises(DataError, match=r"step 2 was taken 0\.045000 s after the first one, at 50 Hz .*--tolerance_s"):
+        _convert(path, tmp_path / "strict", tolerance_s=0.004)
+    for how in ({"tolerance_s": 0.0}, {"max_samples": 0}, {"workers": -1}):
+        with pytest.raises(ConfigError, match=f"--{next(iter(how))} must be"):
+            _convert(path, tmp_path / "wrong", **how)
+
+
+def test_max_samples_ends_with_a_whole_episode(folder, tmp_path):
+    path = folder(6)  # of 3, 4, 5, 6, 3, 4 steps
+    for limit, episodes in ((1, 1), (3, 1), (4, 2), (12, 3), (999, 6)):
+        out = tmp_path / f"out{limit}"
+        assert _convert(path, out, max_samples=limit).episodes == episodes
+        assert len(list(out.glob("*.hdf5"))) == episodes
+        assert not list(out.glob(".*"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Killed(Hdf5Sink):
+    """Its process dies at episode 3, as the kernel kills one that takes too much memory."""
+
+    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().stage(layout, number, episode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Hdf5Sink):
+    """Its disk is full at episode 3."""
+
+    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
+        if number == 3:
+            raise OSError(28, "No space left on device")
+        return super().stage(layout, number, episode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(Hdf5Sink):
+    """Has a mistake."""
+
+    def stage(self, layout: Json, number: int, episode: Episode) -> Json:
+        return {"number": [][number]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Killed, r"in: episode episode_3\.hdf5: the process that converted it was killed by SIGKILL \(out of memory"),
+        (Full, r"in: episode episode_3\.hdf5 could not be converted: .*No space left on device; where the disk"),
+        (Wrong, r"episode_0\.hdf5: a mistake in this program(?s:.*)IndexError"),
+    ],
+)
+def test_what_is_not_the_episodes_fault_ends_the_conversion_even_with_skip_bad(folder, tmp_path, kind, message):
+    path, out = folder(6), tmp_path / "out"
+    with pytest.raises(DataError, match=message):
+        _convert(path, out, sink=kind(out, ARM), workers=1, skip_bad=True)
+    assert _convert(path, out, resume=True, skip_bad=True).episodes == 6
+    _convert(path, tmp_path / "whole")
+    assert _content(out) == _content(tmp_path / "whole")
+
+
+def test_a_disk_that_fills_up_amid_an_episode_costs_no_process(tmp_path, make_episode):
+    """A limit on file size stands in for a full disk: HDF5 itself does not survive a failing write."""
+    frames = np.random.default_rng(0).integers(0, 256, (50, 64, 64, 3), dtype=np.uint8)
+    robot = dataclasses.replace(ARM, cameras=(CameraSpec("top", 64, 64),))
+    episode = _on_time(make_episode(robot, 50))
+    episode.steps.sparse["images/top"] = SparseRows(np.arange(50, dtype=np.int32), frames)
+    (tmp_path / "in").mkdir()
+    write_episode(tmp_path / "in" / "episode_0.hdf5", episode, robot)
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from serl_chunk.data.convert.convert import convert\n"
+        "from serl_chunk.data.formats.episodes import FORMAT\n"
+        "from serl_chunk.data.formats.hdf5_writer import Hdf5Sink\n"
+        "from serl_chunk.data.source import ReadOptions\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "source = FORMAT.open(Path(sys.argv[1]), ReadOptions())\n"
+        "for limit in (100, 5000, 300_000, 614_400):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))\n"
+        "    out = Path(sys.argv[2])\n"
+        "    sink = Hdf5Sink(out)\n"
+        "    layout = sink.layout(source.read('episode_0.hdf5'), None)\n"
+        "    try:\n"
+        "        sink.stage(layout, 0, source.read('episode_0.hdf5'))\n"
+        "    except OSError as error:\n"
+        "        print('named', error)\n"
+    )
+    (tmp_path / "out").mkdir()
+    arguments = [sys.executable, "-c", code, str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("named [Errno 27] File too large") == 4
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_an_interrupt_amid_a_write_is_an_interrupt(tmp_path, make_episode, monkeypatch):
+    """Ctrl-C may arrive while HDF5 calls back into Python; that, too, it would not survive."""
+    sink, episode = Hdf5Sink(tmp_path, ARM), _on_time(make_episode(ARM, 20))
+    calls = []
+
+    def interrupted(descriptor: int, data: memoryview, at: int) -> int:
+        calls.append(at)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(descriptor, data, at)
+
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sink.stage(sink.layout(episode, 50.0), 0, episode)
+    assert len(calls) == 3
+    assert os.listdir(tmp_path) == []
+
+
+def test_frames_are_written_one_by_one(tmp_path, make_episode, monkeypatch):
+    """An episode's frames are never decoded all at once."""
+    write_episode(tmp_path / "episode_0.hdf5", _on_time(make_episode(ARM, 20)), ARM)
+    episode = FORMAT.open(tmp_path, ReadOptions()).read("episode_0.hdf5")
+    frames = type(episode.steps.sparse["images/top"].values)
+
+    def refuse(self, *args, **kwargs):
+        raise AssertionError("all frames were decoded")
+
+    monkeypatch.setattr(frames, "__array__", refuse)
+    (tmp_path / "out").mkdir()
+    sink = Hdf5Sink(tmp_path / "out", ARM)
+    sink.place({}, 0, sink.stage(sink.layout(episode, 50.0), 0, episode))
+    monkeypatch.undo()
+    written = FORMAT.open(tmp_path / "out", ReadOptions()).read("episode_0.hdf5")
+    np.testing.assert_array_equal(
+        np.asarray(materialised(written).steps.sparse["images/top"].values),
+        np.asarray(materialised(episode).steps.sparse["images/top"].values),
+    )
+
+
+_CONVERT = """
+import sys
+from pathlib import Path
+from serl_chunk.data.convert import convert
+from serl_chunk.data.formats.episodes import FORMAT
+from serl_chunk.data.hdf5_sink import Hdf5Sink
+from serl_chunk.data.source import ReadOptions
+
+if __name__ == "__main__":
+    source = FORMAT.open(Path(sys.argv[1]), ReadOptions())
+    out = Path(sys.argv[2])
+    workers = int(sys.argv[3])
+    report = convert(source, source.keys(), Hdf5Sink(out), out, workers=workers, resume=True)
+    print("converted", report.episodes)
+"""
+
+
+def _kill_and_resume(tmp_path: Path, path: Path, kills: int, seed: int, workers: int) -> None:
+    """Kill a conversion `kills` times, each time after it placed some more, then let it end."""
+    script = tmp_path / "convert_it.py"
+    script.write_text(_CONVERT)
+    out = tmp_path / f"killed{seed}"
+    rng = random.Random(seed)
+    command = [sys.executable, str(script), str(path), str(out), str(workers)]
+    for _ in range(kills):
+        before = len(list(out.glob("episode_*.hdf5")))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < until:
+            if len(list(out.glob("episode_*.hdf5"))) > before:
+                time.sleep(rng.uniform(0, 0.01))
+                break
+        process.kill()  # its workers are left to notice; the next conversion begins at once
+        process.wait()
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert _content(out) == _content(tmp_path / "whole")
+
+
+def test_killed_at_random_moments_and_resumed_it_ends_the_same(folder, tmp_path):
+    path = folder(60)
+    source = FORMAT.open(path, ReadOptions())
+    convert(source, source.keys(), Hdf5Sink(tmp_path / "whole"), tmp_path / "whole", workers=0)
+    _kill_and_resume(tmp_path, path, kills=3, seed=0, workers=1)
+
+
+@pytest.mark.slow
+def test_killed_many_times_with_many_workers(folder, tmp_path):
+    path = folder(150)
+    source = FORMAT.open(path, ReadOptions())
+    convert(source, source.keys(), Hdf5Sink(tmp_path / "whole"), tmp_path / "whole", workers=0)
+    for seed in range(10):
+        _kill_and_resume(tmp_path, path, kills=8, seed=seed, workers=seed % 4)
+
+
+def _measured(command: list[str]) -> tuple[float, str]:
+    """The largest memory, MiB, that a command and its children held that others do not share; and its output."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    largest = 0.0
+    stop = threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not stop.wait(0.02):
+            total = 0
+            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+                try:
+                    total += each.memory_full_info().uss
+                except psutil.Error:
+                    continue
+            largest = max(largest, total / 2**20)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    out, _ = process.communicate()
+    stop.set()
+    thread.join()
+    assert process.returncode == 0
+    return largest, out
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_episodes(tmp_path, make_episode):
+    """Four episodes of 300 MB decoded, two workers: under 200 MB more than four small ones take."""
+    script = tmp_path / "convert_it.py"
+    script.write_text(_CONVERT)
+    taken = {}
+    for name, n in (("small", 2), ("large", 325)):
+        camera = CameraSpec("top", 480, 640)
+        robot = dataclasses.replace(ARM, cameras=(camera,))
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            episode = _on_time(make_episode(dataclasses.replace(ARM, cameras=()), n, seed=i))
+            frames = np.random.default_rng(i).integers(0, 256, (n, 480, 640, 3), dtype=np.uint8)
+            episode.steps.sparse["images/top"] = SparseRows(np.arange(n, dtype=np.int32), frames)
+            write_episode(tmp_path / name / f"episode_{i}.hdf5", episode, robot)
+            del episode, frames
+        taken[name], out = _measured(
+            [sys.executable, str(script), str(tmp_path / name), str(tmp_path / f"out_{name}"), "2"]
+        )
+        assert "converted 4" in out
+    print(taken)
+    assert taken["large"] - taken["small"] < 200, taken
+
+
+def test_the_sink_says_what_is_in_the_data_set(tmp_path, make_episode):
+    """As after a crash: what is not in place is staged anew, what lies about is removed."""
+    sink = Hdf5Sink(tmp_path, ARM)
+    episode = _on_time(make_episode(ARM, 3))
+    layout = sink.layout(episode, 50.0)
+    assert layout == {"hz": 50.0, "state_dim": 2, "action_dim": 2, "cameras": {"top": [16, 16]}}
+    staged = [sink.stage(layout, number, episode) for number in (4, 7)]
+    sink.place(layout, 0, staged[0])
+    assert sink.placed(layout, staged) == 1
+    assert os.listdir(tmp_path) == ["episode_0.hdf5"]
+    sink.place(layout, 1, sink.stage(layout, 7, episode))
+    assert sink.placed(layout, staged) == 2
+    assert hdf5_writer.Hdf5Sink(tmp_path).placed(layout, []) == 0

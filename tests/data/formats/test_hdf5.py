@@ -1,0 +1,347 @@
+"""Our own layout: exact round trips, atomic writes, and what is said about files that are not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serl_chunk.data.formats import hdf5
+from serl_chunk.data.formats.hdf5 import read_episode, write_episode
+from serl_chunk.types import DataError, Episode, Outcome, SparseRows
+
+PLAIN_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_round_trip_keeps_every_byte(tmp_path, spec, joints_spec, make_episode, assert_same, data):
+    robot = data.draw(st.sampled_from([spec, joints_spec]), label="robot")
+    n = data.draw(st.integers(1, 12), label="T")
+    ticks = st.lists(st.integers(0, n - 1), unique=True)
+    episode = make_episode(
+        robot,
+        n,
+        seed=data.draw(st.integers(0, 2**16)),
+        image_ticks={c.name: data.draw(ticks) for c in robot.cameras},
+        decision_ticks=tuple(data.draw(ticks)),
+        final=data.draw(st.booleans()),
+        task=data.draw(PLAIN_TEXT),
+        reward=data.draw(st.one_of(st.none(), st.floats(-2, 2))),
+    )
+    outcome, terminated = data.draw(st.sampled_from(Outcome)), data.draw(st.booleans())
+    episode = episode._replace(
+        end=episode.end._replace(outcome=outcome, terminated=terminated, truncated=not terminated)
+    )
+    path = tmp_path / "episode_0.hdf5"
+    write_episode(path, episode, robot, compress=data.draw(st.booleans()))
+    assert_same(read_episode(path, robot), episode)
+    assert_same(read_episode(path), episode)
+
+
+def test_layout_is_alohas(tmp_path, spec, joints_spec, make_episode):
+    episode = make_episode(spec, 6, image_ticks={"top": list(range(6)), "wrist": [1, 4]}, decision_ticks=(0, 5))
+    write_episode(tmp_path / "a.hdf5", episode, spec, sim=True)
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert file["/observations/qpos"].dtype == np.float32
+        # joint_of_action is (2, 0, 1): qpos is in the order of the actions
+        np.testing.assert_array_equal(file["/observations/qpos"], episode.steps.observation["state"][:, [2, 0, 1]])
+        np.testing.assert_array_equal(file["/action"], episode.steps.action)
+        assert file["/observations/images/top"].shape == (6, 4, 6, 3)
+        assert file["/observations/images/top"].chunks == (1, 4, 6, 3)
+        np.testing.assert_array_equal(file["/rl/image_index/wrist"], [1, 4])
+        assert file["/rl/decision/chunk"].shape == (2, 4, 3)
+        assert "qvel" not in file["/observations"]
+        assert file.attrs["sim"]
+        assert not file.attrs["compress"]
+        assert (file.attrs["color"], file.attrs["hz"], list(file.attrs["cameras"])) == ("rgb", 50.0, ["top", "wrist"])
+
+    write_episode(tmp_path / "b.hdf5", make_episode(joints_spec, 3), joints_spec)
+    with h5py.File(tmp_path / "b.hdf5") as file:
+        assert "state" not in file["rl"]
+        assert "sim" not in file.attrs
+
+
+def test_compressed_frames_are_smaller(tmp_path, joints_spec, make_episode):
+    episode = make_episode(joints_spec, 10)
+    key = "images/top"
+    flat = SparseRows(episode.steps.sparse[key].index, np.full((10, 16, 16, 3), 7, np.uint8))
+    episode.steps.sparse[key] = flat
+    write_episode(tmp_path / "plain.hdf5", episode, joints_spec)
+    write_episode(tmp_path / "small.hdf5", episode, joints_spec, compress=True)
+    assert (tmp_path / "small.hdf5").stat().st_size < (tmp_path / "plain.hdf5").stat().st_size - 5000
+
+
+def test_only_the_chosen_cameras_are_read(tmp_path, spec, make_episode):
+    path = tmp_path / "a.hdf5"
+    write_episode(path, make_episode(spec, 4), spec)
+    wrist = read_episode(path, spec, cameras=["wrist"])
+    assert sorted(wrist.steps.sparse) == ["images/wrist"]
+    assert sorted(wrist.end.final_observation) == ["images/wrist", "state"]
+    assert not read_episode(path, spec, cameras=()).steps.sparse
+    with pytest.raises(DataError, match=r"no camera front under /observations/images; it has: top, wrist"):
+        read_episode(path, spec, cameras=["front"])
+
+
+def test_files_from_before_the_policys_age_are_read_and_lack_nothing_else(tmp_path, spec, make_episode):
+    path = tmp_path / "a.hdf5"
+    write_episode(path, make_episode(spec, 4), spec)
+    with h5py.File(path, "r+") as file:
+        del file["/rl/policy_age"]
+    assert read_episode(path, spec).steps.policy_age.tolist() == [-1.0] * 4
+    with h5py.File(path, "r+") as file:
+        del file["/rl/policy_version"]
+    with pytest.raises(DataError, match="policy_version"):
+        read_episode(path, spec)
+
+
+def test_content_is_on_disk_before_the_name(tmp_path, spec, make_episode, monkeypatch):
+    calls = []
+    for name in ("fsync", "link", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
+    write_episode(tmp_path / "a.hdf5", make_episode(spec, 2), spec)
+    write_episode(tmp_path / "b.hdf5", make_episode(spec, 2), spec, replace=False)
+    assert calls == ["fsync", "replace", "fsync", "fsync", "link", "fsync"]
+
+
+def test_replaces_atomically_or_refuses(tmp_path, spec, make_episode, assert_same):
+    path = tmp_path / "a.hdf5"
+    first, second = make_episode(spec, 4), make_episode(spec, 5, seed=1)
+    write_episode(path, first, spec, replace=False)
+    with pytest.raises(FileExistsError):
+        write_episode(path, second, spec, replace=False)
+    assert_same(read_episode(path), first)
+    write_episode(path, second, spec)
+    assert_same(read_episode(path), second)
+    assert os.listdir(tmp_path) == ["a.hdf5"]
+
+
+def test_without_hard_links_a_taken_name_is_still_refused(tmp_path, spec, make_episode, monkeypatch):
+    def no_links(source, target):
+        raise PermissionError("this file system has no hard links")
+
+    monkeypatch.setattr(os, "link", no_links)
+    write_episode(tmp_path / "a.hdf5", make_episode(spec, 2), spec, replace=False)
+    with pytest.raises(FileExistsError):
+        write_episode(tmp_path / "a.hdf5", make_episode(spec, 2), spec, replace=False)
+    assert os.listdir(tmp_path) == ["a.hdf5"]
+
+
+@pytest.mark.parametrize("stage", ["_write_frames", "_publish"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_failure_at_any_stage_leaves_nothing(tmp_path, spec, make_episode, monkeypatch, stage, error):
+    def fail(*_args):
+        raise error
+
+    monkeypatch.setattr(hdf5, stage, fail)
+    expected = DataError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected, match="disk full" if expected is DataError else None):
+        write_episode(tmp_path / "a.hdf5", make_episode(spec, 4), spec)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_process_leaves_no_episode(tmp_path, spec, make_episode, assert_same):
+    """SIGKILL right before the rename: the earlier file is whole, and nothing looks like another episode."""
+    path = tmp_path / "a.hdf5"
+    first = make_episode(spec, 4)
+    write_episode(path, first, spec)
+    code = (
+        "import os, sys\n"
+        "from serl_chunk.data import hdf5\n"
+        "from serl_chunk.types import RobotSpec\n"
+        "hdf5._publish = lambda *a: os.kill(os.getpid(), 9)\n"
+        "episode = hdf5.read_episode(sys.argv[1])\n"
+        "spec = RobotSpec('x', 1.0, 5, (-1.0,) * 3, (1.0,) * 3, (-1,) * 3, (),"
+        " tuple(), 9)\n"
+        "episode.steps.sparse.clear()\n"
+        "end = episode.end._replace(final_observation=None)\n"
+        "hdf5.write_episode(sys.argv[1], episode._replace(end=end), spec)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True)
+    assert done.returncode == -9, done.stderr
+    assert_same(read_episode(path), first)
+    assert [p.name for p in tmp_path.glob("*.hdf5")] == ["a.hdf5"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, spec, make_episode):
+    """A limit on file size stands in for a full disk: the same write() fails, and the process must survive it."""
+    write_episode(tmp_path / "source.hdf5", make_episode(spec, 200), spec)
+    code = (
+        "import resource, signal, sys\n"
+        "from serl_chunk.data import hdf5\n"
+        "from serl_chunk.types import CameraSpec, RobotSpec\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "episode = hdf5.read_episode(sys.argv[1])\n"
+        "spec = RobotSpec('x', 1.0, 5, (-1.0,) * 3, (1.0,) * 3, (-1,) * 3, (),"
+        " (CameraSpec('top', 4, 6), CameraSpec('wrist', 3, 3)), 9)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
+        "try:\n"
+        "    hdf5.write_episode(sys.argv[2], episode, spec)\n"
+        "except hdf5.DataError as error:\n"
+        "    print(error)\n"
+    )
+    target = tmp_path / "target.hdf5"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "source.hdf5"), str(target)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"{target}: cannot write the episode" in done.stdout
+    assert os.listdir(tmp_path) == ["source.hdf5"]
+
+
+@pytest.mark.parametrize("keep", [0, 10, 500, -1])
+def test_a_truncated_file_is_named(tmp_path, spec, make_episode, keep):
+    path = tmp_path / "a.hdf5"
+    write_episode(path, make_episode(spec, 8), spec)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"a\.hdf5: the file is truncated, damaged or not HDF5 .*remove it or record"):
+        read_episode(path, spec)
+
+
+def test_a_damaged_byte_is_a_data_error_or_other_data(tmp_path, spec, make_episode):
+    """Whatever byte of the structure is hit, the caller sees an episode of the same robot or a DataError."""
+    path = tmp_path / "a.hdf5"
+    write_episode(path, make_episode(spec, 3), spec)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for at in rng.choice(len(whole), 300, replace=False):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            assert read_episode(path, spec).steps.action.shape[1] == 3
+        except DataError:
+            refused += 1
+    assert refused > 10
+
+
+def _edit(path: Path, edit) -> None:
+    with h5py.File(path, "r+") as file:
+        edit(file)
+
+
+def _replace(name: str, change):
+    def edit(file: h5py.File) -> None:
+        value = change(file[name][()])
+        del file[name]
+        file[name] = value
+
+    return edit
+
+
+def _delete(name: str):
+    def edit(file: h5py.File) -> None:
+        del file[name]
+
+    return edit
+
+
+def _poison(values: np.ndarray) -> np.ndarray:
+    values[2] = np.nan
+    return values
+
+
+def _attribute(name: str, value):
+    def edit(file: h5py.File) -> None:
+        if value is None:
+            del file["rl"].attrs[name]
+        else:
+            file["rl"].attrs[name] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_delete("/action"), "no dataset /action"),
+        (_delete("/rl/state"), r"robot arm3 has 5 state values, the file has 3; is this a demonstration of another"),
+        (_delete("/rl/reward"), "no dataset /rl/reward"),
+        (_delete("/rl/image_index/top"), "no dataset /rl/image_index/top"),
+        (_delete("/rl/final_observation/state"), "no dataset /rl/final_observation/state"),
+        (_replace("/rl/reward", lambda v: v[:-1]), "reward has 4 rows, /action has 5; the file is incomplete"),
+        (_replace("/action", lambda v: v[:-1]), "state has 5 rows, /action has 4"),
+        (_replace("/rl/reward", lambda v: v[:, None]), r"reward must have 1 dimensions, its shape is \(5, 1\)"),
+        (_replace("/rl/source", lambda v: "human"), "/rl/source holds object, not numbers"),
+        (_replace("/action", _poison), "action is not finite at tick 2"),
+        (_replace("/rl/state", _poison), "state is not finite at tick 2"),
+        (_replace("/rl/reward", _poison), "reward is not finite at tick 2"),
+        (_replace("/rl/final_observation/state", _poison), "final observation's state must be 5 finite values"),
+        (_replace("/action", lambda v: np.tile(v, 2)), "robot arm3 has 3 actions, /action has 6; is this a demonst"),
+        (_replace("/rl/image_index/top", lambda v: v[::-1]), r"ticks of images/top must increase within 0\.\.4"),
+        (_replace("/rl/image_index/top", lambda v: v + 1), r"ticks of images/top must increase within 0\.\.4"),
+        (_replace("/rl/image_index/top", lambda v: v[1:]), "images/top has 5 rows and ticks of shape"),
+        (_replace("/observations/images/top", lambda v: v[:, :2]), "frames of 4x6 pixels .* the file's are 2x6"),
+        (_replace("/observations/images/top", lambda v: v.astype(float)), r"images/top must be uint8\[T, H, W, 3\]"),
+        (_attribute("schema", 2), "/rl has schema 2, this version reads 1; update"),
+        (_attribute("schema", None), "/rl has no attribute 'schema'"),
+        (_attribute("task", None), "/rl has no attribute 'task'"),
+        (_attribute("outcome", "fine"), "outcome is 'fine'; valid: success, failure, unknown"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, spec, make_episode, edit, message):
+    path = tmp_path / "episode_3.hdf5"
+    write_episode(path, make_episode(spec, 5), spec)
+    _edit(path, edit)
+    with pytest.raises(DataError, match=r"episode_3\.hdf5: .*" + message):
+        read_episode(path, spec)
+
+
+def test_missing_files_and_other_content_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.hdf5: no such file"):
+        read_episode(tmp_path / "gone.hdf5")
+    (tmp_path / "text.hdf5").write_text("hello")
+    with pytest.raises(DataError, match="not HDF5"):
+        read_episode(tmp_path / "text.hdf5")
+
+
+def _with_end(episode: Episode, **changes) -> Episode:
+    return episode._replace(end=episode.end._replace(**changes))
+
+
+def test_inconsistent_episodes_are_not_written(tmp_path, spec, joints_spec, make_episode):
+    path, episode = tmp_path / "a.hdf5", make_episode(spec, 4)
+    extra = SparseRows(np.array([0], np.int32), np.zeros((1, 2), np.float32))
+    odd_column = make_episode(spec, 4)
+    odd_column.steps.sparse["depth/top"] = extra
+    odd_observation = make_episode(spec, 4)
+    odd_observation.steps.observation["force"] = np.zeros((4, 1), np.float32)
+    wrong = {
+        "different episodes": _with_end(episode, episode_id="other"),
+        "the end says 9 steps": _with_end(episode, length=9),
+        "starts at tick 0": episode._replace(steps=episode.steps.slice(1, 4)),
+        "unknown column 'depth/top'": odd_column,
+        "an observation holds 'state'": odd_observation,
+        "the final observation has no state": _with_end(episode, final_observation={}),
+        "not 'force'": _with_end(
+            episode, final_observation={**episode.end.final_observation, "force": np.zeros(1, np.float32)}
+        ),
+        "robot arm3 has 3 actions, /action has 2": make_episode(joints_spec, 4),
+    }
+    for message, case in wrong.items():
+        with pytest.raises(DataError, match=message):
+            write_episode(path, case, spec)
+    named = episode._replace(begin=episode.begin._replace(task="nul\0"))
+    with pytest.raises(DataError, match="cannot write the episode"):
+        write_episode(path, named, spec)
+    with pytest.raises(DataError, match="check the folder"):
+        write_episode(tmp_path / "absent" / "a.hdf5", episode, spec)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_unknown_camera_is_refused_by_name(tmp_path, spec, make_episode):
+    path = tmp_path / "a.hdf5"
+    write_episode(path, make_episode(spec, 4), spec)
+    fewer = dataclasses.replace(spec, cameras=spec.cameras[:1])
+    with pytest.raises(DataError, match="robot arm3 has no camera 'wrist', it has: top"):
+        read_episode(path, fewer)
+    assert sorted(read_episode(path, fewer, cameras=["top"]).steps.sparse) == ["images/top"]

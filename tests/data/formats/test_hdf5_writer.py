@@ -1,0 +1,148 @@
+"""The sink that puts episodes into a folder."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Episode, Outcome, Source, Step
+
+
+def _feed(writer: EpisodeWriter, episode: Episode) -> None:
+    """Hand `episode` over record by record, as a control loop does."""
+    steps = episode.steps
+    writer.begin(episode.begin)
+    for t in range(steps.n):
+        decision = {
+            key.removeprefix("decision/"): rows.values[rows.index == t][0]
+            for key, rows in steps.sparse.items()
+            if key.startswith("decision/") and t in rows.index
+        }
+        writer.step(
+            Step(
+                t,
+                steps.observation_at(t),
+                steps.action[t],
+                float(steps.reward[t]),
+                Source(int(steps.source[t])),
+                int(steps.decision_tick[t]),
+                int(steps.policy_version[t]),
+                float(steps.stamp[t]),
+                decision or None,
+                float(steps.policy_age[t]),
+            )
+        )
+    writer.end(episode.end)
+
+
+def _outcome(episode: Episode, outcome: Outcome) -> Episode:
+    return episode._replace(end=episode.end._replace(outcome=outcome))
+
+
+def test_records_become_files(tmp_path, spec, make_episode, assert_same):
+    episodes = [make_episode(spec, 3 + k, seed=k, decision_ticks=(0, 2)) for k in range(3)]
+    with EpisodeWriter(tmp_path / "new" / "demos", spec) as writer:
+        for episode in episodes:
+            _feed(writer, episode)
+        writer.flush()
+        assert [p.name for p in writer.written] == ["episode_0.hdf5", "episode_1.hdf5", "episode_2.hdf5"]
+    for path, episode in zip(writer.written, episodes, strict=True):
+        assert_same(read_episode(path, spec), episode)
+
+
+def test_numbers_continue_and_nothing_is_overwritten(tmp_path, spec, make_episode):
+    (tmp_path / "episode_7.hdf5").write_text("mine")
+    with EpisodeWriter(tmp_path, spec) as first, EpisodeWriter(tmp_path, spec) as second:
+        for k, writer in enumerate((first, second, first)):
+            _feed(writer, make_episode(spec, 3, seed=k))
+            writer.flush()
+    assert [p.name for p in first.written] == ["episode_8.hdf5", "episode_10.hdf5"]
+    assert [p.name for p in second.written] == ["episode_9.hdf5"]
+    assert (tmp_path / "episode_7.hdf5").read_text() == "mine"
+
+
+def test_keep_chooses(tmp_path, spec, make_episode):
+    with EpisodeWriter(tmp_path, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
+        for k, outcome in enumerate((Outcome.FAILURE, Outcome.SUCCESS, Outcome.UNKNOWN)):
+            _feed(writer, _outcome(make_episode(spec, 3, seed=k), outcome))
+    assert [read_episode(p).begin.episode_id for p in writer.written] == ["e1"]
+    assert writer.rejected == 2
+    assert os.listdir(tmp_path) == ["episode_0.hdf5"]
+
+
+def test_amendments_change_the_folder(tmp_path, spec, make_episode):
+    with EpisodeWriter(tmp_path, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
+        _feed(writer, _outcome(make_episode(spec, 3, seed=0), Outcome.SUCCESS))
+        _feed(writer, _outcome(make_episode(spec, 3, seed=1), Outcome.SUCCESS))
+        _feed(writer, _outcome(make_episode(spec, 3, seed=2), Outcome.UNKNOWN))
+        writer.amend(Amend("e0", discard=True))
+        writer.amend(Amend("e1", reward=0.5))
+        writer.flush()
+        assert (len(writer.written), writer.rejected) == (1, 2)
+        _feed(writer, _outcome(make_episode(spec, 3, seed=3), Outcome.FAILURE))
+        writer.amend(Amend("e3", outcome=Outcome.SUCCESS, outcome_by="operator", terminated=True, reward=1.0))
+        writer.flush()
+        assert (len(writer.written), writer.rejected) == (2, 2)
+        writer.amend(Amend("e3", outcome=Outcome.FAILURE))
+    (path,) = writer.written
+    assert read_episode(path, spec).end.reward == 0.5
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_late_success_saves_an_episode(tmp_path, spec, make_episode):
+    with EpisodeWriter(tmp_path, spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
+        _feed(writer, make_episode(spec, 3))
+        writer.amend(Amend("e0", outcome=Outcome.SUCCESS, outcome_by="operator", terminated=True, reward=1.0))
+    end = read_episode(writer.written[0], spec).end
+    assert (end.outcome, end.outcome_by, end.reward) == (Outcome.SUCCESS, "operator", 1.0)
+    assert (end.terminated, end.truncated, writer.rejected) == (True, False, 0)
+
+
+def test_amending_a_stranger_is_an_error(tmp_path, spec):
+    writer = EpisodeWriter(tmp_path, spec)
+    writer.amend(Amend("ghost", discard=True))
+    with pytest.raises(DataError, match="cannot amend episode ghost"):
+        writer.flush()
+    writer.close()
+
+
+def test_a_failed_write_reaches_the_caller_once_and_the_writer_goes_on(tmp_path, spec, joints_spec, make_episode):
+    writer = EpisodeWriter(tmp_path, spec)
+    _feed(writer, make_episode(joints_spec, 3, seed=8))
+    with pytest.raises(DataError, match=r"episode_0\.hdf5: robot arm3 has 3 actions, /action has 2"):
+        writer.flush()
+    _feed(writer, make_episode(spec, 3, seed=9))
+    writer.close()
+    writer.close()
+    assert [read_episode(p).begin.episode_id for p in writer.written] == ["e9"]
+
+
+def test_records_out_of_order_are_refused(tmp_path, spec, make_episode):
+    step = Step(0, {"state": np.zeros(5, np.float32)}, np.zeros(3, np.float32), 0.0, Source.HUMAN, -1, -1, 0.0)
+    end = End("a", 1, None, False, True, Outcome.UNKNOWN)
+    with EpisodeWriter(tmp_path, spec) as writer:
+        with pytest.raises(DataError, match="step 0 belongs to no open episode"):
+            writer.step(step)
+        with pytest.raises(DataError, match=r"end of episode a does not match the open one \(none\)"):
+            writer.end(end)
+        writer.begin(Begin("a"))
+        with pytest.raises(DataError, match="episode b begins before the end of a"):
+            writer.begin(Begin("b"))
+        writer.end(end._replace(length=0))  # no steps: nothing to keep
+        writer.begin(Begin("a"))
+        writer.step(step)
+        writer.step(step._replace(tick=2))
+        writer.end(end)
+        with pytest.raises(DataError, match="not consecutive ticks"):
+            writer.flush()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, spec):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot create the folder .*file/demos"):
+        EpisodeWriter(tmp_path / "file" / "demos", spec)

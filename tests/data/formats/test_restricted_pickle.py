@@ -1,0 +1,322 @@
+"""Reading pickles without running them: what is admitted comes back, everything else is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import os
+import pickle
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from serl_chunk.data.formats.restricted_pickle import load_plain
+from serl_chunk.types import DataError
+
+PROTOCOLS = range(6)
+DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">u2")
+
+
+def load(path: Path, data: bytes) -> Any:
+    path.write_bytes(data)
+    return load_plain(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x.pkl"
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray | np.generic):
+        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_and_scalars_come_back(file: Path, protocol: int, dtype: str) -> None:
+    values = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    arrays = [
+        values,
+        np.asfortranarray(values[0]),
+        values.transpose(2, 0, 1),
+        values[:, ::2],
+        values[:0],
+        values[0, 0, 1:2].reshape(()),
+        np.broadcast_to(values[0], (2, 3, 4)),
+        values.dtype.type(1),
+    ]
+    assert same(load(file, pickle.dumps(arrays, protocol=protocol)), arrays)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_python_values_come_back(file: Path, protocol: int) -> None:
+    value = {
+        "numbers": [0, -1, 255, 65536, -(2**31), 2**100, -(2**2100), 1.5, -0.0, float("inf"), 1 + 2j, True, False],
+        "texts": ["", "a\nb\\u0041", "ä€😀", b"", b"\x00\xff", bytearray(), bytearray(b"\xff")],
+        "containers": [
+            (),
+            (1,),
+            (1, 2),
+            (1, 2, 3),
+            (1, 2, 3, 4),
+            [],
+            {},
+            set(),
+            {"a", "b"},
+            frozenset(),
+            frozenset("c"),
+        ],
+        "none": None,
+    }
+    assert same(load(file, pickle.dumps(value, protocol=protocol)), value)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
+        | hnp.arrays(st.sampled_from(["f4", "u1", "i8", "?"]), hnp.array_shapes(min_dims=0, min_side=0)),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+        max_leaves=12,
+    ),
+    protocol=st.sampled_from(PROTOCOLS),
+)  # fmt: skip
+def test_anything_admitted_comes_back(file: Path, value: Any, protocol: int) -> None:
+    assert same(load(file, pickle.dumps(value, protocol=protocol)), value)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_occurs_twice_is_read_once(file: Path, protocol: int) -> None:
+    array, items = np.arange(3), [1]
+    a, b, c, d = load(file, pickle.dumps([array, array, items, items], protocol=protocol))
+    assert a is b
+    assert c is d
+    assert same(a, array)
+
+
+def test_arrays_pickled_by_numpy_1(file: Path) -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    data = pickle.dumps([array, np.float32(2)], protocol=2)
+    assert b"numpy._core" in data
+    assert same(load(file, data.replace(b"numpy._core", b"numpy.core")), [array, np.float32(2)])
+    named = pickle.dumps(array, protocol=5)
+    old = named.replace(b"\x8c\x13numpy._core.numeric", b"\x8c\x12numpy.core.numeric")
+    assert old != named
+    assert same(load(file, old.replace(named[3:11], struct.pack("<Q", len(old) - 11))), array)
+
+
+def test_a_bool_is_0_or_1_whatever_its_byte(file: Path) -> None:
+    data = pickle.dumps(np.array([False, True, True]), protocol=4)
+    assert data.count(b"C\x03\x00\x01\x01") == 1
+    array = load(file, data.replace(b"C\x03\x00\x01\x01", b"C\x03\x00\x01\x02"))
+    assert array.tobytes() == b"\x00\x01\x01"
+
+
+def test_arrays_are_read_only(file: Path) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        load(file, pickle.dumps(np.zeros(3)))[0] = 1
+
+
+class Calls:
+    """Pickles as a call of `function` with `arguments`."""
+
+    def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
+        self.call = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        (os.system, ("touch RAN",), "system"),
+        (shutil.rmtree, (".",), "shutil.rmtree"),
+        (eval, ("open('RAN', 'w')",), "eval"),
+        (exec, ("open('RAN', 'w')",), "exec"),
+        (open, ("RAN", "w"), "open"),
+        (getattr, ("", "join"), "getattr"),
+        (__import__, ("antigravity",), "__import__"),
+        (np.load, ("RAN",), "numpy.*load"),
+        (np.save, ("RAN", 0), "numpy.*save"),
+        (functools.partial, (eval, "1"), "functools.partial"),
+        (operator.attrgetter, ("__class__",), "operator.attrgetter"),
+        (pickle.loads, (b"N.",), "_?pickle.loads"),
+        (type, ("X", (), {}), "type"),
+        (list, ([],), "list"),
+        (range, (3,), "range"),
+        (Path, ("RAN",), "pathlib"),
+    ],
+)
+def test_a_call_is_refused_by_name_and_not_made(
+    file: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, function: Any, arguments: tuple[Any, ...], name: str
+) -> None:
+    monkeypatch.chdir(file.parent)
+    bombs = [Calls(function, *arguments), [{"observations": {"state": Calls(function, *arguments)}}]]
+    for bomb in bombs:
+        with pytest.raises(DataError, match=rf"asks for .*{name}.*; it was not run") as caught:
+            load(file, pickle.dumps(bomb, protocol=protocol))
+        assert str(caught.value).startswith(str(file))
+    assert [p.name for p in file.parent.iterdir()] == [file.name]
+
+
+def test_a_name_is_refused_although_it_is_not_called(file: Path) -> None:
+    with pytest.raises(DataError, match=r"asks for .*\.system; it was not run"):
+        load(file, pickle.dumps([os.system]))
+    with pytest.raises(DataError, match=r"asks for numpy\.matrix"):
+        load(file, pickle.dumps(np.matrix))
+    with pytest.raises(DataError, match=r"asks for collections\.OrderedDict"):
+        load(file, b"ccollections\nOrderedDict\n.")
+
+
+@pytest.mark.parametrize(
+    ("program", "match"),
+    [
+        (b"cnumpy\nndarray.__reduce__\n.", r"asks for numpy.ndarray.__reduce__"),
+        (b"\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", r"asks for numpy.ndarray.dumps"),
+        (b"(\x8c\x05numpy\x8c\x07ndarraytt\x93.", "not a whole pickle"),
+        (b"]\x8c\x07ndarray\x93.", "names something by values that are no texts"),
+        (b"cnumpy\nndarray\n(K\x03tR.", "calls ndarray in a way"),
+        (b"c_codecs\nencode\n(Vx\nVrot13\ntR.", "calls encode in a way"),
+        (b"cbuiltins\nbytes\n(J\xff\xff\xff\x7ftR.", "calls bytes in a way"),
+        (b"cbuiltins\nbytearray\n(J\xff\xff\xff\x7ftR.", "calls bytearray in a way"),
+        (b"cnumpy\ndtype\n(VO8\nI00\nI01\ntR.", "holds an array of objects"),
+        (b"cnumpy\ndtype\n(VV16\nI00\nI01\ntR.", "holds an array of type V16"),
+        (b"cnumpy\ndtype\n(]tR.", "calls dtype in a way"),
+        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nV<\nN(Va\ntNtb.", "holds an array of records"),
+        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nVx\nNNNtb.", "unknown byte order"),
+        (b"](N)tR.", "calls something that is no function"),
+        (b"]}b.", "sets the state of an object that is no array"),
+        (b"N]b.", "sets the state of an object that is no array"),
+        (b"cnumpy\nndarray\n}b.", "sets the state of an object that is no array"),
+        (b"cnumpy\nndarray\n)\x81.", "makes an object of a class"),
+        (b"cnumpy\nndarray\n)}\x92.", "makes an object of a class"),
+        (b"(cnumpy\nndarray\no.", "makes an object of a class"),
+        (b"(ios\nsystem\n.", "makes an object of class os system"),
+        (b"Pwhere\n.", "refers to an object outside the file"),
+        (b"K\x01Q.", "refers to an object outside the file"),
+        (b"\x82\x01.", "number in a registry"),
+        (b"\x83\x01\x01.", "number in a registry"),
+        (b"\x84\x01\x01\x01\x01.", "number in a registry"),
+        (b"\x97.", "keeps an array outside the file"),
+        (b"S'text'\n.", "Python 2"),
+        (b"}(]Nu.", "has a list for a key"),
+        (b"}(K\x01Nu.", "has a int for a key"),
+        (b"cnumpy\nndarray\nNa.", "adds items to something that is no list"),
+        (b"]NNs.", "adds items to something that is no dict"),
+        (b"K\x012\x30.", "uses DUP"),
+    ],
+)
+def test_programs_that_no_pickler_writes(file: Path, program: bytes, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        load(file, program)
+
+
+def test_object_arrays_are_refused(file: Path) -> None:
+    for protocol in PROTOCOLS:
+        with pytest.raises(DataError, match="an array of objects; it was not run"):
+            load(file, pickle.dumps(np.array([{}, []], object), protocol=protocol))
+    for other in (np.array(["a"]), np.array([b"a"]), np.zeros(2, "f4,i4"), np.array(["2020"], "M8[D]"), np.dtype("O")):
+        with pytest.raises(DataError, match="holds an array of"):
+            load(file, pickle.dumps(other))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_an_array_has_exactly_the_bytes_of_its_shape(file: Path, protocol: int) -> None:
+    data = pickle.dumps(np.zeros((2, 3), np.float32), protocol=protocol)
+    assert data.count(b"K\x02K\x03\x86") == 1
+    for shape in (
+        b"K\x02K\x04\x86",
+        b"K\x02K\x02\x86",
+        b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86",
+        b"K\x02J\xff\xff\xff\xff\x86",
+    ):
+        bad = data.replace(b"K\x02K\x03\x86", shape)
+        if protocol >= 4:
+            bad = bad[:3] + struct.pack("<Q", len(bad) - 11) + bad[11:]
+        with pytest.raises(DataError, match=r"not a whole pickle.*(cannot have 24 bytes|no tuple of lengths)"):
+            load(file, bad)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x8e" + struct.pack("<Q", 2**62) + b"abc",  # bytes
+        b"B\xff\xff\xff\xff" + b"abc",
+        b"\x96" + struct.pack("<Q", 2**40) + b"abc",  # bytearray
+        b"\x8d" + struct.pack("<Q", 2**40) + b"abc",  # text
+        b"\x8b\xff\xff\xff\x7f" + b"abc",  # int
+    ],
+)
+def test_a_length_beyond_the_file_costs_no_memory(file: Path, program: bytes) -> None:
+    with pytest.raises(DataError, match=r"not a whole pickle, at byte 0 of \d+: it ends \d+ bytes too early"):
+        load(file, program)
+
+
+def test_containers_are_counted(file: Path) -> None:
+    assert len(load(file, b"(" + b"}" * 9_000 + b"l.")) == 9_000
+    with pytest.raises(DataError, match="more lists, tuples and dicts than a file of its size"):
+        load(file, b"(" + b"}" * 100_000 + b"l.")
+    infos = [{} for _ in range(20_000)]
+    assert len(load(file, pickle.dumps([{"infos": i} for i in infos]))) == 20_000
+
+
+def test_laughter_stays_short(file: Path) -> None:
+    """Ten lists of ten references each, ten deep, are ten small lists; as keys their hash would take years."""
+    value: Any = "ha"
+    for _ in range(40):
+        value = (value, value)
+    assert type(load(file, pickle.dumps([value]))[0]) is tuple
+    with pytest.raises(DataError, match="has a tuple for a key"):
+        load(file, pickle.dumps((1,))[:-1] + b"(" + b"0}K\x01\x85N" + b"s.")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_file_cut_anywhere_is_said_to_be_cut(file: Path, protocol: int) -> None:
+    data = pickle.dumps([{"a": np.arange(4.0), "b": (1, "x", b"y")}] * 2, protocol=protocol)
+    for n in range(len(data)):
+        with pytest.raises(DataError, match="not a whole pickle"):
+            load(file, data[:n])
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape")
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_bytes_never_end_in_another_error(file: Path, data: st.DataObject) -> None:
+    whole = pickle.dumps(
+        [{"a": np.arange(4, dtype=np.uint8), "b": (1, "x", b"y", 2.5)}], protocol=data.draw(st.sampled_from(PROTOCOLS))
+    )
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damage = data.draw(st.binary(min_size=1, max_size=3))
+    with contextlib.suppress(DataError):  # or it reads as something else
+        load(file, whole[:at] + damage + whole[at + len(damage) :])
+
+
+def test_other_files(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a whole pickle, at byte 0 of 0"):
+        load(file, b"")
+    with pytest.raises(DataError, match="not a whole pickle"):
+        load(file, b"\x89HDF\r\n\x1a\n")
+    with pytest.raises(DataError, match="14 bytes follow its end; several pickles"):
+        load(file, pickle.dumps(1) + pickle.dumps("a", protocol=4)[:14])
+    with pytest.raises(DataError, match="cannot read the file"):
+        load_plain(tmp_path / "missing.pkl")
+    with pytest.raises(DataError, match="cannot read the file"):
+        load_plain(tmp_path)
+    with pytest.raises(DataError, match="2 values are left at its end"):
+        load(file, b"NN.")

@@ -1,0 +1,85 @@
+"""Labels of states, and episodes cut at successes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serl_chunk.data.formats.success_labels import cut_at_successes, judge_states
+from serl_chunk.types import DataError
+
+
+@given(st.integers(1, 60), st.floats(0.5, 0.999))
+def test_both_conventions_order_states_alike(k: int, gamma: float) -> None:
+    """The value of a state k steps before success, by our rewards and by OGBench's, as the module says."""
+    ours = sum(gamma**i * r for i, r in enumerate([0] * (k - 1) + [1]))
+    theirs = sum(gamma**i * -1 for i in range(k))
+    assert theirs == pytest.approx((gamma * ours - 1) / (1 - gamma))
+
+
+@pytest.mark.parametrize(
+    ("success", "expected"),
+    [
+        ("...", [(0, 2, False)]),
+        ("..S", [(0, 2, True)]),
+        (".S.", [(0, 1, True)]),  # the last step begins in a success
+        (".SS..", [(0, 1, True), (3, 4, False)]),
+        ("S..S", [(1, 3, True)]),
+        (".S.S", [(0, 1, True), (2, 3, True)]),
+        ("SSS", []),
+        ("S.", []),
+        ("S", []),
+    ],
+)
+def test_cuts(success: str, expected: list[tuple[int, int, bool]]) -> None:
+    assert cut_at_successes(np.array([c == "S" for c in success])) == expected
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_every_step_outside_a_success_is_in_one_episode(flags: list[bool]) -> None:
+    success = np.array(flags)
+    stretches = cut_at_successes(success)
+    steps = [t for s in stretches for t in range(s.start, s.stop)]
+    assert steps == [t for t in range(len(flags) - 1) if not flags[t]]
+    for s in stretches:
+        assert s.success == success[s.stop]
+        assert s.success or s.stop == len(flags) - 1
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40))
+def test_with_solved_steps_every_step_is_in_one_episode_which_ends_at_its_first_success(flags: list[bool]) -> None:
+    success = np.array(flags)
+    kept = cut_at_successes(success, keep_solved=True)
+    assert [t for s in kept for t in range(s.start, s.stop)] == list(range(len(flags) - 1))
+    for s in kept:
+        assert not success[s.start + 1 : s.stop].any()
+        assert s.success == success[s.stop]
+        assert s.success or s.stop == len(flags) - 1
+
+
+def test_a_kept_step_that_leaves_a_success_begins_what_follows() -> None:
+    success = np.array([c == "S" for c in ".SSS..S."])
+    kept = cut_at_successes(success, keep_solved=True)
+    assert kept == [(0, 1, True), (1, 2, True), (2, 3, True), (3, 6, True), (6, 7, False)]
+
+
+def test_which_states_are_successes_and_what_the_others_lack() -> None:
+    def judged(rewards: list[float], masks: list[float] | None = None) -> tuple[list[bool], list[float] | None]:
+        out = judge_states("f", np.array(rewards, np.float32), None if masks is None else np.array(masks))
+        return out.success.tolist(), None if out.missing is None else out.missing.tolist()
+
+    assert judged([-2, -1, 0], [1, 1, 0]) == ([False, False, True], [2, 1, 0])
+    assert judged([-2, -1, 0]) == ([False, False, True], [2, 1, 0])
+    assert judged([0, 1, 0]) == ([False, True, False], [1, 0, 1])
+    assert judged([0, 1, 0], [1, 0, 1]) == ([False, True, False], [1, 0, 1])
+    assert judged([0, 0], [1, 1]) == ([False, False], [1, 1])
+    assert judged([0, 0], [0, 0]) == ([True, True], [0, 0])
+    for shaped in ([0, 0, 0], [0.5, 0.25, 0]):  # masks tell a success from the rest, and nothing tells more
+        assert judged(shaped, [1, 0, 1]) == ([False, True, False], None)
+    for unclear in ([0, 0], [0.5, 0], [-1, 1]):
+        with pytest.raises(DataError, match=r"f: rewards from .* do not say which states are successes"):
+            judged(unclear)
+    with pytest.raises(DataError, match="masks must be 0"):
+        judged([-2, -1, 0], [1, 2, 0])

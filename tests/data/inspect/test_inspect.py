@@ -1,0 +1,404 @@
+"""What an inspection says of good and of broken episodes, and the page it writes."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serl_chunk.data.frames import Frames
+from serl_chunk.data.inspect.html import pick, write_page
+from serl_chunk.data.inspect.inspect import inspect
+from serl_chunk.data.inspect.results import Findings
+from serl_chunk.types import Begin, DataError, End, Episode, Outcome, SparseRows, StepBlock
+from serl_chunk.types import Source as Actor
+
+
+class Memory:
+    """A source of episodes in memory; those that are an error raise it."""
+
+    format = "memory"
+    path = Path("memory")
+
+    def __init__(self, episodes: dict[str, Episode | DataError], hz: float | None = 50.0) -> None:
+        self.episodes, self.hz = episodes, hz
+
+    def keys(self) -> list[str]:
+        return list(self.episodes)
+
+    def read(self, key: str) -> Episode:
+        episode = self.episodes[key]
+        if isinstance(episode, DataError):
+            raise episode
+        return episode
+
+    def notes(self) -> list[str]:
+        return ["the rate was guessed"]
+
+
+def moving(spec, n: int = 40, seed: int = 0, *, hz: float = 50.0, cameras: bool = True, **end) -> Episode:
+    """A clean episode: smooth states, actions near the joints they command, different images, reward at its end."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(n)[:, None] / n
+    state = (np.sin(2 * t + np.arange(spec.state_dim)) + 0.1 * rng.normal(size=spec.state_dim)).astype(np.float32)
+    action = state[:, list(spec.joint_of_action)] * 0.9 + 0.01
+    images = {
+        f"images/{c.name}": SparseRows(
+            np.arange(n, dtype=np.int32), rng.integers(0, 256, (n, c.height, c.width, 3), dtype=np.uint8)
+        )
+        for c in spec.cameras
+    }
+    steps = StepBlock(
+        f"e{seed}", 0, {"state": state}, action.astype(np.float32), np.zeros(n, np.float32),
+        np.full(n, Actor.SCRIPTED, np.uint8), np.full(n, -1, np.int32), np.full(n, -1, np.int64),
+        np.full(n, -1, np.float32), np.arange(n) / hz, images if cameras else {},
+    )  # fmt: skip
+    steps.reward[-1] = 1
+    final = {"state": state[-1]}
+    values = {"terminated": True, "truncated": False, "outcome": Outcome.SUCCESS} | end
+    return Episode(Begin(f"e{seed}", "stack"), steps, End(f"e{seed}", n, final, **values))
+
+
+def changed(episode: Episode, **columns) -> Episode:
+    return episode._replace(steps=dataclasses.replace(episode.steps, **columns))
+
+
+def look(*episodes: Episode, hz: float | None = 50.0, **options) -> Findings:
+    return inspect(Memory({f"ep{i}": e for i, e in enumerate(episodes)}, hz), **options)
+
+
+def said(findings: Findings, kind: str) -> list[str]:
+    return [f.text for f in findings.findings if f.kind == kind]
+
+
+def only(findings: Findings, kind: str, severity: str = "remark"):
+    """The single finding of `kind`."""
+    (finding,) = [f for f in findings.findings if f.kind == kind]
+    assert finding.severity == severity
+    return finding
+
+
+@pytest.fixture(scope="module")
+def wide(spec):
+    """`spec` with limits that the clean episodes stay within."""
+    return dataclasses.replace(spec, action_low=(-3.0,) * 3, action_high=(3.0,) * 3)
+
+
+def test_clean_episodes_have_no_findings_and_their_facts_are_counted(wide):
+    episodes = [moving(wide, n, seed) for seed, n in enumerate((30, 50, 40))]
+    episodes[1] = moving(wide, 50, 1, terminated=False, truncated=True, outcome=Outcome.FAILURE)
+    episodes[1].steps.reward[:] = 0
+    episodes[2].steps.source[[3, 4, 5, 9]] = Actor.HUMAN
+    calls = []
+    found = look(*episodes, spec=wide, horizon=30, progress=lambda *a: calls.append(a))
+    assert found.findings == ()
+    assert (found.available, found.looked_at, found.steps) == (3, 3, 120)
+    assert found.lengths == (30, 40, 50)
+    assert found.rewards == (0, 1, 1)
+    assert found.measured_hz == pytest.approx(50)
+    assert (found.count(Outcome.SUCCESS), found.count(Outcome.FAILURE)) == (2, 1)
+    assert [e.terminated for e in found.episodes] == [True, False, True]
+    assert found.shares == pytest.approx({"HUMAN": 4 / 120, "SCRIPTED": 116 / 120})
+    assert found.episodes[2].segments == 2
+    assert found.tasks() == {"stack": 3}
+    cameras = found.cameras()
+    assert {name: (c[0].height, c[0].width) for name, c in cameras.items()} == {"top": (4, 6), "wrist": (3, 3)}
+    assert [c.frames for c in cameras["top"]] == [30, 50, 40]
+    states = np.concatenate([e.steps.observation["state"] for e in episodes])
+    np.testing.assert_allclose([d.low for d in found.state], states.min(0))
+    np.testing.assert_allclose([d.std for d in found.state], states.std(0, dtype=np.float64), rtol=1e-6)
+    changes = np.concatenate([np.abs(np.diff(e.steps.action, axis=0)) for e in episodes])
+    np.testing.assert_allclose(found.changes[0], np.median(changes, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(found.changes[3], changes.max(0))
+    assert found.notes == ("the rate was guessed",)
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_unreadable_episodes_are_faults_and_the_others_are_looked_at(spec):
+    source = Memory({"a": moving(spec), "b": DataError("b.hdf5: truncated"), "c": moving(spec, seed=1)})
+    found = inspect(source)
+    fault = only(found, "unreadable", "fault")
+    assert (fault.text, fault.episode) == ("b.hdf5: truncated", "b")
+    assert [e.key for e in found.episodes] == ["a", "c"]
+    assert found.findings[0] is fault  # faults come first
+
+
+def test_no_episode_is_a_fault():
+    assert only(look(), "empty", "fault").text == "memory: there is no episode"
+
+
+def test_only_the_first_episodes_are_looked_at(spec):
+    found = look(*(moving(spec, seed=s) for s in range(4)), max_episodes=2)
+    assert (found.available, found.looked_at, len(found.episodes)) == (4, 2, 2)
+
+
+def test_time_that_does_not_go_on_names_episode_and_tick(spec):
+    stamp = np.arange(40) / 50
+    stamp[[17, 30]] = stamp[[16, 28]]
+    fault = only(look(moving(spec), changed(moving(spec, seed=1), stamp=stamp)), "time", "fault")
+    assert (fault.episode, fault.tick) == ("ep1", 17)
+    assert "and 1 more such tick" in fault.text
+    assert "tick 17 (0.32 s) is not after that of the tick before (0.32 s)" in fault.text
+
+
+def test_the_largest_gap_is_named_and_a_late_tick_is_none(spec):
+    stamp = np.arange(40) / 50
+    stamp[10:] += 0.015
+    stamp[25:] += 0.1
+    stamp[30:] += 0.03
+    gap = only(look(changed(moving(spec), stamp=stamp)), "gap")
+    assert (gap.episode, gap.tick) == ("ep0", 25)
+    assert "0.12 s after the one before, 6 periods, and 1 more such tick" in gap.text
+
+
+def test_rates_that_differ_are_remarked(spec):
+    fast, slow = [moving(spec, seed=s) for s in range(3)], moving(spec, seed=3, hz=25)
+    assert said(look(*fast, slow), "rate") == ["ep3: 25 Hz by its stamps, 50 Hz in most episodes"]
+    assert "the stamps are 50 Hz, 30 Hz is declared" in only(look(*fast, hz=30.0), "rate").text
+    untimed = changed(moving(spec), stamp=np.zeros(40))
+    assert "nothing says their rate: give --hz" in only(look(untimed, hz=None), "rate").text
+    assert only(look(untimed), "rate").text == "the episodes have no time stamps"
+
+
+def test_another_robots_episode_is_a_fault(spec, joints_spec):
+    found = look(moving(spec, cameras=False), moving(joints_spec, seed=1, cameras=False))
+    fault = only(found, "dimensions", "fault")
+    assert fault.text == (
+        "ep1: 2 state values and 2 actions, where episode ep0 has 5 and 3; they are of different robots"
+    )
+    assert len(found.state) == 5
+
+
+def test_missing_and_differing_cameras_are_faults(spec):
+    without = moving(spec, seed=1)
+    del without.steps.sparse["images/top"]
+    other = moving(spec, seed=2)
+    rows = other.steps.sparse["images/wrist"]
+    other.steps.sparse["images/wrist"] = SparseRows(rows.index, rows.values[:, :2])
+    assert said(look(moving(spec), without, other), "cameras") == [
+        "ep1: no frames of camera top, which 2 other episodes have (it has: wrist)",
+        "ep2: camera wrist has 2x3 pixels, elsewhere 3x3",
+    ]
+
+
+def test_constant_dimensions_are_named(spec):
+    episode = moving(spec)
+    episode.steps.observation["state"][:, [1, 3]] = 0.25
+    assert said(look(episode), "constant") == ["state: constant in 2 dimensions: 1 (at 0.25), 3 (at 0.25)"]
+
+
+def test_clipped_dimensions_are_named_but_not_grippers_or_switches(spec, wide):
+    rng = np.random.default_rng(0)
+    action = rng.normal(size=(2, 40, 3)).clip(-0.8, 0.8).astype(np.float32)
+    action[:, :, 1] = action[:, :, 1] > 0  # a switch
+    episodes = [changed(moving(spec, seed=s), action=action[s]) for s in range(2)]
+    for robot, dims in ((None, "2 dimensions: 0 (-0.8 on"), (wide, "dimension 0 (-0.8 on")):
+        (text,) = [t for t in said(look(*episodes, spec=robot), "clipped") if t.startswith("action")]
+        assert dims in text
+    (d, _, _), share = look(*episodes).action, (action[..., 0] == np.float32(-0.8)).mean()
+    assert d.at_low == pytest.approx(share)
+    assert f"{max(d.at_low, d.at_high):.0%}" in text
+
+
+def test_an_extreme_that_a_later_episode_exceeds_is_not_counted(spec):
+    first, second = moving(spec), moving(spec, seed=1)
+    first.steps.action[:20, 0] = 5
+    second.steps.action[7, 0] = 6
+    d = look(first, second).action[0]
+    assert (d.high, d.at_high) == (6, 1 / 80)
+
+
+def test_jumps_name_episode_and_tick_and_smooth_motion_has_none(spec):
+    spike, step = moving(spec, 100, 1), moving(spec, 100, 2)
+    spike.steps.action[33, 0] += 2
+    step.steps.action[60:, 1] += 2
+    found = look(moving(spec, 100), spike, step)
+    jumps = [f for f in found.findings if f.kind == "jump"]
+    assert {(j.episode, j.tick) for j in jumps} == {("ep1", 33), ("ep2", 60)}  # not the way back of the spike
+    (text,) = [j.text for j in jumps if j.episode == "ep1"]
+    assert text.startswith("ep1: tick 33: action 0 jumps by ")
+    assert "for one tick" in text
+
+
+def test_switches_and_noise_have_no_jumps_but_a_glitch_of_a_still_dimension_has(spec):
+    rng = np.random.default_rng(0)
+    action = rng.uniform(-1, 1, (200, 3)).astype(np.float32)  # white noise: every change is large
+    action[:, 1] = np.arange(200) // 40 % 2  # a gripper
+    action[:, 2] = 0.3
+    assert said(look(changed(moving(spec, 200), action=action)), "jump") == []
+    action[150, 2] = 1.3
+    (text,) = said(look(changed(moving(spec, 200), action=action)), "jump")
+    assert text.startswith("ep0: tick 150: action 2 jumps by 1 for one tick")
+
+
+def test_commands_far_from_their_joints_and_limits_are_remarked(spec, wide):
+    differences = changed(moving(spec), action=np.random.default_rng(0).normal(0, 0.01, (40, 3)).astype(np.float32) + 4)
+    found = look(differences, spec=wide)
+    assert "far from the measured joint in 3 dimensions" in only(found, "mismatch").text
+    assert "beyond the limits of arm3 in 3 dimensions" in only(found, "limits").text
+    assert not said(look(differences), "mismatch")  # nobody says what the joints are
+
+
+def test_frozen_cameras_are_told_from_a_robot_at_rest(spec):
+    frozen, resting = moving(spec), moving(spec, seed=1)
+    for episode in (frozen, resting):
+        rows = episode.steps.sparse["images/top"]
+        episode.steps.sparse["images/top"] = SparseRows(rows.index, np.repeat(rows.values[:1], 40, 0))
+    resting.steps.observation["state"][:] = resting.steps.observation["state"][0]
+    found = look(frozen, resting, all_frames=True)
+    finding = only(found, "duplicate frames")
+    assert finding.episode == "ep0"
+    assert "camera top: 39 of 39 pairs" in finding.text
+    top = found.cameras()["top"]
+    assert [c.identical for c in top] == [39, 39]
+    assert [c.moved for c in top] == [39, 0]
+
+
+def test_blank_frames_are_remarked(spec):
+    episode = moving(spec)
+    episode.steps.sparse["images/wrist"].values[10:] = 0
+    assert (
+        "camera wrist: 30 of 40 frames are of one colour" in only(look(episode, all_frames=True), "blank frames").text
+    )
+
+
+class Counted(Frames):
+    """Frames that say which were decoded, one of them damaged."""
+
+    def __init__(self, n: int, broken: int = -1) -> None:
+        super().__init__((4, 6, 3), np.arange(n))
+        self.decoded: list[int] = []
+        self.broken = broken
+
+    def decode(self, at: int) -> np.ndarray:
+        self.decoded.append(at)
+        if at == self.broken:
+            raise DataError(f"file.mp4: frame {at} cannot be decoded")
+        return np.full((4, 6, 3), at, np.uint8)
+
+
+def with_frames(spec, frames: Frames) -> Episode:
+    sparse = {"images/top": SparseRows(np.arange(len(frames), dtype=np.int32), frames)}
+    return changed(moving(spec, 200), sparse=sparse)
+
+
+@pytest.mark.parametrize(
+    ("frames", "every", "decoded"), [(200, False, 16), (200, True, 200), (5, False, 5), (1, False, 1)]
+)
+def test_few_frames_are_decoded_unless_all_are_asked_for(spec, frames, every, decoded):
+    counted = Counted(frames)
+    look(with_frames(spec, counted), all_frames=every)
+    assert len(counted.decoded) == len(set(counted.decoded)) == decoded
+    assert {0, frames - 1} <= set(counted.decoded)
+
+
+def test_a_frame_that_cannot_be_decoded_is_a_fault(spec):
+    fault = only(look(with_frames(spec, Counted(200, 150)), all_frames=True), "frames", "fault")
+    assert (fault.episode, fault.text) == ("ep0", "file.mp4: frame 150 cannot be decoded")
+
+
+def test_rewards_and_outcomes_that_contradict_are_remarked(spec):
+    silent = changed(moving(spec, seed=1), reward=np.zeros(40, np.float32))
+    assert said(look(moving(spec), silent), "reward") == ["ep1: a success without any reward"]
+    unknown = silent._replace(end=silent.end._replace(outcome=Outcome.UNKNOWN, terminated=False, truncated=True))
+    assert "see --success and --scores" in only(look(unknown), "reward").text
+
+
+def test_a_reward_that_the_end_corrects_counts(spec):
+    episode = moving(spec)
+    assert look(episode._replace(end=episode.end._replace(reward=0.5))).episodes[0].reward == 0.5
+
+
+def test_short_and_repeated_episodes_are_remarked(spec):
+    found = look(moving(spec, 9), moving(spec, 30, 1), moving(spec, 9), horizon=10)
+    assert said(found, "short") == [f"ep{i}: 9 steps, fewer than the 10 of a chunk" for i in (0, 2)]
+    assert said(found, "duplicate episode") == ["ep2: the same states and actions as ep0"]
+
+
+def test_random_episodes_of_the_shared_fixture_and_single_steps_are_looked_at(spec, make_episode):
+    found = look(make_episode(spec, 1), make_episode(spec, 12, seed=1, image_ticks={"top": [3]}))
+    assert found.steps == 13
+    assert [c.frames for c in found.cameras()["top"]] == [1, 1]
+    assert found.episodes[0].period is None
+    only(found, "time", "fault")  # its stamps are random
+
+
+def test_findings_survive_json(spec):
+    plain = look(moving(spec), moving(spec)).to_json()
+    again = json.loads(json.dumps(plain, allow_nan=False))
+    assert again["ok"] is True
+    assert again["episodes"][0]["cameras"]["top"]["height"] == 4
+    assert again["findings"][0]["kind"] == "duplicate episode"
+    assert again["outcomes"]["success"] == 2
+
+
+def test_the_page_stands_alone_and_shows_every_kind_of_picture(spec, tmp_path):
+    episodes = [moving(spec, n, seed) for seed, n in enumerate((40, 30, 60, 50))]
+    episodes[3].steps.source[5:9] = Actor.HUMAN
+    source = Memory({f"<ep{i}>&": e for i, e in enumerate(episodes)})
+    page = tmp_path / "p.html"
+    calls = []
+    write_page(page, source, inspect(source), seed=1, progress=lambda *a: calls.append(a))
+    text = page.read_text()
+    assert not re.search(r"<script|<link|(?:src|href)=\"(?!data:)", text)
+    assert "&lt;ep0&gt;&amp;" in text
+    assert "<ep0>" not in text
+    pictures = [base64.b64decode(p) for p in re.findall(r"data:image/(?:png|jpeg);base64,([^\"]+)", text)]
+    assert len(pictures) == 1 + 4 * (1 + 2)  # overview; trajectories and two cameras of each episode
+    for picture in pictures:
+        assert Image.open(io.BytesIO(picture)).width > 1000
+    assert calls[-1] == (4, 4)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
+
+
+def test_the_page_has_the_ticks_of_the_frames_it_shows(spec, tmp_path):
+    index = np.arange(0, 40, 4, dtype=np.int32)
+    sparse = {"images/top": SparseRows(index, np.zeros((10, 4, 6, 3), np.uint8))}
+    source = Memory({"a": changed(moving(spec), sparse=sparse)})
+    write_page(tmp_path / "p.html", source, inspect(source))
+    ticks = [int(t) for t in re.findall(r"<span>tick (\d+)</span>", (tmp_path / "p.html").read_text())]
+    assert ticks == [0, 4, 12, 16, 20, 24, 32, 36]
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_page_of_almost_nothing_is_written(spec, tmp_path, n):
+    source = Memory({f"e{i}": changed(moving(spec, 1), sparse={}) for i in range(n)})
+    write_page(tmp_path / "p.html", source, inspect(source))
+    assert (tmp_path / "p.html").stat().st_size > 1000
+
+
+def test_a_page_of_broken_frames_says_so(spec, tmp_path):
+    source = Memory({"a": with_frames(spec, Counted(200, 199))})
+    write_page(tmp_path / "p.html", source, inspect(source))
+    assert "camera top: file.mp4: frame 199 cannot be decoded" in (tmp_path / "p.html").read_text()
+
+
+def test_picked_episodes_are_seeded_and_each_is_there_once(spec):
+    lengths = [40, 41, 30, 60] + [50] * 20
+    episodes = [moving(spec, n, s, cameras=False) for s, n in enumerate(lengths)]
+    stamp = np.arange(50) / 50
+    stamp[20:] += 1
+    episodes[9] = changed(episodes[9], stamp=stamp)
+    found = look(*episodes)
+    picked = pick(found, seed=0)
+    assert [(why, e.key) for why, e in picked[:4]] == [
+        ("the first", "ep0"), ("the shortest", "ep2"), ("the longest", "ep3"), ("named in a finding", "ep9"),
+    ]  # fmt: skip
+    assert len({e.key for _, e in picked}) == len(picked) == 6
+    assert picked == pick(found, seed=0)
+    assert len({tuple(e.key for _, e in pick(found, seed)) for seed in range(5)}) > 1
+    assert [why for why, _ in pick(look(episodes[0]), seed=0)] == ["the first, the shortest, the longest"]
+
+
+def test_a_page_that_cannot_be_written_is_an_error(spec, tmp_path):
+    source: Callable = Memory({"a": moving(spec, cameras=False)})
+    with pytest.raises(DataError, match="cannot write the page"):
+        write_page(tmp_path / "absent" / "p.html", source, inspect(source))

@@ -1,0 +1,361 @@
+"""LeRobot data sets: what is written is read back, and is what LeRobot's own tables must be."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("av")
+
+import pyarrow.parquet as pq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lerobot_sets import HEIGHT, HZ, WIDTH, episode_of, several, smooth, write
+
+from serl_chunk.data.formats import choose, open_source
+from serl_chunk.data.frames import Encoded, Frames, decode_image
+from serl_chunk.data.lerobot import metadata, parquet_pages
+from serl_chunk.data.lerobot.images import encode_jpeg, encode_png
+from serl_chunk.data.lerobot.shards import STAGING, Group, groups_of
+from serl_chunk.data.lerobot.writer import LeRobotSink
+from serl_chunk.data.normalise.running_statistics import KEEP, Statistics
+from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
+
+Same = Callable[[Episode, Episode], None]
+
+
+class HeldFrames(Frames):
+    """Frames that are in memory as image files."""
+
+    def __init__(self, shape: tuple[int, int, int], files: list[Encoded], where: str) -> None:
+        super().__init__(shape, np.arange(len(files)))
+        self._files, self._where = files, where
+
+    def decode(self, at: int) -> np.ndarray:
+        return decode_image(self._files[at].data, f"{self._where}, frame {at}", self.shape[1:])
+
+    def encoded_at(self, at: int) -> Encoded | None:
+        return self._files[at]
+
+
+def read(folder: Path, **options) -> list[Episode]:
+    source = open_source(folder, ReadOptions(**options))
+    source = pickle.loads(pickle.dumps(source))  # as worker processes get it
+    return [materialised(source.read(key)) for key in source.keys()]
+
+
+def read_lazily(folder: Path) -> Frames:
+    """The frames of camera `top` in the first episode, where they are."""
+    source = open_source(folder, ReadOptions())
+    return source.read(source.keys()[0]).steps.sparse["images/top"].values
+
+
+def without_images(episode: Episode) -> Episode:
+    begin, steps, end = episode
+    index = {k: SparseRows(rows.index, np.zeros(0)) for k, rows in steps.sparse.items()}
+    final = None if end.final_observation is None else {"state": end.final_observation["state"]}
+    return Episode(begin, steps.__class__(**{**vars(steps), "sparse": index}), end._replace(final_observation=final))
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    """Of the worst frame, in dB."""
+    error = np.square(a.astype(np.float64) - b).mean((1, 2, 3))
+    return float(10 * np.log10(255**2 / max(error.max(), 1e-9)))
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_png_comes_back_exactly(tmp_path: Path, assert_same: Same, version: str):
+    episodes = several()
+    folder = write(LeRobotSink(tmp_path / "d", version=version), episodes)
+    assert choose(folder, None).name == "lerobot"
+    for wanted, found in zip(episodes, read(folder), strict=True):
+        assert_same(wanted, found)
+
+
+@pytest.mark.parametrize(
+    ("version", "how", "least"),
+    [
+        ("v3.0", {"image_codec": "jpeg"}, 35),
+        ("v3.0", {"mode": "video"}, 32),
+        ("v2.1", {"mode": "video"}, 32),
+    ],
+)
+def test_lossy_frames_are_close_and_all_else_is_exact(
+    tmp_path: Path, assert_same: Same, version: str, how: dict, least: float
+):
+    episodes = several()
+    for wanted, found in zip(episodes, read(write(LeRobotSink(tmp_path, version, **how), episodes)), strict=True):
+        assert_same(without_images(wanted), without_images(found))
+        for key, rows in wanted.steps.sparse.items():
+            assert psnr(rows.values, found.steps.sparse[key].values) > least
+        for key, value in (wanted.end.final_observation or {}).items():
+            assert (found.end.final_observation[key] == value).all()  # PNG in any mode
+
+
+@given(data=st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_episode_comes_back(data, tmp_path_factory, spec: RobotSpec, make_episode, assert_same: Same):
+    episodes = []
+    for seed in range(data.draw(st.integers(1, 4))):
+        n = data.draw(st.integers(1, 9))
+        ticks = st.lists(st.integers(0, n - 1), min_size=1, unique=True)
+        episodes.append(
+            make_episode(
+                spec, n, seed=seed,
+                image_ticks={c.name: data.draw(ticks) for c in spec.cameras},
+                decision_ticks=tuple(data.draw(st.lists(st.integers(0, n - 1), unique=True))),
+                final=data.draw(st.booleans()),
+                task=data.draw(st.sampled_from(["", "stack", "überall \"'\n"])),
+                reward=data.draw(st.sampled_from([None, 0.1])),
+            )
+        )  # fmt: skip
+    sink = LeRobotSink(tmp_path_factory.mktemp("d"), tolerance_s=None, data_file_mb=0.01)
+    for wanted, found in zip(episodes, read(write(sink, episodes, hz=spec.control_hz), spec=spec), strict=True):
+        assert_same(wanted, found)
+
+
+def test_one_state_value_and_no_camera(tmp_path: Path, assert_same: Same):
+    begin, steps, end = episode_of(0, 4, final_observation=None)
+    steps = steps.__class__(**{**vars(steps), "observation": {"state": steps.action[:, :1]}, "sparse": {}})
+    (found,) = read(write(LeRobotSink(tmp_path), [Episode(begin, steps, end)]))
+    assert_same(Episode(begin, steps, end), found)
+
+
+def test_stored_images_are_copied_byte_for_byte(tmp_path: Path):
+    begin, steps, end = episode_of(0, 6)
+    files = [Encoded("jpeg", encode_jpeg(smooth(0, t), 30)) for t in range(5)]
+    files.append(Encoded("png", encode_png(smooth(0, 5))))
+    steps.sparse["images/top"] = SparseRows(np.arange(6, dtype=np.int32), HeldFrames((HEIGHT, WIDTH, 3), files, "mem"))
+    source = open_source(write(LeRobotSink(tmp_path), [Episode(begin, steps, end)]), ReadOptions())
+    frames = source.read("episode_000000").steps.sparse["images/top"].values
+    assert [frames.encoded(i) for i in range(6)] == files
+
+
+def test_columns_say_what_lerobot_says(tmp_path: Path):
+    first, second, third, *_ = several()
+    folder = write(LeRobotSink(tmp_path, robot_type="aloha"), [first, second, third])
+    rows = pq.read_table(folder / "data/chunk-000/file-000.parquet").to_pydict()
+    n = [e.steps.n for e in (first, second, third)]
+    assert rows["index"] == list(range(sum(n)))
+    assert rows["frame_index"] == [t for length in n for t in range(length)]
+    assert rows["episode_index"] == [i for i, length in enumerate(n) for _ in range(length)]
+    assert rows["task_index"] == [[0, 1, 0][i] for i in rows["episode_index"]]
+    np.testing.assert_allclose(rows["timestamp"], [t / HZ for t in rows["frame_index"]], atol=1e-6)
+    last = np.cumsum(n) - 1
+    assert np.flatnonzero(rows["next.done"]).tolist() == last.tolist()
+    assert np.flatnonzero(rows["next.success"]).tolist() == last[:2].tolist()
+    assert [rows["next.reward"][i] for i in last[:2]] == [1.0, 1.0]  # as corrected by the end
+    assert rows["complementary_info.is_intervention"][: n[0]] == (first.steps.source == 1).tolist()
+    # a camera read on ticks 2 and 5 of 7: the newest frame, before the first one that one
+    top = [row["bytes"] for row in rows["observation.images.top"][n[0] : n[0] + 7]]
+    assert [top.index(data) for data in top] == [0, 0, 0, 0, 0, 5, 5]
+    places = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pydict()
+    assert places["dataset_from_index"] == [0, 9, 16]
+    assert places["dataset_to_index"] == [9, 16, 28]
+    assert places["tasks"] == [["stack"], ["insert"], ["stack"]]
+    assert json.loads((folder / "meta/info.json").read_text())["robot_type"] == "aloha"
+    assert pq.ParquetFile(folder / "data/chunk-000/file-000.parquet").num_row_groups == 3
+
+
+@pytest.mark.parametrize("keep", [KEEP, 20], ids=["held", "second pass"])
+def test_statistics_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int):
+    refined = []
+
+    class Watched(Statistics):
+        def refine(self, values: np.ndarray) -> None:
+            refined.append(len(values))
+            super().refine(values)
+
+    monkeypatch.setattr(metadata, "Statistics", functools.partial(Watched, keep=keep))
+    episodes = several()
+    folder = write(LeRobotSink(tmp_path, data_file_mb=0.02), episodes)
+    found = json.loads((folder / "meta/stats.json").read_text())
+    lengths = np.concatenate([np.arange(e.steps.n) for e in episodes])
+    wanted = {
+        "observation.state": np.concatenate([e.steps.observation["state"] for e in episodes]).astype(np.float64),
+        "action": np.concatenate([e.steps.action for e in episodes]).astype(np.float64),
+        "frame_index": lengths[:, None],
+        "complementary_info.policy_version": np.concatenate([e.steps.policy_version for e in episodes])[:, None],
+    }
+    for name, values in wanted.items():
+        moments = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
+        quantiles = {f"q{p:02d}": np.quantile(values, p / 100, axis=0) for p in (1, 10, 50, 90, 99)}
+        for what, value in (moments | quantiles).items():
+            np.testing.assert_allclose(found[name][what], value, rtol=1e-9, err_msg=f"{name} {what}")
+        assert found[name]["count"] == [len(values)]
+    assert set(found) == set(json.loads((folder / "meta/info.json").read_text())["features"])
+    assert refined == ([] if keep == KEEP else [n for e in episodes for n in (e.steps.n, e.steps.n)])
+
+
+def test_statistics_of_images(tmp_path: Path):
+    episodes = [episode_of(0, 6), episode_of(1, 5)]  # fewer frames than are sampled: all of them
+    found = json.loads((write(LeRobotSink(tmp_path), episodes) / "meta/stats.json").read_text())
+    pixels = np.concatenate([e.steps.sparse["images/top"].values for e in episodes]).reshape(-1, 3) / 255
+    top = found["observation.images.top"]
+    for what, value in {"mean": pixels.mean(0), "std": pixels.std(0), "q90": np.quantile(pixels, 0.9, axis=0)}.items():
+        np.testing.assert_allclose(np.array(top[what]), value.reshape(3, 1, 1), atol=1e-9)
+    assert top["count"] == [11]
+
+
+def test_version_21_has_a_file_an_episode(tmp_path: Path):
+    episodes = several()
+    folder = write(LeRobotSink(tmp_path, "v2.1", mode="video"), episodes)
+    for i, episode in enumerate(episodes):
+        rows = pq.read_table(folder / f"data/chunk-000/episode_{i:06d}.parquet")
+        assert rows.num_rows == episode.steps.n
+        assert (folder / f"videos/chunk-000/observation.images.top/episode_{i:06d}.mp4").is_file()
+    lines = [json.loads(line) for line in (folder / "meta/episodes_stats.jsonl").read_text().splitlines()]
+    assert [line["episode_index"] for line in lines] == list(range(5))
+    np.testing.assert_allclose(lines[2]["stats"]["action"]["mean"], episodes[2].steps.action.mean(0), rtol=1e-5)
+    assert np.shape(lines[2]["stats"]["observation.images.top"]["mean"]) == (3, 1, 1)
+    assert not (folder / "meta/stats.json").exists()
+    info = json.loads((folder / "meta/info.json").read_text())
+    assert (info["total_videos"], info["total_chunks"], "data_files_size_in_mb" in info) == (10, 1, False)
+
+
+def test_nothing_but_the_data_set_is_left(tmp_path: Path):
+    folder = write(LeRobotSink(tmp_path), several())
+    assert sorted(p.name for p in folder.iterdir()) == ["data", "meta"]
+    assert not (folder / STAGING).exists()
+
+
+def test_random_frames_of_a_video(tmp_path: Path):
+    episodes = several()
+    folder = write(LeRobotSink(tmp_path, mode="video"), episodes)
+    source = open_source(folder, ReadOptions(cameras=("wrist",)))
+    open_ones = [source.read(key).steps.sparse["images/wrist"].values for key in source.keys()]
+    for _ in range(2):
+        for e, t in [(2, 11), (0, 0), (4, 7), (2, 3), (2, 4), (2, 4), (1, 6), (0, 8), (3, 0)]:
+            assert psnr(open_ones[e][t][None], episodes[e].steps.sparse["images/wrist"].values[t][None]) > 32
+
+
+def test_several_videos_of_several_episodes(tmp_path: Path):
+    episodes = [episode_of(seed, 6 + seed) for seed in range(6)]
+    folder = write(LeRobotSink(tmp_path, mode="video", video_file_mb=0.004), episodes)
+    places = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pydict()
+    key = "videos/observation.images.top"
+    files = len(list(folder.glob(f"{key}/*/*.mp4")))
+    assert len(set(places[f"{key}/file_index"])) == files > 1
+    assert sum(start > 0 for start in places[f"{key}/from_timestamp"]) == 6 - files > 0
+    for wanted, found in zip(episodes, read(folder), strict=True):
+        for name, rows in wanted.steps.sparse.items():
+            assert psnr(rows.values, found.steps.sparse[name].values) > 32
+
+
+def test_a_frame_after_a_fork(tmp_path: Path):
+    """Loaders fork when the parent has already looked at a video: what swscale's threads left must not be freed."""
+    frames = read_lazily(write(LeRobotSink(tmp_path, mode="video"), [episode_of(0, 6)]))
+    wanted = frames[3]
+
+    def in_child(depth: int) -> int:
+        """0 where a child `depth` generations on sees the frame."""
+        child = os.fork()
+        if child == 0:
+            code = 2
+            try:
+                same = bool((frames[3] == wanted).all())
+                code = 1 - same if depth == 1 or not same else in_child(depth - 1)
+            finally:
+                os._exit(code)
+        until = time.monotonic() + 5 * depth  # the child's own child is ended first
+        while time.monotonic() < until:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return 3
+
+    assert in_child(2) == 0
+
+
+def test_an_image_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not with its whole column; and many pages of it are found."""
+    rng = np.random.default_rng(0)
+    begin, steps, end = episode_of(0, 40)
+    noise = rng.integers(0, 256, (40, 120, 160, 3), dtype=np.uint8)  # 58 kB each as PNG: several pages of 1 MB
+    steps.sparse["images/top"] = SparseRows(np.arange(40, dtype=np.int32), noise)
+    folder = write(LeRobotSink(tmp_path), [Episode(begin, steps, end)])
+    frames = open_source(folder, ReadOptions()).read("episode_000000").steps.sparse["images/top"].values
+    monkeypatch.setattr(type(frames), "_read", lambda *_: pytest.fail("the whole column was read"))
+    for t in (39, 0, 20, 21):
+        assert (frames[t] == noise[t]).all()
+    places = parquet_pages.find_values(folder / "data/chunk-000/file-000.parquet", 0, "observation.images.top.bytes")
+    assert places is not None
+    assert np.diff(places[:, 0] - places[:, 1].cumsum()).max() > 4  # a page's header lies between two of them
+
+
+def test_episodes_share_files_by_their_sizes():
+    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=False) == [Group(0, 2), Group(2, 4)]
+    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=True) == [Group(0, 2), Group(2, 4), Group(4, 5)]
+    assert groups_of([3, 3], 0, to_the_end=True) == [Group(0, 1), Group(1, 2)]
+
+
+class TestRefused:
+    """What a LeRobot data set cannot hold."""
+
+    def test_no_rate(self, tmp_path: Path):
+        with pytest.raises(DataError, match="needs a rate, which nobody knows here: pass --hz"):
+            LeRobotSink(tmp_path).layout(episode_of(0, 3), None)
+
+    @pytest.mark.parametrize(
+        ("how", "sentence"),
+        [
+            ({"version": "v2.0"}, "version 'v2.0': valid are v3.0, v2.1"),
+            ({"mode": "gif"}, "mode 'gif': valid are image, video"),
+            ({"image_codec": "webp"}, "image_codec 'webp'"),
+            ({"jpeg_quality": 100}, "jpeg_quality must lie in 1..95"),
+            ({"data_file_mb": 0}, "data_file_mb must be above 0"),
+        ],
+    )
+    def test_values(self, tmp_path: Path, how: dict, sentence: str):
+        with pytest.raises(ConfigError, match=sentence):
+            LeRobotSink(tmp_path, **how)
+
+    def test_unequal_steps(self, tmp_path: Path):
+        sink = LeRobotSink(tmp_path, tolerance_s=1e-3)
+        episode = episode_of(7, 6)
+        layout = sink.layout(episode, HZ)
+        sink.stage(layout, 0, episode)
+        episode.steps.stamp[4:] += 0.0015
+        with pytest.raises(DataError, match=r"episode e7: step 4 was taken 0\.0815.* s after .* 0\.08.*raise the tol"):
+            sink.stage(layout, 0, episode)
+        episode.steps.stamp[:] = 0  # unknown
+        sink.stage(layout, 0, episode)
+
+    def test_another_robot(self, tmp_path: Path):
+        sink = LeRobotSink(tmp_path)
+        layout = sink.layout(episode_of(0, 6), HZ)
+        begin, steps, end = episode_of(1, 6)
+        steps = steps.__class__(**{**vars(steps), "action": steps.action[:, :2].copy()})
+        with pytest.raises(DataError, match="episode e1: action_dim 2 among episodes with action_dim 3"):
+            sink.stage(layout, 1, Episode(begin, steps, end))
+
+    def test_a_camera_missing(self, tmp_path: Path):
+        sink = LeRobotSink(tmp_path)
+        layout = sink.layout(episode_of(0, 6), HZ)
+        episode = episode_of(1, 6)
+        del episode.steps.sparse["images/top"]
+        with pytest.raises(DataError, match=r"episode e1: cameras \{'wrist'.*--cameras"):
+            sink.stage(layout, 1, episode)
+        assert not list((tmp_path / STAGING).glob("*") if (tmp_path / STAGING).exists() else ())
+
+    def test_a_library_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setitem(__import__("sys").modules, "av", None)
+        with pytest.raises(ConfigError, match=r"pip install 'serl-chunk\[lerobot\]'"):
+            LeRobotSink(tmp_path, mode="video").layout(episode_of(0, 6), HZ)
+        monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+        with pytest.raises(ConfigError, match=r"pip install 'serl-chunk\[lerobot\]'"):
+            LeRobotSink(tmp_path).layout(episode_of(0, 6), HZ)

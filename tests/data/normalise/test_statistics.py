@@ -1,0 +1,321 @@
+"""Moments and quantiles of streams, statistics of chunks, and the file they are kept in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from serl_chunk.data.normalise.chunk_statistics import What, chunks, compute, joints_of, parse_mask
+from serl_chunk.data.normalise.norm_stats import NormStats, read_norm_stats, write_norm_stats
+from serl_chunk.data.normalise.running_statistics import RELATIVE_ERROR, Moments, Statistics
+from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, Outcome, StepBlock
+
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
+ROWS = hnp.arrays(np.float32, st.tuples(st.integers(1, 60), st.just(2)), elements=FLOATS)
+COARSE = hnp.arrays(  # many equal values, both signs, zeros of both signs
+    np.float32,
+    st.tuples(st.integers(1, 60), st.just(2)),
+    elements=st.sampled_from([-2.5, -1e-30, -0.0, 0.0, 1.0, 1.001]),
+)
+
+
+def episode_of(state: np.ndarray, action: np.ndarray, episode_id: str = "e") -> Episode:
+    n = len(action)
+    steps = StepBlock(
+        episode_id, 0, {"state": state.astype(np.float32)}, action.astype(np.float32), np.zeros(n, np.float32),
+        np.zeros(n, np.uint8), np.full(n, -1, np.int32), np.full(n, -1, np.int64), np.full(n, -1, np.float32),
+        np.arange(n) / 50,
+    )  # fmt: skip
+    return Episode(Begin(episode_id), steps, End(episode_id, n, None, False, True, Outcome.UNKNOWN))
+
+
+class Held:
+    """A source of episodes in memory that counts how often each is read."""
+
+    format = "memory"
+    path = Path("memory")
+    hz = 50.0
+
+    def __init__(self, *episodes: Episode) -> None:
+        self.episodes = list(episodes)
+        self.reads = [0] * len(episodes)
+
+    def keys(self) -> list[str]:
+        return [str(i) for i in range(len(self.episodes))]
+
+    def read(self, key: str) -> Episode:
+        self.reads[int(key)] += 1
+        return self.episodes[int(key)]
+
+    def notes(self) -> list[str]:
+        return []
+
+
+def random_source(*lengths: int, dim: int = 3, seed: int = 0) -> Held:
+    rng = np.random.default_rng(seed)
+    return Held(*(episode_of(rng.normal(size=(n, dim)), rng.normal(size=(n, dim)), f"e{n}") for n in lengths))
+
+
+def streamed(values: np.ndarray, keep: int, passes: int, pieces: int = 3, q=(0.01, 0.5, 0.99)) -> Statistics:
+    statistics = Statistics(values.shape[1], q, keep)
+    for part in np.array_split(values, pieces):
+        statistics.add(part)
+    if passes == 2 and statistics.unsettled:
+        for part in np.array_split(values[::-1], pieces + 1):
+            statistics.refine(part)
+    return statistics
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.one_of(ROWS, COARSE), pieces=st.integers(1, 5), keep=st.sampled_from([0, 20, 10_000]))
+def test_quantiles_are_numpys_held_or_in_two_passes(values, pieces, keep):
+    statistics = streamed(values, keep, 2, pieces)
+    expected = np.quantile(values.astype(np.float64), (0.01, 0.5, 0.99), axis=0)
+    scale = np.abs(values).max()
+    np.testing.assert_allclose(statistics.quantile(), expected, rtol=1e-12, atol=1e-12 * scale)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.one_of(ROWS, COARSE), q=st.floats(0, 1))
+def test_one_pass_is_within_the_stated_error(values, q):
+    statistics = streamed(values, 0, 1, q=(q,))
+    assert statistics.unsettled
+    ordered = np.sort(values.astype(np.float64), axis=0)
+    at = q * (len(values) - 1)
+    below, above = ordered[int(at)], ordered[min(int(at) + 1, len(values) - 1)]
+    bound = RELATIVE_ERROR * np.maximum(np.abs(below), np.abs(above)) + 2.0**-134
+    expected = below + (at - int(at)) * (above - below)
+    rounding = 1e-9 * np.maximum(np.abs(below), np.abs(above))
+    assert (np.abs(statistics.quantile()[0] - expected) <= bound + rounding).all()
+
+
+def test_the_stated_error_is_not_far_from_what_happens():
+    """So that the bound above would notice a bin of twice the width."""
+    values = np.random.default_rng(0).uniform(1, 1.99, (50_000, 1)).astype(np.float32)
+    q = np.linspace(0, 1, 200)
+    error = np.abs(streamed(values, 0, 1, q=q).quantile() / np.quantile(values.astype(np.float64), q, axis=0) - 1)
+    assert RELATIVE_ERROR / 2 < error.max() <= RELATIVE_ERROR
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=ROWS, cut=st.integers(0, 60), offset=st.sampled_from([0.0, 1e6]))
+def test_moments_do_not_depend_on_the_blocks(values, cut, offset):
+    values = values.astype(np.float64).clip(-1e3, 1e3) + offset
+    whole = Moments.of(values)
+    merged = Moments.of(values[cut:]).merged(Moments.of(values[:cut]))
+    assert merged.count == whole.count == len(values)
+    np.testing.assert_allclose(merged.mean, values.mean(0), rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(merged.std, values.std(0), rtol=1e-7, atol=1e-7)
+    np.testing.assert_array_equal(merged.low, values.min(0))
+    np.testing.assert_array_equal(merged.high, values.max(0))
+
+
+def test_moments_keep_small_spreads_beside_large_means():
+    values = 1e7 + np.random.default_rng(0).integers(0, 2, (100_000, 1)).astype(np.float64)
+    moments = Moments.empty(1)
+    for part in np.array_split(values, 1000):
+        moments = moments.merged(Moments.of(part))
+    assert moments.std[0] == pytest.approx(values.std(), rel=1e-9)
+
+
+def test_what_cannot_be_counted_is_refused():
+    with pytest.raises(DataError, match="row 1 has inf in dimension 0"):
+        Statistics(2).add(np.array([[0, 0], [np.inf, 0]], np.float32))
+    with pytest.raises(DataError, match="vectors of 2 values"):
+        Statistics(2).add(np.zeros((3, 4), np.float32))
+    with pytest.raises(DataError, match="there is no step"):
+        Statistics(2).quantile()
+    other = Statistics(1, keep=0)
+    other.add(np.ones((5, 1), np.float32))
+    other.refine(np.full((5, 1), 7, np.float32))
+    with pytest.raises(DataError, match="second pass saw other values"):
+        other.quantile()
+
+
+def test_a_mask_is_written_in_runs():
+    assert parse_mask("2,-1,1") == (True, True, False, True)
+    for wrong in ("", "6,x", "6,0", "1.5"):
+        with pytest.raises(ConfigError, match="write 6,-1,6,-1"):
+            parse_mask(wrong)
+
+
+def test_joints_come_from_the_robot_or_the_mask(spec):
+    assert joints_of(None, spec) == (2, 0, -1)  # the gripper stays absolute
+    assert joints_of((True, False, True), spec) == (2, -1, 1)
+    assert joints_of((True, False), None) == (0, -1)
+    with pytest.raises(ConfigError, match="give --mask"):
+        joints_of(None, None)
+    with pytest.raises(ConfigError, match="4 dimensions, robot arm3 has 3"):
+        joints_of((True,) * 4, spec)
+
+
+def test_chunks_repeat_the_last_action_and_start_from_the_first_state():
+    state = np.array([[10, 0], [20, 0], [30, 0]])
+    action = np.array([[1, 5], [2, 6], [3, 7]])
+    episode = episode_of(state, action)
+    absolute = chunks(episode, What(horizon=3), np.array([0, 1, 2]))
+    np.testing.assert_array_equal(absolute[:, :, 0], [[1, 2, 3], [2, 3, 3], [3, 3, 3]])
+    delta = chunks(episode, What("delta", joints=(0, -1), horizon=2), np.array([0, 2]))
+    np.testing.assert_array_equal(delta, [[[-9, 5], [-8, 6]], [[-27, 7], [-27, 7]]])
+    np.testing.assert_array_equal(episode.steps.action, action)  # what was read is not changed
+    with pytest.raises(ConfigError, match="3 dimensions, up to state value 2, of episodes with 2 actions"):
+        chunks(episode, What("delta", joints=(0, 1, 2)), np.array([0]))
+
+
+@pytest.mark.parametrize("keep", [10, 10**6])
+@pytest.mark.parametrize("actions", ["absolute", "delta"])
+def test_statistics_are_those_of_all_windows(keep, actions):
+    source = random_source(7, 30, 4)
+    joints = (2, -1, 0) if actions == "delta" else ()
+    computed = compute(source, What(actions, joints, horizon=5, keep=keep))  # type: ignore[arg-type]
+    rows = []
+    for e in source.episodes:
+        for t in range(e.steps.n):
+            for i in range(5):
+                row = e.steps.action[min(t + i, e.steps.n - 1)].copy()
+                if joints:
+                    row[[0, 2]] -= e.steps.observation["state"][t][[2, 0]]
+                rows.append(row)
+    states = np.concatenate([e.steps.observation["state"] for e in source.episodes])
+    for name, values in (("state", states), ("actions", np.array(rows))):
+        stats, values = computed.vectors[name].stats, values.astype(np.float64)
+        np.testing.assert_allclose(stats.mean, values.mean(0), atol=1e-7)
+        np.testing.assert_allclose(stats.std, values.std(0), rtol=1e-6)
+        np.testing.assert_allclose([stats.q01, stats.q99], np.quantile(values, [0.01, 0.99], axis=0), rtol=1e-12)
+    assert (computed.episodes, computed.steps, computed.samples) == (3, 41, 41)
+    assert source.reads == [2 if keep == 10 else 1] * 3  # nothing is read twice without need
+
+
+def test_a_subset_is_seeded_and_without_repetition():
+    source = Held(*(episode_of(np.full((n, 1), k), np.arange(n)[:, None] + 100 * k) for k, n in enumerate((50, 80, 1))))
+    first, again, other = (compute(source, What(max_samples=40, seed=s)) for s in (3, 3, 4))
+    a, b, c = (x.vectors["actions"].stats for x in (first, again, other))
+    assert a.mean == b.mean != c.mean
+    assert (first.samples, first.steps) == (40, 131)
+    assert first.vectors["actions"].moments.count == 40
+    assert first.note()["seed"] == 3
+    everything = compute(source, What(max_samples=131))
+    assert everything.samples == 131
+    assert everything.note()["seed"] is None
+    # A subset of all steps but one holds each of the others once.
+    most = compute(source, What(max_samples=130))
+    total = sum(float(e.steps.action.sum()) for e in source.episodes)
+    missing = total - most.vectors["actions"].stats.mean[0] * 130
+    assert min(abs(missing - v) for e in source.episodes for v in e.steps.action[:, 0]) < 1e-6
+
+
+def test_an_episode_without_a_drawn_step_is_read_once():
+    source = random_source(*[1] * 30, dim=1)
+    compute(source, What(max_samples=3))
+    assert sum(source.reads) == 30 + 3
+
+
+def test_still_dimensions_do_not_explode():
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=(1000, 4))
+    state[:, 1] = 0.7  # constant
+    state[:, 2] = 0
+    state[::500, 2] = 1  # hardly ever moves, but then far
+    state[:, 3] = 3 + 1e-4 * rng.normal(size=1000)  # noise of a sensor
+    computed = compute(Held(episode_of(state, state)), What())
+    stats, measured = computed.vectors["state"].stats, computed.vectors["state"]
+    assert measured.std_floored == [1, 3]
+    assert measured.quantiles_widened == [1, 2, 3]
+    moved = state[:1] + 0.5  # half a radian from what was seen
+    z_score = (moved - stats.mean) / (stats.std + 1e-6)
+    between = (moved - stats.q01) / (stats.q99 - stats.q01 + 1e-6) * 2 - 1
+    assert np.abs(z_score).max() < 60
+    assert np.abs(between).max() < 60
+    assert (stats.q01[2], stats.q99[2]) == (0, 1)
+    assert computed.note()["std_floored"]["state"] == [1, 3]
+    assert computed.note()["std_measured"]["state"][1] == pytest.approx(0, abs=1e-9)
+
+
+def test_bad_requests_and_bad_data_are_refused():
+    with pytest.raises(ConfigError, match="horizon must be at least 1"):
+        What(horizon=0)
+    with pytest.raises(ConfigError, match="max_samples must be at least 1"):
+        What(max_samples=0)
+    with pytest.raises(ConfigError, match="std_floor must be positive"):
+        What(std_floor=0)
+    with pytest.raises(ConfigError, match="delta actions need a mask"):
+        What("delta")
+    with pytest.raises(DataError, match="there is no episode"):
+        compute(Held(), What())
+    odd = Held(*random_source(3).episodes, *random_source(3, dim=2).episodes)
+    with pytest.raises(DataError, match="episode 1 has 2 state values and 2 actions, those before it 3 and 3"):
+        compute(odd, What())
+
+
+def test_progress_counts_episodes_of_every_pass():
+    calls = []
+    compute(random_source(5, 5), What(keep=1), lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 2), (2, 2), (3, 4), (4, 4)]
+
+
+def test_the_file_has_openpis_layout_and_comes_back(tmp_path):
+    computed = compute(random_source(20, 30), What("delta", (0, 1, -1), horizon=3))
+    vectors = {name: m.stats for name, m in computed.vectors.items()}
+    path = write_norm_stats(tmp_path / "assets" / "trossen", vectors, computed.note())
+    assert path == tmp_path / "assets" / "trossen" / "norm_stats.json"
+    content = json.loads(path.read_text())
+    assert set(content["norm_stats"]) == {"state", "actions"}
+    assert list(content["norm_stats"]["actions"]) == ["mean", "std", "q01", "q99"]
+    assert content["serl_chunk"]["mask"] == [True, True, False]
+    assert content["serl_chunk"]["horizon"] == 3
+    for where in (path, path.parent):
+        for name, stats in read_norm_stats(where).items():
+            for a, b in zip(stats, vectors[name], strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert [p.name for p in path.parent.iterdir()] == ["norm_stats.json"]  # no part is left
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "s.json"
+    stats = NormStats(*(np.zeros(2) for _ in range(4)))
+    write_norm_stats(path, {"state": stats}, {})
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(DataError, match=r"s\.json: cannot write the statistics: .*No space left"):
+        write_norm_stats(path, {"state": stats._replace(mean=np.ones(2))}, {})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_without_quantiles_are_read(tmp_path):
+    path = tmp_path / "norm_stats.json"
+    path.write_text(json.dumps({"norm_stats": {"state": {"mean": [0.0], "std": [1.0], "q01": None, "q99": None}}}))
+    assert read_norm_stats(tmp_path)["state"].q99 is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "no statistics can be read"),
+        ("[1]", 'a JSON object with "norm_stats"'),
+        ('{"norm_stats": {}}', 'a JSON object with "norm_stats"'),
+        ('{"norm_stats": {"state": 3}}', "state must be an object with mean"),
+        ('{"norm_stats": {"state": {"mean": [0]}}}', "state: std must be a list of finite numbers"),
+        ('{"norm_stats": {"state": {"mean": [NaN], "std": [1]}}}', "state: mean must be a list of finite numbers"),
+        ('{"norm_stats": {"state": {"mean": [[0], 1], "std": [1]}}}', "state: mean must be a list of finite numbers"),
+        ('{"norm_stats": {"state": {"mean": [0, 1], "std": [1]}}}', "different lengths"),
+        ('{"norm_stats": {"state": {"mean": [0], "std": [-1]}}}', "std is negative in dimension 0"),
+        ('{"norm_stats": {"a": {"mean": [0], "std": [1], "q01": [2], "q99": [1]}}}', "q99 is below q01 in dimension 0"),
+    ],
+)
+def test_bad_files_are_refused_with_their_place(tmp_path, content, says):
+    path = tmp_path / "norm_stats.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=says) as caught:
+        read_norm_stats(path)
+    assert str(caught.value).startswith(str(path))

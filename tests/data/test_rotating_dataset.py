@@ -1,0 +1,241 @@
+"""Shards that take turns: which, when, and how many there are at a time."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serl_chunk.data.formats.ogbench import OgbenchSource
+from serl_chunk.data.rotating_dataset import ShardedSource
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.types import ConfigError, DataError, Episode
+
+WAIT = 10.0
+
+
+def write(folder: Path, i: int, trajectories: int = 2) -> Path:
+    terminals = np.tile([False, False, True], trajectories)
+    n = len(terminals)
+    path = folder / f"shard-{i}.npz"
+    state = np.full((n, 4), i, np.float32)
+    np.savez(path, observations=state, actions=np.zeros((n, 2), np.float32), terminals=terminals)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for i in range(4):
+        write(tmp_path, i)
+    return tmp_path
+
+
+def shard_of(source: ShardedSource) -> int:
+    (value,) = {int(e.steps.observation["state"][0, 0]) for e in source.episodes}
+    assert source.current.name == f"shard-{value}.npz"
+    return value
+
+
+def turns(folder: Path, n: int, **options: int) -> list[int]:
+    with ShardedSource(folder, ReadOptions(), replace_interval=1, **options) as source:
+        seen = [shard_of(source)]
+        for _ in range(n - 1):
+            assert source.advance()
+            seen.append(shard_of(source))
+    return seen
+
+
+def test_every_pass_has_every_shard_in_an_order_of_its_own(folder: Path) -> None:
+    seen = turns(folder, 24, seed=3)
+    passes = [tuple(seen[i : i + 4]) for i in range(0, 24, 4)]
+    assert all(sorted(p) == [0, 1, 2, 3] for p in passes)
+    assert len(set(passes)) > 1
+    assert all(a != b for a, b in itertools.pairwise(seen))
+    assert turns(folder, 24, seed=3) == seen
+    assert turns(folder, 24, seed=4) != seen
+
+
+def test_a_shard_stays_for_the_interval(folder: Path) -> None:
+    with ShardedSource(folder, ReadOptions(), replace_interval=5) as source:
+        for _ in range(3):
+            before = source.episodes
+            assert [source.advance() for _ in range(4)] == [False] * 4
+            assert source.episodes is before
+            assert source.advance()
+            assert source.episodes is not before
+
+
+@pytest.mark.parametrize("updates", [0, 1, 2, 3, 7, 14, 40])
+@pytest.mark.parametrize("before", [0, 2])
+def test_seeking_leads_where_advancing_does(folder: Path, updates: int, before: int) -> None:
+    walked, skipped = (ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5) for _ in range(2))
+    with walked, skipped:
+        for _ in range(before):
+            walked.advance(), skipped.advance()
+        for _ in range(updates):
+            walked.advance()
+        skipped.seek(before + updates)
+        for _ in range(20):
+            assert shard_of(walked) == shard_of(skipped)
+            assert walked.advance() == skipped.advance()
+
+
+def test_beginning_later_leads_there_too_and_back(folder: Path) -> None:
+    with ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5) as source:
+        at = []
+        for _ in range(20):
+            at.append((shard_of(source), source.advance()))
+    for updates in (0, 2, 7, 12):
+        with ShardedSource(folder, ReadOptions(), replace_interval=3, seed=5, updates=updates) as source:
+            for expected in at[updates:]:
+                assert (shard_of(source), source.advance()) == expected
+            source.seek(1)
+            assert [(shard_of(source), source.advance()) for _ in range(8)] == at[1:9]
+
+
+def test_seeking_reads_the_shard_it_leads_to_alone(folder: Path) -> None:
+    read: list[str] = []
+
+    class Noted(OgbenchSource):
+        def read(self, key: str) -> Episode:
+            read.append(key.split(":")[0])
+            return super().read(key)
+
+    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Noted) as source:
+        source.seek(1_000)
+        now = source.current.stem
+    assert len(read) == 2 * 4  # the first, the one after it, the one wanted, and the one after that
+    assert now in read
+    read.clear()
+    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Noted, updates=1_000) as source:
+        assert read[:2] == [now] * 2  # the one wanted at once
+    assert len(read) == 2 * 2
+    read.clear()
+
+
+def test_what_is_to_be_known_of_the_first_shard(folder: Path) -> None:
+    with ShardedSource(folder, ReadOptions(), replace_interval=1) as source:
+        assert any("no rewards in the data" in note for note in source.notes)
+
+
+def test_taken_episodes_are_the_callers_alone(folder: Path) -> None:
+    with ShardedSource(folder, ReadOptions(), replace_interval=1) as source:
+        alive = [weakref.ref(e.steps.observation["state"]) for e in source.take()]
+        gc.collect()
+        assert not any(ref() is not None for ref in alive)
+        assert source.episodes == []
+        assert source.advance()
+        assert shard_of(source) >= 0
+
+
+def test_two_shards_are_in_memory_at_most(folder: Path) -> None:
+    alive: list[weakref.ref[np.ndarray]] = []
+    most = 0
+
+    class Counted(OgbenchSource):
+        def read(self, key: str) -> Episode:
+            nonlocal most
+            episode = super().read(key)
+            if key.endswith(":0"):
+                alive.append(weakref.ref(episode.steps.observation["state"]))
+            gc.collect()
+            most = max(most, sum(r() is not None for r in alive))
+            return episode
+
+    with ShardedSource(folder, ReadOptions(), replace_interval=1, open_shard=Counted) as source:
+        for _ in range(8):
+            source.advance()
+    assert len(alive) >= 9
+    assert most == 2
+
+
+class Gate(OgbenchSource):
+    """Lets a thread read when the test says so, and the test itself at once."""
+
+    open = threading.Event()
+
+    def read(self, key: str) -> Episode:
+        if threading.current_thread() is not threading.main_thread():
+            assert self.open.wait(WAIT)
+        return super().read(key)
+
+
+def test_it_waits_only_where_the_next_shard_is_due_and_not_read(folder: Path) -> None:
+    Gate.open.clear()
+    with ShardedSource(folder, ReadOptions(), replace_interval=3, open_shard=Gate) as source:
+        first = source.episodes
+        assert [source.advance(), source.advance()] == [False, False]  # the thread is kept from reading meanwhile
+        assert source.episodes is first
+        started = time.perf_counter()
+        timer = threading.Timer(0.2, Gate.open.set)
+        timer.start()
+        assert source.advance()
+        assert time.perf_counter() - started > 0.1
+        timer.join()
+        assert source.episodes is not first
+
+
+def test_an_error_of_the_thread_is_raised_before_the_shard_is_due(folder: Path) -> None:
+    first = ShardedSource(folder, ReadOptions(), replace_interval=1, seed=1)
+    first.close()
+    for path in folder.iterdir():
+        if path != first.current:
+            path.write_bytes(b"PK broken")
+    with ShardedSource(folder, ReadOptions(), replace_interval=10_000, seed=1) as source:
+        with pytest.raises(DataError, match=r"shard-\d\.npz: not a whole \.npz file"):
+            poll(source.advance)
+        assert source.current == first.current
+        assert len(source.episodes) == 2
+        with pytest.raises(DataError, match="not a whole"):
+            source.advance()
+
+
+def poll(call: Callable[[], bool]) -> None:
+    for _ in range(int(100 * WAIT)):
+        call()
+        time.sleep(0.01)
+
+
+def test_proportion_and_single_shards(tmp_path: Path) -> None:
+    write(tmp_path, 0, trajectories=4)
+    with ShardedSource(tmp_path, ReadOptions(proportion=0.5), replace_interval=1) as source:
+        assert [e.steps.n for e in source.episodes] == [2, 2]
+        before = threading.active_count()
+        assert not any(source.advance() for _ in range(10))
+        assert threading.active_count() == before
+
+
+def test_a_share_of_a_shard_is_one_of_its_steps(tmp_path: Path) -> None:
+    solved = np.isin(np.arange(12), (4, 5, 6, 7))
+    for i in range(2):
+        np.savez(
+            tmp_path / f"shard-{i}.npz",
+            observations=np.full((12, 2), i, np.float32),
+            actions=np.zeros((12, 2), np.float32),
+            terminals=np.arange(12) == 11,
+            rewards=solved - 1.0,
+            masks=1.0 - solved,
+        )
+    options = ReadOptions(solved="keep", proportion=0.4)
+    with ShardedSource(tmp_path, options, replace_interval=1) as source:
+        for _ in range(2):
+            assert [e.steps.n for e in source.episodes] == [4]  # of 4, 1, 1, 1 and 4
+            source.advance()
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no \.npz file"):
+        ShardedSource(tmp_path, ReadOptions(), replace_interval=1)
+    write(tmp_path, 0)
+    with pytest.raises(ConfigError, match="replace_interval must be at least 1"):
+        ShardedSource(tmp_path, ReadOptions(), replace_interval=0)
+    (tmp_path / "shard-0.npz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"shard-0\.npz: not a whole"):
+        ShardedSource(tmp_path, ReadOptions(), replace_interval=1)

@@ -1,0 +1,127 @@
+"""replayed: what was recorded comes back on its ticks, and a file that is not a recording is refused by name."""
+
+import types
+
+import numpy as np
+import pytest
+
+from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
+from serl_chunk.devices.registry import make_intervention
+from serl_chunk.types import ConfigError, DataError, RobotSpec
+
+SPEC = RobotSpec("toy", 10.0, 2, (-1.0, -1.0), (1.0, 1.0), (0, 1), (), (), 20)
+
+
+def columns(**changes):
+    good = {
+        "episode": np.array([0, 0, 2]),
+        "tick": np.array([3, 4, 0]),
+        "action": np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32),
+        "idle": np.array([False, True, False]),
+    }
+    return {**good, **changes}
+
+
+def test_commands_come_back_on_their_ticks(tmp_path):
+    path = tmp_path / "person.npz"
+    save_interventions(path, **columns())
+    source = ReplayedIntervention(path, SPEC)
+    found = {}
+    for episode in range(4):
+        source.reset(seed=0)
+        for tick in range(6):
+            command = source.poll(tick, {}, decision_tick=False)
+            if command is not None:
+                found[episode, tick] = (command.action.tolist(), command.idle)
+                assert command.action.dtype == np.float32
+                command.action[:] = 7  # the caller's to keep
+    assert found == {
+        (0, 3): (pytest.approx([0.1, 0.2]), False),
+        (0, 4): (pytest.approx([0.3, 0.4]), True),
+        (2, 0): (pytest.approx([0.5, 0.6]), False),
+    }
+    np.testing.assert_allclose(ReplayedIntervention(path, SPEC)._commands[0, 3].action, [0.1, 0.2])
+    source.close()
+
+
+def test_a_file_is_found_by_the_registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_interventions(tmp_path / "person.npz", **columns())
+    env = types.SimpleNamespace(robot_spec=SPEC)
+    for name in (str(tmp_path / "person.npz"), "~/person.npz"):
+        assert isinstance(make_intervention(name, env), ReplayedIntervention)
+    with pytest.raises(ConfigError, match=r"'other\.npz' is neither none, scripted, nor an existing file"):
+        make_intervention("other.npz", env)
+
+
+def test_nothing_before_the_first_reset(tmp_path):
+    save_interventions(tmp_path / "p.npz", **columns())
+    assert ReplayedIntervention(tmp_path / "p.npz", SPEC).poll(3, {}, decision_tick=False) is None
+
+
+def test_an_empty_recording_is_one(tmp_path):
+    empty = {"episode": np.zeros(0, int), "tick": np.zeros(0, int), "idle": np.zeros(0, bool)}
+    save_interventions(tmp_path / "p.npz", action=np.zeros((0, 2), np.float32), **empty)
+    source = ReplayedIntervention(tmp_path / "p.npz", SPEC)
+    source.reset(0)
+    assert source.poll(0, {}, decision_tick=True) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tick": np.array([3, 3, 0])}, "appears twice"),
+        ({"tick": np.array([3, -1, 0])}, "count from 0"),
+        ({"tick": np.array([3.0, 4.0, 0.0])}, r"tick must be int\[N\]"),
+        ({"idle": np.array([0, 1, 0])}, r"idle must be bool\[N\]"),
+        ({"idle": np.array([False, True])}, "one length"),
+        ({"action": np.zeros(3, np.float32)}, r"action must be float32\[N, A\]"),
+        ({"action": np.full((3, 2), np.inf, np.float32)}, "row 0 holds an action that is not finite"),
+    ],
+)
+def test_bad_columns_are_refused_when_written_and_when_read(tmp_path, changes, message):
+    path = tmp_path / "p.npz"
+    with pytest.raises(DataError, match=message):
+        save_interventions(path, **columns(**changes))
+    assert not list(tmp_path.iterdir())
+    np.savez(path, **columns(**changes))
+    with pytest.raises(DataError, match=message):
+        ReplayedIntervention(path, SPEC)
+
+
+def test_a_recording_of_another_robot_is_refused(tmp_path):
+    save_interventions(tmp_path / "p.npz", **columns(action=np.zeros((3, 7), np.float32)))
+    with pytest.raises(DataError, match="actions of 7 dimensions, robot 'toy' has 2"):
+        ReplayedIntervention(tmp_path / "p.npz", SPEC)
+
+
+def test_other_files_are_refused_by_name(tmp_path):
+    path = tmp_path / "p.npz"
+    with pytest.raises(DataError, match=r"p\.npz cannot be read"):
+        ReplayedIntervention(path, SPEC)
+    path.write_bytes(b"not an archive")
+    with pytest.raises(DataError, match="cannot be read"):
+        ReplayedIntervention(path, SPEC)
+    save_interventions(path, **columns())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="cannot be read"):
+        ReplayedIntervention(path, SPEC)
+    np.savez(path, episode=np.zeros(1, int))
+    with pytest.raises(DataError, match="no column 'tick'"):
+        ReplayedIntervention(path, SPEC)
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match="no column 'episode'"):
+        ReplayedIntervention(path, SPEC)
+
+
+def test_a_pickle_is_never_loaded(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled",))
+
+    path = tmp_path / "p.npz"
+    np.savez(path, **columns(action=np.array([[Bomb(), Bomb()]] * 3, object)))
+    with pytest.raises(DataError, match="without pickles"):
+        ReplayedIntervention(path, SPEC)

@@ -1,0 +1,46 @@
+"""Returns beyond a bounded critic's range are said, once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from serl_chunk.config.agents import AcfqlConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.learner.checks import ValueRange
+from serl_chunk.types import Begin, End, Episode, Outcome, Source, Step, StepBlock
+
+
+def config(**critic) -> ExperimentConfig:
+    agent = AcfqlConfig(critic=CriticConfig(**{"loss": "bounded", "ensemble": 2, **critic}))
+    return ExperimentConfig("x", FakeAlohaConfig(), agent=agent, discount=0.5)
+
+
+def test_an_online_episode_beyond_the_range_is_said_once():
+    said: list[str] = []
+    watch = ValueRange(config(), said.append)
+    watch.online("e0", 0.0, 1.0)
+    watch.online("e1", -1e-9, 1 + 1e-9)
+    assert said == []
+    watch.online("e2", -0.02, 1.0)
+    watch.online("e3", 0.0, 10.0)
+    [line] = said
+    assert "episode e2 has returns of -0.02 to 1, and agent.critic.loss=bounded knows 0 to 1" in line
+    assert "agent.critic.value_low and value_high" in line
+
+
+@pytest.mark.parametrize(("critic", "warned"), [({}, True), ({"value_high": 2.5}, False), ({"loss": "squared"}, False)])
+def test_a_demonstration_of_several_stages(critic, warned):
+    """A classifier of several stages gives more than one reward."""
+    said: list[str] = []
+    steps = [
+        Step(t, {"state": np.zeros(2, np.float32)}, np.zeros(2, np.float32), reward, Source.HUMAN, -1, -1, 0.0)
+        for t, reward in enumerate((0.0, 1.0, 0.5, 1.0))  # returns 0.75, 1.5, 1, 1 with a discount of 0.5
+    ]
+    block = StepBlock.from_steps("d", steps)
+    episode = Episode(Begin("d"), block, End("d", 4, None, True, False, Outcome.SUCCESS, reward=None))
+    ValueRange(config(**critic), said.append).demonstrations([episode, episode])
+    assert len(said) == warned
+    assert not said or f"demonstration {episode.begin.episode_id} has returns of 0 to 1.5" in said[0]

@@ -1,0 +1,266 @@
+"""Features are computed once for each stored frame, and those of a frame that left are never shown."""
+
+import dataclasses
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from coded_episodes import SPEC, Checker, config, feed, make, normaliser
+from coded_features import CodedEmbedder, with_pixels
+from coded_replay import RNG, build, coded
+from deferred_episodes import Files, lazy
+
+from serl_chunk.learner.offline_data import FRAMES, FeaturePrecomputation
+from serl_chunk.replay import replay as replay_module
+from serl_chunk.replay.batch_loader import BatchStream
+from serl_chunk.replay.feature_cache import FrameFeatures, feature_bytes
+from serl_chunk.replay.memory import estimate_bytes
+from serl_chunk.replay.replay import DEMO_SESSION, Replay
+from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, SparseRows
+
+KEYS = ("a", "b")
+
+
+def replay_of(cfg, **kw):
+    embed = CodedEmbedder()
+    return build(cfg, image_keys=KEYS, embed=embed, **kw), embed
+
+
+def check(replay, checker, seed=0, n=1_500):
+    return checker.check(with_pixels(replay.sample(RNG(seed), n)))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_frame_is_looked_at_once_wherever_it_lies(ahead):
+    rng, cfg = RNG(0), config(max_image_age=2)
+    demos = [make(rng, k, demonstration=True) for k in range(8)]
+    online = [make(rng, 20 + k, session=f"s{k % 2}") for k in range(8)]
+    replay, embed = replay_of(cfg)
+    replay.add_demo(*(d.episode() for d in demos[:4]), *(lazy(d.episode()) for d in demos[4:]))
+    feed(replay, online, rng)
+    missing = replay.frames_unseen
+    while ahead and replay.embed_frames(7):
+        pass
+    assert replay.frames_unseen == (0 if ahead else missing)
+    looked = len(embed.sizes)
+    checker = Checker([*demos, *online], cfg)
+    seen = set.union(*(check(replay, checker, seed) for seed in range(4)))
+    assert seen == checker.windows()
+    assert set(embed.looked.values()) == {1}
+    assert (looked == len(embed.sizes)) == ahead
+    assert max(embed.sizes) <= 7 or not ahead
+    stats = replay.stats()
+    assert stats["replay/feature_frames"] == stats["replay/features_computed"] == len(embed.looked)
+    assert stats["replay/feature_bytes"] == 12 * len(embed.looked)
+    assert stats["replay/frame_cache_bytes"] == 0  # an image is looked at once: none stays decoded
+    files = [source for cache in replay._stores.pool.deferred for source in cache._sources]
+    assert sum(len(f.decoded) for f in files) > 20
+    assert all(len(f.decoded) == len(set(f.decoded)) for f in files)
+
+
+def test_slots_that_are_used_again_show_the_new_frame():
+    rng, cfg = RNG(1), config(capacity=200, human_capacity=90, image_capacity=150, max_image_age=2)
+    episodes = [make(rng, k) for k in range(45)]
+    replay, embed = replay_of(cfg)
+    checker = Checker(episodes, cfg)
+    for k, episode in enumerate(episodes):
+        feed(replay, [episode], rng)
+        if replay.ready.windows:
+            check(replay, checker, k, 200)
+    stats = replay.stats()
+    assert stats["replay/evicted_episodes"] > 25
+    assert stats["replay/kept_for_interventions"] > 10
+    assert set(embed.looked.values()) == {1}
+    assert stats["replay/feature_frames"] <= stats["replay/online_frames"] + stats["replay/human_frames"]
+    assert stats["replay/features_computed"] > 2 * stats["replay/feature_frames"]
+
+
+def test_discarded_and_corrected_episodes_and_shards_that_take_turns():
+    cfg = config(demo_fraction="uniform", max_image_age=2)
+    replay, embed = replay_of(cfg)
+    kept, online = make(RNG(1), 900, demonstration=True), [make(RNG(k), 800 + k) for k in range(6)]
+    replay.add_demo(kept.episode())
+    feed(replay, online, RNG(0))
+    for number in range(4):
+        shard = [make(RNG(k), 16 * number + k, demonstration=True) for k in range(6)]
+        replay.replace_demos([e.episode() for e in shard])
+        checker = Checker([kept, *online, *shard], cfg)
+        assert check(replay, checker, number) <= checker.windows()
+    assert set(embed.looked.values()) == {1}
+    known = replay.stats()["replay/feature_frames"]
+    for e in online[:3]:
+        replay.insert("s", Amend(e.episode_id, discard=True))
+    for e in online[3:]:
+        replay.insert("s", Amend(e.episode_id, reward=e.reward(e.length - 1)))
+    assert replay.stats()["replay/feature_frames"] < known
+    checker = Checker([kept, *online[3:], *shard], cfg)
+    assert check(replay, checker) <= checker.windows()
+    feed(replay, [make(RNG(k), 700 + k) for k in range(6)], RNG(0))  # into the slots of what was discarded
+    checker = Checker([kept, *online[3:], *shard, *(make(RNG(k), 700 + k) for k in range(6))], cfg)
+    assert check(replay, checker) <= checker.windows()
+    assert set(embed.looked.values()) == {1}
+
+
+def test_a_frame_that_is_overwritten_while_its_features_are_computed_does_not_get_them():
+    cfg = config(capacity=60, image_capacity=45, demo_fraction="uniform")
+    replay, embed = replay_of(cfg)
+    feed(replay, [coded(1, 39)], RNG(0))
+
+    def overwrite():
+        embed.meanwhile = lambda: None
+        feed(replay, [coded(2, 39)], RNG(0))  # the first episode leaves for it
+        assert [key[1] for key in replay.episodes()] == ["e2"]
+
+    embed.meanwhile = overwrite
+    checker = Checker([coded(1, 39), coded(2, 39)], cfg)
+    assert {number for number, _ in check(replay, checker, n=500)} == {1}  # drawn before
+    assert {number for number, _ in check(replay, checker, n=500)} == {2}
+
+
+def test_batches_are_right_while_records_come_in_from_elsewhere():
+    cfg = config(capacity=300, human_capacity=100, image_capacity=200, demo_fraction="uniform", max_image_age=2)
+    episodes = [make(RNG(k), k) for k in range(150)]
+    replay, embed = replay_of(cfg)
+    feed(replay, episodes[:5], RNG(0))
+    stream = BatchStream(replay, RNG(0), 64, 2, prefetch=2)
+    checker = Checker(episodes, cfg)
+    done, errors = threading.Event(), []
+
+    def write():
+        try:
+            for e in itertools.islice(episodes, 5, None):
+                feed(replay, [e], RNG(1))
+                replay.embed_frames(3)
+        except BaseException as error:
+            errors.append(error)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    count = 0
+    while not done.is_set() or count < 5:
+        batch = stream.next()
+        flat = type(batch)(*(_flat(v) for v in batch))
+        checker.check(with_pixels(flat), writing=True)
+        count += 1
+    writer.join()
+    stream.close()
+    assert not errors
+    assert len(embed.looked) > 500
+
+
+def _flat(value):
+    if isinstance(value, dict):
+        return {k: _flat(v) for k, v in value.items()}
+    return None if value is None else value.reshape(-1, *value.shape[2:])
+
+
+def test_exports_have_their_pixels():
+    replay, _ = replay_of(config())
+    demo = coded(7, 12, "success", demonstration=True)
+    replay.add_demo(lazy(demo.episode(), final=True))
+    replay.embed_frames(100)
+    read, original = replay.read(DEMO_SESSION, "e7"), demo.episode()
+    for key in ("images/a", "images/b"):
+        np.testing.assert_array_equal(read.steps.sparse[key].values, original.steps.sparse[key].values)
+
+
+class Broken(Files):
+    def decode(self, at):
+        raise DataError(f"cut.mp4, frame {at}: not a whole image")
+
+
+def test_a_file_that_cannot_be_read_is_named():
+    episode = coded(0, 30, "limit", demonstration=True).episode()
+    images = episode.steps.sparse["images/a"]
+    sparse = episode.steps.sparse | {"images/a": SparseRows(images.index, Broken(images.values))}
+    replay, _ = replay_of(config())
+    replay.add_demo(episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse)))
+    with pytest.raises(DataError, match=r"cut\.mp4, frame \d+"):
+        FeaturePrecomputation(replay, print).work()
+
+
+# -- memory
+
+
+def test_features_count_in_the_estimate_and_are_refused_where_they_do_not_fit(monkeypatch):
+    cfg = config()
+    per_camera = [feature_bytes(CodedEmbedder(), c) for c in SPEC.cameras]
+    assert per_camera == [12, 12]
+    without, need = (estimate_bytes(SPEC, cfg.replay, SPEC.cameras, f) for f in ((), per_camera))
+    assert need != without
+    replay, _ = replay_of(cfg)
+    assert replay.stats()["replay/reserved_bytes"] == pytest.approx(need, rel=0.01)
+    assert replay.estimated_bytes == need
+    monkeypatch.setattr(replay_module, "available_bytes", lambda: need - 1)
+    with pytest.raises(ConfigError) as refused:
+        replay_of(cfg)
+    said = str(refused.value)
+    assert "lower replay.image_capacity (or use fewer agent.image_keys), replay.capacity, replay.demo_cap" in said
+    features = (3 * cfg.replay.image_capacity + cfg.replay.demo_capacity) * 2 * (12 + 9)
+    assert f"or set agent.encoder.cache_features=False ({features / 2**20:.0f} MiB of it are features)" in said
+    monkeypatch.setattr(replay_module, "available_bytes", lambda: need)
+    replay_of(cfg)
+
+
+def test_places_grow_where_more_frames_come_than_were_expected():
+    features = FrameFeatures(CodedEmbedder(), SPEC.cameras[0], 2)
+    features.placed(np.array([0, 1]))
+    gaps = features.gaps(np.array([0, 1]))
+    features.keep(gaps, np.full((2, 1, 2, 3), 5, np.float16))
+    features.placed(np.array([4, 2]))
+    assert (features.known, features.missing, features.first_missing(9).tolist()) == (2, 2, [2, 4])
+    values, known = features.read(np.array([1, 4]))
+    assert known.tolist() == [True, False]
+    assert (values[0] == 5).all()
+    features.released(np.array([0]))
+    features.keep(gaps, np.zeros((2, 1, 2, 3), np.float16))  # of 0 there is no frame any more
+    assert (features.known, features.held_bytes) == (1, 12)
+
+
+# -- what is there when training begins
+
+
+def test_what_is_there_at_first_is_computed_in_pieces_and_said():
+    replay, embed = replay_of(config())
+    replay.add_demo(*(coded(k, 39, "limit", demonstration=True).episode() for k in range(4)))
+    total = replay.frames_unseen
+    assert total == 4 * 40 * 2
+    said, clock = [], itertools.count(0, 3.0)
+    work = FeaturePrecomputation(replay, said.append, lambda: next(clock))
+    rounds = 0
+    while work.work():
+        rounds += 1
+        if rounds == 2:  # what comes in meanwhile is not waited for
+            feed(replay, [coded(9, 39)], RNG(0))
+    assert total <= sum(embed.sizes) < total + FRAMES
+    assert rounds == len(embed.sizes) == 6
+    assert replay.frames_unseen == total + 80 - sum(embed.sizes)
+    assert said[0] == "computing features of stored frames: 128 of 320"
+    assert said[-1].startswith("features of 320 stored frames computed in ")
+    assert not FeaturePrecomputation(replay_of(config())[0], said.append).work()
+    assert len(said) == 3
+
+
+def test_a_replay_without_features_has_none_to_compute():
+    replay = build(config(), image_keys=KEYS)
+    feed(replay, [coded(9, 39)], RNG(0))
+    assert (replay.frames_unseen, replay.embed_frames(10)) == (0, 0)
+    assert not [k for k in replay.stats() if "feature" in k]
+    assert set(replay.sample(RNG(0), 4).observations) == {"state", "images/a", "images/b"}
+
+
+def test_nothing_is_touched_before_it_is_needed():
+    camera = CameraSpec("a", 128, 128)
+    spec = dataclasses.replace(SPEC, cameras=(camera,))
+
+    class Large(CodedEmbedder):
+        def shape(self, camera):
+            return 4, 4, 512
+
+    cfg = config(image_capacity=20_000, demo_capacity=20_000)
+    replay = Replay(spec, cfg, normaliser(6), image_keys=("a",), embed=Large())
+    stats = replay.stats()
+    assert stats["replay/reserved_bytes"] > 80_000 * 16_384
+    assert stats["replay/bytes"] == stats["replay/feature_bytes"] == 0

@@ -1,0 +1,251 @@
+"""The published sampler: neighbouring rows whatever their episode, told apart by weights."""
+
+import numpy as np
+import pytest
+from coded_episodes import LIMIT, SPEC, config, feed, make, normaliser
+from coded_replay import RNG, build, coded
+
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.source import ReadOptions
+from serl_chunk.replay.qc_sampler import Rows, gather_adjacent
+from serl_chunk.types import Amend, ConfigError, DataError, Outcome, StepBlock
+
+
+def adjacent(horizon=4, critic_horizon=None, return_steps=None, **kw):
+    return config(horizon, critic_horizon, return_steps, windows="adjacent", terminal_windows="drop", **kw)
+
+
+# A success after three steps, a time-out after two, and an episode that goes on.
+ROWS = Rows(
+    state=np.arange(8, dtype=np.float32)[:, None],
+    next_state=np.arange(100, 108, dtype=np.float32)[:, None],
+    action=np.arange(8, dtype=np.float32)[:, None] / 8,
+    reward=np.array([1, 2, 4, 8, 16, 32, 64, 128], np.float32),
+    mask=np.array([1, 1, 0, 1, 1, 1, 1, 1], np.float32),
+    terminal=np.array([0, 0, 1, 0, 1, 0, 0, 0], np.float32),
+)
+
+
+def test_an_end_within_a_window_takes_its_weight_but_no_reward():
+    out = gather_adjacent(ROWS, np.arange(6), horizon=3, returned=3, discount=0.5)
+    np.testing.assert_array_equal(out.observations["state"][:, 0], range(6))
+    np.testing.assert_array_equal(out.next_observations["state"][:, 0], range(102, 108))
+    np.testing.assert_array_equal(out.actions[..., 0] * 8, np.arange(6)[:, None] + np.arange(3))
+    np.testing.assert_array_equal(out.rewards @ [1, 0.5, 0.25], [3, 6, 12, 24, 48, 96])  # those after ends too
+    np.testing.assert_array_equal(out.mask, [0, 0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(out.valid, [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    np.testing.assert_array_equal(out.weight, [1, 0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(out.discount_n, 0.125)
+    np.testing.assert_array_equal(out.bc, out.valid)
+
+
+def test_returns_over_other_steps_than_the_chunk_weigh_the_last_of_the_return():
+    longer = gather_adjacent(ROWS, np.arange(5), horizon=1, returned=4, discount=0.5)
+    assert (longer.actions.shape, longer.valid.shape, longer.rewards.shape) == ((5, 1, 1), (5, 1), (5, 4))
+    np.testing.assert_array_equal(longer.valid, 1)
+    np.testing.assert_array_equal(longer.weight, [0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(longer.mask, [0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(longer.next_observations["state"][:, 0], range(103, 108))
+    shorter = gather_adjacent(ROWS, np.arange(6), horizon=3, returned=1, discount=0.5)
+    assert shorter.rewards.shape == (6, 1)
+    np.testing.assert_array_equal(shorter.weight, 1)
+    np.testing.assert_array_equal(shorter.mask, [1, 1, 0, 1, 1, 1])
+    np.testing.assert_array_equal(shorter.discount_n, 0.5)
+
+
+def decode(replay, cfg, sequence, *, size=3_000):
+    """Check windows against `sequence`, (episode, tick) as they neighbour each other; returns the starts seen."""
+    h, r = cfg.chunk.carried, cfg.chunk.returned
+    place = {(e.number, t): p for p, (e, t) in enumerate(sequence)}
+    norm, batch, seen = normaliser(h), replay.sample(RNG(1), size), set()
+    state = batch.observations["state"] * norm.state_std + norm.state_mean
+    after = batch.next_observations["state"] * norm.state_std + norm.state_mean
+    executed = batch.actions * norm.scale + norm.centre
+    executed[..., 1] += state[:, None, 1]
+    scale, offset, failure = cfg.reward.scale, cfg.reward.offset, cfg.reward.failure_reward
+    assert (batch.realised == -np.inf).all()
+    for b in range(size):
+        p = place[int(state[b, 0]), int(state[b, 1])]
+        seen.add(p)
+        rows = sequence[p : p + max(h, r)]
+        np.testing.assert_array_equal(executed[b], [[e.number, t] for e, t in rows[:h]])
+        failed = [e.outcome == Outcome.FAILURE and e.terminated and t == e.length - 1 for e, t in rows]
+        paid = [failure if f else e.reward(t) * scale + offset for (e, t), f in zip(rows, failed, strict=True)]
+        np.testing.assert_array_equal(batch.rewards[b], paid[:r])
+        assert batch.mask[b] == (not any(e.terminated and t == e.length - 1 for e, t in rows[:r]))
+        same = [all(f is e for f, _ in rows[: i + 1]) for i, (e, _) in enumerate(rows)]
+        np.testing.assert_array_equal(batch.valid[b], same[:h])
+        assert batch.weight[b] == same[r - 1]
+        e, t = rows[r - 1]
+        end = t + 1 if e.has_final else min(t + 1, e.length - 1)
+        np.testing.assert_array_equal(after[b], [e.number, end, e.number + 2 * end])
+    np.testing.assert_array_equal(batch.discount_n, cfg.discount**r)
+    return seen
+
+
+def in_order(episodes):
+    return [(e, t) for e in episodes for t in range(e.last())]
+
+
+@pytest.mark.parametrize(
+    ("horizon", "critic", "returned"), [(4, None, None), (1, None, 5), (1, None, 1), (5, None, 5), (2, 5, 6)]
+)
+def test_neighbours_of_demonstrations_and_online_steps_as_one_buffer(horizon, critic, returned):
+    cfg = adjacent(horizon, critic, returned, demo_fraction="uniform")
+    replay = build(cfg)
+    demos = [make(RNG(k), 100 + k, demonstration=True) for k in range(3)]
+    episodes = [make(RNG(k), k) for k in range(6)]
+    replay.add_demo(*(d.episode() for d in demos))
+    feed(replay, episodes, RNG(0))
+    sequence = in_order(demos + episodes)
+    starts = len(sequence) - max(horizon, cfg.chunk.returned) + 1
+    assert decode(replay, cfg, sequence) == set(range(starts))
+    assert replay.ready.windows == starts
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_halves_are_the_demonstrations_and_the_online_store(fraction):
+    cfg = adjacent(demo_fraction=fraction)
+    replay = build(cfg)
+    replay.add_demo(*(coded(100 + k, demonstration=True).episode() for k in range(3)))
+    feed(replay, [coded(k) for k in range(4)], RNG(0))
+    batch = replay.sample(RNG(0), 64)
+    number = batch.observations["state"][:, 0] * 2 + 8
+    assert (number >= 100).sum() == fraction * 64
+    assert (replay.ready.demo, replay.ready.online, replay.ready.windows) == (33, 45, 81)
+
+
+@pytest.mark.parametrize("human", [False, True])
+def test_a_wrapped_store_has_no_seam_and_follows_corrections(human):
+    cfg = adjacent(capacity=3 * LIMIT, demo_fraction=0.0)
+    replay = build(cfg)
+    episodes = [make(RNG(k), k, human=human) for k in range(30)]
+
+    def kept():
+        online = replay.episodes()[: int(replay.stats()["replay/online_episodes"])]
+        return [e for e in episodes if ("s", e.episode_id) in online]
+
+    for e in episodes:
+        feed(replay, [e], RNG(0))
+        if replay.ready.online:
+            decode(replay, cfg, in_order(kept()), size=50)
+    stats = replay.stats()
+    assert (stats["replay/human_episodes"] > 0) == human
+    assert stats["replay/evicted_episodes"] + stats["replay/kept_for_interventions"] > 20
+    held = kept()
+    gone, changed = held[0], held[-1]
+    replay.insert("s", Amend(gone.episode_id, discard=True))
+    changed.terminated, changed.outcome = True, Outcome.SUCCESS
+    replay.insert("s", Amend(changed.episode_id, Outcome.SUCCESS, "person", True))
+    decode(replay, cfg, in_order(held[1:]))
+
+
+def test_an_actor_that_fell_silent_comes_back_and_an_end_is_corrected():
+    cfg = adjacent(demo_fraction=0.0)
+    replay = build(cfg)
+    silent, died = coded(0, 12, session="a"), coded(1, 12, "died", session="b")
+    begin, *blocks, end = silent.records(RNG(0))
+    feed(replay, [died], RNG(0))
+    for record in (begin, *blocks[:1]):
+        replay.insert("a", record)
+    replay.close_session("a")
+    replay.sample(RNG(0), 4)
+    for record in (*blocks[1:], end):
+        replay.insert("a", record)
+    decode(replay, cfg, in_order([died, silent]))
+    died.terminated, died.outcome = True, Outcome.SUCCESS  # its last step reached the success after all
+    died.end = "terminated_without_observation"
+    replay.insert("b", Amend(died.episode_id, Outcome.SUCCESS, "person", True))
+    assert len(in_order([died, silent])) == 24
+    decode(replay, cfg, in_order([died, silent]))
+
+
+def test_open_episodes_of_several_robots_are_not_glued_together():
+    cfg = adjacent(2, demo_fraction=0.0)
+    replay = build(cfg)
+    slow, fast = coded(0, 20, session="a"), coded(1, 20, session="b")
+    for e in (slow, fast):
+        replay.insert(e.session, e.records(RNG(0))[0])
+    for t in range(10):
+        for e in (slow, fast):
+            replay.insert(e.session, StepBlock.from_steps(e.episode_id, [e.step(t)]))
+        if t > 1:  # the newest step of each waits for what follows it
+            assert decode(replay, cfg, [(e, k) for e in (slow, fast) for k in range(t)], size=100) == set(
+                range(2 * t - 1)
+            )
+
+
+def test_fewer_steps_than_a_window_takes():
+    cfg = adjacent(4, None, 9, demo_fraction="uniform")
+    replay = build(cfg)
+    feed(replay, [coded(0, 4), coded(1, 4)], RNG(0))
+    assert replay.ready.windows == 0
+    with pytest.raises(DataError, match="a window takes 9 consecutive steps, and it has 8 in 2 episodes"):
+        replay.sample(RNG(0), 4)
+    feed(replay, [coded(2, 1)], RNG(0))
+    assert replay.ready.windows == 1
+    np.testing.assert_array_equal(replay.sample(RNG(0), 4).weight, 0)
+
+
+def test_without_bc_on_all_the_weights_of_imitation_are_those_of_the_steps():
+    everything, some = (build(adjacent(demo_fraction="uniform"), bc_on=on) for on in ("all", "+successes"))
+    for replay in (everything, some):
+        feed(replay, [coded(0, end="limit"), coded(1, end="success")], RNG(0))
+    batch = everything.sample(RNG(0), 200)
+    np.testing.assert_array_equal(batch.bc, batch.valid)
+    batch = some.sample(RNG(0), 200)
+    number = batch.observations["state"][:, 0] * 2 + 8
+    np.testing.assert_array_equal(batch.bc, batch.valid * (number == 1)[:, None])
+    assert 0 < batch.bc.mean() < 1
+
+
+@pytest.mark.parametrize("solved", ["keep", "drop"])
+def test_a_trajectory_that_goes_on_after_successes_has_one_end_as_published(solved, tmp_path):
+    lengths, h = (30, 12), 5
+    n = sum(lengths)
+    terminal = np.isin(np.arange(n), np.cumsum(lengths) - 1)
+    success = np.isin(np.arange(n), [8, 9, 10, 11, 20, 29, 36, 37])
+    state = np.stack([np.arange(n), np.zeros(n), np.ones(n)], 1).astype(np.float32)
+    arrays = {"observations": state, "actions": np.zeros((n, 2), np.float32), "terminals": terminal}
+    np.savez(tmp_path / "play.npz", **arrays, rewards=success - 1.0, masks=1.0 - success)
+    demos = load_demos([tmp_path / "play.npz"], SPEC, cameras=(), options=ReadOptions(solved=solved))
+    replay = build(adjacent(h, demo_fraction="uniform"), bc_on="all")
+    replay.add_demo(*demos.episodes)
+    batch, norm = replay.sample(RNG(0), 1_000), normaliser(h)
+    row = (batch.observations["state"] * norm.state_std + norm.state_mean)[:, 0].astype(int)
+    if solved == "drop":  # what is between two episodes is not there: they cannot join
+        assert not batch.weight[np.isin(row, [4, 5, 6, 17, 18, 19])].any()
+        return
+    steps = np.flatnonzero(~terminal)  # the last row of a trajectory has no action
+    reached = success[steps + 1].astype(np.float32)  # rewards are those of the state a step leads to
+    paid = 0.5 * reached + 0.25  # as `config` has it
+    rows = Rows(state[steps], state[steps + 1], np.zeros((n - 2, 2)), paid, 1 - reached, terminal[steps + 1])
+    assert set(row) == set(steps[: n - 2 - h + 1])
+    published = gather_adjacent(rows, np.searchsorted(steps, row), horizon=h, returned=h, discount=0.5)
+    for name in ("valid", "rewards", "mask", "weight", "bc"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(published, name), err_msg=name)
+    after = batch.next_observations["state"] * norm.state_std + norm.state_mean
+    np.testing.assert_array_equal(after, published.next_observations["state"])
+    assert ((batch.mask == 0) & (batch.weight == 1)).any()
+
+
+@pytest.mark.parametrize(("end", "apart", "joined"), [("success", 0, True), ("limit", 0, False), ("success", 1, False)])
+def test_a_demonstration_goes_on_in_one_that_begins_in_the_state_in_which_it_succeeded(end, apart, joined):
+    first, second = coded(0, 4, end, demonstration=True).episode(), coded(1, 4, demonstration=True).episode()
+    second.steps.observation["state"][0] = first.end.final_observation["state"] + apart
+    replay = build(adjacent(4, demo_fraction="uniform"))
+    replay.add_demo(first, second)
+    batch = replay.sample(RNG(0), 200)
+    tick = (batch.observations["state"] * normaliser(4).state_std + normaliser(4).state_mean)[:, 1]
+    across = np.isin(tick, [1, 2, 3]) & (
+        batch.observations["state"][:, 0] == normaliser(4).observe(first.steps.observation["state"])[0, 0]
+    )
+    assert across.any()
+    np.testing.assert_array_equal(batch.weight[across], float(joined))
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match=r"adjacent has states only, and agent\.image_keys names a, b"):
+        build(adjacent(), image_keys=tuple(c.name for c in SPEC.cameras))
+    with pytest.raises(ConfigError, match=r"replay.positive_fraction=0.5 balances whole episodes"):
+        build(adjacent(positive_fraction=0.5))

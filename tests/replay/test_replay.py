@@ -1,0 +1,257 @@
+"""Records of sessions become episodes: ends, corrections, silence, and what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from coded_episodes import Checker, config, feed
+from coded_replay import RNG, build, coded, windows
+
+from serl_chunk.replay.replay import DEMO_SESSION
+from serl_chunk.runs.report_panels import REPLAY
+from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Source, SparseRows, StepBlock
+
+
+def test_no_window_holds_the_newest_step_of_an_open_episode():
+    cfg = config(6, 4, demo_fraction="uniform")
+    episode = coded(length=15, end="success")
+    replay = build(cfg)
+    replay.insert("s", Begin(episode.episode_id))
+    for t in range(15):
+        replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(t)]))
+        assert replay.ready.windows == max(0, t - 3)
+        if replay.ready.windows:
+            batch = replay.sample(RNG(t), 200)
+            start = batch.observations["state"][:, 1] * 0.5 - 4
+            assert (start + batch.valid.sum(1)).max() == t  # valid steps end before the newest one
+            np.testing.assert_array_equal(batch.mask, 1)
+    replay.insert("s", episode.end_record())
+    assert windows(replay, Checker([episode], cfg, image_keys=())) == {(0, t) for t in range(15)}
+
+
+def test_an_end_corrects_the_last_reward_and_an_amendment_corrects_it_again():
+    cfg = config(demo_fraction="uniform")
+    episode = coded(end="success", last_reward=32.0)
+    replay = build(cfg)
+    feed(replay, [episode], RNG(0))
+    windows(replay, Checker([episode], cfg, image_keys=()))
+    replay.insert("s", Amend(episode.episode_id, reward=8.0))
+    episode.last_reward = 8.0
+    windows(replay, Checker([episode], cfg, image_keys=()))
+    assert replay.read("s", episode.episode_id).end.reward == 8.0
+
+
+def test_without_a_final_observation_the_last_step_serves_as_one():
+    cfg = config(4, 4, demo_fraction="uniform")
+    died, ended = coded(0, 8, "died"), coded(1, 8, "terminated_without_observation")
+    replay = build(cfg)
+    feed(replay, [died, ended], RNG(0))
+    assert windows(replay, Checker([died, ended], cfg, image_keys=())) == {(0, t) for t in range(4)} | {
+        (1, t) for t in range(8)
+    }
+    begin, steps, end = replay.read("s", died.episode_id)
+    assert (begin.episode_id, steps.n, end.final_observation) == (died.episode_id, 8, None)
+
+
+def test_a_silent_actor_that_comes_back_loses_nothing():
+    finished = []
+    cfg = config(demo_fraction="uniform")
+    episode = coded(length=20, end="success")
+    replay = build(cfg, on_episode=finished.append)
+    begin, *blocks, end = episode.records(RNG(0))
+    replay.insert("s", begin)
+    for block in blocks:
+        replay.insert("s", block)
+        replay.close_session("s")
+        replay.close_session("s")
+        n = block.first_tick + block.n
+        part = dataclasses.replace(episode, length=n, end="died", source=episode.source[:n])
+        if replay.ready.windows:
+            windows(replay, Checker([part], cfg, image_keys=()))
+    assert not finished
+    replay.insert("s", end)
+    assert windows(replay, Checker([episode], cfg, image_keys=())) == {(0, t) for t in range(20)}
+    assert [f.length for f in finished] == [20]
+    replay.close_session("s")
+    replay.close_session("never seen")
+    assert replay.stats()["replay/online_rows"] == 21
+
+
+def test_the_report_reads_sizes_that_there_are():
+    assert set(REPLAY) <= set(build(config()).stats())
+
+
+@pytest.mark.parametrize("silent_first", [False, True])
+def test_the_episode_of_an_actor_that_is_gone_is_over_and_reported(silent_first):
+    finished = []
+    cfg = config(demo_fraction="uniform")
+    episode, later = coded(0, 20, "success"), coded(1, 9, "success")
+    episode.source[2:5] = Source.HUMAN
+    replay = build(cfg, on_episode=finished.append)
+    begin, *_ = episode.records(RNG(0))
+    steps = [episode.step(t) for t in range(20)]
+    replay.insert("s", begin)
+    replay.insert("s", StepBlock.from_steps("e0", steps[:12]))
+    if silent_first:
+        replay.close_session("s")
+    for session in ("s", "s", "never seen"):
+        replay.close_session(session, gone=True)
+    # A person's ticks are paid for, whether or not this actor ever comes back; whether it succeeded nobody knows.
+    assert [(f.episode_id, f.length, f.human_ticks, f.success) for f in finished] == [("e0", 12, 3, None)]
+    part = dataclasses.replace(episode, length=12, end="died", source=episode.source[:12])
+    checker = Checker([part], cfg, image_keys=())
+    assert windows(replay, checker) == checker.windows()
+    assert replay.insert("s", StepBlock.from_steps("e0", steps[12:])) == 0  # it comes back all the same
+    feed(replay, [later], RNG(0))
+    checker = Checker([part, later], cfg, image_keys=())
+    assert windows(replay, checker) == checker.windows()
+    assert [(f.episode_id, f.success) for f in finished] == [("e0", None), ("e1", True)]
+    assert replay.stats()["replay/online_rows"] == 13 + 10
+
+
+def test_a_silent_actor_that_recorded_nothing_leaves_nothing():
+    finished = []
+    replay = build(config(), on_episode=finished.append)
+    replay.insert("s", Begin("e0"))
+    replay.close_session("s", gone=True)
+    assert (finished, replay.episodes(), replay.stats()["replay/empty_episodes"]) == ([], [], 1)
+
+
+def test_an_abandoned_episode_is_closed_when_its_session_begins_another():
+    finished = []
+    cfg = config(demo_fraction="uniform")
+    first, second = coded(0, 9, "died"), coded(1, 9, "limit")
+    replay = build(cfg, on_episode=finished.append)
+    for record in first.records(RNG(0))[:-1] + second.records(RNG(0)):
+        replay.insert("s", record)
+    assert [(f.episode_id, f.outcome) for f in finished] == [("e0", Outcome.UNKNOWN), ("e1", Outcome.UNKNOWN)]
+    assert [f.success for f in finished] == [None, False]  # a time limit is no success, and that is known
+    assert replay.stats()["replay/episodes"] == 2
+    checker = Checker([first, second], cfg, image_keys=())
+    assert windows(replay, checker) == checker.windows()
+
+
+def test_steps_that_repeat_or_skip_are_refused():
+    episode = coded()
+    replay = build(config())
+    replay.insert("s", Begin(episode.episode_id))
+    block = StepBlock.from_steps(episode.episode_id, [episode.step(0), episode.step(1)])
+    assert replay.insert("s", block) == 2
+    with pytest.raises(DataError, match="expected tick 2; steps came twice"):
+        replay.insert("s", block)
+    with pytest.raises(DataError, match="expected tick 2; steps before them are missing"):
+        replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(3)]))
+    with pytest.raises(DataError, match="ended with 12 steps, 2 arrived"):
+        replay.insert("s", episode.end_record())
+    with pytest.raises(DataError, match="amended before its end"):
+        replay.insert("s", Amend(episode.episode_id, outcome=Outcome.SUCCESS))
+    assert replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(2)])) == 1  # nothing was spoilt
+
+
+def test_an_episode_cannot_begin_twice():
+    replay = build(config())
+    feed(replay, [coded()], RNG(0))
+    with pytest.raises(DataError, match="began twice"):
+        replay.insert("s", Begin("e0"))
+    replay.insert("another session", Begin("e0"))  # ids are a session's own
+
+
+def test_arrays_of_another_robot_are_refused():
+    replay = build(config(), image_keys=("a",))
+    replay.insert("s", Begin("e0"))
+    block = StepBlock.from_steps("e0", [coded().step(0)])
+    bad = {
+        "state has shape": {"observation": {"state": np.zeros((1, 7), np.float32)}},
+        "action has shape": {"action": np.zeros((1, 14), np.float32)},
+        "action holds a number that is not finite": {"action": np.full((1, 2), np.nan, np.float32)},
+        r"decision/q has shape \(1, 0\)": {
+            "sparse": {"decision/q": SparseRows(np.zeros(1, int), np.zeros((1, 0), np.float32))}
+        },
+        "frames of camera 'a'": {
+            "sparse": {"images/a": SparseRows(np.zeros(1, int), np.zeros((1, 9, 9, 3), np.uint8))}
+        },
+    }
+    for message, change in bad.items():
+        with pytest.raises(DataError, match=message):
+            replay.insert("s", dataclasses.replace(block, **change))
+    replay.insert("s", block)
+    with pytest.raises(DataError, match="final state has shape"):
+        replay.insert("s", End("e0", 1, {"state": np.zeros(2, np.float32)}, True, False, Outcome.SUCCESS))
+
+
+def test_records_of_episodes_not_held_are_counted():
+    episode = coded()
+    replay = build(config())
+    for record in episode.records(RNG(0))[1:]:
+        assert replay.insert("s", record) == 0
+    replay.insert("s", Amend("e0", discard=True))
+    stats = replay.stats()
+    assert stats["replay/orphan_steps"] == 12
+    assert stats["replay/steps"] == 0
+    assert stats["replay/orphan_records"] == len(episode.records(RNG(0)))
+    replay.insert("s", Begin("empty"))
+    replay.insert("s", End("empty", 0, None, False, True, Outcome.UNKNOWN))
+    assert replay.stats()["replay/empty_episodes"] == 1
+    assert replay.episodes() == []
+
+
+def test_inserted_arrays_may_be_reused_by_the_caller():
+    cfg = config(demo_fraction="uniform")
+    episode = coded(end="limit")
+    replay = build(cfg, image_keys=("a", "b"))
+    for record in episode.records(RNG(0)):
+        replay.insert("s", record)
+        if isinstance(record, StepBlock):
+            for array in (*record.observation.values(), record.action, *(r.values for r in record.sparse.values())):
+                array[...] = 0
+        elif isinstance(record, End):
+            for array in record.final_observation.values():
+                array[...] = 0
+    windows(replay, Checker([episode], cfg))
+
+
+def test_episode_figures():
+    finished = []
+    episode = coded(length=6, end="failure")
+    episode.source[:] = [0, 1, 1, 2, 0, 0]
+    replay = build(config(scale=1.0, offset=0.0, failure_reward=0.5), on_episode=finished.append)
+    begin, *_, end = episode.records(RNG(0))
+    steps = [episode.step(t)._replace(reward=float(t)) for t in range(6)]
+    steps[0] = steps[0]._replace(decision={"q": np.float32(0.25)})
+    candidates = {"q": np.array([0.1, 0.75], np.float32)}  # the best was executed
+    steps[4] = steps[4]._replace(decision=candidates, decision_tick=4)
+    for record in (begin, StepBlock.from_steps("e0", steps[:3]), StepBlock.from_steps("e0", steps[3:]), end):
+        replay.insert("s", record)
+    (stats,) = finished
+    assert (stats.session, stats.episode_id, stats.length, stats.episode_return) == ("s", "e0", 6, 15.0)
+    assert (stats.success, stats.outcome, stats.human_ticks, stats.segments) == (False, Outcome.FAILURE, 3, 1)
+    last = 4 + 0.5 * 0.5  # the declared failure's reward stands for the recorded 5
+    assert stats.decisions == ((0.25, 1 / 2 + 2 / 4 + 3 / 8 + last / 16), (0.75, last))
+
+
+def test_realised_returns_follow_corrections_and_are_of_demonstrations_that_the_task_ended():
+    cfg = config(scale=1.0, offset=-1.0, failure_reward=-2.0)
+    replay = build(cfg)
+    kinds = {"success": 0, "limit": 1, "died": 2, "failure": 3}
+    replay.add_demo(*(coded(k, 8, end, demonstration=True, last_reward=1.0).episode() for end, k in kinds.items()))
+    feed(replay, [coded(10, 8, "success", last_reward=1.0)], RNG(0))
+
+    def realised():
+        batch = replay.sample(RNG(0), 4_000)
+        state = batch.observations["state"]
+        found = {}
+        for number, value in zip((state[:, 0] * 2 + 8).astype(int), batch.realised, strict=True):
+            found.setdefault(int(number), set()).add(float(value))
+        return found
+
+    first = realised()
+    assert all(first[k] == {-np.inf} for k in (1, 2, 10))
+    assert len(first[0]) == len(first[3]) == 8
+    assert 0.0 in first[0]  # 1 - 1, on the step that succeeds
+    assert -2.0 in first[3]  # a declared failure's reward, whatever was recorded
+    replay.insert(DEMO_SESSION, Amend("e0", reward=9.0))
+    assert 8.0 in realised()[0]
+    replay.insert(DEMO_SESSION, Amend("e3", Outcome.SUCCESS, "person"))
+    assert 0.0 in realised()[3]
+    replay.insert(DEMO_SESSION, Amend("e0", Outcome.UNKNOWN, "person", False))
+    assert realised()[0] == {-np.inf}

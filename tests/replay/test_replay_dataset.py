@@ -1,0 +1,202 @@
+"""Episodes of a data set that take turns in the demonstration store: shard, episode and tick are in every array."""
+
+import dataclasses
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from coded_episodes import Checker, config, feed, make
+from coded_replay import RNG, build, coded
+
+from serl_chunk.data.frames import Frames
+from serl_chunk.learner.offline_data import OfflineData
+from serl_chunk.replay import replay as replay_module
+from serl_chunk.replay.batch_loader import BatchStream
+from serl_chunk.replay.replay import DATASET_SESSION, DEMO_SESSION
+from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows
+
+EPISODES, SHARDS = 8, 6
+
+
+def shard(number: int, **kw) -> list:
+    """Its episodes are numbered from `16 * number` on."""
+    rng = RNG(number)
+    return [make(rng, 16 * number + k, demonstration=True, **kw) for k in range(EPISODES)]
+
+
+def episodes_of(coded_ones) -> list[Episode]:
+    return [e.episode() for e in coded_ones]
+
+
+@pytest.mark.parametrize("windows", ["episode", "adjacent"])
+def test_one_shard_after_the_other_and_everything_else_stays(windows):
+    adjacent = windows == "adjacent"
+    images = () if adjacent else ("a", "b")
+    cfg = config(demo_fraction="uniform", max_image_age=2, windows=windows, terminal_windows="drop")
+    replay = build(cfg, image_keys=images)
+    kept = [make(RNG(k), 1000 + k, demonstration=True) for k in range(3)]
+    online = [make(RNG(k), 2000 + k) for k in range(5)]
+    replay.add_demo(*episodes_of(kept))
+    feed(replay, online, RNG(0))
+    rows = replay.stats()["replay/demo_rows"]
+    for number in range(SHARDS):
+        now = shard(number)
+        replay.replace_demos(episodes_of(now))
+        assert replay.stats()["replay/demo_rows"] == rows + sum(e.length + 1 for e in now)
+        batch = replay.sample(RNG(0), 4_000)
+        if adjacent:
+            found = {int(n) for n in batch.observations["state"][:, 0] * 2 + 8}
+            assert found == {e.number for e in kept + now + online if e.last()}
+        else:
+            checker = Checker(kept + now + online, cfg)
+            assert checker.check(batch) <= checker.windows()
+            assert replay.ready.windows == len(checker.windows())
+    sessions = [session for session, _ in replay.episodes()]
+    assert (sessions.count(DEMO_SESSION), sessions.count(DATASET_SESSION)) == (3, EPISODES)
+
+
+def test_a_failure_in_a_later_shard_counts_from_then_on():
+    def part(number: int, outcome: Outcome) -> list[Episode]:
+        episodes = episodes_of(shard(number))
+        return [e._replace(end=e.end._replace(outcome=outcome)) for e in episodes]
+
+    parts = iter([part(0, Outcome.SUCCESS), part(1, Outcome.FAILURE), part(2, Outcome.SUCCESS)])
+
+    class Shards:
+        take = staticmethod(lambda: next(parts))
+        advance = staticmethod(lambda: True)
+        close = staticmethod(lambda: None)
+
+    data = OfflineData(build(config(demo_fraction=1.0), image_keys=("a", "b")), [], Shards())
+    found = [data.has_failures]
+    for _ in range(2):
+        data.advance(1)
+        found.append(data.has_failures)
+    assert found == [False, True, True]
+
+
+def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
+    most = max(sum(e.length + 1 for e in shard(k)) for k in range(SHARDS))
+    cfg = config(demo_fraction=1.0, demo_capacity=most)
+    replay = build(cfg)
+    shards = [episodes_of(shard(k)) for k in range(SHARDS)]
+    replay.replace_demos(shards[0])
+    stream = BatchStream(replay, RNG(0), 64, 4, prefetch=2)
+    done, seen = threading.Event(), []
+
+    def turn():
+        for k in itertools.count():
+            if done.is_set():
+                return
+            replay.replace_demos(shards[k % SHARDS])
+
+    writer = threading.Thread(target=turn)
+    writer.start()
+    while len(seen) < 40 or (len(set(seen)) == 1 and len(seen) < 2_000):
+        number = stream.next().observations["state"][..., 0].astype(int) * 2 + 8
+        (one,) = set((number // 16).ravel().tolist())
+        seen.append(one)
+        assert replay.stats()["replay/demo_rows"] <= most
+    done.set()
+    writer.join()
+    stream.close()
+    assert len(set(seen)) > 1
+    assert replay._stores.pool.row_slots.used == replay.stats()["replay/demo_rows"]
+
+
+def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypatch):
+    replay = build(config(demo_fraction=1.0))
+    pool, held, checks = replay._stores.pool, [], []
+    check, returns = pool.check, replay_module.realised_returns
+
+    def checked(block):
+        checks.append(block.episode_id)
+        held.append(replay._lock._is_owned())
+        check(block)
+
+    def computed(*args):
+        held.append(replay._lock._is_owned())
+        return returns(*args)
+
+    monkeypatch.setattr(pool, "check", checked)
+    monkeypatch.setattr(replay_module, "realised_returns", computed)
+    now = shard(0)
+    replay.replace_demos(episodes_of(now))
+    assert len(held) == 2 * EPISODES
+    assert not any(held)
+    assert len(checks) == len(set(checks)) == EPISODES  # once each
+    monkeypatch.undo()
+    # What was computed ahead is what a replay computes that is given the same records one by one.
+    other = build(config(demo_fraction=1.0))
+    for e in episodes_of(now):
+        other._recording.begin("x", e.begin, other._stores.demo)
+        other._recording.steps("x", e.steps)
+        other._recording.end("x", e.end)
+    for column in ("realised", "effective"):
+        ours, theirs = getattr(pool, column), getattr(other._stores.pool, column)
+        for key, episode in replay._stores.demo.episodes.items():
+            twin = other._stores.demo.episodes["x", key[1]]
+            np.testing.assert_array_equal(ours[episode.rows[:-1]], theirs[twin.rows[:-1]])
+
+
+def test_tags_are_replaced_apart():
+    replay = build(config(demo_fraction=1.0))
+    replay.replace_demos(episodes_of(shard(0)), "one")
+    replay.replace_demos(episodes_of(shard(1)), "two")
+    replay.replace_demos([], "one")
+    assert {session for session, _ in replay.episodes()} == {"two"}
+
+
+def test_what_does_not_fit_leaves_the_old_ones_in_place():
+    replay = build(config(demo_capacity=60))
+    replay.replace_demos([coded(0, 30, demonstration=True).episode()])
+    replay.replace_demos([coded(1, 40, demonstration=True).episode()])  # not both: the old one leaves first
+    before = replay.episodes()
+    with pytest.raises(ConfigError, match=r"need 82 rows .* replay.demo_capacity is 60"):
+        replay.replace_demos([coded(k, 40, demonstration=True).episode() for k in (2, 3)])
+    twice = coded(4, 5, demonstration=True).episode()
+    with pytest.raises(DataError, match="e4 is given twice"):
+        replay.replace_demos([twice, twice])
+    assert replay.episodes() == before
+    assert replay.ready.demo == 37
+    with pytest.raises(ValueError, match="add_demo"):
+        replay.replace_demos([], DEMO_SESSION)
+
+
+def test_balance_is_checked_at_the_first_shard_and_a_later_one_may_lack_a_kind():
+    good, bad = (coded(k, 12, end, demonstration=True).episode() for k, end in ((1, "success"), (2, "failure")))
+    cfg = config(demo_fraction=1.0, positive_fraction=0.5)
+    with pytest.raises(DataError, match="no window of a successful one"):
+        build(cfg).replace_demos([bad])
+    replay = build(cfg)
+    replay.replace_demos([good, bad])
+    for alone in (good, bad):
+        replay.replace_demos([alone])
+        assert set(replay.sample(RNG(0), 50).observations["state"][:, 0] * 2 + 8) == {1.0 if alone is good else 2.0}
+    replay.replace_demos([good, bad])
+    share = (replay.sample(RNG(0), 2_000).observations["state"][:, 0] * 2 + 8 == 1).mean()
+    assert share == pytest.approx(0.5, abs=0.05)
+
+
+class Files(Frames):
+    """Frames that pretend to be in a file."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        super().__init__(images.shape[1:], np.arange(len(images)))
+        self.images = images
+
+    def decode(self, at: int) -> np.ndarray:
+        return self.images[at]
+
+
+def test_images_that_are_still_in_files_are_refused_where_they_are_used():
+    begin, steps, end = coded(0, 10, demonstration=True).episode()
+    sparse = {k: SparseRows(r.index, Files(r.values)) for k, r in steps.sparse.items()}
+    lazy = Episode(begin, dataclasses.replace(steps, sparse=sparse), end)
+    seeing, blind = build(config(), image_keys=("a",)), build(config())
+    with pytest.raises(DataError, match="e0: its images are still in their files"):
+        seeing.replace_demos([lazy])
+    assert seeing.episodes() == []
+    blind.replace_demos([lazy])
+    assert len(blind.episodes()) == 1

@@ -1,0 +1,286 @@
+"""Every leaf comes back; damage is noticed, said and moved aside; a failed write does not end a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from agent_tools import fresh, same
+
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, host_leaves
+
+NORMALISER = {"state_mean": np.arange(3, dtype=np.float32), "joint": np.array([0, -1], np.int32)}
+
+
+def state_of(number: int) -> dict:
+    """A small state whose every leaf tells which it is."""
+    return {
+        "rng": jax.random.key(number),
+        "updates": jnp.int32(number),
+        "net": {"kernel": jnp.full((64, 8), number, jnp.float32), "bias": jnp.arange(8, dtype=jnp.float32) * number},
+        "empty": {},
+    }
+
+
+def save(store: CheckpointStore, step: int) -> bool:
+    """Checkpoint `step`, complete on return."""
+    done = store.save(step, state_of(step), {"policy/kernel": np.full(4, step, np.float32)}, NORMALISER, {"n": step})
+    return store.wait() and done
+
+
+def saved_run(folder: Path, steps: list[int]) -> Path:
+    store = CheckpointStore(folder)
+    assert all(save(store, step) for step in steps)
+    store.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    """A run with checkpoints 3 and 7: copy it."""
+    return saved_run(tmp_path_factory.mktemp("two") / "run", [3, 7])
+
+
+@pytest.fixture
+def run(two: Path, tmp_path: Path) -> Path:
+    """A copy of `two` to spoil."""
+    return Path(shutil.copytree(two, tmp_path / "run"))
+
+
+def restore(run: Path):
+    """(Restored, lines said)."""
+    said: list[str] = []
+    return CheckpointStore(run, say=said.append).restore_state(jax.eval_shape(lambda: state_of(0))), said
+
+
+def test_every_leaf_comes_back(two):
+    restored, said = restore(two)
+    assert restored.step == 7
+    assert same(restored.state, state_of(7))
+    np.testing.assert_array_equal(jax.random.normal(restored.state["rng"]), jax.random.normal(jax.random.key(7)))
+    assert restored.meta["n"] == restored.meta["step"] == 7
+    assert restored.normaliser.keys() == NORMALISER.keys()
+    for name, value in NORMALISER.items():
+        assert restored.normaliser[name].dtype == value.dtype
+        np.testing.assert_array_equal(restored.normaliser[name], value)
+    assert said == []
+
+
+def test_an_agents_state_comes_back_and_trains_on_alike(tmp_path):
+    agent, state = fresh("acfql")
+    store = CheckpointStore(tmp_path)
+    assert store.save(1, state, agent.flatten_params(agent.policy_params(state)), NORMALISER, {})
+    store.close()
+    restored = CheckpointStore(tmp_path).restore_state(jax.eval_shape(lambda: state))
+    assert same(restored.state, state)
+    policy = CheckpointStore(tmp_path).restore_policy(1)
+    assert same(agent.load_params(policy.params), agent.load_params(agent.flatten_params(agent.policy_params(state))))
+
+
+def test_nothing_saved_is_nothing_to_restore(tmp_path):
+    assert restore(tmp_path) == (None, [])
+    assert CheckpointStore(tmp_path).steps() == []
+
+
+def test_the_saved_copy_is_of_the_moment_of_saving():
+    leaves = host_leaves({"a": (original := np.ones(3, np.float32))})
+    original[:] = 9
+    np.testing.assert_array_equal(leaves["['a']"], np.ones(3))
+
+
+def flip_a_byte(step: Path, item: str) -> None:
+    file = max((p for p in (step / item).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(file.read_bytes())
+    for i in range(len(data) // 2, len(data) // 2 + 8):
+        data[i] ^= 0xFF
+    file.write_bytes(bytes(data))
+
+
+def truncate(step: Path, item: str) -> None:
+    for file in (step / item).rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def remove(step: Path, item: str) -> None:
+    shutil.rmtree(step / item)
+
+
+def edit(step: Path, old: str, new: str) -> None:
+    """Change the text of meta so that it stays valid JSON."""
+    file = step / "meta" / "metadata"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def change_a_value(step: Path, item: str) -> None:
+    edit(step, '"n": 7', '"n": 6')
+
+
+def rename_a_value(step: Path, item: str) -> None:
+    edit(step, '"n":', '"m":')
+
+
+def rename_the_checksum(step: Path, item: str) -> None:
+    edit(step, '"crc32":', '"crc33":')
+
+
+def change_the_checksum(step: Path, item: str) -> None:
+    edit(step, '"crc32": ', '"crc32": 1')
+
+
+def forget_the_leaves(step: Path, item: str) -> None:
+    edit(step, '"checksums":', '"checksum_":')
+
+
+DAMAGE = [(flip_a_byte, "state"), (truncate, "state"), (remove, "state"), (truncate, "normaliser"),
+          (flip_a_byte, "normaliser"), (remove, "meta"), (truncate, "meta"), (flip_a_byte, "meta"),
+          (change_a_value, "meta"), (rename_a_value, "meta"), (rename_the_checksum, "meta"),
+          (change_the_checksum, "meta"), (forget_the_leaves, "meta")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "item"), DAMAGE, ids=[f"{d.__name__}-{i}" for d, i in DAMAGE])
+def test_a_damaged_newest_checkpoint_falls_back_loudly(run, damage: Callable[[Path, str], None], item):
+    damage(run / "checkpoints" / "7", item)
+    restored, said = restore(run)
+    assert restored.step == 3
+    assert same(restored.state, state_of(3))
+    assert len(said) == 2
+    assert said[1] == f"moved to {run / 'checkpoints_damaged'}: checkpoints 7"
+    assert "WARNING: checkpoint 7 in" in said[0]
+    assert "Falling back to the checkpoint before it" in said[0]
+    assert CheckpointStore(run).steps() == [3]
+    assert [p.name.split("_")[0] for p in (run / "checkpoints_damaged").iterdir()] == ["7"]
+    store = CheckpointStore(run)  # and the step can be reached and saved again
+    assert save(store, 7)
+    store.close()
+    assert restore(run)[0].step == 7
+
+
+def test_no_changed_bit_of_meta_is_believed(run):
+    """Whichever byte is hit, what is read is refused or is what was written."""
+    file = run / "checkpoints" / "7" / "meta" / "metadata"
+    whole, written = file.read_bytes(), CheckpointStore(run).restore_policy(7).meta
+    for at in np.random.default_rng(0).choice(len(whole), 40, replace=False):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with contextlib.suppress(CheckpointError):
+            assert CheckpointStore(run).restore_policy(7).meta == written
+
+
+def test_a_checkpoint_from_before_meta_had_a_checksum_is_read(run):
+    file = run / "checkpoints" / "7" / "meta" / "metadata"
+    file.write_text(json.dumps(json.loads(file.read_text())["content"]))
+    restored, said = restore(run)
+    assert (restored.step, restored.meta["n"], said) == (7, 7, [])
+
+
+def test_meta_of_every_json_kind_comes_back(tmp_path):
+    meta = {"rng": {"state": 2**127 + 1}, "x": 0.1, "nan": float("inf"), "none": None, "pair": (1, 2), "text": "5 €",
+            "by_step": {10: 1, 9: 2}}  # fmt: skip
+    store = CheckpointStore(tmp_path)
+    assert store.save(1, state_of(1), NORMALISER, NORMALISER, meta)
+    store.close()
+    back = restore(tmp_path)[0].meta
+    assert {k: back[k] for k in meta} == meta | {"pair": [1, 2], "by_step": {"10": 1, "9": 2}}
+
+
+def test_a_killed_learners_half_checkpoint_does_not_stay(run):
+    half = run / "checkpoints" / "9.orbax-checkpoint-tmp"
+    shutil.copytree(run / "checkpoints" / "7", half)
+    store = CheckpointStore(run)
+    assert store.steps() == [3, 7]
+    assert save(store, 11)
+    store.close()
+    assert sorted(p.name for p in half.parent.iterdir()) == ["11", "3", "7"]
+
+
+def test_if_all_are_damaged_the_run_does_not_start_afresh(run):
+    for step in (3, 7):
+        truncate(run / "checkpoints" / str(step), "state")
+    for _ in range(2):  # also when the command is simply repeated: nothing was moved away
+        with pytest.raises(
+            CheckpointError, match=r"none of the checkpoints \[3, 7\] .* could be read; try again where"
+        ):
+            restore(run)
+    assert CheckpointStore(run).steps() == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            lambda s: {**s, "net": {**s["net"], "bias": jnp.zeros(9)}},
+            r"'bias'\] is float32\(8,\), expected float32\(9,\)",
+        ),
+        (lambda s: {**s, "net": {**s["net"], "bias": jnp.zeros(8, jnp.int32)}}, r"is float32\(8,\), expected int32\(8"),
+        (lambda s: {**s, "more": jnp.zeros(2)}, r"\['more'\] is absent, expected float32\(2,\)"),
+        (lambda s: {**s, "net": {"kernel": s["net"]["kernel"]}}, r"which has no \['net'\]\['bias'\]"),
+    ],
+    ids=["shape", "type", "missing", "unknown"],
+)
+def test_a_checkpoint_of_another_network_is_a_mistake_not_damage(two, template, message):
+    with pytest.raises(CheckpointError, match=rf"checkpoint 7 .* does not fit this agent.*{message}.*config\.json"):
+        CheckpointStore(two).restore_state(jax.eval_shape(lambda: template(state_of(0))))
+    assert CheckpointStore(two).steps() == [3, 7]
+
+
+def test_a_missing_policy_lists_those_that_exist(two, tmp_path):
+    assert CheckpointStore(two).restore_policy(3).params["policy/kernel"].tolist() == [3.0] * 4
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint 5 in .*; there are: 3, 7"):
+        CheckpointStore(two).restore_policy(5)
+    with pytest.raises(CheckpointError, match="there are: none"):
+        CheckpointStore(tmp_path).restore_policy(0)
+
+
+def test_a_failed_write_is_said_counted_and_tried_again(tmp_path, monkeypatch):
+    said: list[str] = []
+    store = CheckpointStore(tmp_path, say=said.append)
+    assert save(store, 1)
+    with monkeypatch.context() as patch:
+
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(ocp.CheckpointManager, "save", full)
+        assert not store.save(2, state_of(2), {}, NORMALISER, {})
+    assert store.failed_saves == 1
+    assert "WARNING: checkpoint 2 could not be written" in said[0]
+    assert "No space left on device" in said[0]
+    assert "Training goes on" in said[0]
+    assert save(store, 3)
+    store.close()
+    assert CheckpointStore(tmp_path).steps() == [1, 3]
+    assert restore(tmp_path)[0].step == 3
+
+
+def test_a_write_that_fails_in_the_background_is_noticed(tmp_path, monkeypatch):
+    said: list[str] = []
+    store = CheckpointStore(tmp_path, say=said.append)
+    assert save(store, 1)
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store._manager, "wait_until_finished", fail)  # where orbax raises it
+    assert not store.wait()
+    assert store.failed_saves == 1
+    assert "WARNING: checkpoint 1 could not be written" in said[0]
+    assert save(store, 2)
+    store.close()
+    assert restore(tmp_path)[0].step == 2
+
+
+def test_the_same_step_twice_is_one_checkpoint_and_only_the_newest_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    assert all(save(store, step) for step in (1, 2, 2, 3, 4))
+    store.close()
+    assert CheckpointStore(tmp_path).steps() == [3, 4]

@@ -1,0 +1,95 @@
+"""What `latest`, `best` and a number mean, and what is said where there is no such checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from serl_chunk.cli.evaluate import _differences, _recorded
+from serl_chunk.cli.process import load
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.runs.evaluations import VALIDATION, resolve_step, save
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose checkpoints exist by name."""
+    for step in (0, 500, 1000):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(step) / "_CHECKPOINT_METADATA").touch()
+    return tmp_path
+
+
+def resolve(run: Path, wanted: str) -> int:
+    return resolve_step(run, CheckpointStore(run), wanted)
+
+
+def test_a_number_and_the_latest(run):
+    assert (resolve(run, "500"), resolve(run, "0"), resolve(run, "latest")) == (500, 0, 1000)
+
+
+@pytest.mark.parametrize("wanted", ["7", "-1", "5e2", "newest"])
+def test_what_is_not_there_lists_what_is(run, wanted):
+    with pytest.raises(CheckpointError, match=f"has no checkpoint '{wanted}'; it has: 0, 500, 1000 \\(or latest, best"):
+        resolve(run, wanted)
+
+
+def test_an_empty_run_has_no_latest(tmp_path):
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        resolve(tmp_path, "latest")
+
+
+def test_the_best_is_chosen_on_validation_alone(run):
+    with pytest.raises(CheckpointError, match=r"none is known to be best: evaluate some with --eval_validation first"):
+        resolve(run, "best")
+    save(run, 1000, "evaluation", [{"success_rate": 1.0, "n": 9}])  # the reported figure must not choose
+    with pytest.raises(CheckpointError, match="none is known to be best"):
+        resolve(run, "best")
+    save(run, 0, VALIDATION, [{"success_rate": 0.5, "n": 9}])
+    save(
+        run, 500, VALIDATION, [{"success_rate": 0.4, "n": 9}, {"success_rate": 0.7, "n": 9}]
+    )  # mean and sampled policy
+    assert resolve(run, "best") == 500
+    save(run, 1000, VALIDATION, [{"success_rate": 0.7, "n": 9}])
+    assert resolve(run, "best") == 1000  # of equals, the newest
+    save(run, 2000, VALIDATION, [{"success_rate": 1.0, "n": 9}])  # its checkpoint is gone
+    assert resolve(run, "best") == 1000
+
+
+def test_a_saved_evaluation_is_plain_json(run):
+    path = save(run, 500, "evaluation", [{"success_rate": 0.25, "n": 4}])
+    assert path == run / "evaluations" / "evaluation_500.json"
+    assert json.loads(path.read_text()) == {
+        "checkpoint": 500,
+        "purpose": "evaluation",
+        "results": [{"success_rate": 0.25, "n": 4}],
+    }
+
+
+def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(capsys):
+    config = load("fake_aloha", [])
+    saved = to_dict(config)
+    saved["agent"] |= {"lr": 0.5, "bc_on": "demo", "candidates": 7}
+    saved["actor"] |= {"intervention": "none", "delay_ticks": 1}
+    saved["robot"] |= {"helper": {**saved["robot"]["helper"], "noise": 0.5}, "control_hz": 25}
+    del saved["agent"]["choose_std"]  # the run is older than this setting
+    saved = json.loads(json.dumps(saved))
+    recorded = _recorded(saved, config)
+    assert {"agent.lr: 0.5 -> 0.0003", "agent.bc_on: demo -> +successes"} <= set(recorded)
+    differences = _differences(saved, recorded)
+    paths = {line.partition(": ")[0] for line in differences}
+    assert paths == {"agent.candidates", "actor.delay_ticks", "robot.control_hz"}
+    assert capsys.readouterr().out.count("evaluated with another setting than the run's") == len(differences)
+
+
+def test_a_second_evaluation_erases_nothing_and_the_longer_one_counts(run):
+    first = save(run, 500, VALIDATION, [{"success_rate": 0.6, "n": 100}])
+    second = save(run, 500, VALIDATION, [{"success_rate": 1.0, "n": 1}])
+    other = save(run, 1000, VALIDATION, [{"success_rate": 0.9, "n": 200}], ["agent.candidates: 16 -> 1"])
+    save(run, 0, VALIDATION, [{"success_rate": 0.5, "n": 100}])
+    assert [p.name for p in (first, second)] == ["validation_500.json", "validation_500_2.json"]
+    assert json.loads(other.read_text())["differences"] == ["agent.candidates: 16 -> 1"]
+    assert resolve(run, "best") == 500  # neither one episode nor other settings choose

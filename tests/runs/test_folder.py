@@ -1,0 +1,188 @@
+"""Flags to configuration, the run folder and its lock, and what both sides must share."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import queue
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from serl_chunk.cli.process import describe, load, spec_of, split_overrides, stop_on_signals
+from serl_chunk.runs.folder import open_run, read_config
+from serl_chunk.types import ConfigError
+
+CONFIG = load("fake_aloha", [])
+SPEC = spec_of(CONFIG)
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def test_overrides_are_split_at_the_sign_or_the_next_word():
+    given = ["--config.seed=3", "--config.robot.task", "a=b c", "--config.robot.task=x=y"]
+    assert split_overrides(given) == [("seed", "3"), ("robot.task", "a=b c"), ("robot.task", "x=y")]
+    with pytest.raises(ConfigError, match=r"unknown argument '--lerner': .* see serl-chunk --help"):
+        split_overrides(["--config.seed=1", "--lerner"])
+    with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
+        split_overrides(["--config.seed"])
+    with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
+        split_overrides(["--config.seed", "--config.discount=0.9"])  # another flag is no value
+
+
+def test_the_seed_flag_wins_and_the_experiment_must_be_named():
+    assert load("fake_aloha", [("seed", "1"), ("agent.lr", "0.5")], seed=9).seed == 9
+    assert load("fake_aloha", [("agent.lr", "0.5")]).agent.lr == 0.5
+    with pytest.raises(ConfigError, match="--exp_name is needed: a packaged experiment"):
+        load(None, [])
+
+
+def test_a_new_folder_records_the_configuration(tmp_path):
+    run = open_run(CONFIG, SPEC, str(tmp_path / "a" / "b"), quiet)
+    assert not run.resumed
+    assert not (run.path / "config.json").exists()  # what a start that fails would leave behind
+    run.record()
+    saved = read_config(run.path)
+    assert saved["run_id"] == run.run_id
+    assert saved["name"] == "fake_aloha"
+    assert saved["agent"]["kind"] == CONFIG.agent.kind
+    assert saved["robot_spec"] == SPEC.to_json()
+    run.lock.close()
+
+
+def test_without_a_path_the_folder_is_named_by_the_experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = open_run(CONFIG, SPEC, None, quiet)
+    assert run.path.parent == Path("runs") / "fake_aloha"
+    run.lock.close()
+
+
+def test_a_resumed_folder_keeps_its_id_and_says_what_changed(tmp_path):
+    first = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    first.record()
+    first.lock.close()
+    said: list[str] = []
+    changed = dataclasses.replace(CONFIG, seed=CONFIG.seed + 1)
+    open_run(changed, SPEC, str(tmp_path), quiet).lock.close()  # a start that failed before it recorded anything
+    assert read_config(tmp_path)["seed"] == CONFIG.seed
+    again = open_run(changed, SPEC, str(tmp_path), said.append)
+    again.record()
+    again.lock.close()
+    assert (again.resumed, again.run_id) == (True, first.run_id)
+    assert said == [
+        f"config changed since the last start (the new value wins): seed: {CONFIG.seed} -> {CONFIG.seed + 1}"
+    ]
+    assert read_config(tmp_path)["seed"] == CONFIG.seed + 1
+    said.clear()
+    open_run(changed, SPEC, str(tmp_path), said.append).lock.close()
+    assert said == []
+
+
+def test_one_learner_a_folder_and_one_experiment_a_run(tmp_path):
+    run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    with pytest.raises(ConfigError, match="is in use by another learner; stop it, or give another --checkpoint_path"):
+        open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    run.record()
+    run.lock.close()
+    other = dataclasses.replace(CONFIG, name="other")
+    with pytest.raises(ConfigError, match="is a run of experiment 'fake_aloha', not 'other'; give another"):
+        open_run(other, SPEC, str(tmp_path), quiet)
+    open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()  # a refusal does not keep the lock
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--checkpoint_path=.*file cannot be used: "):
+        open_run(CONFIG, SPEC, str(tmp_path / "file"), quiet)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    with monkeypatch.context() as patch:
+        patch.setattr("serl_chunk.runs.folder.write_json", full)
+        with pytest.raises(ConfigError, match=r"--checkpoint_path=.* cannot be used: .*No space left on device"):
+            run.record()
+    run.lock.close()
+    open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()
+
+
+@pytest.fixture
+def handlers():
+    """Puts the handlers of the tests' own Ctrl-C back."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_stops_and_a_second_one_interrupts_even_while_a_line_is_printed():
+    stop, printing, said = threading.Event(), threading.Lock(), queue.SimpleQueue()
+
+    def tell(text: str) -> None:
+        with printing:
+            said.put(text)
+
+    stop_on_signals(stop, tell, "ending")
+    with printing:  # the handler interrupts a thread that holds this lock: waiting for it would be for ever
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+    assert said.get(timeout=10) == "SIGTERM: ending (once more: at once)"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_interrupts_what_does_not_listen_yet():
+    stop = threading.Event()
+    stop_on_signals(stop, quiet, "ending", lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert not stop.is_set()
+
+
+def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"name": ')
+    with pytest.raises(ConfigError, match=r"config\.json is damaged .*; restore it, or remove it to write it anew"):
+        read_config(tmp_path)
+
+
+def test_the_effective_values_are_said_with_a_warning_for_a_short_sight():
+    said: list[str] = []
+    describe(CONFIG, SPEC, said.append)
+    assert len(said) == 2
+    assert "chunks of 5 (0.10 s)" in said[0]
+    assert "discount 0.985 per tick, discount**120 = 0.163" in said[0]
+    assert "effective reward: 1 * reward + 0; a declared failure gives 0" in said[1]
+    describe(load("fake_aloha", [("discount", "0.9")]), SPEC, said.append)
+    assert "WARNING" in said[-1]
+    assert "--config.discount=0.9867 would make it 0.2" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [((), False), ((("agent.flow.train_delay", "sampled"), ("agent.flow.train_delay_max", "2")), False), (None, True)],
+)
+def test_a_delay_that_the_policy_does_not_know_is_said(settings, warned):
+    delay = () if settings == () else (("actor.delay_ticks", "2"),)
+    said: list[str] = []
+    describe(load("fake_aloha", [*delay, *(settings or ())]), SPEC, said.append)
+    assert any("actor.delay_ticks=2" in line and "train_delay=sampled" in line for line in said) == warned
+
+
+@pytest.mark.parametrize("preset", ["rlpd-ac", "qc-fql", "hg-dagger-gaussian"])
+def test_a_policy_that_cannot_be_trained_for_a_delay_is_not_told_to_be(preset):
+    said: list[str] = []
+    describe(load("fake_aloha", [("actor.delay_ticks", "2")], preset=preset), SPEC, said.append)
+    (warning,) = [line for line in said if "actor.delay_ticks=2" in line]
+    assert "train_delay" not in warning
+    assert "only flows that act themselves can be" in warning

@@ -1,0 +1,311 @@
+import base64
+import html.parser
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from matplotlib.figure import Figure
+from metric_logs import Clock, add_evaluation, open_log
+
+from serl_chunk.runs import report_panels
+from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, read_metrics
+from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.report import build_report
+from serl_chunk.runs.report_style import INK, MAX_POINTS, rolling_mean, thinned
+from serl_chunk.types import DataError
+
+FIGURES = {
+    "success": "success rate",
+    "return": "undiscounted return",
+    "intervention": "share of steps a person acted",
+    "q-return": "critic's value at decisions",
+    "losses": "critic/critic_loss, actor/actor_loss",
+    "rates": "updates and environment steps per second",
+}
+
+
+class Page(html.parser.HTMLParser):
+    """Images and text of each section, the headline by name, and every address the page mentions."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.images, self.texts, self.headline, self.addresses, self.open = {}, {}, {}, [], []
+        self.section, self._name = "", ""
+        self.feed(path.read_text())
+        self.close()
+        assert not self.open, f"tags left open: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        if tag == "section":
+            self.section = attrs["id"]
+        if tag == "img":
+            self.images[self.section] = attrs
+        self.addresses += [attrs[name] for name in ("src", "href", "srcset") if name in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts[self.section] = self.texts.get(self.section, "") + data
+        if self.open and self.open[-1] == "dt":
+            self._name = data
+        if self.open and self.open[-1] == "dd":
+            self.headline[self._name] = data
+
+
+def write_run(run, episodes=30, human=True, train=True, evaluate=True):
+    """Every third episode has a take-over and succeeds; of the others every second one does."""
+    now = [0.0]
+    with MetricsLog(run, wandb_project=None, wandb_name="", config={}, clock=lambda: now[0]) as log:
+        for i in range(episodes):
+            now[0] += 12.5
+            took = human and i % 3 == 0
+            at = Counters(10 * i, 100 * (i + 1), 20 * (i // 3 + 1) if human else 0)
+            good = took or i % 2 == 0
+            log.episode(
+                at, actor_id="a", ret=float(good), length=100, succeed=good, intervention_steps=20 * took,
+                intervention_count=int(took), phase="warmup" if i < 6 else "train", q=[0.4, 0.6], g=[0.5 * good, good],
+            )  # fmt: skip
+            if train:
+                values = {"critic/critic_loss": 0.1, "actor/actor_loss": -0.2, "rates/updates_per_s": 200.0,
+                          "wait/learner_s": 2.5, "wait/actor_s": 0.0, "timer/train": 0.004}  # fmt: skip
+                values |= dict(zip(report_panels.REPLAY, (100 * (i + 1), 400), strict=True))
+                log.train(at, values)
+            if evaluate and i in (15, 29):
+                for mode, rate in (("mean", 0.97), ("sampled", 0.9)):
+                    log.evaluation(at, success_rate=rate, n=100, low=0.915, high=0.99, mode=mode, mean_time_s=1.5,
+                                   mean_length=75.0, checkpoint=at.step)  # fmt: skip
+    return run
+
+
+def line(draw, metrics, label, *x_key):
+    """The (x, y) of the curve called `label` in one panel."""
+    ax = Figure().subplots()
+    draw(ax, metrics, *x_key)
+    (found,) = [curve for curve in ax.lines if curve.get_label() == label]
+    return found.get_xdata(), found.get_ydata()
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    run = tmp_path_factory.mktemp("fake_aloha") / "run1"
+    run.mkdir()
+    config = {"name": "fake_aloha", "robot": {"task": "pick <b>it</b>", "control_hz": 50.0}, "chunk": {"horizon": 5}}
+    (run / "config.json").write_text(json.dumps(config))
+    write_run(run)
+    return build_report(run)
+
+
+def test_the_page_has_every_plot_with_its_alternative_text(full):
+    page = Page(full)
+    assert full.name == "report.html"
+    assert set(page.images) == set(FIGURES)
+    for key, words in FIGURES.items():
+        assert words in page.images[key]["alt"]
+        kind, data = page.images[key]["src"].split(",")
+        assert kind == "data:image/svg+xml;base64"
+        assert ET.fromstring(base64.b64decode(data)).tag.endswith("svg")
+
+
+@pytest.mark.parametrize("key", ["success", "return", "intervention"])
+def test_curves_stand_over_steps_human_ticks_and_time(full, key):
+    svg = base64.b64decode(Page(full).images[key]["src"].split(",")[1]).decode()
+    for label in ("environment steps", "human ticks", "wall time (min)"):
+        assert svg.count(f">{label}</text>") == 1
+
+
+def test_a_run_with_a_person_says_how_far_to_trust_its_success(full):
+    assert "what counts are evaluations, where nobody helps" in Page(full).texts["success"]
+
+
+def test_the_headline_numbers_are_those_of_the_run(full):
+    headline = Page(full).headline
+    assert headline["Evaluation"] == (
+        "97.0 % success in 100 episodes (95 % Wilson interval 91.5 % to 99.0 %), mean policy of checkpoint 290"
+    )
+    assert headline["Training success, last 50 episodes"] == "16 of 24 (66.7 %)"  # the warm-up is not training
+    assert headline["Of them without take-over"] == "8 of 16 (50.0 %)"
+    assert headline["Duration"] == "6 min 15 s"
+    assert headline["Critic updates"] == "290"
+    assert headline["Environment steps"] == "3,000"
+    assert headline["Human ticks"] == "200 (4.0 s, 6.7 % of environment steps)"
+    assert headline["Episodes"] == "30 (6 of them warm-up)"
+
+
+def test_the_page_needs_nothing_but_itself(full):
+    text = full.read_text()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "<script" not in text
+    assert all(address.startswith("data:image/svg+xml;base64,") for address in Page(full).addresses)
+    for image in Page(full).images.values():
+        svg = ET.fromstring(base64.b64decode(image["src"].split(",")[1]))
+        links = [value for element in svg.iter() for name, value in element.attrib.items() if name.endswith("href")]
+        assert all(link.startswith(("#", "data:")) for link in links)
+
+
+def test_plots_follow_the_readers_colour_scheme(full):
+    svg = base64.b64decode(Page(full).images["success"]["src"].split(",")[1]).decode()
+    assert "prefers-color-scheme:dark" in svg
+    assert "currentColor" in svg
+    assert INK not in svg
+
+
+def test_configuration_is_listed_by_path_and_escaped(full):
+    text = Page(full).texts["configuration"]
+    assert "robot.task" in text
+    assert "pick <b>it</b>" in text
+    assert "<b>" not in full.read_text()
+
+
+def test_the_picture_is_a_png_of_four_panels(full):
+    data = (full.parent / "report.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert (int.from_bytes(data[16:20]), int.from_bytes(data[20:24])) == (1400, 1000)
+    assert sorted(path.name for path in full.parent.iterdir() if path.name.startswith("report")) == [
+        "report.html", "report.png",
+    ]  # fmt: skip
+
+
+def test_curves_hold_the_right_values(full):
+    metrics = read_metrics(full.parent)
+    x, alone = line(report_panels.draw_success, metrics, "without take-over", "env_steps")
+    assert (x[-1], alone[-1]) == (3_000, 0.5)
+    x, everyone = line(report_panels.draw_success, metrics, "all episodes", "wall")
+    assert x[-1] == 6.25
+    assert everyone[-1] == pytest.approx(13 / 20)  # of episodes 10..29
+    _, share = line(report_panels.draw_intervention, metrics, "of steps", "human_ticks")
+    assert share[-1] == pytest.approx(6 * 20 / 2_000)
+    ax = Figure().subplots()
+    assert report_panels.calibration_panel(None)(ax, metrics)
+    (bars,) = ax.containers
+    values, returns = bars.lines[0].get_data()
+    assert values.min() == pytest.approx(0.4)
+    assert returns[values == 0.6].mean() == pytest.approx(0.5, abs=0.1)
+    assert line(report_panels.draw_replay, metrics, "online")[1][-1] == 3_000
+    assert line(report_panels.draw_replay, metrics, "demo")[1][-1] == 400
+    _, waits = line(report_panels.draw_waits, metrics, "learner waits for actors")
+    assert waits == pytest.approx([0.2] * 30)
+
+
+def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_path):
+    write_run(tmp_path, evaluate=False)
+    with MetricsLog(tmp_path, wandb_project=None, wandb_name="", config={}, clock=iter([0.0, 600.0]).__next__) as log:
+        log.evaluation(Counters(100, 1_100, 20), success_rate=0.5, n=10, low=0.2, high=0.8, mode="mean",
+                       mean_time_s=1.5, mean_length=75.0, checkpoint=100)  # fmt: skip
+    metrics = read_metrics(tmp_path)
+    assert metrics["eval"][0]["wall"] == 375 + 600
+    ax = Figure().subplots()
+    report_panels.draw_success(ax, metrics, "wall")
+    (bars,) = ax.containers
+    assert bars.lines[0].get_xdata() == pytest.approx([11 * 12.5 / 60])
+    page = Page(build_report(tmp_path))
+    assert "1,100 steps, 2 min 18 s" in page.texts["evaluations"]
+    assert (page.headline["Critic updates"], page.headline["Environment steps"]) == ("290", "3,000")
+    assert page.headline["Duration"] == "6 min 15 s"
+
+
+@pytest.mark.parametrize(("losses", "scale"), [((1.0, 0.1), "log"), ((1.0, 0.2), "linear"), ((1.0, -0.01), "linear")])
+def test_a_loss_is_logarithmic_where_it_spans_a_decade(tmp_path, losses, scale):
+    with open_log(tmp_path, Clock()) as log:
+        for step, loss in enumerate(losses):
+            log.train(Counters(step, 0, 0), {"critic/critic_loss": loss})
+    ax = Figure().subplots()
+    assert report_panels.loss_panel("critic/critic_loss")(ax, read_metrics(tmp_path))
+    assert ax.get_yscale() == scale
+
+
+def test_rolling_mean_looks_back_twenty_episodes():
+    means = rolling_mean([0.0] * 20 + [1.0] * 10)
+    assert (means[19], means[24], means[29]) == pytest.approx((0.0, 0.25, 0.5))
+    assert rolling_mean([1.0, 0.0])[-1] == 0.5
+
+
+def test_long_curves_are_thinned_to_their_ends():
+    import numpy as np
+
+    x, y = thinned(np.arange(100_000.0), np.arange(100_000.0))
+    assert len(x) == MAX_POINTS
+    assert (x[0], y[-1]) == (0.0, 99_999.0)
+
+
+def test_an_empty_run_says_what_is_missing(tmp_path):
+    (tmp_path / METRICS_FILE).write_text("")
+    page = Page(build_report(tmp_path))
+    assert page.images == {}
+    assert "No episode has finished in this run yet." in page.texts["success"]
+    assert "No training step has been logged" in page.texts["losses"]
+    assert "No evaluation has been made" in page.texts["evaluations"]
+    assert page.headline["Evaluation"] == "not evaluated yet"
+    assert (tmp_path / "report.png").stat().st_size > 0
+
+
+def test_a_run_without_person_training_or_evaluation_shows_what_it_has(tmp_path):
+    page = Page(build_report(write_run(tmp_path, episodes=3, human=False, train=False, evaluate=False)))
+    assert set(page.images) == {"success", "return", "q-return"}
+    assert "No person has acted in this run." in page.texts["intervention"]
+    assert "person" not in page.texts["success"]
+    svg = base64.b64decode(page.images["success"]["src"].split(",")[1]).decode()
+    assert ">wall time (min)</text>" in svg  # and no empty place where human ticks would be
+    assert "human ticks" not in svg + page.images["success"]["alt"]
+    assert page.headline["Human ticks"] == "0 (0.0 % of environment steps)"
+
+
+def test_rows_with_null_values_do_not_stop_the_report(tmp_path):
+    at = Counters(1, 10, 0)
+    with MetricsLog(tmp_path, wandb_project=None, wandb_name="", config={}) as log:
+        for loss in (float("nan"), 0.5, float("inf")):
+            log.train(at, {"critic/critic_loss": loss, "wait/learner_s": loss, "rates/updates_per_s": loss})
+        log.episode(at, actor_id="a", ret=float("nan"), length=10, succeed=None, intervention_steps=0,
+                    intervention_count=0, phase="train", q=[float("nan")], g=[0.5])  # fmt: skip
+        log.evaluation(at, success_rate=float("nan"), n=0, low=float("nan"), high=float("nan"), mode="mean",
+                       mean_time_s=float("nan"), mean_length=float("nan"), checkpoint=1)  # fmt: skip
+    page = Page(build_report(tmp_path))
+    assert page.headline["Evaluation"] == "not evaluated yet"
+    assert page.headline["Training success, last 50 episodes"] == "none yet"
+    assert "losses" in page.images
+    assert "critic/critic_loss is not finite" in page.texts["events"]
+    assert "unknown" in page.texts["evaluations"]
+
+
+def test_a_resumed_run_is_counted_once_and_says_so(tmp_path):
+    write_run(tmp_path, episodes=10, evaluate=False)
+    with MetricsLog(tmp_path, wandb_project=None, wandb_name="", config={}) as log:
+        log.resumed(Counters(40, 500, 40))
+    report = build_report(tmp_path)
+    page = Page(report)
+    assert page.headline["Episodes"] == "5 (5 of them warm-up)"
+    assert page.headline["Environment steps"] == "500"
+    assert "resumed at step 40" in page.texts["events"]
+    assert "10 rows that an earlier life wrote" in report.read_text()
+
+
+def test_a_folder_that_is_no_run_and_a_broken_configuration_are_named(tmp_path):
+    with pytest.raises(DataError, match="is not a run folder"):
+        build_report(tmp_path / "nowhere")
+    (tmp_path / METRICS_FILE).write_text("")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match=r"config\.json is not JSON"):
+        build_report(tmp_path)
+
+
+def test_an_offline_run_has_its_curve_over_updates_and_over_time(tmp_path):
+    with open_log(tmp_path, clock := Clock()) as log:
+        for step in (20, 10, 30):  # in any order
+            clock.now += 60
+            log.train(Counters(step, 0, 0), {"critic/critic_loss": 1.0})
+            add_evaluation(log, Counters(step, 0, 0), success_rate=step / 100, by="learner")
+    build_report(tmp_path)
+    metrics = read_metrics(tmp_path)
+    ax = Figure().subplots()
+    report_panels.draw_success(ax, metrics, "step")
+    curve = ax.containers[0].lines[0]
+    assert curve.get_xdata().tolist() == [10, 20, 30]
+    assert curve.get_ydata().tolist() == [0.1, 0.2, 0.3]
+    svg = base64.b64decode(Page(tmp_path / "report.html").images["success"]["src"].split(",")[1]).decode()
+    for label in ("critic updates", "wall time (min)"):
+        assert f">{label}</text>" in svg
+    assert "environment steps" not in svg

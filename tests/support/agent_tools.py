@@ -1,0 +1,162 @@
+"""Small agents and the batches that are fed to them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import AgentState
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig
+from serl_chunk.config.critics import CriticConfig
+from serl_chunk.config.encoders import EncoderConfig
+from serl_chunk.types import CameraSpec, ChunkBatch
+
+CAMERA = CameraSpec("top", 32, 32)
+DISCOUNT = 0.9
+PREFIX = {"critic_steps": 5, "prefix_steps": 2}  # beside chunks of 3: a critic of more, and one of fewer
+FLOW = FlowConfig(hidden=(16,), steps=2, noise_low=0.5)
+ENCODER = EncoderConfig(features=(4,), latent=8, shift=2)
+
+
+def critic(**changes: Any) -> CriticConfig:
+    """Two heads of one layer."""
+    return CriticConfig(**{"hidden": (16,), "ensemble": 2, "target_subset": 1, "tau": 0.1, **changes})
+
+
+def config_of(variant: str, **changes: Any) -> AgentConfig:
+    """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera."""
+    kind, *special = variant.split("-")
+    common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, "act_by": "online", **changes}
+    if "together" in special:
+        common |= {"update_order": "together"} | ({} if kind == "acrlpd" else {"policy_updates": 1})
+    if "image" in special:
+        common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
+    if "prefix" in special:
+        common |= {"prefix_critic": True, "prefix_lengths": 2 if "lengths" in special else 1}
+        common |= {"replan_spread": 0.01} if "lengths" in special else {}
+    if kind == "bc":
+        policy = "gaussian" if "gaussian" in special else "flow"
+        return BcConfig(**{"flow": FLOW, "policy": policy, "hidden": (16,), **common})
+    tail = "policy" if "tail" in special else "repeat"
+    common.setdefault("candidates", 3)
+    if kind == "acrlpd":
+        return AcrlpdConfig(
+            **{"critic": critic(tail=tail), "hidden": (16,), "backup_entropy": "entropy" in special, **common}
+        )
+    target = "policy" if "policy" in special else "expectile"
+    actor_type = "distill-ddpg" if "distill" in special else "best-of-n"
+    loss = "squared" if "squared" in special else "bounded"
+    return AcfqlConfig(
+        **{"critic": critic(tail=tail, loss=loss), "flow": FLOW, "target": target, "target_candidates": 2,
+           "actor_type": actor_type, "alpha": 3.0, "policy_updates": 2, **common}
+    )  # fmt: skip
+
+
+def build(
+    config: AgentConfig, *, horizon: int = 3, critic_steps: int | None = None, actions: int = 2, prefix_steps: int = 0
+) -> Agent:
+    """An agent for 4 states."""
+    cameras = (CAMERA,) if config.image_keys else ()
+    spec = AgentSpec(4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, prefix_steps)
+    module, name = IMPLEMENTATIONS[type(config)]
+    return getattr(importlib.import_module(module), name)(config, spec)
+
+
+def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0, **changes: Any) -> ChunkBatch:
+    """Random windows, arrays [updates, size, ...]; a quarter ends in a termination after the first step."""
+    rng = np.random.default_rng(seed)
+    lead, h, a = (updates, size), max(spec.horizon, spec.critic_steps), spec.action_dim
+
+    def observe() -> dict[str, np.ndarray]:
+        out = {"state": rng.normal(size=(*lead, spec.state_dim)).astype(np.float32)}
+        for c in spec.cameras:
+            out[f"images/{c.name}"] = rng.integers(0, 256, (*lead, c.height, c.width, 3), dtype=np.uint8)
+        return out
+
+    valid = np.ones((*lead, h), np.float32)
+    valid[:, : size // 4, 1:] = 0
+    mask = np.ones(lead, np.float32)
+    mask[:, : size // 4] = 0
+    actions = rng.uniform(-0.9, 0.9, (*lead, h, a)).astype(np.float32)
+    actions[:, : size // 4] = actions[:, : size // 4, :1]  # the sampler repeats the last action
+    n = np.minimum(valid.sum(-1), spec.critic_steps)
+    rewards = (rng.uniform(size=(*lead, h)) * valid * (np.arange(h) < spec.critic_steps) / h).astype(np.float32)
+    fields: dict[str, Any] = {
+        "observations": observe(),
+        "actions": actions,
+        "valid": valid,
+        "rewards": rewards,
+        "mask": mask,
+        "discount_n": (spec.discount**n).astype(np.float32),
+        "next_observations": observe(),
+        "demonstrated": valid,
+        "bc": valid,
+        "delay": np.zeros(lead, np.int32),
+        "weight": np.ones(lead, np.float32),
+        "realised": np.full(lead, -np.inf, np.float32),
+    }
+    return ChunkBatch(**{**fields, **changes})
+
+
+@functools.cache
+def _built(variant: str) -> tuple[Agent, AgentState]:
+    agent = build(config_of(variant), **(PREFIX if "-prefix" in variant else {}))
+    return agent, agent.init(jax.random.key(0))
+
+
+def fresh(variant: str) -> tuple[Agent, AgentState]:
+    """A variant's agent, built once for all tests, and a copy of its first state (updates donate theirs)."""
+    agent, state = _built(variant)
+    return agent, jax.tree.map(jnp.copy, state)
+
+
+def on_device(spec: AgentSpec, seed: int = 0, **changes: Any) -> ChunkBatch:
+    """`make_batches` of the one shape that tests compile for, put where the learner puts them."""
+    return jax.device_put(make_batches(spec, seed=seed, **changes))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal bit for bit."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    raw = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    return all(np.array_equal(raw(x), raw(y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def bandit(spec: AgentSpec, updates: int, size: int, seed: int) -> tuple[ChunkBatch, np.ndarray]:
+    """One-decision tasks, and the chunk float32[updates, size, H, A] that each rewards most.
+
+    Actions are uniform; the first step's reward falls from 1 with the distance to a chunk that depends on the state.
+    """
+    rng = np.random.default_rng(seed)
+    lead = (updates, size)
+    state = rng.uniform(-1, 1, (*lead, spec.state_dim)).astype(np.float32)
+    best = 0.7 * state[..., :1, None] * np.where(np.arange(spec.horizon) % 2, -1, 1)[:, None]
+    best = np.broadcast_to(best, (*lead, spec.horizon, spec.action_dim)).astype(np.float32)
+    actions = rng.uniform(-1, 1, best.shape).astype(np.float32)
+    rewards = np.zeros((*lead, spec.horizon), np.float32)
+    rewards[..., 0] = np.exp(-2 * ((actions - best) ** 2).sum((-1, -2)))
+    return make_batches(
+        spec, updates, size, seed,
+        observations={"state": state}, actions=actions, rewards=rewards,
+        mask=np.zeros(lead, np.float32), valid=np.ones_like(rewards), bc=np.ones_like(rewards),
+    ), best  # fmt: skip
+
+
+def bandit_error(agent: Agent, state: AgentState, *, pretrained: bool = False, explore: bool = False) -> float:
+    """Mean distance per dimension between the chosen and the most rewarded chunk, on 64 states not trained on."""
+    batch, best = bandit(agent.spec, 1, 64, 10_000)
+    params = agent.policy_params(state, pretrained=pretrained)
+    chunks = [
+        agent.sample(params, {"state": s}, jax.random.key(i), explore=explore)[0]
+        for i, s in enumerate(batch.observations["state"][0])
+    ]
+    return float(np.abs(np.array(chunks) - best[0]).mean())

@@ -1,0 +1,80 @@
+"""A run folder whose journal is written as a learner writes it, and what an episode must be to be the same."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import numpy as np
+from coded_episodes import SPEC
+
+from serl_chunk.data.source import materialised
+from serl_chunk.runs.episodes import JOURNAL
+from serl_chunk.transport.server.sessions import Session
+from serl_chunk.transport.storage.record_store import RecordStore, Standing
+from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire.codec import Limits
+
+RNG = np.random.default_rng
+LIMITS = Limits(64 << 20, 64)
+
+
+class Run:
+    """A run folder whose journal is written as the learner's intake does it."""
+
+    def __init__(self, path: Path, spec=SPEC) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text(json.dumps({"name": "coded", "robot_spec": spec.to_json()}))
+        self.sessions: dict[str, Session] = {}
+        self.store: RecordStore | None = None
+
+    @contextlib.contextmanager
+    def opened(self, **options):
+        self.store = RecordStore(
+            self.path / JOURNAL, LIMITS, **{"segment_bytes": 4000, "sync_interval": 60.0} | options
+        )
+        list(self.store.replay())
+        try:
+            yield self
+        finally:
+            self.store.close()
+
+    def put(self, session: str, record, *, jpeg_quality=0) -> None:
+        s = self.sessions.get(session)
+        if s is None:
+            s = self.sessions[session] = Session(Standing(session, f"actor {session}", 1, 0, 0, 0, None), "peer", 0.0)
+        follows = s.follows(record)
+        frames = records.encode_record(record, s.expected, jpeg_quality=jpeg_quality)
+        self.store.append(s.standing, record, frames, delivered=follows)
+        s.advance(record, delivered=follows)
+
+    def feed(self, episodes, seed=0, **options) -> None:
+        """The episodes, those of different sessions interleaved record by record."""
+        rng = RNG(seed)
+        queues: dict[str, list] = {}
+        for e in episodes:
+            queues.setdefault(e.session, []).extend(e.records(rng))
+        while queues:
+            session = str(rng.choice(sorted(queues)))
+            self.put(session, queues[session].pop(0), **options)
+            if not queues[session]:
+                del queues[session]
+
+
+def assert_equal(a, b) -> None:
+    a, b = materialised(a), materialised(b)
+    assert a.begin == b.begin
+    assert a.end._replace(final_observation=None) == b.end._replace(final_observation=None)
+    assert (a.end.final_observation is None) == (b.end.final_observation is None)
+    flat = [
+        {n: getattr(e.steps, n) for n in ("action", "reward", "source", "decision_tick", "policy_version", "stamp")}
+        | e.steps.observation
+        | {f"index/{k}": r.index for k, r in e.steps.sparse.items()}
+        | {k: r.values for k, r in e.steps.sparse.items()}
+        | {f"final/{k}": v for k, v in (e.end.final_observation or {}).items()}
+        for e in (a, b)
+    ]
+    assert sorted(flat[0]) == sorted(flat[1])
+    for key in flat[0]:
+        assert flat[0][key].dtype == flat[1][key].dtype, key
+        np.testing.assert_array_equal(flat[0][key], flat[1][key], err_msg=key)

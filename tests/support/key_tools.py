@@ -1,0 +1,54 @@
+"""Robots that have a line, or have joined, for the tests of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+
+from serl_chunk.transport.security.client import use_keys
+from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.keys import ClientKeys, Pair, ServerKeys
+from serl_chunk.transport.wire import codec
+from serl_chunk.transport.wire.codec import Limits
+
+HERE = "127.0.0.1"
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def invited(learner: ServerKeys, folder: Path, name: str = "left", port: int = 1) -> ClientKeys:
+    """A robot PC that has taken its line and not used it."""
+    line = learner.invite(name, [HERE], port).encode()
+    keys = ClientKeys.accept(folder, Invitation.decode(line))
+    keys.save()
+    return keys
+
+
+def joined(learner: ServerKeys, folder: Path, name: str = "left") -> ClientKeys:
+    """A robot PC that has joined, without sockets."""
+    keys = invited(learner, folder, name)
+    assert keys.ticket is not None
+    assert learner.enrol(keys.ticket.public, keys.pair.public) == name
+    return keys.enrolled(HERE)
+
+
+def tell(port: int, keys: ClientKeys, pair: Pair, frames: list) -> codec.Message | None:
+    """What the learner's control socket answers to a message that comes with `pair`; None where it answers nothing."""
+    context = zmq.Context()
+    s = context.socket(zmq.DEALER)
+    try:
+        use_keys(s, keys.server, pair)
+        s.connect(f"tcp://{HERE}:{port + 2}")
+        s.send_multipart(frames)
+        return codec.decode(s.recv_multipart(), Limits(1 << 20, 8)) if s.poll(5000) else None
+    finally:
+        context.destroy(linger=0)

@@ -1,0 +1,99 @@
+"""A learner, an actor of the counting robot, and what that robot says it did."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from counting_robot import LENGTH, LOG
+from processes import Cluster, Process, learner_totals
+from system_accounts import Account, settle
+
+from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.transport.sockets import free_port
+
+ROBOT = str(Path(__file__).with_name("counting_robot.py"))
+TAIL = 5  # steps a killed actor may have handed over and not recorded; two ticks are promised where the machine is idle
+
+
+class Lab:
+    """Starts both, breaks neither; `stop` ends them and counts.
+
+    Args:
+        folder: for everything.
+        environment: of both processes.
+        run, spool: elsewhere than in `folder`.
+        listen: flags of the learner for its address; the actor's `--ip` goes with `actor`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        run: Path | None = None,
+        spool: Path | None = None,
+        listen: Sequence[str] = (),
+    ) -> None:
+        self.log = folder / "executed.txt"
+        self.run, self.spool = run or folder / "run", spool or folder / "spool"
+        self._listen = listen
+        self._cluster = Cluster(folder, folder / "none", {**environment, LOG: str(self.log)})
+        self.port = self._cluster.port
+        self.close = self._cluster.close
+
+    def learner(self, *more: str, prefix: Sequence[str] = ()) -> Process:
+        """A learner of the run, which it goes on with where there is one."""
+        flags = ["--learner", "--debug", "--checkpoint_path", str(self.run), *self._listen]
+        return self._cluster.start(*self._shared, *flags, *more, prefix=prefix)
+
+    def actor(self, *more: str, prefix: Sequence[str] = ()) -> Process:
+        """An actor of it."""
+        flags = ["--actor", "--spool_path", str(self.spool)]
+        return self._cluster.start(*self._shared, *flags, *more, prefix=prefix)
+
+    @property
+    def _shared(self) -> list[str]:
+        return ["--exp_name", ROBOT, "--port", str(self.port)]
+
+    def move(self) -> None:
+        """What is started from now on uses other ports."""
+        self.port = free_port()
+
+    def executed(self) -> int:
+        """Steps the robot has made."""
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+    def goes_on(self, steps: int, *processes: Process) -> None:
+        """Wait until the robot has made that many more steps while the first of these processes runs."""
+        goal = self.executed() + steps
+        processes[0].until(lambda: self.executed() >= goal, "the robot stands still")
+
+    def updates(self) -> int:
+        """Updates the learner has made, as its metrics say."""
+        rows = read_metrics(self.run)["train"] if (self.run / "metrics.jsonl").exists() else []
+        return max((row["step"] for row in rows), default=0)
+
+    def trains(self, learner: Process, updates: int = 20) -> None:
+        """Wait until it has made that many more updates."""
+        goal = self.updates() + updates
+        learner.until(lambda: self.updates() >= goal, "no training")
+
+    def stop(self, learner: Process, actor: Process) -> tuple[str, str, Account]:
+        """End both in order; returns (learner's output, actor's output, account)."""
+        actor.signal(signal.SIGTERM)
+        said = actor.ends()
+        learner.signal(signal.SIGTERM)
+        output = learner.ends()
+        account = self.settled()
+        assert learner_totals(output)[1] == account.steps
+        assert account.steps + sum(account.cut.values()) == account.executed
+        return output, said, account
+
+    def settled(self) -> Account:
+        """What the learner's journal holds, compared with what the robot did. Nobody may have the journal open."""
+        return settle(self.run, self.log)
+
+
+__all__ = ["LENGTH", "TAIL", "Lab"]

@@ -1,0 +1,95 @@
+"""Episodes for LeRobot data sets, and the data sets themselves, written without the pipeline of conversions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serl_chunk.data.lerobot.writer import LeRobotSink
+from serl_chunk.types import Begin, End, Episode, Outcome, Source, SparseRows, StepBlock
+
+HZ = 50.0
+HEIGHT, WIDTH = 16, 24
+
+
+def smooth(seed: int, t: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
+    """An image that codecs are kind to, another one for each seed and tick."""
+    y, x = np.mgrid[:height, :width]
+    blue = np.full_like(x, (50 * seed + 6 * t) % 200)
+    return np.stack([x * 200 // width, y * 200 // height, blue], -1).astype(np.uint8)
+
+
+def episode_of(seed: int, n: int, task: str = "stack", every: int = 1, **end: Any) -> Episode:
+    """Of a robot with 4 state values, 3 actions and cameras `top` (read every so many ticks) and `wrist`."""
+    rng = np.random.default_rng(seed)
+    ticks = {"top": np.arange(min(every - 1, n - 1), n, every, dtype=np.int32), "wrist": np.arange(n, dtype=np.int32)}
+    frames = {c: np.stack([smooth(seed + 2 * i, t) for t in ticks[c]]) for i, c in enumerate(ticks)}
+    steps = StepBlock(
+        f"e{seed}", 0,
+        observation={"state": rng.normal(size=(n, 4)).astype(np.float32)},
+        action=rng.normal(size=(n, 3)).astype(np.float32),
+        reward=rng.uniform(-0.5, 0.5, n).astype(np.float32),
+        source=rng.choice([Source.POLICY, Source.HUMAN], n).astype(np.uint8),
+        decision_tick=rng.integers(-1, n, n).astype(np.int32),
+        policy_version=rng.integers(-1, 2**40, n),
+        policy_age=rng.uniform(0, 9, n).astype(np.float32),
+        stamp=1234.5 + np.arange(n) / HZ,
+        sparse={f"images/{c}": SparseRows(ticks[c], frames[c]) for c in ticks},
+    )  # fmt: skip
+    final = {"state": rng.normal(size=4).astype(np.float32)}
+    final |= {"images/top": smooth(seed, n), "images/wrist": smooth(9, n)}
+    how: dict[str, Any] = {
+        "final_observation": final, "terminated": True, "truncated": False, "outcome": Outcome.SUCCESS, "reward": 1.0
+    }  # fmt: skip
+    return Episode(Begin(f"e{seed}", task, "arm", "ab12", "init-1", "g"), steps, End(f"e{seed}", n, **(how | end)))
+
+
+def several() -> list[Episode]:
+    """Two tasks, a camera that is read on some ticks only, a truncated episode, and one whose actor died."""
+    return [
+        episode_of(0, 9),
+        episode_of(1, 7, task="insert", every=3),
+        episode_of(2, 12, every=2, terminated=False, truncated=True, outcome=Outcome.FAILURE, reward=None),
+        episode_of(3, 5, task="insert", final_observation=None, truncated=True, outcome=Outcome.UNKNOWN, reward=None),
+        episode_of(4, 8),
+    ]
+
+
+def plain(value: Any) -> Any:
+    """As a manifest gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def write(sink: LeRobotSink, episodes: Sequence[Episode], hz: float = HZ) -> Path:
+    """Write a data set as a conversion does that nothing interrupts; returns its folder."""
+    layout, staged = plain(sink.layout(episodes[0], hz)), []
+    assert sink.placed(layout, []) == 0
+    for number, episode in enumerate(episodes):
+        staged.append(plain(sink.stage(layout, number, episode)))
+        sink.place(layout, number, staged[-1])
+    sink.finish(layout, staged)
+    return sink.folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Path -> digest of every file in a folder."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    """Change a Parquet file."""
+    pq.write_table(change(pq.read_table(path)), path, **options)
+
+
+def edit(path: Path, **values: Any) -> None:
+    """Set entries of a JSON file, or remove those that are None."""
+    about = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}))

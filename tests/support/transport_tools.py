@@ -1,0 +1,167 @@
+"""Servers, links and records for the transport's tests: short times, small limits, free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import zmq
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.wire import codec, handshake
+from serl_chunk.transport.wire.codec import Limits, Message
+from serl_chunk.transport.wire.handshake import Hello
+from serl_chunk.types import Begin, End, Outcome, Record, Source, Step, StepBlock
+
+CONFIG = TransportConfig(heartbeat=0.1, silence=0.6, piece_bytes=1 << 18)
+CONTRACT = {"robot": "fake", "horizon": "5"}
+LIMITS = Limits(64 << 20, 64)
+SHAPE = (12, 16, 3)  # of an image
+
+
+class Inbox:
+    """Collects what a learner is given, and rebuilds the steps of each episode."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.sessions: list[str] = []
+        self.silent: list[str] = []
+
+    def __call__(self, info: Any, record: Record) -> None:
+        self.records.append(record)
+        self.sessions.append(info.session)
+
+    def episodes(self) -> dict[str, list[float]]:
+        """First state value of each step, by episode, in order of arrival; checks ticks, images and the order."""
+        out: dict[str, list[float]] = {}
+        ended: set[str] = set()
+        for r in self.records:
+            if isinstance(r, Begin):
+                assert r.episode_id not in out
+                out[r.episode_id] = []
+            elif isinstance(r, StepBlock):
+                assert r.episode_id not in ended
+                values = out[r.episode_id]
+                assert r.first_tick == len(values)
+                for i in range(r.n):
+                    tick = r.first_tick + i
+                    observation = r.observation_at(i)
+                    assert ("images/top" in observation) == (tick % 3 == 0)
+                    if tick % 3 == 0:
+                        assert (observation["images/top"] == tick % 251).all()
+                    values.append(float(r.observation["state"][i, 0]))
+            elif isinstance(r, End):
+                assert r.length == len(out[r.episode_id])
+                ended.add(r.episode_id)
+        return out
+
+
+def step(tick: int, value: float = 0.0) -> Step:
+    """A step whose arrays tell where it belongs; every third has an image, every fifth a decision."""
+    observation = {"state": np.array([value, tick], np.float32)}
+    if tick % 3 == 0:
+        observation["images/top"] = np.full(SHAPE, tick % 251, np.uint8)
+    decision = {"chunk": np.full((5, 2), tick, np.float32)} if tick % 5 == 0 else None
+    action = np.array([tick, -tick], np.float32)
+    return Step(tick, observation, action, 0.0, Source.POLICY, tick - tick % 5, 3, 0.02 * tick, decision, tick / 4)
+
+
+def end(episode: str, length: int) -> End:
+    """A successful end."""
+    final = {"state": np.zeros(2, np.float32), "images/top": np.zeros(SHAPE, np.uint8)}
+    return End(episode, length, final, True, False, Outcome.SUCCESS, reward=1.0)
+
+
+def send_episode(link: LearnerLink, episode: str, length: int) -> None:
+    """Hand over a whole episode."""
+    link.begin(Begin(episode))
+    for tick in range(length):
+        link.step(step(tick, tick))
+    link.end(end(episode, length))
+
+
+@contextlib.contextmanager
+def serving(port: int, **changes: Any) -> Iterator[LearnerServer]:
+    """A running server on loopback; fails the test if its thread met an error."""
+    values: dict[str, Any] = {
+        "config": CONFIG,
+        "bind": "127.0.0.1",
+        "port": port,
+        "contract": CONTRACT,
+        "welcome": lambda: ({}, {}),
+        "on_record": lambda info, record: None,
+        "run_id": "run",
+    }
+    values.update(changes)
+    server = LearnerServer(values.pop("config"), **values)
+    server.start()
+    try:
+        yield server
+        server.check()
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def linked(port: int, *, connect: bool = True, **changes: Any) -> Iterator[LearnerLink]:
+    """A link, connected unless told otherwise."""
+    values: dict[str, Any] = {
+        "config": CONFIG,
+        "host": "127.0.0.1",
+        "port": port,
+        "actor_id": "a",
+        "contract": CONTRACT,
+    }
+    values.update(changes)
+    link = LearnerLink(values.pop("config"), **values)
+    try:
+        if connect:
+            link.connect(timeout=10)
+        yield link
+    finally:
+        link.close()
+
+
+def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Wait for something another thread does."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "this never came true"
+        time.sleep(0.002)
+
+
+class RawActor:
+    """An actor by hand: plain sockets that say what they are told."""
+
+    def __init__(self, port: int, **changes: Any) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.data, self.snapshots, self.control = (self._dealer(port + i) for i in range(3))
+        hello = Hello("raw", 1, "raw", CONTRACT, "run", -1, 0, 10**6, 0, 10**6)._replace(**changes)
+        self.control.send_multipart(hello.encode())
+        self.welcome = self.receive(self.control)
+        assert self.welcome.kind == handshake.WELCOME, self.welcome
+        self.token: bytes = self.welcome.header["token"]
+
+    def _dealer(self, port: int) -> zmq.Socket[bytes]:
+        s = self.context.socket(zmq.DEALER)
+        s.linger, s.rcvtimeo = 0, 5000
+        s.connect(f"tcp://127.0.0.1:{port}")
+        return s
+
+    def receive(self, s: zmq.Socket[bytes]) -> Message:
+        """The next message of a socket."""
+        return codec.decode(s.recv_multipart(), LIMITS)
+
+    def record(self, frames: list[Any]) -> Message:
+        """Send a record's frames and return the answer on the data socket."""
+        self.data.send_multipart([self.token, *frames])
+        return self.receive(self.data)
+
+    def close(self) -> None:
+        """Leave without a goodbye."""
+        self.context.destroy(linger=0)

@@ -1,0 +1,72 @@
+"""What an actor says about records that the learner does not have yet."""
+
+from __future__ import annotations
+
+import pytest
+from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport.client.outbox import Backlog
+from serl_chunk.transport.sockets import free_port, in_words
+
+MIB = 1 << 20
+QUIET = Backlog(kept=5 * MIB, limit=1000 * MIB, episode=100 * MIB, away=0.0, stalled="")
+
+
+@pytest.mark.parametrize(
+    ("changes", "begun", "words"),
+    [
+        ({}, True, ""),
+        ({"kept": 100 * MIB}, True, ""),
+        ({"kept": 101 * MIB}, True, "spool 101 MiB"),  # a whole episode behind
+        ({"kept": 8 * MIB, "episode": MIB, "limit": 100 * MIB}, True, ""),  # on its way
+        ({"kept": 17 * MIB, "episode": MIB, "limit": 100 * MIB}, True, "spool 17 MiB"),
+        ({"away": 12.4, "kept": 34 * MIB}, True, "learner away for 12 s, spool 34 MiB"),
+        ({"away": 0.5}, True, ""),
+        ({"stalled": "its disk is full"}, True, "the learner takes nothing now: its disk is full, spool 5.0 MiB"),
+        ({"stalled": "its disk is full", "away": 0.5}, True, ""),  # what it said before it went
+        ({"kept": 800 * MIB}, True, "spool 800 MiB"),
+        ({"kept": 801 * MIB}, True, "spool 801 MiB, holding after this episode"),
+        ({"kept": 801 * MIB}, False, "spool 801 MiB"),
+        ({"kept": 901 * MIB}, False, "spool 901 MiB, holding until there is room"),
+        ({"kept": 1229 * MIB, "limit": 1300 * MIB}, True, "spool 1.2 GiB, holding after this episode"),
+        (
+            {"kept": 900 * MIB, "away": 61.0}, True,
+            "learner away for 61 s, spool 900 MiB, holding after this episode",
+        ),
+    ],
+)  # fmt: skip
+def test_the_line(changes, begun, words):
+    assert QUIET._replace(**changes).line(begun=begun) == words
+
+
+def test_sizes_in_words():
+    sizes = [0, 1023, 1024, 312 * 1024, 1.2 * MIB, 34 * MIB, 1.2 * 1024 * MIB, 2e15]
+    assert [in_words(n) for n in sizes] == [
+        "0 B", "1023 B", "1.0 KiB", "312 KiB", "1.2 MiB", "34 MiB", "1.2 GiB", "1862645.1 GiB",
+    ]  # fmt: skip
+
+
+def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
+    inbox, port = Inbox(), free_port()
+    monkeypatch.setattr("serl_chunk.transport.client.outbox.AWAY", 0.2)
+    config = TransportConfig(heartbeat=CONFIG.heartbeat, silence=CONFIG.silence, credit_bytes=1000, spool_bytes=28_000)
+    with linked(port, connect=False, config=config, largest_episode_bytes=12_000) as link:
+        with serving(port, config=config, on_record=inbox):
+            link.connect(10)
+            send_episode(link, "e", 5)
+            assert link.flush(10)
+            assert link.backlog(begun=True) == ""
+            assert link.stats()["away_s"] == 0
+        eventually(lambda: link.stats()["away_s"] > 0.2)
+        send_episode(link, "f", 20)
+        line = link.backlog(begun=True)
+        assert line.startswith("learner away for 0 s, spool ")
+        assert line.endswith(" KiB, holding after this episode")
+        assert link.can_begin()[0]  # this one fits
+        send_episode(link, "g", 80)
+        assert link.backlog(begun=False).endswith("holding until there is room")
+        assert not link.can_begin()[0]
+        with serving(port, config=config, on_record=inbox):
+            assert link.flush(10)
+            assert link.backlog(begun=True) == ""

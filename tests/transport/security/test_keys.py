@@ -1,0 +1,464 @@
+"""Keys: who gets in, who does not, and what each side is told. Real sockets on loopback, with CURVE."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import socket
+import threading
+import time
+
+import pytest
+import zmq
+from key_tools import HERE, invited, joined, tell
+from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving
+
+from serl_chunk.transport.security import client
+from serl_chunk.transport.security.client import Outcome, explain, mechanism_at, use_keys
+from serl_chunk.transport.security.enrollment import PlainError, enrol
+from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.keys import THIS_MACHINE, VALID_SECONDS, ClientKeys, Pair, ServerKeys, to_bytes
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.wire import codec, handshake, message_types
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
+from serl_chunk.types import ConfigError
+
+# Who gets in.
+
+
+def test_a_robot_joins_at_its_first_connection_and_stays(learner, tmp_path, port):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    inbox = Inbox()
+    with serving(port, keys=learner, on_record=inbox) as server:
+        for episode in ("a", "b"):  # the second time with what the first one has saved
+            with linked(port, keys=keys) as link:
+                send_episode(link, episode, 30)
+                assert link.flush(10)
+            keys = ClientKeys.find(tmp_path / "robot", HERE)
+            assert keys.ticket is None
+        stats = server.stats()
+    assert inbox.episodes() == {e: [float(i) for i in range(30)] for e in "ab"}
+    assert stats["keys_refused"] == stats["malformed"] == stats["handshakes_failed"] == 0
+    assert learner.may_connect(keys.pair.public)
+    assert {c.name for c in learner.clients()} == {"left", THIS_MACHINE}
+
+
+def test_nothing_that_passes_can_be_read(learner, tmp_path, port):
+    """A wire tap between actor and learner sees neither the records nor anything else of ours."""
+    keys = joined(learner, tmp_path / "robot")
+    marker = "episode-with-a-name-to-look-for"
+    seen = bytearray()
+
+    def copy(source: socket.socket, to: socket.socket) -> None:
+        with source, to:
+            while data := source.recv(65536):
+                seen.extend(data)
+                to.sendall(data)
+
+    def relay(listener: socket.socket, to: int) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection((HERE, to))
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=lambda p=pair: _quietly(copy, *p), daemon=True).start()
+
+    tap = free_port()
+    while abs(tap - port) < 3:
+        tap = free_port()
+    listeners = [socket.create_server((HERE, tap + i)) for i in range(3)]
+    for i, listener in enumerate(listeners):
+        threading.Thread(target=relay, args=(listener, port + i), daemon=True).start()
+    inbox = Inbox()
+    with serving(port, keys=learner, on_record=inbox), linked(tap, keys=keys) as link:
+        send_episode(link, marker, 5)
+        assert link.flush(10)
+    for listener in listeners:
+        listener.close()
+    assert list(inbox.episodes()) == [marker]
+    assert b"CURVE" in seen
+    assert len(seen) > 2000
+    for secret in (marker.encode(), b"hello", b"robot", b"horizon", keys.pair.secret.encode()):
+        assert secret not in seen
+
+
+def _quietly(function, *arguments) -> None:
+    with contextlib.suppress(OSError):
+        function(*arguments)
+
+
+def test_without_keys_nothing_changes_on_loopback(port):
+    with serving(port), linked(port) as link:
+        assert link.stats()["connected"]
+        assert mechanism_at(HERE, port) == "NULL"
+
+
+def test_on_loopback_the_learner_decides_whether_keys_are_used(learner, tmp_path, port):
+    keys = joined(learner, tmp_path / "robot")
+    with linked(port, connect=False, keys=keys) as link:
+        with serving(port):  # no keys
+            link.connect(timeout=10)
+            send_episode(link, "a", 5)
+            assert link.flush(10)
+        with serving(port, keys=learner):  # and after its restart it asks for them
+            send_episode(link, "b", 5)
+            assert link.flush(20)
+
+
+def test_a_robot_that_is_to_join_still_reaches_a_learner_without_keys_on_loopback(learner, tmp_path, port):
+    with serving(port), linked(port, keys=invited(learner, tmp_path / "robot")) as link:
+        assert link.stats()["connected"]
+
+
+# Who does not, and what is said.
+
+
+def refusal(port: int, keys: ClientKeys | None) -> str:
+    """What an actor is stopped with."""
+    with linked(port, connect=False, keys=keys) as link, pytest.raises(RefusedError) as refused:
+        link.connect(timeout=20)
+    assert link.error is None or str(link.error) == str(refused.value)
+    return str(refused.value)
+
+
+def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port, caplog):
+    good = joined(learner, tmp_path / "robot")
+    unknown = dataclasses.replace(good, pair=Pair.new())
+    other = dataclasses.replace(good, server=Pair.new().public)
+    caplog.set_level(logging.WARNING)
+    with serving(port, keys=learner) as server:
+        said = {
+            "unknown": refusal(port, unknown),
+            "other": refusal(port, other),
+            "none": refusal(port, None),
+        }
+        stats = server.stats()
+        with linked(port, keys=good) as link:  # and the learner goes on
+            send_episode(link, "a", 3)
+            assert link.flush(10)
+    assert f"{HERE}:{port} does not know this machine's key 'left' (" in said["unknown"]
+    assert "was revoked" in said["unknown"]
+    assert "older than ten minutes" not in said["unknown"]  # of a line: this machine has joined
+    assert f"what answers at {HERE}:{port} is not the learner that this machine joined" in said["other"]
+    assert str(other.file) in said["other"]
+    assert f"{HERE}:{port} talks only to machines with a key, and this one has none" in said["none"]
+    assert all("`serl-chunk keys add NAME`" in s and "paste the line it prints here" in s for s in said.values())
+    assert stats["keys_refused"] >= 1
+    assert stats["handshakes_failed"] >= 2
+    assert stats["sessions"] == stats["records"] == 0
+    log = caplog.text
+    assert f"control message from {HERE}: unknown key: {client.fingerprint(unknown.pair.public)}" in log
+    assert "run `serl-chunk keys add NAME --keys" in log
+    assert "a connection without a key" in log or "a connection that ended before it named a key" in log  # a race
+    assert "a key exchange for another learner" in log
+
+
+def test_a_learner_without_keys_elsewhere_is_not_believed(learner, tmp_path, port, monkeypatch):
+    keys = joined(learner, tmp_path / "robot")
+    monkeypatch.setattr(client, "is_loopback", lambda host: False)
+    with serving(port):
+        said = refusal(port, keys)
+        assert "runs without keys" in said
+        assert "--insecure" in said
+        ticket = invited(learner, tmp_path / "other", "right")
+        with pytest.raises(PlainError, match="runs without keys"):
+            enrol(ticket, CONFIG, HERE, port, 5.0)
+
+
+def test_a_side_that_is_hung_up_on_first_finds_out_why(learner, port):
+    """Which side notices a mismatch first is a matter of microseconds; the sentence must not be."""
+    closed = Outcome.CLOSED
+    assert explain(closed, True, HERE, port) is explain(closed, False, HERE, port) is None  # nobody there
+    with serving(port):
+        assert explain(closed, True, HERE, port) is Outcome.MISMATCH
+        assert explain(closed, False, HERE, port) is None
+    with serving(port, keys=learner):
+        assert explain(closed, False, HERE, port) is Outcome.MISMATCH
+        assert explain(closed, True, HERE, port) is Outcome.OTHER
+    assert explain(Outcome.DENIED, True, HERE, port) is Outcome.DENIED
+
+
+def test_an_actor_that_was_connected_waits_for_the_right_learner(learner, tmp_path, port):
+    """Another learner at the port for a while must not end a robot's session."""
+    keys = joined(learner, tmp_path / "robot")
+    stranger, _ = ServerKeys.ensure(tmp_path / "stranger")
+    inbox = Inbox()
+    with linked(port, connect=False, keys=keys) as link:
+        with serving(port, keys=learner):
+            link.connect(timeout=10)
+        with serving(port, keys=stranger) as server:
+            send_episode(link, "a", 5)
+            eventually(lambda: server.stats()["handshakes_failed"] >= 3)
+            assert link.error is None
+        with serving(port, keys=learner, on_record=inbox):
+            assert link.flush(20)
+    assert inbox.episodes() == {"a": [0.0, 1.0, 2.0, 3.0, 4.0]}
+
+
+def test_a_port_where_nothing_of_ours_answers_is_waited_for(learner, tmp_path, port):
+    keys = joined(learner, tmp_path / "robot")
+    listeners = [socket.create_server((HERE, port + i)) for i in range(3)]
+
+    def hang_up(listener: socket.socket) -> None:  # a tunnel whose other end is not there does that
+        while True:
+            try:
+                listener.accept()[0].close()
+            except OSError:
+                return
+
+    for listener in listeners:
+        threading.Thread(target=hang_up, args=(listener,), daemon=True).start()
+    assert mechanism_at(HERE, port) is None
+    with linked(port, connect=False, keys=keys) as link:
+        with pytest.raises(UnreachableError, match=f"no learner answers at {HERE}:{port}"):
+            link.connect(timeout=1.0)
+        assert link.error is None
+        for listener in listeners:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        with serving(port, keys=learner):
+            link.connect(timeout=20)
+
+
+# Joining.
+
+
+def test_a_line_is_good_for_one_robot(learner, tmp_path, port):
+    word = learner.invite("left", [HERE], port).encode()
+    first, second = (ClientKeys.accept(tmp_path / n, Invitation.decode(word)) for n in ("first", "second"))
+    with serving(port, keys=learner):
+        kept = enrol(first, CONFIG, HERE, port, 10.0)
+        assert kept.ticket is None
+        with pytest.raises(RefusedError, match="its line was used by another machine or is older than ten minutes"):
+            enrol(second, CONFIG, HERE, port, 10.0)
+        assert "its line was used by another machine" in refusal(port, second)
+        assert enrol(first, CONFIG, HERE, port, 10.0).pair == first.pair  # its answer may have been lost: it is in
+        assert enrol(kept, CONFIG, HERE, 1, 0.1) is kept  # nothing to do, nobody to ask
+    assert [c.public for c in learner.clients() if c.name == "left"] == [first.pair.public]
+
+
+def test_a_line_is_good_for_ten_minutes(learner, tmp_path, port, clock):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    with serving(port, keys=learner):
+        clock.now += VALID_SECONDS + 1
+        assert "its line was used by another machine or is older than ten minutes" in refusal(port, keys)
+        assert [c.state(clock.now) for c in learner.clients() if c.name == "left"] == ["expired"]
+        clock.now -= 2
+        assert enrol(keys, CONFIG, HERE, port, 10.0).ticket is None
+
+
+def test_a_clock_that_was_set_back_opens_nothing(learner, tmp_path, clock):
+    keys = invited(learner, tmp_path / "robot")
+    clock.now -= 3600
+    assert keys.ticket is not None
+    assert learner.enrol(keys.ticket.public, keys.pair.public) is None
+
+
+def test_a_newer_line_takes_the_place_of_the_older(learner, tmp_path):
+    old, new = (invited(learner, tmp_path / n) for n in ("old", "new"))
+    assert learner.enrol(old.ticket.public, old.pair.public) is None
+    assert learner.enrol(new.ticket.public, new.pair.public) == "left"
+    with pytest.raises(ConfigError, match=r"'left' has joined already.*keys revoke left"):
+        learner.invite("left", [], 1)
+
+
+def test_nobody_joins_with_the_key_of_another(learner, tmp_path):
+    """Whose entry is revoked would otherwise be a matter of order."""
+    first = joined(learner, tmp_path / "first")
+    second = invited(learner, tmp_path / "second", "a-name-before-the-other")
+    for public in (first.pair.public, second.ticket.public):
+        assert learner.enrol(second.ticket.public, public) is None
+    learner.revoke("a-name-before-the-other")
+    assert learner.may_connect(first.pair.public)
+
+
+def test_new_keys_of_a_learner_let_nobody_in_that_knew_the_old_ones(learner, tmp_path, clock):
+    keys = joined(learner, tmp_path / "robot")
+    (learner.folder / "server.json").unlink()
+    new, made = ServerKeys.ensure(learner.folder, clock)
+    assert made
+    assert new.pair != learner.pair
+    assert [c.name for c in new.clients()] == [THIS_MACHINE]
+    assert not new.may_connect(keys.pair.public)
+    again = joined(new, tmp_path / "robot")  # under the same name
+    assert ClientKeys.find(tmp_path / "robot", HERE) == again
+
+
+def test_a_one_time_key_opens_nothing_but_joining(learner, tmp_path, port):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    who = codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL})
+    hello = handshake.Hello("s", 1, "raw", CONTRACT, "run", -1, 0, 0, 0, 0).encode()
+    with serving(port, keys=learner) as server:
+        for frames in (who, hello):
+            answer = tell(port, keys, keys.ticket, frames)
+            assert answer.kind == handshake.REFUSED
+            assert "for joining only" in answer.header["reason"]
+        assert server.stats()["sessions"] == 0
+        for public in (b"", b"x" * 31, b"x" * 33, "text", None):
+            assert tell_nothing(port, keys, codec.encode(message_types.ENROL, {"public": public}))
+        assert learner.may_join(keys.ticket.public) is not None  # and it is not used up by that
+        # A key that has joined cannot write another one down.
+        own = joined(learner, tmp_path / "other", "right")
+        answer = tell(port, own, own.pair, codec.encode(message_types.ENROL, {"public": to_bytes(Pair.new().public)}))
+        assert answer.kind == handshake.REFUSED
+
+
+def tell_nothing(port: int, keys: ClientKeys, frames: list) -> bool:
+    """Whether a malformed enrolment is dropped: what follows it on the same connection is answered first."""
+    context = zmq.Context()
+    s = context.socket(zmq.DEALER)
+    try:
+        use_keys(s, keys.server, keys.ticket)
+        s.connect(f"tcp://{HERE}:{port + 2}")
+        s.send_multipart(frames)
+        s.send_multipart(codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))
+        assert s.poll(5000)
+        answer = codec.decode(s.recv_multipart(), Limits(1 << 20, 8))
+        return answer.kind == handshake.REFUSED and not s.poll(50)
+    finally:
+        context.destroy(linger=0)
+
+
+def test_an_actor_may_be_started_before_the_learner_it_is_to_join(learner, tmp_path, port):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    heard: list[str] = []
+    with linked(port, connect=False, keys=keys) as link:
+        with pytest.raises(UnreachableError, match=f"no learner answers at {HERE}:{port} after 0.3 s"):
+            link.connect(timeout=0.3, on_waiting=heard.append)
+        with serving(port, keys=learner):
+            link.connect(timeout=10)
+    assert ClientKeys.find(tmp_path / "robot", HERE).ticket is None
+
+
+# Revocation.
+
+
+def test_a_revoked_key_is_cut_and_stays_out(learner, tmp_path, port, caplog):
+    keys = joined(learner, tmp_path / "robot")
+    others = joined(learner, tmp_path / "other", "right")
+    inbox = Inbox()
+    with serving(port, keys=learner, on_record=inbox) as server:
+        with linked(port, keys=others, actor_id="b") as other, linked(port, keys=keys) as link:
+            # By another process, as the command does it.
+            assert ServerKeys.open(learner.folder, learner._clock).revoke("left").public == keys.pair.public
+            eventually(lambda: link.error is not None)
+            assert "the key 'left'" in str(link.error)
+            assert "was revoked" in str(link.error)
+            send_episode(other, "a", 5)
+            assert other.flush(10)  # the others notice nothing
+        assert "was revoked" in refusal(port, keys)
+        eventually(lambda: not any(s["live"] for s in server.sessions()))
+    assert list(inbox.episodes()) == ["a"]
+    assert "revoked key of left: it is let in no more" in caplog.text
+
+
+def test_what_a_revoked_holder_still_sends_is_not_heard(learner, tmp_path, port):
+    """A holder that ignores its refusal keeps its connection; nothing it says has an effect."""
+    keys = joined(learner, tmp_path / "robot")
+    inbox = Inbox()
+    with serving(port, keys=learner, on_record=inbox) as server:
+        actor = Stubborn(port, keys)
+        try:
+            assert actor.welcome.kind == handshake.WELCOME
+            learner.revoke("left")
+            eventually(lambda: not any(s["live"] for s in server.sessions()))
+            before = server.stats()["stale"]
+            actor.data.send_multipart([actor.token, *codec.encode("begin", {"first": 0})])
+            eventually(lambda: server.stats()["stale"] > before)
+            assert actor.greet().kind == handshake.REFUSED  # on the connection that it still has
+        finally:
+            actor.close()
+    assert inbox.records == []
+
+
+class Stubborn(RawActor):
+    """An actor by hand, with keys."""
+
+    def __init__(self, port: int, keys: ClientKeys) -> None:
+        self._keys = keys
+        super().__init__(port)
+
+    def _dealer(self, port: int) -> zmq.Socket[bytes]:
+        s = self.context.socket(zmq.DEALER)
+        s.linger, s.rcvtimeo = 0, 5000
+        use_keys(s, self._keys.server, self._keys.pair)
+        s.connect(f"tcp://{HERE}:{port}")
+        return s
+
+    def greet(self) -> codec.Message:
+        """Say hello once more; the answer to it, or to an earlier message."""
+        self.control.send_multipart(handshake.Hello("raw", 2, "raw", CONTRACT, "run", -1, 0, 9, 0, 9).encode())
+        answer = self.receive(self.control)
+        while answer.kind not in (handshake.REFUSED, handshake.WELCOME):
+            answer = self.receive(self.control)
+        return answer
+
+
+def test_a_robot_that_was_revoked_may_join_anew_and_go_on(learner, tmp_path, port):
+    inbox = Inbox()
+    keys = joined(learner, tmp_path / "robot")
+    with serving(port, keys=learner, on_record=inbox):
+        with linked(port, keys=keys) as link:
+            send_episode(link, "a", 4)
+            assert link.flush(10)
+            learner.revoke("left")
+            eventually(lambda: link.error is not None)
+        with linked(port, keys=invited(learner, tmp_path / "robot", port=port)) as link:
+            send_episode(link, "b", 4)
+            assert link.flush(10)
+    assert list(inbox.episodes()) == ["a", "b"]
+
+
+def test_a_silent_peer_in_the_middle_of_a_handshake_holds_nobody_up(learner, tmp_path, port):
+    keys = joined(learner, tmp_path / "robot")
+    with serving(port, keys=learner):
+        held = [socket.create_connection((HERE, port + 2)) for _ in range(20)]
+        for s in held[::2]:
+            s.sendall(b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01")
+        start = time.monotonic()
+        with linked(port, keys=keys):
+            assert time.monotonic() - start < 5
+        for s in held:
+            s.close()
+
+
+def test_a_second_program_that_joins_at_the_same_time_is_let_in_too(learner, tmp_path, port, monkeypatch):
+    """Both had connected with the line before either had used it; the second finds that its machine has joined."""
+    keys = invited(learner, tmp_path / "robot", port=port)
+    real = ServerKeys.enrol
+
+    def after_another(self, ticket, public):
+        assert real(self, ticket, public) == "left"
+        return None  # what the one that came later is told
+
+    monkeypatch.setattr(ServerKeys, "enrol", after_another)
+    with serving(port, keys=learner), linked(port, keys=keys) as link:
+        send_episode(link, "e", 3)
+        assert link.flush(10)
+    assert ClientKeys.all(tmp_path / "robot")[0].ticket is None
+
+
+def test_a_learner_that_cannot_look_into_its_keys_is_not_called_absent(learner, tmp_path, port):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    with serving(port, keys=learner):
+        learner.folder.chmod(0o770)
+        with pytest.raises(UnreachableError, match="cannot check keys now: its own output says why"):
+            enrol(keys, CONFIG, HERE, port, 1.0)
+        learner.folder.chmod(0o700)
+        assert enrol(keys, CONFIG, HERE, port, 5.0).ticket is None
+
+
+def test_strangers_do_not_silence_the_learners_complaints(learner, port, caplog):
+    with caplog.at_level(logging.WARNING), serving(port, keys=learner) as server:
+        for i in range(600):
+            server._routers.complain("control", f"10.0.{i // 250}.{i % 250}", "unknown key: of a stranger")
+        assert sum("of a stranger" in r.message for r in caplog.records) <= 30
+        assert len(server._routers._complaints) <= 256
+        server._routers._lines.clear()  # a minute later
+        server._routers.complain("control", "10.1.1.1", "unknown key: of a robot")
+        server._routers.complain("control", "10.1.1.1", "unknown key: of a robot")
+    assert sum("of a robot" in r.message for r in caplog.records) == 1

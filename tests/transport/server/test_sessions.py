@@ -1,0 +1,261 @@
+"""Who may connect, what a session is told, and when it counts as gone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving, step
+
+from serl_chunk.transport import sockets
+from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.server import sessions
+from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.server.sessions import RefuseError, Sessions
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.storage.record_store import Standing
+from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire.handshake import Hello, UnreachableError
+from serl_chunk.types import Begin, ConfigError, StepBlock
+
+HELLO = Hello("s", 1, "a", CONTRACT, "", -1, 0, 5, 0, 3)
+
+
+def test_the_welcome_carries_plain_values_and_arrays():
+    port = free_port()
+    normaliser = {"mean": np.arange(3, dtype=np.float32)}
+    with serving(port, welcome=lambda: ({"digest": "x", "n": 3}, normaliser)), linked(port) as link:
+        welcome = link.connect()
+        assert welcome.fields == {"digest": "x", "n": 3}
+        np.testing.assert_array_equal(welcome.arrays["mean"], [0, 1, 2])
+        assert (welcome.run, welcome.version) == ("run", -1)
+
+
+def test_an_absent_learner_is_waited_for(monkeypatch):
+    monkeypatch.setattr("serl_chunk.transport.client.link._SAY_EVERY_S", 0.05)
+    port, said = free_port(), []
+    with linked(port, connect=False) as link:
+        with pytest.raises(UnreachableError, match=rf"no learner answers at 127.0.0.1:{port} after 0.05 s"):
+            link.connect(timeout=0.05)
+        heard = threading.Event()
+
+        def on_waiting(sentence):
+            said.append(sentence)
+            heard.set()
+
+        caller = threading.Thread(target=lambda: link.connect(10, on_waiting))
+        caller.start()
+        assert heard.wait(10)
+        with serving(port):
+            caller.join(10)
+            assert link.stats()["connected"] == 1
+    assert "waiting" in said[0]
+
+
+def test_two_live_actors_with_one_id():
+    """The second is told, waits, and gets in when the first has left."""
+    port, silent = free_port(), []
+    with (
+        serving(port, on_silent=lambda info, gone: silent.append((info.session, gone))),
+        linked(port, connect=False) as second,
+    ):
+        with linked(port) as first:
+            session = first._out.spool.session
+            with pytest.raises(UnreachableError, match="another live session has the actor id 'a'"):
+                second.connect(timeout=0.5)
+            send_episode(first, "e", 3)
+            assert first.flush(10)
+        second.connect(timeout=10)
+        assert silent == [(session, False), (session, True)]
+
+
+def test_two_actors_with_different_ids_feed_one_learner():
+    inbox, port = Inbox(), free_port()
+    with serving(port, on_record=inbox) as server, linked(port, actor_id="a") as a, linked(port, actor_id="b") as b:
+        for e in range(5):
+            send_episode(a, f"a{e}", 20)
+            send_episode(b, f"b{e}", 20)
+        assert a.flush(10)
+        assert b.flush(10)
+        assert inbox.episodes() == {f"{x}{e}": list(range(20)) for e in range(5) for x in "ab"}
+        assert {s["actor_id"]: s["steps"] for s in server.sessions()} == {"a": 100, "b": 100}
+
+
+def test_a_silent_session_ends_its_episode_once_and_may_come_back():
+    inbox, port = Inbox(), free_port()
+
+    def on_silent(info, gone):
+        assert not gone
+        inbox.silent.append(info.session)
+
+    with serving(port, on_record=inbox, on_silent=on_silent) as server:
+        actor = RawActor(port)
+        try:
+            actor.record(records.encode_record(Begin("e"), 0))
+            eventually(lambda: inbox.silent == ["raw"])
+            assert server.sessions()[0]["live"] is False
+            late = StepBlock.from_steps("e", [step(0)])
+            assert actor.record(records.encode_record(late, 1)).header["next"] == 2
+            assert server.stats()["orphans"] == 0
+            assert [type(r) for r in inbox.records] == [Begin, StepBlock]
+            eventually(lambda: inbox.silent == ["raw", "raw"])
+        finally:
+            actor.close()
+
+
+def test_a_silent_session_within_the_episode_timeout_continues_its_episode():
+    inbox, port = Inbox(), free_port()
+    with serving(
+        port, on_record=inbox, episode_timeout=60.0, on_silent=lambda i, gone: inbox.silent.append("x")
+    ) as server:
+        actor = RawActor(port)
+        try:
+            actor.record(records.encode_record(Begin("e"), 0))
+            eventually(lambda: server.sessions()[0]["live"] is False)
+            actor.record(records.encode_record(StepBlock.from_steps("e", [step(0)]), 1))
+            assert len(inbox.records) == 2
+            assert inbox.silent == []
+        finally:
+            actor.close()
+
+
+def test_a_higher_incarnation_takes_over_and_fences_the_lower():
+    inbox, port = Inbox(), free_port()
+    with serving(port, on_record=inbox) as server:
+        old, new = RawActor(port), None
+        try:
+            old.record(records.encode_record(Begin("e"), 0))
+            new = RawActor(port, incarnation=2)
+            assert new.welcome.header["known"] is True
+            assert new.welcome.header["next"] == 1
+            old.data.send_multipart([old.token, *records.encode_record(Begin("late"), 1)])
+            eventually(lambda: server.stats()["stale"] == 1)
+            assert inbox.records == [Begin("e")]
+            with pytest.raises(AssertionError, match="taken over by a newer process"):
+                RawActor(port)
+        finally:
+            old.close()
+            if new is not None:
+                new.close()
+
+
+def test_the_allowance_follows_the_learner():
+    port, limits = free_port(), {"n": 10}
+    with serving(port, allowance=lambda session: limits["n"]) as server, linked(port) as link:
+        assert link.allowance == 10
+        limits["n"] = 25
+        server.poke()
+        assert link.wait_until(lambda: link.allowance == 25, 10)
+        limits["n"] = None
+        assert link.wait_until(lambda: link.allowance is None, 10)
+
+
+def test_the_allowance_counts_what_the_actor_counts():
+    """A learner that starts in the middle of a session allows steps beyond those it never saw."""
+    port = free_port()
+    with linked(port, connect=False) as link:
+        with serving(port):
+            link.connect(10)
+            send_episode(link, "e", 30)
+            link.begin(Begin("f"))
+            link.step(step(0))
+            assert link.flush(10)
+        with serving(port, allowance=lambda session: 10):
+            assert link.wait_until(lambda: link.allowance == 40, 10)  # 30 that it never got, and 10
+            assert link.steps_recorded == 31
+
+
+def test_the_end_of_training_is_told_to_old_and_new_actors():
+    port = free_port()
+    with serving(port) as server, linked(port) as link:
+        assert link.finished is None
+        server.finish("max_steps reached")
+        assert link.wait_until(lambda: link.finished == "max_steps reached", 10)
+        assert link.can_begin() == (False, "max_steps reached")
+        with linked(port, actor_id="late") as late:
+            assert late.finished == "max_steps reached"
+
+
+def test_a_port_in_use_is_named():
+    port = free_port()
+    with (
+        serving(port),
+        pytest.raises(ConfigError, match=rf"port {port} of 127.0.0.1 is in use.*another --port"),
+        serving(port),
+    ):
+        pass
+
+
+def test_other_addresses_need_insecure():
+    for bind in ("0.0.0.0", "*", "192.168.1.7", "::"):
+        with pytest.raises(ConfigError, match="--insecure"), serving(free_port(), bind=bind):
+            pass
+    with serving(free_port(), bind="0.0.0.0", insecure=True) as server:
+        assert server.stats()["sessions"] == 0
+
+
+def test_bad_addresses_are_named():
+    with pytest.raises(ConfigError, match=r"1\.\.65533"), serving(65534):
+        pass
+    with pytest.raises(ConfigError, match=r"cannot listen on --bind=203\.0\.113\.9"):
+        LearnerServer(
+            CONFIG, bind="203.0.113.9", port=free_port(), contract={}, welcome=lambda: ({}, {}),
+            on_record=lambda i, r: None, insecure=True,
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="no such host"):
+        LearnerLink(CONFIG, host="no-such-host.invalid", port=5588, actor_id="a", contract={})
+
+
+def table(limit=2):
+    return Sessions(CONTRACT, "run", limit)
+
+
+def test_too_many_sessions():
+    t = table()
+    for name in "ab":
+        t.admit(HELLO._replace(session=name, actor_id=name), "peer", 0.0)
+    with pytest.raises(RefuseError, match=r"transport\.max_sessions=2") as e:
+        t.admit(HELLO._replace(session="c", actor_id="c"), "peer", 0.0)
+    assert e.value.retry
+
+
+HELLO_STANDING = Standing("0", "0", 1, 17, 12, 0, None)
+
+
+def test_silent_sessions_are_remembered_but_not_without_bound(monkeypatch):
+    """Those that sent nothing, as evaluations, go first; a spool may come back with what the learner has already."""
+    monkeypatch.setattr(sessions, "_REMEMBERED", 3)
+    places = {}
+    t = Sessions(CONTRACT, "run", 2, places.get)
+    for i in range(8):
+        session = t.admit(HELLO._replace(session=str(i), actor_id=str(i)), "peer", float(i)).session
+        if i < 3:
+            session.advance(Begin("e"), delivered=True)
+        t.leave(session)
+    assert [s.info.session for s in t] == ["0", "1", "2", "5", "6", "7"]
+    t.restore([s.standing._replace(session="old") for s in list(t)[:1]], 0.5)
+    t.admit(HELLO._replace(session="8", actor_id="8"), "peer", 8.0)
+    assert {"1", "2", "old"} <= {s.info.session for s in t}
+    assert not {"3", "4", "5", "0"} & {s.info.session for s in t}
+    places["0"] = HELLO_STANDING
+    again = t.admit(HELLO._replace(session="0", actor_id="0", next=20), "peer", 9.0)
+    assert (again.known, again.session.expected) == (True, 17)
+
+
+def test_a_rolled_back_spool_is_refused_and_a_lost_stretch_counted():
+    t = table()
+    t.admit(HELLO, "peer", 0.0).session.expected = 5
+    with pytest.raises(RefuseError, match="a new session begins") as e:
+        t.admit(HELLO._replace(next=4, steps_before_next=0), "peer", 0.0)
+    assert e.value.renew
+    admission = t.admit(HELLO._replace(first=9, next=12), "peer", 0.0)
+    assert (admission.lost, admission.session.expected) == (4, 9)
+
+
+def test_free_ports_are_three():
+    port = free_port()
+    for offset in range(len(sockets.CHANNELS)):
+        with socket.create_server(("127.0.0.1", port + offset)):
+            pass

@@ -1,0 +1,472 @@
+"""A journal keeps what `append` returned for, over reopening, full disks, damage and the death of its writer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transport_tools import eventually
+
+from serl_chunk.transport.storage import files
+from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place
+from serl_chunk.types import ConfigError, DataError
+
+WHOLE = Losses(0, 0, 0)
+
+
+@contextlib.contextmanager
+def opened(folder, **options):
+    journal = Journal(Path(folder), **{"segment_bytes": 300, **options})
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def content(journal, start=0):
+    return {e.number: [bytes(f) for f in e.frames] for e in journal.read(start)}
+
+
+frames = st.binary(max_size=60) | st.sampled_from([b"", b"\0" * 3000, b"\xa5\x5aJE" * 20])
+operations = st.lists(st.lists(frames, max_size=4) | st.sampled_from(["reopen", "drop"]), max_size=25)
+
+
+@given(operations, st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_what_was_appended_is_read_back(steps, tabled):
+    """Over rotation, reopening and dropping; every segment then begins with the preamble."""
+    expected: dict[int, list[bytes]] = {}
+    places: dict[int, Place] = {}
+    options = {"preamble": lambda: [b"table"]} if tabled else {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        journal = stack.enter_context(opened(folder, **options))
+        for step in steps:
+            if step == "reopen":
+                journal.close()
+                journal = stack.enter_context(opened(folder, **options))
+                assert journal.losses == WHOLE
+            elif step == "drop" and expected:
+                journal.drop_before(sorted(expected)[len(expected) // 2])
+                expected = {n: e for n, e in expected.items() if n >= journal.first}
+            elif isinstance(step, list):
+                place = journal.append(step)
+                number = journal.next - 1
+                assert number not in expected
+                expected[number], places[number] = step, place
+        kept = content(journal)
+        firsts = {first for first, _, _ in journal.segments()}
+        assert {n: e for n, e in kept.items() if n not in firsts or not tabled} == expected
+        assert not tabled or all(kept[n] == [b"table"] for n in firsts)
+        assert journal.nbytes == sum(p.stat().st_size for p in Path(folder).glob("*.journal"))
+        for number, entry in expected.items():
+            assert [bytes(f) for f in journal.fetch(places[number])] == entry
+            assert min(content(journal, number)) == number
+
+
+def filled(folder, n=6) -> list[list[bytes]]:
+    """A journal of two segments; returns its entries."""
+    entries = [[bytes([65 + i]) * (20 + i), b"", bytes([i])] for i in range(n)]
+    with opened(folder, segment_bytes=200) as journal:
+        for entry in entries:
+            journal.append(entry)
+        assert len(journal.segments()) >= 2
+    return entries
+
+
+def last_file(folder) -> Path:
+    return max(Path(folder).glob("*.journal"))
+
+
+def test_cut_at_every_byte_and_written_on(tmp_path):
+    entries = filled(tmp_path)
+    path = last_file(tmp_path)
+    data, first = path.read_bytes(), int(path.stem)
+    with opened(tmp_path) as journal:
+        ends = [e.place.offset + e.place.size for e in journal.read(first)]
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        whole = sum(end <= size for end in ends)
+        at = max([0 if size < 32 else 32, *[end for end in ends if end <= size]])
+        with opened(tmp_path) as journal:
+            assert journal.losses == Losses(0, 0, size - at)
+            assert list(content(journal).values()) == entries[: first + whole]
+            journal.append([b"more"])
+            assert journal.next == first + whole + 1
+        with opened(tmp_path) as journal:
+            assert journal.losses == WHOLE
+            assert list(content(journal).values()) == [*entries[: first + whole], [b"more"]]
+        for left in tmp_path.glob("*.journal"):
+            if int(left.stem) > first:
+                left.unlink()
+
+
+def test_a_flipped_bit_anywhere_costs_one_entry(tmp_path):
+    entries = filled(tmp_path)
+    rng = random.Random(1)
+    for path in sorted(tmp_path.glob("*.journal")):
+        data = path.read_bytes()
+        for at in range(len(data)):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
+            with opened(tmp_path) as journal:
+                kept = content(journal)
+                assert len(kept) >= len(entries) - (at >= 32)
+                assert all(entries[n] == e for n, e in kept.items())
+                assert journal.losses != WHOLE
+                assert journal.next in (len(entries), len(entries) - (path == last_file(tmp_path)))
+            path.write_bytes(data)
+
+
+def test_damage_in_the_middle_is_stepped_over_and_written_on(tmp_path):
+    entries = filled(tmp_path)
+    first = min(tmp_path.glob("*.journal"))
+    data = bytearray(first.read_bytes())
+    data[80] ^= 1
+    first.write_bytes(data)
+    with opened(tmp_path) as journal:
+        assert (journal.losses.damaged, journal.losses.torn_bytes) == (1, 0)
+        assert "1 damaged stretches" in str(journal.losses)
+        journal.append([b"more"])
+        kept = content(journal)
+        assert kept.pop(6) == [b"more"]
+        assert kept == {n: e for n, e in enumerate(entries) if n in kept}
+        assert len(kept) == 5
+        gone = Place(0, 32, 80)
+        with pytest.raises(DataError, match="is damaged at byte 32"):
+            journal.fetch(gone)
+        with pytest.raises(DataError, match="No such file"):
+            journal.fetch(Place(999, 32, 80))
+
+
+WRITER = """
+import os, random, sys
+from pathlib import Path
+from serl_chunk.transport.journal import Journal
+rng = random.Random()
+journal = Journal(Path(sys.argv[1]), segment_bytes=200_000, sync_interval=0.05, preamble=lambda: [b"table"])
+while True:
+    size = rng.choice([0, 10, 1000, 60_000, 150_000])
+    seed = rng.randrange(256)
+    journal.append([b"%d %d" % (size, seed), bytes([seed]) * size, b""])
+    os.write(1, b"%d %d %d\\n" % (journal.next - 1, size, seed))
+"""
+
+
+def test_a_killed_writer_leaves_everything_whose_append_returned(tmp_path):
+    rng = random.Random(time.time_ns())
+    written: dict[int, tuple[int, int]] = {}
+    for _ in range(6):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        lines = [child.stdout.readline()]
+        threading.Timer(rng.uniform(0.0, 0.15), child.kill).start()
+        lines += child.stdout.readlines()
+        assert child.wait() == -signal.SIGKILL
+        for line in lines:
+            if line.endswith(b"\n"):
+                number, size, seed = map(int, line.split())
+                assert number not in written
+                written[number] = size, seed
+    assert len(written) > 100
+    with opened(tmp_path) as journal:
+        assert (journal.losses.damaged, journal.next > max(written)) == (0, True)
+        kept = {e.number: e.frames for e in journal.read()}
+        for number, (size, seed) in written.items():
+            head, body, _ = kept.pop(number)
+            assert bytes(head) == b"%d %d" % (size, seed)
+            assert bytes(body) == bytes([seed]) * size
+        # Beside those: tables, and of each killed process the one entry whose number it could not tell any more.
+        assert sum(bytes(f[0]) != b"table" for f in kept.values()) <= 6
+
+
+@contextlib.contextmanager
+def file_size_limit(nbytes):
+    """No file grows beyond this; Python ignores SIGXFSZ, so a write is partial and then fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path):
+    with opened(tmp_path, segment_bytes=1 << 20) as journal:
+        journal.append([b"a" * 100])
+        before = (journal.next, journal.nbytes, journal.segments())
+        path = last_file(tmp_path)
+        for room in (0, 1, 20, 50, 119):
+            with file_size_limit(path.stat().st_size + room), pytest.raises(JournalError, match=r"cannot write.*large"):
+                journal.append([b"b" * 50, b"c" * 50])
+            assert (journal.next, journal.nbytes, journal.segments()) == before
+            assert path.stat().st_size == journal.nbytes
+        journal.append([b"d"])
+        assert content(journal) == {0: [b"a" * 100], 1: [b"d"]}
+    with opened(tmp_path) as journal:
+        assert journal.losses == WHOLE
+        assert len(content(journal)) == 2
+
+
+@pytest.mark.parametrize("room", [0, 10, 32, 40, 90])
+def test_a_full_disk_while_a_segment_begins(tmp_path, room):
+    """Header or preamble do not fit: no file is left, and there is one as soon as there is room."""
+    with opened(tmp_path, segment_bytes=100, preamble=lambda: [b"table" * 10]) as journal:
+        journal.append([b"a" * 100])
+        before = (journal.next, journal.nbytes, journal.segments(), sorted(tmp_path.iterdir()))
+        with file_size_limit(room), pytest.raises(JournalError):
+            journal.append([b"b"])
+        assert (journal.next, journal.nbytes, journal.segments(), sorted(tmp_path.iterdir())) == before
+        journal.append([b"b"])
+        assert [e[0][:1] for e in content(journal).values()] == [b"t", b"a", b"t", b"b"]
+
+
+def test_a_part_that_cannot_even_be_cut_off_is_cut_later(tmp_path, monkeypatch):
+    with opened(tmp_path, segment_bytes=1 << 20) as journal:
+        journal.append([b"a"])
+        size = last_file(tmp_path).stat().st_size
+
+        def refuse(*args):
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "ftruncate", refuse)
+            for _ in range(2):
+                with file_size_limit(size + 7), pytest.raises(JournalError):
+                    journal.append([b"b" * 100])
+        assert last_file(tmp_path).stat().st_size == size + 7
+        journal.append([b"c"])
+        assert content(journal) == {0: [b"a"], 1: [b"c"]}
+
+
+def test_partial_writes_are_completed(tmp_path, monkeypatch):
+    """A signal, or a disk that is nearly full, may end a write anywhere."""
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, buffers: real(fd, [memoryview(buffers[0])[:3]]))
+    entry = [b"abcdefg", b"", b"hi", b"\0" * 50]
+    with opened(tmp_path) as journal:
+        for _ in range(3):
+            journal.append(entry)
+        assert list(content(journal).values()) == [entry] * 3
+    monkeypatch.setattr(os, "writev", lambda fd, buffers: 0)
+    with opened(tmp_path) as journal, pytest.raises(JournalError, match="No space left"):
+        journal.append(entry)
+
+
+def test_more_frames_than_one_call_takes(tmp_path):
+    entry = [bytes([i % 256]) * (i % 3) for i in range(5000)]
+    with opened(tmp_path) as journal:
+        journal.append(entry)
+        with pytest.raises(DataError, match="at most 65536 frames"):
+            journal.append([b""] * 70000)
+        journal.append([b"x"])
+        assert list(content(journal).values()) == [entry, [b"x"]]
+
+
+def test_a_folder_has_one_owner(tmp_path):
+    code = "import sys, pathlib, serl_chunk.transport.storage.journal as j; j.Journal(pathlib.Path(sys.argv[1]))"
+    with opened(tmp_path / "new" / "folder") as journal:
+        with pytest.raises(ConfigError, match="is in use by another process: stop that one, or choose another folder"):
+            Journal(journal.folder)
+        done = subprocess.run([sys.executable, "-c", code, str(journal.folder)], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "ConfigError" in done.stderr
+        journal.append([b"a"])
+    with opened(tmp_path / "new" / "folder") as journal:
+        assert content(journal) == {0: [b"a"]}
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match=r"file/journal cannot be written: Not a directory"):
+        Journal(tmp_path / "file" / "journal")
+
+
+def test_removal_leaves_nothing_and_takes_nothing_from_the_next_owner(tmp_path):
+    """Owners that come and go: each has the folder to itself, and finds what it wrote there."""
+    stop = time.monotonic() + 1.0
+    owned, trouble = [0, 0], []
+    inside = threading.Lock()
+
+    def work(i):
+        while time.monotonic() < stop:
+            try:
+                journal = Journal(tmp_path / "j", sync_interval=0)
+            except (ConfigError, JournalError):
+                continue
+            if not inside.acquire(blocking=False):
+                trouble.append("two owners")
+            journal.append([b"x"])
+            if content(journal) != {journal.next - 1: [b"x"]} or not last_file(tmp_path / "j").exists():
+                trouble.append("gone")
+            inside.release()
+            journal.close(remove=True)
+            owned[i] += 1
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert trouble == []
+    assert min(owned) > 0
+    assert not (tmp_path / "j").exists()
+
+
+def test_closing_twice_is_closing_once(tmp_path):
+    journal = Journal(tmp_path)
+    journal.append([b"a"])
+    journal.close()
+    other = os.open(tmp_path / "lock", os.O_RDWR)  # has the lock's descriptor now, perhaps
+    journal.close()
+    os.close(other)
+
+
+def test_other_files_are_let_be(tmp_path):
+    for name in ("notes.txt", "1.journal", "².journal", "x.journal"):
+        (tmp_path / name).write_text("mine")
+    with opened(tmp_path) as journal:
+        journal.append([b"a"])
+        assert content(journal) == {0: [b"a"]}
+    assert (tmp_path / "1.journal").read_text() == "mine"
+
+
+def test_syncing_now_and_then(tmp_path):
+    with opened(tmp_path, sync_interval=0.02) as journal:
+        journal.append([b"a"])
+        eventually(lambda: journal.synced == 1)
+        for _ in range(20):
+            journal.append([b"b" * 50])  # over several segments
+        eventually(lambda: journal.synced == 21)
+    with opened(tmp_path, sync_interval=60) as journal:
+        journal.append([b"c"])
+        assert journal.synced < journal.next
+        journal.sync()
+        assert journal.synced == journal.next == 22
+
+
+def test_syncing_every_entry(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd)))
+    with opened(tmp_path, sync_interval=0) as journal:
+        for i in range(1, 5):
+            before = len(synced)
+            journal.append([b"a"])
+            assert journal.synced == i
+            assert len(synced) > before
+
+
+def test_after_a_failed_fsync_nothing_newer_counts_as_synced(tmp_path, monkeypatch, caplog):
+    broken = threading.Event()
+    real = os.fsync
+
+    def fsync(fd):
+        if broken.is_set():
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with opened(tmp_path, sync_interval=0.02, segment_bytes=100) as journal:
+        broken.set()
+        for _ in range(5):  # a segment each
+            journal.append([b"a" * 100])
+        with pytest.raises(JournalError, match="fsync of"):  # it does not get arbitrarily far ahead of the disk
+            journal.append([b"a" * 100])
+        written = journal.next
+        assert written == 5
+        eventually(lambda: journal.sync_error == "Input/output error")
+        assert journal.synced == 0
+        assert sum("fsync" in r.message for r in caplog.records) == 1
+        broken.clear()
+        journal.append([b"b"])  # it can be written to again
+        journal.sync()
+        assert (journal.synced, journal.sync_error) == (0, "Input/output error")  # the system forgets what it lost
+        assert len(content(journal)) == written + 1
+    with opened(tmp_path) as journal:
+        assert (journal.synced, journal.sync_error) == (written + 1, "")
+
+
+def test_opening_syncs_what_a_killed_process_had_not(tmp_path, monkeypatch):
+    filled(tmp_path)
+    synced = set()
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    with opened(tmp_path) as journal:
+        assert journal.synced == journal.next == 6
+        assert synced == {str(p) for p in (tmp_path, *tmp_path.glob("*.journal"))}
+
+
+def test_a_new_segment_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    """Nor do descriptors of old ones pile up."""
+    slow, done = threading.Event(), threading.Event()
+    real, closed = os.fsync, []
+
+    def fsync(fd):
+        if threading.current_thread() is not threading.main_thread():
+            slow.set()
+            assert done.wait(10)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    real_close = os.close
+    monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), real_close(fd)))
+    with opened(tmp_path, sync_interval=60.0, segment_bytes=100) as journal:
+        journal.append([b"a" * 100])
+        journal.append([b"b" * 100])  # the first segment is on its way to the disk
+        assert slow.wait(10)
+        journal.append([b"c" * 100])
+        assert (journal.next, journal.synced) == (3, 0)
+        done.set()
+        eventually(lambda: journal.synced >= 2)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            journal.append([b"d" * 100])
+        assert len(os.listdir("/proc/self/fd")) <= before + 6
+    assert len(closed) >= 53
+
+
+def test_whole_segments_are_dropped_and_never_the_newest(tmp_path):
+    with opened(tmp_path, segment_bytes=150) as journal:
+        for i in range(9):
+            journal.append([bytes([i]) * 50])
+        firsts = [first for first, _, _ in journal.segments()]
+        assert firsts == [0, 2, 4, 6, 8]
+        assert journal.drop_before(3) > 0
+        assert (journal.first, min(content(journal))) == (2, 2)
+        assert journal.drop_before(3) == 0
+        journal.drop_before(10**6)
+        assert list(content(journal)) == [8]
+        assert journal.next == 9
+
+
+def test_a_segment_that_cannot_be_removed_stays_accounted_for(tmp_path, monkeypatch):
+    with opened(tmp_path, segment_bytes=150) as journal:
+        for i in range(6):
+            journal.append([bytes([i]) * 50])
+        nbytes = journal.nbytes
+
+        def refuse(self, missing_ok=False):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "unlink", refuse)
+            assert journal.drop_before(6) == 0
+        assert (journal.first, journal.nbytes) == (0, nbytes)
+        assert journal.drop_before(6) > 0
+
+
+def test_free_bytes_of_a_folder(tmp_path):
+    assert files.free_bytes(tmp_path) > 0
+    assert files.free_bytes(tmp_path / "gone") == 0

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport import sockets
+from serl_chunk.transport.sockets import Waker, try_receive, try_send
+from serl_chunk.types import ConfigError
+
+
+@pytest.fixture
+def waker() -> Iterator[Waker]:
+    waker = Waker()
+    yield waker
+    waker.close()
+
+
+def awake(waker: Waker, seconds: float = 0.0) -> bool:
+    return bool(select.select([waker.fileno()], [], [], seconds)[0])
+
+
+def test_a_wake_is_seen_and_drained(waker: Waker):
+    assert not awake(waker)
+    for _ in range(2):
+        waker.wake()
+        assert awake(waker)
+        waker.drain()
+        assert not awake(waker)
+
+
+def test_many_wakes_are_one(waker: Waker):
+    for _ in range(100_000):  # more than any socket's buffer holds
+        waker.wake()
+    waker.drain()
+    assert not awake(waker)
+
+
+def test_draining_without_a_wake_is_harmless(waker: Waker):
+    waker.drain()
+    waker.wake()
+    assert awake(waker)
+
+
+def test_no_item_is_overlooked(waker: Waker):
+    """Items are appended, then the consumer is woken; it drains, then looks. It must never sleep beside an item."""
+    items: list[int] = []
+    n, threads = 20_000, 3
+
+    def produce() -> None:
+        for i in range(n):
+            items.append(i)
+            waker.wake()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # as many interleavings as possible
+    try:
+        producers = [threading.Thread(target=produce) for _ in range(threads)]
+        for p in producers:
+            p.start()
+        seen, deadline = 0, time.monotonic() + 60
+        while seen < n * threads and time.monotonic() < deadline:
+            assert awake(waker, 5.0), f"asleep with {len(items) - seen} items"
+            waker.drain()
+            seen = len(items)
+        for p in producers:
+            p.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert seen == n * threads
+
+
+def test_waking_the_closed_is_harmless():
+    waker = Waker()
+    waker.close()
+    waker.wake()
+
+
+def test_a_message_is_received_whole_and_in_order():
+    context = zmq.Context()
+    try:
+        receiver, sender = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        receiver.bind("inproc://here")
+        sender.connect("inproc://here")
+        assert try_receive(receiver) is None
+        messages = [[b"one"], [b"a", memoryview(bytes(100_000)), b"", b"z"]]
+        for frames in messages:
+            assert try_send(sender, frames)
+        for frames in messages:
+            received = try_receive(receiver)
+            assert received is not None
+            assert [f.bytes for f in received] == [bytes(f) for f in frames]
+        assert try_receive(receiver) is None
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("families", "ipv6"),
+    [([socket.AF_INET6, socket.AF_INET], 0), ([socket.AF_INET], 0), ([socket.AF_INET6], 1), (None, 0)],
+)
+def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, families, ipv6):
+    """libzmq would try the first address alone, and learners nearly always listen on IPv4."""
+
+    def resolve(host, port):
+        if families is None:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(f, socket.SOCK_STREAM, 6, "", ("::1" if f == socket.AF_INET6 else "127.0.0.1", 0)) for f in families]
+
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
+    with zmq.Context() as context, sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
+        sockets._ipv4.clear()
+        sockets.connect(s, "gpu.lab", 5588)
+        assert s.getsockopt(zmq.IPV6) == ipv6
+
+
+def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
+    """A host that has IPv6 alone keeps it while nobody can be asked, and nobody waits for that."""
+    sockets._ipv4.clear()
+    asked = []
+
+    def resolve(host, port):
+        asked.append(host)
+        if len(asked) > 1:
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0))]
+
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
+    with zmq.Context() as context:
+        for _ in range(2):
+            with sockets.make_socket(context, zmq.DEALER, TransportConfig()) as s:
+                sockets.connect(s, "gpu6.lab", 5588)
+                assert s.getsockopt(zmq.IPV6) == 1
+    assert asked == ["gpu6.lab"]
+
+
+@pytest.mark.parametrize("host", ["http://gpu:5588", "gpu box"])
+def test_what_is_no_host_is_said(host):
+    context = zmq.Context()
+    s = sockets.make_socket(context, zmq.DEALER, TransportConfig())
+    with pytest.raises(ConfigError, match="give the learner's name or IP address"):
+        sockets.connect(s, host, 5588)
+    context.destroy(linger=0)

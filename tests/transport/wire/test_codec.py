@@ -1,0 +1,206 @@
+"""The wire format: what goes in comes out, and nothing else comes in."""
+
+from __future__ import annotations
+
+import random
+from unittest import mock
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from transport_mutations import declared_sizes
+
+from serl_chunk.transport.wire import codec
+from serl_chunk.transport.wire.codec import DTYPES, Limits, WireError
+
+LIMITS = Limits(1 << 20, 8)
+
+
+def frames_of(kind, header, arrays, inline=codec.INLINE_BYTES):
+    with mock.patch.object(codec, "INLINE_BYTES", inline):
+        return [bytes(f) for f in codec.encode(kind, header, arrays)]
+
+
+def text(min_size=0):
+    return st.text("ab/é€\U0001f600\0", min_size=min_size, max_size=8)  # all of unicode takes 15 s to set up
+
+
+@st.composite
+def arrays(draw):
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    size = int(np.prod(shape)) * DTYPES[dtype].itemsize
+    raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    raw = raw % 2 if dtype == "bool" else raw
+    return raw.view(DTYPES[dtype]).reshape(shape) if size else np.empty(shape, DTYPES[dtype])
+
+
+@given(
+    st.dictionaries(text(), st.none() | st.integers(-(2**63), 2**64 - 1) | text() | st.binary()),
+    st.dictionaries(text(1), arrays(), max_size=4),
+    st.sampled_from([-1, 16, codec.INLINE_BYTES]),
+)
+@settings(max_examples=150, deadline=None)
+def test_round_trip(header, values, inline):
+    frames = frames_of("k", header, values, inline)
+    assert len(frames) == 1 + sum(v.nbytes > inline for v in values.values())
+    message = codec.decode(frames, LIMITS)
+    assert (message.kind, message.header) == ("k", header)
+    assert list(message.arrays) == list(values)
+    for path, value in values.items():
+        got = message.arrays[path]
+        assert (got.dtype, got.shape, got.tobytes()) == (value.dtype, value.shape, value.tobytes())
+        assert not got.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        np.arange(6)[::2],
+        np.arange(3, dtype=">i4"),
+        np.float64(2.5),
+        np.ones(3, ml_dtypes.bfloat16),
+    ],
+    ids=["transposed", "strided", "big-endian", "scalar", "bfloat16"],
+)
+def test_layouts_that_are_not_plain_memory(array):
+    got = codec.decode(frames_of("k", {}, {"a": np.asarray(array)}), LIMITS).arrays["a"]
+    np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(array, np.float64))
+    assert got.shape == np.shape(array)
+
+
+def test_large_contiguous_arrays_are_not_copied():
+    array = np.zeros(codec.INLINE_BYTES, np.float32)
+    frames = codec.encode("k", {}, {"a": array})
+    array[3] = 7
+    got = codec.decode(frames, LIMITS).arrays["a"]
+    assert got[3] == 7
+    assert np.shares_memory(got, array)
+
+
+def test_a_header_does_not_grow_without_bound():
+    """Many small arrays: those beyond half a header's limit are frames."""
+    values = {str(i): np.full(codec.INLINE_BYTES, i % 256, np.uint8) for i in range(300)}
+    frames = frames_of("k", {}, values)
+    assert len(frames[0]) < codec.MAX_HEADER_BYTES
+    assert len(frames) > 100
+    got = codec.decode(frames, Limits(1 << 22, 400)).arrays
+    assert all(np.array_equal(got[path], value) for path, value in values.items())
+
+
+@pytest.mark.parametrize("array", [np.array([object()]), np.zeros(2, "f4,O"), np.array(["x"]), np.zeros(2, "c8")])
+def test_other_dtypes_are_not_sent(array):
+    with pytest.raises(WireError, match=r"cannot be sent; valid are bool, int8"):
+        codec.encode("k", {}, {"a": array})
+
+
+def forged(table, *data, header=None):
+    return [msgpack.packb(["k", header or {}, table]), *data]
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([], "without frames"),
+        ([b""], "not msgpack"),
+        ([b"\x93"], "not msgpack"),
+        ([b"\x91" * 5000], "not msgpack"),
+        ([msgpack.packb(["k", {}])], r"not \[kind"),
+        ([msgpack.packb({"kind": "k"})], r"not \[kind"),
+        ([msgpack.packb(["k", {}, []]) + b"x"], "not msgpack"),
+        ([msgpack.packb([3, {}, []])], r"not \[kind"),
+        ([msgpack.packb(["k", {b"a": 1}, []])], "name is not a string"),
+        ([msgpack.packb(["k", {"a": msgpack.ExtType(3, b"abc")}, []])], "not msgpack"),
+        ([msgpack.packb(["k", {"a": msgpack.Timestamp(3)}, []])], "not msgpack"),
+        (forged([["a", "|O", [1]]], b"12345678"), "dtype"),
+        (forged([["a", "object", [1]]], b"12345678"), "dtype"),
+        (forged([["a", [["f", "|O"]], [1]]], b"12345678"), "dtype"),
+        (forged([["a", "float32", [-1]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", [-1, -1]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", [True]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", [1.0]]], b"1234"), "non-negative"),
+        (forged([["a", "float32", 1]], b"1234"), "list of at most"),
+        (forged([["a", "float32", [1] * 9]], b"1234"), "list of at most"),
+        (forged([["a", "float32", [2**63]]], b"1234"), "non-negative"),
+        (forged([["a", "uint8", [2**39, 2**39]]], b""), "out of any bound"),
+        (forged([["a", "uint8", [0, 2**39, 2**39]]], b""), "out of any bound"),
+        (forged([["a", "float32", [1]]], b"12345"), "takes 4 bytes, there are 5"),
+        (forged([["a", "float32", [1]]], b"123"), "takes 4 bytes, there are 3"),
+        (forged([["a", "float32", [1]]]), "a is a frame of its own, but only 0 frames follow"),
+        (forged([], b"1"), "1 frames follow the header, which lists 0"),
+        (forged([["a", "uint8", [1], b"1"]], b"1"), "1 frames follow the header, which lists 0"),
+        (forged([["a", "float32", [1], b"12345"]]), "takes 4 bytes, there are 5"),
+        (forged([["a", "uint8", [1], "1"]]), "an array in the table is bytes, got str"),
+        (forged([["a", "uint8", [1], [1]]]), "an array in the table is bytes, got list"),
+        (forged([["a", "uint8", [1], b"1", 0]]), "not described"),
+        (forged([["a", "|O", [1], b"12345678"]]), "dtype"),
+        (forged([["a", "bool", [1], b"\x02"]]), "0 or 1"),
+        (forged([["a", "uint8", [1], b"1"]] * 9), "9 arrays; the limit is 8"),
+        (forged([["a", "uint8", [1]]] * 2, b"1", b"1"), "listed twice"),
+        (forged([["", "uint8", [1]]], b"1"), "path"),
+        (forged([[1, "uint8", [1]]], b"1"), "path"),
+        (forged([["a", "uint8"]], b"1"), "not described"),
+        (forged([["a", "bool", [1]]], b"\x02"), "0 or 1"),
+        (forged([], *[b""] * 9), "9 arrays; the limit is 8"),
+        ([b"x" * (1 << 21)], "the limit is 1048576"),
+    ],
+)
+def test_hostile_frames(frames, message):
+    with pytest.raises(WireError, match=message):
+        codec.decode(frames, Limits(1 << 21, 8) if frames and len(frames[0]) > LIMITS.max_message_bytes else LIMITS)
+
+
+def test_message_size_limit():
+    with pytest.raises(WireError, match="the limit is 1000"):
+        codec.decode(frames_of("k", {}, {"a": np.zeros(1001, np.uint8)}), Limits(1000, 8))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 20))
+@settings(max_examples=300, deadline=None)
+def test_mutations_are_refused_or_decode_to_safe_arrays(seed, mutations):
+    """Whatever happens to the bytes: a WireError, or arrays of an allowed dtype whose size is their frame's."""
+    rng = random.Random(seed)
+    arrays = {"a": np.arange(6, dtype=np.float32), "b": np.zeros((2, 2), np.uint8)}
+    frames = frames_of("k", {"first": 3}, arrays, rng.choice([-1, 4, 100]))
+    for _ in range(mutations):
+        at = rng.randrange(len(frames))
+        frame = bytearray(frames[at])
+        match rng.randrange(5):
+            case 0 if frame:
+                frame[rng.randrange(len(frame))] = rng.randrange(256)
+            case 1:
+                frame.insert(rng.randint(0, len(frame)), rng.randrange(256))
+            case 2 if frame:
+                del frame[rng.randrange(len(frame))]
+            case 3:
+                frames.append(bytes(rng.randbytes(4)))
+            case 4 if len(frames) > 1:
+                rng.shuffle(frames)
+                continue
+        frames[at] = bytes(frame)
+    try:
+        message = codec.decode(frames, LIMITS)
+    except WireError:
+        return
+    for array, nbytes in zip(message.arrays.values(), declared_sizes(frames), strict=True):
+        assert array.dtype in DTYPES.values()
+        assert array.nbytes == nbytes
+
+
+def test_fields_are_checked_by_type():
+    assert codec.count({"n": 3}, "n") == 3
+    for header, message in [
+        ({}, "missing"),
+        ({"n": True}, "must be int, got bool"),
+        ({"n": -1}, "non-negative"),
+        ({"n": 2**63}, "non-negative"),
+    ]:
+        with pytest.raises(WireError, match=message):
+            codec.count(header, "n")
+    with pytest.raises(WireError, match="the limit is 4"):
+        codec.text({"s": "12345"}, "s", 4)

@@ -1,0 +1,94 @@
+"""Handshakes: refusals name fields and values; a hello that is not one is refused."""
+
+from __future__ import annotations
+
+import pytest
+from transport_tools import CONTRACT, LIMITS, linked, serving
+
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.wire import codec, handshake
+from serl_chunk.transport.wire.codec import WireError
+from serl_chunk.transport.wire.handshake import Hello, RefusedError
+from serl_chunk.types import Begin
+
+HELLO = Hello("s", 1, "a", CONTRACT, "", -1, 0, 5, 0, 3)
+
+
+def test_compare_names_every_difference():
+    assert handshake.compare(CONTRACT, dict(CONTRACT)) == ""
+    sentence = handshake.compare({"a": "1", "b": "2", "c": "x" * 200}, {"a": "1", "b": "3", "d": "4"})
+    assert "b is '2' at the learner and '3' at the actor" in sentence
+    assert "d is absent at the learner and '4' at the actor" in sentence
+    assert "a is" not in sentence
+    assert len(sentence) < 500
+
+
+def test_of_long_values_the_part_that_differs_is_shown():
+    same = ";".join(f"policy/layer_{i}/kernel(4, 4)" for i in range(20))
+    mine, theirs = ({"network": f"{same};state/kernel({n}, 4);{same}"} for n in (19, 20))
+    sentence = handshake.compare(mine, theirs)
+    assert "state/kernel(19, 4);policy" in sentence
+    assert "state/kernel(20, 4);policy" in sentence
+    assert len(sentence) < 500
+    longer = handshake.compare({"network": same}, {"network": same + ";state/kernel(19, 4)"})
+    assert "kernel(4, 4);state/kernel(19, 4)' at the actor" in longer
+    assert "...'" not in handshake.compare({"a": "x" * 99}, {"a": "x" * 98})
+
+
+def test_spaces_that_differ_are_blamed_on_the_environment_first():
+    theirs = CONTRACT | {"state_dim": "20", "robot_specs": "b"}
+    sentence = handshake.compare(CONTRACT | {"state_dim": "19", "robot_specs": "a"}, theirs)
+    assert "Look first at the environment: " in sentence
+    assert "fake_env=True. Then: start both with the same --exp_name" in sentence
+    rates = ({"control_hz": hz, "robot_specs": hz} for hz in ("10", "20"))
+    assert "fake_env" not in handshake.compare(*rates)  # a setting of the configuration
+    others = ({"experiment": name, "state_dim": str(len(name))} for name in ("a", "bb"))
+    assert "fake_env" not in handshake.compare(*others)  # another experiment has another environment
+
+
+def test_hello_round_trip():
+    assert Hello.decode(codec.decode(HELLO.encode(), LIMITS)) == HELLO
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"session": ""},
+        {"session": "x" * 65},
+        {"actor_id": 3},
+        {"contract": {"a": 1}},
+        {"contract": {str(i): "" for i in range(300)}},
+        {"version": -2},
+        {"first": 6},
+        {"steps_before_first": 4},
+        {"protocol": None},
+    ],
+)
+def test_malformed_hello(change):
+    with pytest.raises(WireError):
+        Hello.decode(codec.decode(HELLO._replace(**change).encode(), LIMITS))
+
+
+def test_a_refused_actor_is_told_the_field_and_both_values(caplog):
+    port = free_port()
+    with serving(port), linked(port, connect=False, contract={**CONTRACT, "horizon": "8"}) as link:
+        with pytest.raises(RefusedError, match=r"horizon is '5' at the learner and '8' at the actor.*--exp_name"):
+            link.connect(timeout=10)
+        assert link.can_begin()[0] is False
+        link.begin(Begin("e"))
+        with pytest.raises(RefusedError):
+            link.flush(10)
+    errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert errors == []  # the sentence was raised where somebody waited for it
+
+
+def test_another_protocol_is_refused_whatever_else_it_says(monkeypatch):
+    port = free_port()
+    encode = Hello.encode
+    monkeypatch.setattr(Hello, "encode", lambda self: encode(self._replace(protocol=99, actor_id="")))
+    with (
+        serving(port),
+        linked(port, connect=False) as link,
+        pytest.raises(RefusedError, match=f"speaks transport protocol {handshake.PROTOCOL} and the actor 99"),
+    ):
+        link.connect(timeout=10)

@@ -1,0 +1,160 @@
+"""Records survive the wire unchanged; a record that is not one is refused with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from transport_tools import LIMITS, end, step
+
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.codec import Message, WireError
+from serl_chunk.types import Amend, Begin, End, Outcome, StepBlock
+
+
+def round_trip(record, first=7):
+    message = codec.decode([bytes(f) for f in records.encode_record(record, first)], LIMITS)
+    assert message.kind == records.kind_of(record)
+    got_first, got = records.decode_record(message)
+    assert got_first == first
+    return got
+
+
+def assert_equal(a, b):
+    assert type(a) is type(b)
+    if dataclasses.is_dataclass(a):
+        a, b = vars(a), vars(b)
+    elif hasattr(a, "_asdict"):
+        a, b = a._asdict(), b._asdict()
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, np.ndarray):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_array_equal(a, b)
+    else:
+        assert a == b
+
+
+def block(n=8, first=0):
+    return StepBlock.from_steps("e", [step(t, t) for t in range(first, first + n)])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Begin("e"),
+        Begin("e", "do it", "fake", "abc", "s1", "g1"),
+        block(),
+        block(1, 1),
+        block(4, 1000),
+        end("e", 8),
+        End("e", 0, None, False, True, Outcome.UNKNOWN),
+        Amend("e", Outcome.FAILURE, "person", True, 0.5, True),
+        Amend("e"),
+    ],
+)
+def test_round_trip(record):
+    assert_equal(round_trip(record), record)
+
+
+def test_numpy_rewards_travel():
+    assert round_trip(Amend("e", reward=np.float32(0.5))).reward == 0.5
+
+
+def test_sparse_arrays_of_a_block():
+    got = round_trip(block(7, 2))
+    assert sorted(got.sparse) == ["decision/chunk", "images/top"]
+    np.testing.assert_array_equal(got.sparse["images/top"].index, [1, 4])
+    np.testing.assert_array_equal(got.sparse["decision/chunk"].values[:, 0, 0], [5])
+
+
+def decode_block(header=None, **arrays):
+    """Decode an eight-step block with some arrays replaced ("a.b" stands for "a/b"; None removes)."""
+    frames = records.encode_record(block(), 0)
+    message = codec.decode(frames, LIMITS)
+    values = dict(message.arrays)
+    for name, value in arrays.items():
+        values[name.replace("__", "/")] = value
+    values = {k: v for k, v in values.items() if v is not None}
+    return records.decode_record(Message(message.kind, {**message.header, **(header or {})}, values, 0))
+
+
+def test_the_block_that_the_next_test_breaks_is_sound():
+    assert decode_block()[1].n == 8
+
+
+def test_blocks_of_journals_from_before_the_policys_age_are_read():
+    block = decode_block(policy_age=None)[1]
+    np.testing.assert_array_equal(block.policy_age, np.full(8, -1, np.float32))
+    assert block.policy_age.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"action": None}, "without 'action'"),
+        ({"policy_age": np.zeros(7, np.float32)}, "'policy_age' must have a row"),
+        ({"policy_age": np.zeros(8)}, "'policy_age' must be float32"),
+        ({"stamp": None}, "without 'stamp'"),
+        ({"action": np.zeros((8, 2))}, "'action' must be float32"),
+        ({"action": np.zeros(8, np.float32)}, "'action' must be float32 with 2 dimensions"),
+        ({"action": np.zeros((0, 2), np.float32)}, "no steps"),
+        ({"reward": np.zeros(7, np.float32)}, "'reward' must have a row"),
+        ({"reward": np.zeros(8, np.float64)}, "'reward' must be float32"),
+        ({"source": np.full(8, 5, np.uint8)}, "source must be 0..4"),
+        ({"decision_tick": np.full(8, -2, np.int32)}, "between -1"),
+        ({"decision_tick": np.full(8, 1, np.int32)}, "between -1"),
+        ({"observation__state": np.zeros((7, 2), np.float32)}, "row for each of 8"),
+        ({"observation__state": np.zeros((8, 2), np.float64)}, "must be float32"),
+        ({"observation__x": np.float32(1)}, "row for each"),
+        ({"other": np.zeros(8, np.float32)}, "no array 'other'"),
+        ({"index__images__top": None}, "an index and values each"),
+        ({"index__images__top": np.array([0, 3, 8], np.int32)}, "increase within"),
+        ({"index__images__top": np.array([0, 3, 3], np.int32)}, "increase within"),
+        ({"index__images__top": np.array([-1, 3, 6], np.int32)}, "increase within"),
+        ({"index__images__top": np.array([0, 3, 6], np.int64)}, "must be int32"),
+        ({"index__images__top": np.array([0, 3], np.int32)}, "row for each of 2"),
+        ({"values__images__top": np.zeros((3, 4, 4, 3), np.float32)}, "must be uint8"),
+        ({"index__x": np.zeros(1, np.int32), "values__x": np.zeros(1)}, "must start with"),
+    ],
+)
+def test_malformed_blocks(arrays, message):
+    with pytest.raises(WireError, match=message):
+        decode_block(**arrays)
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 1.0, None, "0"])
+def test_malformed_first_tick(value):
+    with pytest.raises(WireError, match="first_tick"):
+        decode_block({"first_tick": value})
+
+
+@pytest.mark.parametrize(
+    ("record", "change", "message"),
+    [
+        (Begin("e"), {"task": 3}, "'task' must be str"),
+        (Begin("e"), {"first": -1}, "'first'"),
+        (end("e", 3), {"outcome": "won"}, "not one of success"),
+        (end("e", 3), {"outcome": None}, "'outcome' must be str"),
+        (end("e", 3), {"terminated": 1}, "'terminated' must be bool"),
+        (end("e", 3), {"length": -3}, "'length'"),
+        (end("e", 3), {"reward": float("nan")}, "finite"),
+        (end("e", 3), {"final_observation": False}, "carries no arrays"),
+        (Amend("e"), {"discard": None}, "'discard' must be bool"),
+        (Amend("e"), {"outcome": "won"}, "not one of"),
+    ],
+)
+def test_malformed_fields(record, change, message):
+    sound = codec.decode(records.encode_record(record, 0), LIMITS)
+    with pytest.raises(WireError, match=message):
+        records.decode_record(sound._replace(header={**sound.header, **change}))
+
+
+def test_other_kinds_are_no_records():
+    with pytest.raises(WireError, match="valid are begin, steps, end, amend"):
+        records.decode_record(Message("ping", {"first": 0}, {}, 0))
+    with pytest.raises(WireError, match="carries no arrays"):
+        records.decode_record(Message("begin", {"first": 0}, {"a": np.zeros(1)}, 0))
