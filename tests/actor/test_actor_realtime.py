@@ -21,6 +21,7 @@ from actor_helpers import (
     make_config,
     make_policy,
 )
+from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -335,18 +336,18 @@ def test_choice_of_inference(wanted, seconds, expected):
 
 @pytest.mark.parametrize("wanted", ["auto", "sync", "async"])
 def test_inference_slower_than_a_chunk_is_refused(wanted):
-    with pytest.raises(ConfigError, match=r"100\.0 ms.*5 actions"):
+    with pytest.raises(ConfigError, match=naming(100.0, 20.0, 5, "chunk.execute_steps")):
         choose_inference(wanted, [100 * MS] * 50, DT, 5, supports_prefix=True)
 
 
 def test_sync_single_actions_must_come_within_the_tick():
     assert choose_inference("sync", [9 * MS] * 50, DT, 1, supports_prefix=False) == "sync"
-    with pytest.raises(ConfigError, match=r"11\.0 ms.*1 actions"):
+    with pytest.raises(ConfigError, match=naming(11.0, 20.0, 1, "chunk.execute_steps")):
         choose_inference("sync", [11 * MS] * 50, DT, 1, supports_prefix=False)
 
 
 def test_async_without_prefix_is_refused():
-    with pytest.raises(ConfigError, match="takes a prefix"):
+    with pytest.raises(ConfigError, match=naming(15.0, 20.0, "actor.inference", "sync")):
         choose_inference("auto", [15 * MS] * 50, DT, 5, supports_prefix=False)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from actor_helpers import SPEC, NoisyAgent, identity_normaliser, make_policy
+from errors import naming
 
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError
 from serl_chunk.types import Snapshot
@@ -102,5 +103,5 @@ def test_the_same_seed_decides_the_same():
 
 
 def test_deciding_before_the_first_snapshot_is_refused():
-    with pytest.raises(PolicyError, match="first snapshot"):
+    with pytest.raises(PolicyError, match=naming("snapshot")):
         ChunkPolicy(NoisyAgent(2), identity_normaliser(2), SPEC).decide(OBSERVATION, explore=True)

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, ScriptedPerson, identity_normaliser, make_config
+from errors import naming
 
 from serl_chunk.actor.clock import MonotonicClock
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
@@ -292,7 +293,7 @@ def test_random_steps_are_counted_over_the_session():
 
 def test_random_steps_on_a_real_robot_are_refused():
     config = dataclasses.replace(config_of(random_steps=5), robot=GymConfig(make=lambda fake: None, is_real=True))
-    with pytest.raises(ConfigError, match="real robot"):
+    with pytest.raises(ConfigError, match=naming("learner.random_steps", 5, 0)):
         run(FakeLink(), config=config)
 
 

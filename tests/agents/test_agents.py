@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import build, config_of, critic, fresh, make_batches, on_device, same
+from errors import naming
 
 from serl_chunk.agents import updates
 from serl_chunk.types import ConfigError
@@ -248,13 +249,13 @@ def test_parameters_of_another_network_are_refused(variant):
     agent, state = fresh(variant)
     flat = agent.flatten_params(agent.policy_params(state))
     path = next(k for k in flat if k.endswith("kernel"))
-    with pytest.raises(ConfigError, match=f"the snapshot lacks '{path}'; it comes from another agent or network"):
+    with pytest.raises(ConfigError, match=naming(path)):
         agent.load_params({k: v for k, v in flat.items() if k != path})
-    with pytest.raises(ConfigError, match=f"parameter '{path}' has shape .*, this agent's is .*same --exp_name"):
+    with pytest.raises(ConfigError, match=naming(path, flat[path][..., :-1].shape, flat[path].shape, "--exp_name")):
         agent.load_params({**flat, path: flat[path][..., :-1]})
-    with pytest.raises(ConfigError, match=f"parameter '{path}' is float64, this agent's is float32: install the same"):
+    with pytest.raises(ConfigError, match=naming(path, "float64", "float32")):
         agent.load_params({**flat, path: flat[path].astype(np.float64)})
-    with pytest.raises(ConfigError, match="the snapshot carries 'ghost', which this agent does not have"):
+    with pytest.raises(ConfigError, match=naming("ghost")):
         agent.load_params({**flat, "ghost": np.zeros(1)})
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, on_device, same
+from errors import naming
 
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper, with_gripper
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
@@ -365,15 +366,23 @@ def test_setup_modes_select_the_composition():
 
 
 @pytest.mark.parametrize(
-    ("gripper", "grippers", "said"),
+    ("gripper", "grippers", "named"),
     [
-        (GripperConfig(choices=(-1, 1)), (), r"specification names no gripper: list its action dimensions"),
-        (GripperConfig(setup_mode="single-arm-learned-gripper"), (6, 13), r"is for 1 gripper, and .* names 2"),
-        (GripperConfig(setup_mode="dual-arm-fixed-gripper"), (6,), r"is for 2 grippers, and .* names 1"),
-        (GripperConfig(mode="fixed"), (), r"mode=fixed would fix nothing: the robot's specification names no gripper"),
-        (GripperConfig(mode="fixed"), tuple(range(14)), r"every action of this robot is a gripper"),
+        (GripperConfig(choices=(-1, 1)), (), ("agent.gripper", "robot.grippers", "agent.gripper.choices")),
+        (
+            GripperConfig(setup_mode="single-arm-learned-gripper"),
+            (6, 13),
+            ("agent.gripper.setup_mode", "single-arm-learned-gripper", 1, 2, "6, 13"),
+        ),
+        (
+            GripperConfig(setup_mode="dual-arm-fixed-gripper"),
+            (6,),
+            ("agent.gripper.setup_mode", "dual-arm-fixed-gripper", 2, 1, 6),
+        ),
+        (GripperConfig(mode="fixed"), (), ("agent.gripper.mode", "fixed", "robot.grippers")),
+        (GripperConfig(mode="fixed"), tuple(range(14)), ("agent.gripper:", "arm")),
     ],
 )
-def test_a_robot_without_these_grippers_is_named(gripper, grippers, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_robot_without_these_grippers_is_named(gripper, grippers, named):
+    with pytest.raises(ConfigError, match=naming(*named)):
         made(gripper, grippers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from errors import naming
 
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import agent_spec
@@ -47,8 +48,8 @@ def test_sizes_come_from_robot_and_experiment():
 
 
 def test_what_cannot_be_built_is_refused_with_the_valid_names():
-    with pytest.raises(ConfigError, match="no agent implements Unheard; valid: AcfqlConfig, AcrlpdConfig, BcConfig"):
+    with pytest.raises(ConfigError, match=naming("Unheard", "AcfqlConfig", "AcrlpdConfig", "BcConfig")):
         make_agent(dataclasses.replace(CONFIG, agent=Unheard()), ROBOT)
     blind = dataclasses.replace(CONFIG, agent=AcfqlConfig(image_keys=("roof",)))
-    with pytest.raises(ConfigError, match=f"has no camera 'roof'; it has: {ROBOT.cameras[0].name}"):
+    with pytest.raises(ConfigError, match=naming("fake_aloha", "roof", ROBOT.cameras[0].name)):
         make_agent(blind, ROBOT)

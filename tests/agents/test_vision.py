@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import CAMERA, DISCOUNT, build, config_of, make_batches, on_device, same
+from errors import naming
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents import vision
@@ -241,31 +242,43 @@ def zeros_state(agent: Agent) -> AgentState:
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
     np.savez(tmp_path / "w.npz", **{"conv_init/kernel": np.zeros((3, 3, 3, 64), np.float32)})
     agent = agent_of("bc", dataclasses.replace(FROZEN, weights=str(tmp_path / "w.npz")))
-    with pytest.raises(ConfigError, match=r"w.npz: 'conv_init/kernel' is float32\(3, 3, 3, 64\), floats of shape"):
+    with pytest.raises(ConfigError, match=naming("w.npz", "conv_init/kernel", "float32(3, 3, 3, 64)", "(7, 7, 3, 64)")):
         agent.pretrained(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "named"),
     [
-        (lambda: EncoderConfig(kind="vit"), "agent.encoder.kind must be one of conv, impala, resnet10, got 'vit'"),
-        (lambda: EncoderConfig(pooling="max"), "agent.encoder.pooling must be one of flatten, mean, spatial"),
-        (lambda: EncoderConfig(trained_by="actor"), "agent.encoder.trained_by must be one of each, critic"),
-        (lambda: EncoderConfig(state_latent=-1), "agent.encoder.state_latent must be >= 0"),
-        (lambda: EncoderConfig(frozen_backbone=True), "agent.encoder.frozen_backbone is for agent.encoder.kind=resnet"),
-        (lambda: EncoderConfig(kind="impala", weights="w.npz"), "agent.encoder.weights is for agent.encoder.kind=resn"),
-        (lambda: BcConfig(encoder=EncoderConfig(trained_by="critic")), "leaves bc's encoder untrained, for bc has no"),
+        (lambda: EncoderConfig(kind="vit"), ("agent.encoder.kind", "vit", "conv", "impala", "resnet10")),
+        (lambda: EncoderConfig(pooling="max"), ("agent.encoder.pooling", "max", "flatten", "mean", "spatial")),
+        (lambda: EncoderConfig(trained_by="actor"), ("agent.encoder.trained_by", "actor", "each", "critic")),
+        (lambda: EncoderConfig(state_latent=-1), ("agent.encoder.state_latent", -1, 0)),
+        (
+            lambda: EncoderConfig(frozen_backbone=True),
+            ("agent.encoder.frozen_backbone", "agent.encoder.kind", "resnet10", "conv"),
+        ),
+        (
+            lambda: EncoderConfig(kind="impala", weights="w.npz"),
+            ("agent.encoder.weights", "agent.encoder.kind", "resnet10", "impala"),
+        ),
+        (
+            lambda: BcConfig(encoder=EncoderConfig(trained_by="critic")),
+            ("agent.encoder.trained_by", "critic", "each", "bc"),
+        ),
     ],
 )
-def test_settings_that_cannot_work_are_named(make, said):
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_cannot_work_are_named(make, named):
+    with pytest.raises(ConfigError, match=naming(*named)):
         make()
 
 
 def test_cameras_of_different_sizes_share_weights_only_where_these_fit():
     cameras = (CameraSpec("top", 32, 32), CameraSpec("wrist", 16, 24))
     config = AcrlpdConfig(image_keys=("top", "wrist"))
-    with pytest.raises(ConfigError, match=r"top 32x32, wrist 16x24\) cannot share an encoder .*share_cameras=False"):
+    with pytest.raises(
+        ConfigError,
+        match=naming("top 32x32", "wrist 16x24", "agent.encoder.pooling", "flatten", "agent.encoder.share_cameras"),
+    ):
         Vision(config, cameras)
     for encoder in (EncoderConfig(pooling="mean"), EncoderConfig(share_cameras=False)):
         Vision(dataclasses.replace(config, encoder=encoder), cameras)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.cli.data import convert
 from serl_chunk.data.convert.convert import Progress, Report
@@ -104,8 +106,7 @@ def test_bad_episodes_end_it_or_are_listed(folder, tmp_path, capsys, flag):
         (folder / f"episode_{i}.hdf5").write_text("damaged")
     out = tmp_path / "out"
     assert _run(folder, "--to", "hdf5", "--out", out) == 1
-    assert "episode_1.hdf5: the file is truncated, damaged or not HDF5" in (error := capsys.readouterr().err)
-    assert "--skip-bad" in error
+    assert re.search(naming("episode_1.hdf5", "HDF5", "--skip-bad"), capsys.readouterr().err)
     assert _run(folder, "--to", "hdf5", "--out", out, "--resume", flag) == 0
     said = capsys.readouterr().out
     assert "3 episodes, 18 steps, 18 frames (1 episodes were there before)" in said
@@ -127,7 +128,7 @@ def test_foreign_files_and_notes(tmp_path, capsys):
     assert _run(*arguments, "--hz=30") == 0  # nothing had been converted: no --resume
     assert "note: observations/qvel is not read" in capsys.readouterr().out
     assert _run(*arguments, "--resume") == 2
-    assert "begun with other settings: hz was 30.0 and is now None" in capsys.readouterr().err
+    assert re.search(naming(tmp_path / "out", "hz", 30.0, "None"), capsys.readouterr().err)
     first = read_episode(tmp_path / "out" / "episode_0.hdf5")
     assert first.begin.task == "fold the box"
     assert first.steps.reward.tolist() == [0, 0, 0.25]
@@ -135,21 +136,21 @@ def test_foreign_files_and_notes(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["--to=hdf5", "--mode=image"], "--mode is for LeRobot data sets"),
-        (["--to=hdf5", "--push_to_hub"], "--push_to_hub is for LeRobot"),
-        (["--to=lerobot", "--compress"], "--compress is for HDF5"),
-        (["--to=lerobot", "--mode=video", "--image_codec=png"], "--image_codec is for --mode image"),
-        (["--to=lerobot", "--push_to_hub"], "--push_to_hub needs --repo_id"),
-        (["--to=zarr"], "invalid choice: 'zarr'"),
-        (["--to=hdf5", "--episodes=7"], r"has episodes 0..4, not 7"),
-        (["--to=hdf5", "--max_samples=0"], "--max_samples must be at least 1, got 0"),
+        (["--to=hdf5", "--mode=image"], ("--mode", "--to hdf5")),
+        (["--to=hdf5", "--push_to_hub"], ("--push_to_hub", "--to hdf5")),
+        (["--to=lerobot", "--compress"], ("--compress", "HDF5", "--image_codec")),
+        (["--to=lerobot", "--mode=video", "--image_codec=png"], ("--image_codec", "--mode image", "--mode video")),
+        (["--to=lerobot", "--push_to_hub"], ("--push_to_hub", "--repo_id")),
+        (["--to=zarr"], ("--to", "zarr", "hdf5", "lerobot")),
+        (["--to=hdf5", "--episodes=7"], ("--episodes", 7, "0..4")),
+        (["--to=hdf5", "--max_samples=0"], ("--max_samples", 0, 1)),
     ],
 )
-def test_flags_that_mean_nothing_are_refused(folder, tmp_path, capsys, arguments, message):
+def test_flags_that_mean_nothing_are_refused(folder, tmp_path, capsys, arguments, named):
     assert _run(folder, *arguments, "--out", tmp_path / "out") == 2
-    assert message in capsys.readouterr().err
+    assert re.search(naming(*named), capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
@@ -158,7 +159,7 @@ def test_the_hub_needs_its_library(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
     arguments = ("--to=lerobot", "--push_to_hub", "--repo_id=me/boxes")
     assert _run(folder, *arguments, "--out", tmp_path / "out") == 2
-    assert "huggingface_hub, which is not installed: pip install huggingface_hub" in capsys.readouterr().err
+    assert re.search(naming("--push_to_hub", "pip install huggingface_hub"), capsys.readouterr().err)
 
 
 def test_an_upload_is_tagged_with_the_version_of_the_format(tmp_path, monkeypatch):
@@ -261,7 +262,7 @@ def test_a_lerobot_data_set_without_a_rate_names_the_flag(folder, tmp_path, caps
             del opened.attrs["hz"]
     arguments = (folder, "--to=lerobot", "--out", tmp_path / "out")
     assert _run(*arguments) == 1
-    assert "pass --hz" in capsys.readouterr().err
+    assert re.search(naming("LeRobot", "--hz"), capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("mode", ["image", "video"])
@@ -296,28 +297,28 @@ def test_hdf5_to_lerobot_and_back(folder, tmp_path, mode):
 
 def test_a_folder_inside_of_what_is_read_is_refused(folder, capsys):
     assert _run(folder, "--to", "hdf5", "--out", folder / "sub") == 2
-    assert "lies in" in capsys.readouterr().err
+    assert re.search(naming(folder / "sub"), capsys.readouterr().err)
     assert not (folder / "sub").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "named"),
     [
-        (["--hz", "0"], "--hz=0 must be above 0"),
-        (["--hz=nan"], "--hz=nan must be above 0"),
-        (["--hz=-5"], "--hz=-5 must be above 0"),
-        (["--tolerance_s", "nan"], "--tolerance_s must be above 0 seconds, got nan"),
-        (["--proportion", "0"], "--proportion=0 must lie in"),
-        (["--episodes", "0,0"], "names an episode twice"),
-        (["--episodes", "²"], "is no number or range"),
-        (["--episodes", "3-1"], "goes back; write the lower number first"),
-        (["--episodes", "2-99"], "has episodes 0..4, not 99"),
-        (["--scores", "score_5=nan"], "is not FOLDER=REWARD"),
+        (["--hz", "0"], ("--hz", 0)),
+        (["--hz=nan"], ("--hz", "nan", 0)),
+        (["--hz=-5"], ("--hz", -5, 0)),
+        (["--tolerance_s", "nan"], ("--tolerance_s", "nan", 0)),
+        (["--proportion", "0"], ("--proportion", 0, "(0, 1]")),
+        (["--episodes", "0,0"], ("--episodes", "0,0")),
+        (["--episodes", "²"], ("--episodes", "²")),
+        (["--episodes", "3-1"], ("--episodes", "3-1")),
+        (["--episodes", "2-99"], ("--episodes", 99, "0..4")),
+        (["--scores", "score_5=nan"], ("--scores", "score_5=nan", "FOLDER=REWARD")),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(folder, tmp_path, capsys, flags, message):
+def test_numbers_that_mean_nothing_are_refused(folder, tmp_path, capsys, flags, named):
     assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out", *flags) == 2
-    assert message in capsys.readouterr().err
+    assert re.search(naming(*named), capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
@@ -330,7 +331,7 @@ def test_a_full_disk_while_the_data_set_is_described_is_a_sentence(folder, tmp_p
     with monkeypatch.context() as m:
         m.setattr(Hdf5Sink, "finish", full)
         assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out") == 1
-    assert "make room, and go on with --resume" in capsys.readouterr().err
+    assert re.search(naming(tmp_path / "out", "No space left on device", "--resume"), capsys.readouterr().err)
     assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out", "--resume") == 0
 
 

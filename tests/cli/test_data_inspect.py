@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
@@ -169,24 +171,24 @@ def test_the_page_may_be_named_and_is_seeded(recorded, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "named"),
     [
-        (["--max_episodes", "0"], "--max_episodes must be at least 1"),
-        (["--horizon", "0"], "--horizon must be at least 1"),
-        (["--json", "/absent/x.json"], "--json=/absent/x.json cannot be written"),
-        (["--plot", "/dev/null/x"], "--plot=/dev/null/x: "),
+        (["--max_episodes", "0"], ("--max_episodes", 0, 1)),
+        (["--horizon", "0"], ("--horizon", 0, 1)),
+        (["--json", "/absent/x.json"], ("--json", "/absent/x.json")),
+        (["--plot", "/dev/null/x"], ("--plot", "/dev/null/x")),
     ],
 )
-def test_wrong_flags_are_refused_before_anything_is_read(recorded, capsys, flags, says):
+def test_wrong_flags_are_refused_before_anything_is_read(recorded, capsys, flags, named):
     assert main(["data", "inspect", str(recorded), *flags]) == 2
     captured = capsys.readouterr()
-    assert says in captured.err
+    assert re.search(naming(*named), captured.err)
     assert captured.out == ""
 
 
 def test_a_path_of_nothing_is_refused(tmp_path, capsys):
     assert main(["data", "check", str(tmp_path / "absent")]) == 2
-    assert "there is nothing" in capsys.readouterr().err
+    assert re.search(naming(tmp_path / "absent"), capsys.readouterr().err)
 
 
 def test_data_of_another_robot_is_a_fault_where_the_robot_is_known(folder, capsys):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.cli import demos as demos_command
 from serl_chunk.cli import learner as learner_command
@@ -70,14 +71,12 @@ def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
 
 
 def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no demonstration matches") as error:
+    with pytest.raises(ConfigError, match=naming(tmp_path / "absent.npz", TOLD)):
         read_demos(OGBENCH, SPEC, [str(tmp_path / "absent.npz")], print)
-    assert TOLD in str(error.value)
-    with pytest.raises(ConfigError, match=r"--dataset_dir=.*absent: there is no such folder") as error:
+    with pytest.raises(ConfigError, match=naming("--dataset_dir", tmp_path / "absent", TOLD)):
         open_dataset(OGBENCH, SPEC, DemoReading(dataset=str(tmp_path / "absent")), print)
-    assert TOLD in str(error.value)
     wrong = DemoReading(format="no_such")
-    with pytest.raises(ConfigError, match="--demo_format=no_such: no such format") as error:
+    with pytest.raises(ConfigError, match=naming("--demo_format", "no_such", "lerobot", "robomimic")) as error:
         read_demos(OGBENCH, SPEC, [str(write(tmp_path / "cube.npz"))], print, wrong)
     assert TOLD not in str(error.value)
 
@@ -86,7 +85,7 @@ def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) ->
     """Else a person believes that the rewards are the task's, and they are the files' own."""
     run_record(FAKE, 1, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
     asked = DemoReading(ReadOptions(env="cube-single-play-singletask-task1-v0"))
-    with pytest.raises(ConfigError, match=r"--demo_env=cube-single.*these are of format episodes: leave it out"):
+    with pytest.raises(ConfigError, match=naming("--demo_env", "cube-single-play-singletask-task1-v0", "episodes")):
         read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, asked)
     with_shards = asked._replace(dataset=str(tmp_path))  # it may be meant for them
     assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, with_shards).episodes) == 1
@@ -145,7 +144,7 @@ def test_nobody_but_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_o
 def test_a_mistyped_path_leaves_no_run_behind(tmp_path: Path, train: Any) -> None:
     run = tmp_path / "runs" / "first"
     for paths, dataset in (([str(tmp_path / "absent")], None), ([], str(tmp_path / "absent"))):
-        with pytest.raises(ConfigError, match="absent"):
+        with pytest.raises(ConfigError, match=naming(tmp_path / "absent")):
             train(FAKE, paths, str(run), reading=DemoReading(dataset=dataset))
     assert not run.parent.exists()
 
@@ -157,13 +156,13 @@ def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
     bad.write_bytes(b"nothing")
     for paths, said in (([], "--demo_path"), ([str(bad)], "bad.npz")):
         config = dataclasses.replace(FAKE, learner=dataclasses.replace(FAKE.learner, pretrain_steps=1))
-        with pytest.raises((ConfigError, DataError), match=said):
+        with pytest.raises((ConfigError, DataError), match=naming(said)):
             train(config, paths, str(tmp_path / "run"))
         assert not (tmp_path / "run").exists()
     old = open_run(FAKE, SPEC, str(tmp_path / "old"))
     with old.held():
         old.record()
-    with pytest.raises((ConfigError, DataError), match=r"bad\.npz"):
+    with pytest.raises((ConfigError, DataError), match=naming("bad.npz")):
         train(FAKE, [str(bad)], str(tmp_path / "old"))
     assert (tmp_path / "old" / "config.json").exists()
 
@@ -208,8 +207,8 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
 def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
     for name in ("good", "bad"):
         run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
-    with pytest.raises(DataError, match=r"pass --demo_scores bad=REWARD,good=REWARD"):
+    with pytest.raises(DataError, match=naming("bad, good", "--demo_scores", "bad=REWARD,good=REWARD")):
         read_demos(FAKE, SPEC, [str(tmp_path)], print)
-    with pytest.raises(ConfigError, match=r"--demo_proportion=2 must lie in \(0, 1\]"):
+    with pytest.raises(ConfigError, match=naming("--demo_proportion", 2, "(0, 1]")):
         read_demos(FAKE, SPEC, [str(tmp_path / "good")], print, demos_command.DemoReading(ReadOptions(proportion=2.0)))
     assert demos_command.as_learner_flags("--success or --demo_success") == "--demo_success or --demo_success"

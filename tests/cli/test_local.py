@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.cli import local
 from serl_chunk.cli.local import SESSION, LocalLink, train_local
@@ -75,7 +76,7 @@ def test_the_newest_snapshot_and_the_end_of_training(link):
 def test_real_time_is_refused_before_anything_is_written(tmp_path):
     config = load("fake_aloha", [("actor.clock", "realtime")])
     with pytest.raises(
-        ConfigError, match=r"--local runs in lockstep only: --config\.actor\.clock=lockstep, or use --l"
+        ConfigError, match=naming("--local", "--config.actor.clock", "lockstep", "--learner", "--actor")
     ):
         train_local(config, [], str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

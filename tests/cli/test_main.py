@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from errors import naming
 
 from serl_chunk.cli.demos import DemoReading
 from serl_chunk.main import main
@@ -43,69 +44,75 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ([], r"--exp_name is needed"),
-        (["--learner"], r"--exp_name is needed"),
+        ([], ("--exp_name", "fake_aloha", ".py")),
+        (["--learner"], ("--exp_name", "fake_aloha", ".py")),
         (
             ["train"],
-            r"unknown command 'train'; valid: record, report, keys, doctor, data, presets, or flags \(--help\)",
+            ("train", "record", "report", "keys", "doctor", "data", "presets", "--help"),
         ),
-        (RUN, r"say what to run: --learner, --actor, both, or --local"),
-        ([*RUN, "--lerner"], r"unknown argument '--lerner': did you mean --learner\? see serl-chunk --help"),
-        ([*RUN, "--learn"], r"unknown argument '--learn'"),  # no abbreviations
-        ([*RUN, "--learner", "extra"], r"unknown argument 'extra'"),
-        ([*RUN, "--learner", "--seed", "x"], r"argument --seed: invalid int value: 'x'; see serl-chunk --help"),
-        ([*RUN, "--learner", "--port"], r"argument --port: expected one argument; see serl-chunk --help"),
-        ([*RUN, "--learner", "--config.agent.ler=1"], r"--config\.agent\.ler does not exist \(did you mean 'lr'\?\)"),
-        ([*RUN, "--learner", "--config.agent.lr"], r"--config\.agent\.lr needs a value"),
-        ([*RUN, "--learner", "--config.agent.lr=0"], r"agent\.lr must be positive"),
-        (["--exp_name", "fake_aloa", "--learner"], r"unknown experiment 'fake_aloa'; did you mean 'fake_aloha'\?"),
-        (["--exp_name", "no.py", "--learner"], r"--exp_name=no\.py: there is no such file"),
+        (RUN, ("--learner", "--actor", "--local")),
+        ([*RUN, "--lerner"], ("--lerner", "--learner", "serl-chunk --help")),
+        ([*RUN, "--learn"], ("--learn", "--learner")),  # no abbreviations
+        ([*RUN, "--learner", "extra"], ("extra", "--config.FIELD=VALUE")),
+        ([*RUN, "--learner", "--seed", "x"], ("--seed", "int", "x", "serl-chunk --help")),
+        ([*RUN, "--learner", "--port"], ("--port", "serl-chunk --help")),
+        ([*RUN, "--learner", "--config.agent.ler=1"], ("--config.agent.ler", "'lr'")),
+        ([*RUN, "--learner", "--config.agent.lr"], ("--config.agent.lr", "--config.agent.lr=VALUE")),
+        ([*RUN, "--learner", "--config.agent.lr=0"], ("agent.lr", 0.0)),
+        (["--exp_name", "fake_aloa", "--learner"], ("fake_aloa", "'fake_aloha'")),
+        (["--exp_name", "no.py", "--learner"], ("--exp_name", "no.py", "fake_aloha")),
         (
             [*RUN, "--actor", "--eval_checkpoint_step", "5", "--eval_n_trajs", "-3"],
-            r"--eval_n_trajs must be at least 1",
+            ("--eval_n_trajs", -3, 1),
         ),
-        ([*RUN, "--actor", "--demo_paths", "x"], r"unknown argument '--demo_paths': did you mean --demo_path\?"),
-        ([*RUN, "--actor", "--set", "agent.lr=1"], r"unknown argument '--set'.*--config\.FIELD=VALUE"),
-        ([*RUN, "--actor", "--eval_checkpoint_step", "5"], r"an evaluation needs both --eval_checkpoint_step N"),
-        ([*RUN, "--actor", "--eval_n_trajs", "5"], r"an evaluation needs both .* and --eval_n_trajs K"),
-        ([*RUN, "--local", "--learner"], r"--local runs both loops in this process"),
-        ([*RUN, "--learner", "--actor", *EVALUATE], r"an evaluation is run by --actor alone"),
-        ([*RUN, "--learner", *EVALUATE], r"an evaluation is run by --actor alone"),
-        ([*RUN, "--local", *EVALUATE], r"an evaluation is run by --actor alone"),
-        ([*RUN, "--actor", "--save_video"], r"--save_video belongs to an evaluation: add --eval_checkpoint_step N"),
-        ([*RUN, "--actor", "--eval_stochastic"], r"--eval_stochastic belongs to an evaluation"),
-        ([*RUN, "--learner", "--pin_cores"], r"--pin_cores .* needs both flags"),
-        ([*RUN, "--learner", "--ip", "gpu"], r"--ip names the learner .* leave it out beside --learner"),
-        ([*RUN, "--learner", "--keys", "k", "--insecure"], r"--insecure means no keys: leave it out, or --keys"),
-        ([*RUN, "--local", "--keys", "k"], r"--local has no network"),
-        ([*RUN, "--local", "--insecure"], r"--local has no network"),
-        ([*RUN, "--actor", *EVALUATE, "--checkpoint_path", "r", "--keys", "k"], r"--keys is for a learner at --ip"),
-        (["keys"], r"the following arguments are required: init\|add\|join\|list\|revoke; see serl-chunk keys --help"),
-        (["keys", "remove"], r"invalid choice: 'remove'"),
-        (["keys", "add"], r"the following arguments are required: NAME; see serl-chunk keys add --help"),
-        (["keys", "join"], r"the following arguments are required: LINE; see serl-chunk keys join --help"),
-        (["keys", "add", "left", "--port", "65535"], r"--port=65535 must be 1\.\.65533"),
-        (["record", *RUN], r"the following arguments are required: --out; see serl-chunk record --help"),
-        (["record", *RUN, "--out", "x", "--n_demo", "3"], r"unknown argument '--n_demo'"),
-        (["record", "--out", "x"], r"--exp_name is needed"),
-        (["report"], r"the following arguments are required: run; see serl-chunk report --help"),
-        (["report", "a", "b"], r"unrecognized arguments: b"),
+        ([*RUN, "--actor", "--demo_paths", "x"], ("--demo_paths", "--demo_path")),
+        ([*RUN, "--actor", "--set", "agent.lr=1"], ("--set", "--config.FIELD=VALUE")),
+        (
+            [*RUN, "--actor", "--eval_checkpoint_step", "5"],
+            ("--eval_checkpoint_step N", "--eval_n_trajs K", "latest", "best"),
+        ),
+        ([*RUN, "--actor", "--eval_n_trajs", "5"], ("--eval_checkpoint_step N", "--eval_n_trajs K", "latest", "best")),
+        ([*RUN, "--local", "--learner"], ("--local", "--learner", "--actor")),
+        ([*RUN, "--learner", "--actor", *EVALUATE], ("evaluation", "--actor", "--learner", "--local")),
+        ([*RUN, "--learner", *EVALUATE], ("evaluation", "--actor", "--learner", "--local")),
+        ([*RUN, "--local", *EVALUATE], ("evaluation", "--actor", "--learner", "--local")),
+        ([*RUN, "--actor", "--save_video"], ("--save_video", "--eval_checkpoint_step N", "--eval_n_trajs K")),
+        ([*RUN, "--actor", "--eval_stochastic"], ("--eval_stochastic", "--eval_checkpoint_step N", "--eval_n_trajs K")),
+        ([*RUN, "--learner", "--pin_cores"], ("--pin_cores", "--learner", "--actor")),
+        ([*RUN, "--learner", "--ip", "gpu"], ("--ip", "--learner")),
+        ([*RUN, "--learner", "--keys", "k", "--insecure"], ("--insecure", "--keys")),
+        ([*RUN, "--local", "--keys", "k"], ("--local", "--keys", "--insecure")),
+        ([*RUN, "--local", "--insecure"], ("--local", "--keys", "--insecure")),
+        (
+            [*RUN, "--actor", *EVALUATE, "--checkpoint_path", "r", "--keys", "k"],
+            ("--keys", "--ip", "--checkpoint_path"),
+        ),
+        (["keys"], ("init|add|join|list|revoke", "serl-chunk keys --help")),
+        (["keys", "remove"], ("remove", "init", "add", "serl-chunk keys --help")),
+        (["keys", "add"], ("NAME", "serl-chunk keys add --help")),
+        (["keys", "join"], ("LINE", "serl-chunk keys join --help")),
+        (["keys", "add", "left", "--port", "65535"], ("--port", 65535, "1..65533")),
+        (["record", *RUN], ("--out", "serl-chunk record --help")),
+        (["record", *RUN, "--out", "x", "--n_demo", "3"], ("--n_demo", "--n_demos")),
+        (["record", "--out", "x"], ("--exp_name", "fake_aloha", ".py")),
+        (["report"], ("run", "serl-chunk report --help")),
+        (["report", "a", "b"], ("b", "serl-chunk report --help")),
     ],
     ids=lambda v: " ".join(v) or "nothing" if isinstance(v, list) else "",
 )
-def test_a_mistake_is_one_sentence_and_status_2(capsys, called, arguments, message):
-    assert re.search(message, refused(capsys, arguments))
+def test_a_mistake_is_one_sentence_and_status_2(capsys, called, arguments, named):
+    assert re.search(naming(*named), refused(capsys, arguments))
     assert called == []
 
 
 def test_a_bad_robot_camera_or_demonstrator_is_refused(capsys, tmp_path):
     out = ["record", *RUN, "--out", str(tmp_path / "demos")]
-    assert "--policy=me: only scripted is there" in refused(capsys, [*out, "--policy", "me"])
-    assert "--n_demos must be at least 1, got 0" in refused(capsys, [*out, "--n_demos", "0"])
-    assert "has no camera 'roof'; it has: " in refused(capsys, [*out, "--cameras", "roof"])
-    assert "--cameras names 'top' twice" in refused(capsys, [*out, "--cameras", "top,top"])
+    assert re.search(naming("--policy", "me", "scripted"), refused(capsys, [*out, "--policy", "me"]))
+    assert re.search(naming("--n_demos", 0, 1), refused(capsys, [*out, "--n_demos", "0"]))
+    assert re.search(naming("fake_aloha", "roof", "left_wrist"), refused(capsys, [*out, "--cameras", "roof"]))
+    assert re.search(naming("--cameras", "top"), refused(capsys, [*out, "--cameras", "top,top"]))
     assert not (tmp_path / "demos").exists()
 
 
@@ -119,49 +126,49 @@ def test_a_camera_that_the_robot_has_not_is_named_before_any_data_are_read(capsy
         "--demo_path",
         str(tmp_path / "none"),
     ]
-    assert "has no camera 'roof'; it has: top" in refused(capsys, [*run, "--config.agent.image_keys=roof"])
+    assert re.search(naming("fake_aloha", "roof", "top"), refused(capsys, [*run, "--config.agent.image_keys=roof"]))
 
 
 def test_local_training_that_cannot_start_says_why(capsys, tmp_path):
     (tmp_path / "demo.pkl").write_bytes(b"x")
     run = [*RUN, "--local", "--debug", "--checkpoint_path", str(tmp_path / "run"), "--demo_path"]
-    for path, message, status in [("nowhere", "nowhere", 2), ("demo.pkl", "pickle", 1), ("", "path is empty", 2)]:
+    for path, named, status in [("nowhere", "nowhere", 2), ("demo.pkl", "demo.pkl", 1), ("", "HDF5", 2)]:
         assert main([*run, str(tmp_path / path) if path else path]) == status
-        assert message in capsys.readouterr().err
+        assert re.search(naming(named), capsys.readouterr().err)
 
 
 def test_an_evaluation_of_what_is_not_there(capsys, tmp_path):
     evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--checkpoint_path"]
-    assert "is not a run folder: it has no config.json" in refused(capsys, [*evaluate, str(tmp_path)])
+    assert re.search(naming(tmp_path, "config.json"), refused(capsys, [*evaluate, str(tmp_path)]))
     (tmp_path / "config.json").write_text('{"name": "other"}')
-    assert "is a run of experiment 'other', not 'fake_aloha'" in refused(capsys, [*evaluate, str(tmp_path)])
+    assert re.search(naming(tmp_path, "other", "fake_aloha"), refused(capsys, [*evaluate, str(tmp_path)]))
     (tmp_path / "config.json").write_text('{"name": "fake_aloha"}')
-    assert "has no checkpoint yet" in refused(capsys, [*evaluate, str(tmp_path)], status=1)
+    assert re.search(naming(tmp_path, "checkpoint"), refused(capsys, [*evaluate, str(tmp_path)], status=1))
     assert main(["report", str(tmp_path / "nowhere")]) != 0
     assert "nowhere" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ("--actor --demo_path d", "--demo_path means nothing to --actor"),
-        ("--actor --checkpoint_path r", "--checkpoint_path means nothing to --actor"),
-        ("--actor --demo_success", "--demo_success means nothing to --actor"),
-        ("--learner --actor_id left", "--actor_id means nothing to --learner"),
-        ("--learner --spool_path s", "--spool_path means nothing to --learner"),
-        ("--local --bind 0.0.0.0", "--bind means nothing to --local"),
-        ("--local --ip gpu", "--ip means nothing to --local"),
-        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --demo_path d", "--demo_path means nothing to an evalua"),
-        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --checkpoint_path r --ip h", "leave one of them out"),
-        ("--actor --eval_checkpoint_step 1", "an evaluation needs both"),
-        ("--actor --eval_n_trajs 1", "an evaluation needs both"),
-        ("--learner --seed -1", "seed must be in 0 .. 2147483646, got -1"),
-        ("--learner --demo_scores x", "--demo_scores: 'x' is not FOLDER=REWARD"),
-        ("--learner --config.actor.inference=async", "would not be read: it needs actor.clock=realtime"),
+        ("--actor --demo_path d", ("--demo_path", "--actor")),
+        ("--actor --checkpoint_path r", ("--checkpoint_path", "--actor")),
+        ("--actor --demo_success", ("--demo_success", "--actor")),
+        ("--learner --actor_id left", ("--actor_id", "--learner")),
+        ("--learner --spool_path s", ("--spool_path", "--learner")),
+        ("--local --bind 0.0.0.0", ("--bind", "--local")),
+        ("--local --ip gpu", ("--ip", "--local")),
+        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --demo_path d", ("--demo_path", "evaluation")),
+        ("--actor --eval_checkpoint_step 1 --eval_n_trajs 1 --checkpoint_path r --ip h", ("--checkpoint_path", "--ip")),
+        ("--actor --eval_checkpoint_step 1", ("--eval_checkpoint_step N", "--eval_n_trajs K")),
+        ("--actor --eval_n_trajs 1", ("--eval_checkpoint_step N", "--eval_n_trajs K")),
+        ("--learner --seed -1", ("seed", -1, 0, 2147483646)),
+        ("--learner --demo_scores x", ("--demo_scores", "x", "FOLDER=REWARD")),
+        ("--learner --config.actor.inference=async", ("--config.actor.inference", "async", "actor.clock", "realtime")),
     ],
 )
-def test_flags_and_fields_without_a_use_are_refused(capsys, called, arguments, message):
-    assert message in refused(capsys, [*RUN, *arguments.split()])
+def test_flags_and_fields_without_a_use_are_refused(capsys, called, arguments, named):
+    assert re.search(naming(*named), refused(capsys, [*RUN, *arguments.split()]))
     assert called == []
 
 
@@ -184,10 +191,9 @@ def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
 def test_another_algorithm_than_the_runs_is_refused_before_its_parameters_are(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"name": "fake_aloha", "preset": "qc", "compat": ""}')
     evaluate = [*RUN, "--actor", "--eval_checkpoint_step", "0", "--eval_n_trajs", "1", "--checkpoint_path"]
-    said = refused(capsys, [*evaluate, str(tmp_path)])
-    assert "was trained with --preset=qc: give --preset qc here too" in said
-    said = refused(capsys, [*evaluate, str(tmp_path), "--preset", "qc", "--compat", "qc"])
-    assert "was trained with --compat=none: leave --compat qc out" in said
+    assert re.search(naming(tmp_path, "--preset", "qc"), refused(capsys, [*evaluate, str(tmp_path)]))
+    other = refused(capsys, [*evaluate, str(tmp_path), "--preset", "qc", "--compat", "qc"])
+    assert re.search(naming(tmp_path, "--compat", "none", "qc"), other)
 
 
 def test_flags_reach_the_learner(called):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from errors import naming
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import known_experiments, load_experiment
@@ -99,69 +100,62 @@ def test_folders_with_colons_in_their_names_are_no_variants(tmp_path):
 
 def test_an_unknown_name_lists_the_valid_ones_and_the_nearest(folder):
     (folder / "mine.py").write_text(GOOD.format(name="mine"))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=naming("fake_alhoa", "'fake_aloha'", "mine", ".py")):
         load_experiment("fake_alhoa")
-    text = str(error.value)
-    assert "unknown experiment 'fake_alhoa'; did you mean 'fake_aloha'?" in text
-    assert "mine" in text
-    assert "path of a .py file" in text
-    with pytest.raises(ConfigError, match=r"unknown experiment 'zzz'\. Valid: "):
+    with pytest.raises(ConfigError, match=naming("zzz", "fake_aloha", "mine", ".py")):
         load_experiment("zzz")
 
 
 @pytest.mark.parametrize("name", ["ram_insertion", "ram_insertoin", "hil_serl_ram_insertion"])
 def test_a_task_of_hil_serls_is_named_with_its_experiment(name):
-    with pytest.raises(ConfigError, match=rf"{name}'; did you mean 'hil_serl_template:ram_insertion'\?"):
+    with pytest.raises(ConfigError, match=naming(f"'{name}'", "hil_serl_template:ram_insertion")):
         load_experiment(name)
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(
-        ConfigError, match=r"--exp_name=nowhere/x\.py: there is no such file; valid names: .*fake_aloha"
-    ):
+    with pytest.raises(ConfigError, match=naming("--exp_name", "nowhere/x.py", "fake_aloha")):
         load_experiment("nowhere/x.py")
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "named"),
     [
-        ("x = 1", r"broken\.py must define a function experiment\(\) that returns an ExperimentConfig"),
-        ("experiment = 3", r"broken\.py must define a function experiment\(\)"),
-        ("def experiment(): return 3", r"experiment\(\) in .*broken\.py returned int, expected ExperimentConfig"),
-        ("x = 1\ndef experiment(:", r"broken\.py, line 2: cannot be imported: SyntaxError: "),
+        ("x = 1", ("broken.py", "experiment()", "ExperimentConfig")),
+        ("experiment = 3", ("broken.py", "experiment()", "ExperimentConfig")),
+        ("def experiment(): return 3", ("broken.py", "experiment()", "int", "ExperimentConfig")),
+        ("x = 1\ndef experiment(:", ("broken.py", 2, "SyntaxError")),
         (
             "import no_such_module",
-            r"broken\.py, line 1: cannot be imported: ModuleNotFoundError: No module named 'no_such_module'; "
-            "install it for .*, or put the module into /",
+            ("broken.py", 1, "ModuleNotFoundError", "no_such_module", sys.executable),
         ),
-        ("from serl_chunk.types import Nothing", r"broken\.py, line 1: cannot be imported: ImportError: "),
-        ("\nundefined", r"broken\.py, line 2: cannot be imported: NameError: name 'undefined'"),
-        ("x = {}\n\nx['hz']", r"broken\.py, line 3: cannot be imported: KeyError: 'hz'$"),
-        ("import sys\nsys.exit(3)", r"broken\.py, line 2: cannot be imported: SystemExit: 3"),
-        ("x = '\0'", r"broken\.py.*: cannot be imported: SyntaxError: "),
-        ("def experiment(x): return x", r"broken\.py: experiment\(\) failed: TypeError: .*missing 1 required"),
+        ("from serl_chunk.types import Nothing", ("broken.py", 1, "ImportError", "Nothing")),
+        ("\nundefined", ("broken.py", 2, "NameError", "undefined")),
+        ("x = {}\n\nx['hz']", ("broken.py", 3, "KeyError", "hz")),
+        ("import sys\nsys.exit(3)", ("broken.py", 2, "SystemExit", 3)),
+        ("x = '\0'", ("broken.py", "SyntaxError")),
+        ("def experiment(x): return x", ("broken.py", "experiment()", "TypeError", "x")),
         (
             "from serl_chunk.config.experiment import ChunkConfig\ndef experiment():\n    return ChunkConfig(horizn=5)",
-            r"broken\.py, line 3: experiment\(\) failed: TypeError: .*unexpected keyword argument 'horizn'",
+            ("broken.py", 3, "experiment()", "TypeError", "horizn"),
         ),
         (
             "import json\ndef experiment():\n    return json.loads('')",
-            r"broken\.py, line 3: experiment\(\) failed: JSONDecodeError: .*\(raised in .*decoder\.py, line \d+\)",
+            ("broken.py", 3, "experiment()", "JSONDecodeError", "decoder.py"),
         ),
         (
             "from serl_chunk.config.experiment import ChunkConfig\nCHUNK = ChunkConfig(0)",
-            r"^chunk\.horizon must be at least 1, got 0$",
+            ("chunk.horizon", 0, 1),
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, source, message):
+def test_a_file_that_cannot_be_used_is_refused_with_the_reason(tmp_path, source, named):
     path = tmp_path / "broken.py"
     path.write_text(source)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(*named)):
         load_experiment(str(path))
 
 
 def test_a_relative_path_names_its_line_too(folder):
     (folder / "broken.py").write_text("x = 1\nx.y")
-    with pytest.raises(ConfigError, match=r"^experiments/broken\.py, line 2: cannot be imported: AttributeError: "):
+    with pytest.raises(ConfigError, match=naming("experiments/broken.py", 2, "AttributeError")):
         load_experiment("experiments/broken.py")

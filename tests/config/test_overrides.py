@@ -8,6 +8,7 @@ import json
 from typing import Literal
 
 import pytest
+from errors import naming
 
 from serl_chunk.config.agents import AcfqlConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
@@ -49,7 +50,7 @@ def test_nothing_to_override_gives_the_same_object():
 def test_fields_that_must_agree_can_be_changed_together():
     config = apply_overrides(BASE, [("agent.critic.target_subset", "9"), ("agent.critic.ensemble", "9")])
     assert config.agent.critic.target_subset == 9
-    with pytest.raises(ConfigError, match=r"target_subset must be 1\.\.4"):
+    with pytest.raises(ConfigError, match=naming("agent.critic.target_subset", 9, "1..4")):
         apply_overrides(BASE, [("agent.critic.target_subset", "9")])
 
 
@@ -64,44 +65,46 @@ def test_none_and_numbers_of_an_optional_field():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "named"),
     [
-        ([("agnet.lr", "1")], r"--config\.agnet does not exist \(did you mean 'agent'\?\); valid here: name, robot"),
-        ([("agent.critic.tua", "1")], r"--config\.agent\.critic\.tua does not exist \(did you mean 'tau'\?\)"),
-        ([("agent.zzzz", "1")], r"--config\.agent\.zzzz does not exist; valid here: lr, grad_clip"),
-        ([("", "1")], r"--config\. does not exist; valid here: name"),
-        ([("seed.x", "1")], r"--config\.seed is a value \(42\), it has no fields of its own"),
-        ([("agent", "1")], r"--config\.agent is a group; set one of its fields: lr, "),
-        ([("agent.lr", "1"), ("agent", "2")], r"--config\.agent is a group"),
-        ([("agent", "2"), ("agent.lr", "1")], r"--config\.agent\.lr: 'agent' was given a value already"),
-        ([("seed", "2"), ("seed.x", "1")], r"--config\.seed\.x: 'seed' was given a value already"),
-        ([("seed", "many")], r"--config\.seed='many': expected an integer"),
-        ([("seed", "1.5")], r"--config\.seed='1\.5': expected an integer"),
-        ([("seed", "inf")], r"--config\.seed='inf': expected an integer"),
-        ([("discount", "high")], r"--config\.discount='high': expected a number"),
-        ([("agent.use_state", "maybe")], r"--config\.agent\.use_state='maybe': expected true or false"),
+        ([("agnet.lr", "1")], ("--config.agnet", "'agent'", "name", "robot")),
+        ([("agent.critic.tua", "1")], ("--config.agent.critic.tua", "'tau'")),
+        ([("agent.zzzz", "1")], ("--config.agent.zzzz", "lr", "grad_clip")),
+        ([("", "1")], ("--config.", "name", "robot")),
+        ([("seed.x", "1")], ("--config.seed", 42)),
+        ([("agent", "1")], ("--config.agent", "lr", "grad_clip")),
+        ([("agent.lr", "1"), ("agent", "2")], ("--config.agent", "lr", "grad_clip")),
+        ([("agent", "2"), ("agent.lr", "1")], ("--config.agent.lr", "'agent'")),
+        ([("seed", "2"), ("seed.x", "1")], ("--config.seed.x", "'seed'")),
+        ([("seed", "many")], ("--config.seed", "many")),
+        ([("seed", "1.5")], ("--config.seed", 1.5)),
+        ([("seed", "inf")], ("--config.seed", "inf")),
+        ([("discount", "high")], ("--config.discount", "high")),
+        ([("agent.use_state", "maybe")], ("--config.agent.use_state", "maybe", "true", "false")),
         (
             [("agent.gripper.setup_mode", "single-arm-fixed")],
-            r"expected one of single-arm-fixed-gripper, .*dual-arm-learned-gripper, or nothing "
-            r"\(did you mean 'single-arm-fixed-gripper'\?\)",
+            (
+                "--config.agent.gripper.setup_mode",
+                "'single-arm-fixed'",
+                "'single-arm-fixed-gripper'",
+                "dual-arm-learned-gripper",
+            ),
         ),
-        ([("agent.critic.loss", "l1")], r"--config\.agent\.critic\.loss='l1': expected one of squared, bounded"),
-        ([("agent.critic.hidden", "64,x")], r"--config\.agent\.critic\.hidden='x': expected an integer"),
-        ([("chunk.critic_horizon", "x")], r"--config\.chunk\.critic_horizon='x': expected an integer or none"),
-        ([("replay.demo_fraction", "x")], r"--config\.replay\.demo_fraction='x': expected a number or one of uniform"),
-        ([("agent.lr", "-1")], r"agent\.lr must be positive and finite, got -1\.0"),
+        ([("agent.critic.loss", "l1")], ("--config.agent.critic.loss", "l1", "squared", "bounded")),
+        ([("agent.critic.hidden", "64,x")], ("--config.agent.critic.hidden", "x")),
+        ([("chunk.critic_horizon", "x")], ("--config.chunk.critic_horizon", "x", "none")),
+        ([("replay.demo_fraction", "x")], ("--config.replay.demo_fraction", "x", "uniform")),
+        ([("agent.lr", "-1")], ("agent.lr", -1.0)),
     ],
 )
-def test_refusals_name_the_path_and_what_is_valid(overrides, message):
-    with pytest.raises(ConfigError, match=message):
+def test_refusals_name_the_path_and_what_is_valid(overrides, named):
+    with pytest.raises(ConfigError, match=naming(*named)):
         apply_overrides(BASE, overrides)
 
 
 def test_a_function_cannot_come_from_the_command_line():
     gym = ExperimentConfig(name="gym", robot=GymConfig(make=lambda fake_env: None))
-    with pytest.raises(
-        ConfigError, match=r"--config\.robot\.make cannot be set on the command line; set it in the exp"
-    ):
+    with pytest.raises(ConfigError, match=naming("--config.robot.make", "os:system")):
         apply_overrides(gym, [("robot.make", "os:system")])
 
 
@@ -110,7 +113,7 @@ def test_parse_covers_bools_literals_and_empty_tuples():
     assert parse("2", Literal[1, 2], "x") == 2
     assert parse("()", tuple[str, ...], "x") == ()
     assert parse("['a', \"b\"]", tuple[str, ...], "x") == ("a", "b")
-    with pytest.raises(ConfigError, match="x='3': expected none"):
+    with pytest.raises(ConfigError, match=naming("x", 3, "none")):
         parse("3", type(None), "x")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,28 +57,28 @@ def test_no_paths_are_no_demonstrations(spec):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "named"),
     [
-        (lambda d: "", "a demonstration path is empty; give an HDF5 file, a folder"),
-        (lambda d: "  ", "a demonstration path is empty"),
-        (lambda d: d / "absent", r"no demonstration matches '.*absent'; give"),
-        (lambda d: d / "*.h5", r"no demonstration matches '.*\*\.h5'"),
-        (lambda d: d / "empty", r"has no \*\.hdf5 file \(it has: no file\)"),
-        (lambda d: d / "text", r"has no \*\.hdf5 file \(it has: 2 \.txt\)"),
-        (lambda d: d / "text" / "a.txt", r"a\.txt: demonstrations of no format that is known; valid: .*episodes"),
+        (lambda d: "", ("empty",)),
+        (lambda d: "  ", ("empty",)),
+        (lambda d: d / "absent", ("/absent",)),
+        (lambda d: d / "*.h5", ("/*.h5",)),
+        (lambda d: d / "empty", ("/empty", "*.hdf5")),
+        (lambda d: d / "text", ("/text", "*.hdf5", 2, ".txt")),
+        (lambda d: d / "text" / "a.txt", ("a.txt", "episodes")),
     ],
 )
-def test_a_path_without_demonstrations_is_named(tmp_path, spec, make, message):
+def test_a_path_without_demonstrations_is_named(tmp_path, spec, make, named):
     for name in ("empty", "text"):
         (tmp_path / name).mkdir()
     (tmp_path / "text" / "a.txt").touch()
     (tmp_path / "text" / "b.txt").touch()
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=naming(*named)):
         load_demos([make(tmp_path)], spec)
 
 
 def test_a_format_that_does_not_exist_is_named(folder, spec):
-    with pytest.raises(ConfigError, match=r"--demo_format=hdf6: no such format; valid: .*episodes"):
+    with pytest.raises(ConfigError, match=naming("--demo_format", "hdf6", "episodes")):
         load_demos([folder], spec, format="hdf6")
 
 
@@ -93,7 +94,7 @@ def test_a_pickle_is_read_but_never_run(tmp_path, spec, what):
     (tmp_path / "bombs").mkdir()
     for file in (tmp_path / "bomb.pkl", tmp_path / "bombs" / "bomb.pkl"):
         file.write_bytes(pickle.dumps([{"observations": Ran()}]))
-    with pytest.raises(DataError, match=r"bomb\.pkl: at byte \d+ the pickle .*it was not run"):
+    with pytest.raises(DataError, match=naming("bomb.pkl", "builtins.exec")):
         load_demos([tmp_path / what], spec)
 
 
@@ -167,11 +168,11 @@ def test_progress_counts_files(folder, spec):
 
 
 def test_another_robot_and_damage_name_the_file(folder, spec, joints_spec):
-    with pytest.raises(DataError, match=r"episode_1\.hdf5: robot arm2 has 2 actions, /action has 3; is this a demons"):
+    with pytest.raises(DataError, match=naming("episode_1.hdf5", "arm2", 2, "/action", 3)):
         load_demos([folder], joints_spec)
     damaged = folder / "episode_2.hdf5"
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"episode_2\.hdf5: the file is truncated"):
+    with pytest.raises(DataError, match=naming("episode_2.hdf5", "HDF5")):
         load_demos([folder], spec)
 
 
@@ -299,7 +300,7 @@ def test_a_pattern_names_data_sets_that_are_folders_and_files_in_others(folder, 
     found = find_demos([folder.parent / "**"], more=[format])
     assert folder not in found
     assert folder / "episode_1.hdf5" in found
-    with pytest.raises(ConfigError, match="no demonstration matches"):
+    with pytest.raises(ConfigError, match=naming(folder.parent / "*")):
         find_demos([folder.parent / "*"], format="episodes", more=[format])
 
 
@@ -326,7 +327,7 @@ def test_content_digests_tell_everything_but_images(spec, make_episode):
 
 def test_an_empty_data_set_is_said(tmp_path, spec):
     (tmp_path / "x.many").touch()
-    with pytest.raises(ConfigError, match=r"x\.many: no episode that could be a demonstration \(many\)"):
+    with pytest.raises(ConfigError, match=naming("x.many", "(many)")):
         load_demos([tmp_path / "x.many"], spec, more=[many({})])
 
 
@@ -349,7 +350,7 @@ def test_options_reach_the_files(tmp_path, joints_spec):
             file["/action"] = rng.normal(size=(6, 2)).astype(np.float32)
             file["/observations/images/top"] = rng.integers(0, 256, (6, 16, 16, 3), np.uint8)
     one = tmp_path / "score_5" / "episode_0.hdf5"
-    with pytest.raises(DataError, match="colours"):
+    with pytest.raises(DataError, match=naming("episode_0.hdf5", "color", "--color")):
         load_demos([one], joints_spec)
     for options, outcome in (
         (ReadOptions(color="bgr", success=True), Outcome.SUCCESS),
@@ -386,7 +387,7 @@ def test_the_first_part_of_the_demonstrations(tmp_path, spec, make_episode):
     for proportion, n in ((0.4, 2), (0.01, 1), (1.0, 5)):
         demos = load_demos([tmp_path], spec, options=ReadOptions(proportion=proportion))
         assert [e.steps.n for e in demos.episodes] == [3, 4, 5, 6, 7][:n]
-    with pytest.raises(ConfigError, match=r"--proportion=0 must lie in \(0, 1\]"):
+    with pytest.raises(ConfigError, match=naming("--proportion", 0, "(0, 1]")):
         load_demos([tmp_path], spec, options=ReadOptions(proportion=0.0))
 
 
@@ -448,7 +449,7 @@ def plain_aloha(path, spec, episode):
 
 def test_another_rate_than_the_robots_is_refused(tmp_path, spec, make_episode):
     write_episode(tmp_path / "a.hdf5", make_episode(spec, 4), dataclasses.replace(spec, control_hz=10.0))
-    with pytest.raises(DataError, match=r"10 times a second, robot .* takes 50"):
+    with pytest.raises(DataError, match=naming("a.hdf5", 10, "arm3", 50)):
         load_demos([tmp_path], spec)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.config.encoders import resnet10_leaves
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
@@ -75,22 +78,22 @@ def test_arrays_of_jax_and_frozen_dicts_are_read_as_what_they_hold(tmp_path, tre
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "named"),
     [
-        (lambda t: t["ResNetBlock_1"].pop("conv_proj"), "lacks 'ResNetBlock_1/conv_proj/kernel'; is it HIL-SERL's"),
+        (lambda t: t["ResNetBlock_1"].pop("conv_proj"), ("ResNetBlock_1/conv_proj/kernel",)),
         (
             lambda t: t["norm_init"].update(scale=np.ones(32, np.float32)),
-            r"'norm_init/scale' is float32\(32,\), floats",
+            ("norm_init/scale", "float32(32,)", "(64,)"),
         ),
-        (lambda t: t["norm_init"].update(bias=np.ones(64, np.int32)), r"'norm_init/bias' is int32\(64,\), floats of"),
-        (lambda t: t["norm_init"].update(bias=np.full(64, np.nan)), "'norm_init/bias' holds numbers that are not fin"),
-        (lambda t: t["norm_init"].update(bias="none"), "'norm_init/bias' is str, floats of shape"),
+        (lambda t: t["norm_init"].update(bias=np.ones(64, np.int32)), ("norm_init/bias", "int32(64,)")),
+        (lambda t: t["norm_init"].update(bias=np.full(64, np.nan)), ("norm_init/bias",)),
+        (lambda t: t["norm_init"].update(bias="none"), ("norm_init/bias", "str", "(64,)")),
     ],
 )
-def test_the_first_weight_that_does_not_fit_is_named(tmp_path, tree, change, said):
+def test_the_first_weight_that_does_not_fit_is_named(tmp_path, tree, change, named):
     other = {k: {**v} for k, v in tree.items()}
     change(other)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=naming(*named)):
         read_resnet10(pickled(tmp_path / "other.pkl", other))
 
 
@@ -100,7 +103,7 @@ class Evil:
 
 
 def test_what_would_run_is_refused(tmp_path, capsys):
-    with pytest.raises(DataError, match="it was not run"):
+    with pytest.raises(DataError, match=naming("evil.pkl", "builtins.print")):
         read_resnet10(pickled(tmp_path / "evil.pkl", {"conv_init": Evil()}))
     assert "run" not in capsys.readouterr().out
 
@@ -112,7 +115,7 @@ def test_a_jax_array_that_is_made_by_anything_else_is_refused(tmp_path):
 
             return _reconstruct_array, (bytes, (), (), {})
 
-    with pytest.raises(DataError, match="calls _reconstruct_array in a way"):
+    with pytest.raises(DataError, match=naming("forged.pkl", "_reconstruct_array")):
         read_resnet10(pickled(tmp_path / "forged.pkl", {"conv_init": {"kernel": Forged()}}))
 
 
@@ -132,6 +135,6 @@ def test_the_command_writes_a_file_of_plain_arrays_that_is_the_same_every_time(t
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "a.npz").mkdir()
-    with pytest.raises(DataError, match="cannot write the file"):
+    with pytest.raises(DataError, match=naming("a.npz", os.strerror(errno.EISDIR))):
         write_weights(tmp_path / "a.npz", {"x": np.ones(3, np.float32)})
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.rotating_dataset import ShardedSource
@@ -189,11 +190,11 @@ def test_an_error_of_the_thread_is_raised_before_the_shard_is_due(folder: Path) 
         if path != first.current:
             path.write_bytes(b"PK broken")
     with ShardedSource(folder, ReadOptions(), replace_interval=10_000, seed=1) as source:
-        with pytest.raises(DataError, match=r"shard-\d\.npz: not a whole \.npz file"):
+        with pytest.raises(DataError, match=naming(folder, "zip")):
             poll(source.advance)
         assert source.current == first.current
         assert len(source.episodes) == 2
-        with pytest.raises(DataError, match="not a whole"):
+        with pytest.raises(DataError, match=naming(folder, "zip")):
             source.advance()
 
 
@@ -231,11 +232,11 @@ def test_a_share_of_a_shard_is_one_of_its_steps(tmp_path: Path) -> None:
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no \.npz file"):
+    with pytest.raises(DataError, match=naming(tmp_path, ".npz", "*-val.npz")):
         ShardedSource(tmp_path, ReadOptions(), replace_interval=1)
     write(tmp_path, 0)
-    with pytest.raises(ConfigError, match="replace_interval must be at least 1"):
+    with pytest.raises(ConfigError, match=naming("replace_interval", 1, 0)):
         ShardedSource(tmp_path, ReadOptions(), replace_interval=0)
     (tmp_path / "shard-0.npz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"shard-0\.npz: not a whole"):
+    with pytest.raises(DataError, match=naming("shard-0.npz", "zip")):
         ShardedSource(tmp_path, ReadOptions(), replace_interval=1)

@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
 from serl_chunk.devices.registry import make_intervention
@@ -50,7 +51,7 @@ def test_a_file_is_found_by_the_registry(tmp_path, monkeypatch):
     env = types.SimpleNamespace(robot_spec=SPEC)
     for name in (str(tmp_path / "person.npz"), "~/person.npz"):
         assert isinstance(make_intervention(name, env), ReplayedIntervention)
-    with pytest.raises(ConfigError, match=r"'other\.npz' is neither none, scripted, nor an existing file"):
+    with pytest.raises(ConfigError, match=naming("actor.intervention", "other.npz", "none", "scripted")):
         make_intervention("other.npz", env)
 
 
@@ -68,51 +69,51 @@ def test_an_empty_recording_is_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"tick": np.array([3, 3, 0])}, "appears twice"),
-        ({"tick": np.array([3, -1, 0])}, "count from 0"),
-        ({"tick": np.array([3.0, 4.0, 0.0])}, r"tick must be int\[N\]"),
-        ({"idle": np.array([0, 1, 0])}, r"idle must be bool\[N\]"),
-        ({"idle": np.array([False, True])}, "one length"),
-        ({"action": np.zeros(3, np.float32)}, r"action must be float32\[N, A\]"),
-        ({"action": np.full((3, 2), np.inf, np.float32)}, "row 0 holds an action that is not finite"),
+        ({"tick": np.array([3, 3, 0])}, ("tick", "episode")),
+        ({"tick": np.array([3, -1, 0])}, ("episodes", "ticks", 0)),
+        ({"tick": np.array([3.0, 4.0, 0.0])}, ("tick", "int[N]", "float64[3]")),
+        ({"idle": np.array([0, 1, 0])}, ("idle", "bool[N]", "int64[3]")),
+        ({"idle": np.array([False, True])}, ("tick", 3, "idle", 2)),
+        ({"action": np.zeros(3, np.float32)}, ("action", "float32[N, A]", "float32[3]")),
+        ({"action": np.full((3, 2), np.inf, np.float32)}, ("action", 0)),
     ],
 )
-def test_bad_columns_are_refused_when_written_and_when_read(tmp_path, changes, message):
+def test_bad_columns_are_refused_when_written_and_when_read(tmp_path, changes, named):
     path = tmp_path / "p.npz"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=naming("p.npz", *named)):
         save_interventions(path, **columns(**changes))
     assert not list(tmp_path.iterdir())
     np.savez(path, **columns(**changes))
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=naming("p.npz", *named)):
         ReplayedIntervention(path, SPEC)
 
 
 def test_a_recording_of_another_robot_is_refused(tmp_path):
     save_interventions(tmp_path / "p.npz", **columns(action=np.zeros((3, 7), np.float32)))
-    with pytest.raises(DataError, match="actions of 7 dimensions, robot 'toy' has 2"):
+    with pytest.raises(DataError, match=naming("p.npz", "toy", 7, 2)):
         ReplayedIntervention(tmp_path / "p.npz", SPEC)
 
 
 def test_other_files_are_refused_by_name(tmp_path):
     path = tmp_path / "p.npz"
-    with pytest.raises(DataError, match=r"p\.npz cannot be read"):
+    with pytest.raises(DataError, match=naming("p.npz", "pickles", "Errno 2")):
         ReplayedIntervention(path, SPEC)
     path.write_bytes(b"not an archive")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=naming("p.npz", "pickles")):
         ReplayedIntervention(path, SPEC)
     save_interventions(path, **columns())
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=naming("p.npz", "pickles")):
         ReplayedIntervention(path, SPEC)
     np.savez(path, episode=np.zeros(1, int))
-    with pytest.raises(DataError, match="no column 'tick'"):
+    with pytest.raises(DataError, match=naming("p.npz", "'tick'")):
         ReplayedIntervention(path, SPEC)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DataError, match="no column 'episode'"):
+    with pytest.raises(DataError, match=naming("p.npz", "'episode'")):
         ReplayedIntervention(path, SPEC)
 
 
@@ -123,5 +124,5 @@ def test_a_pickle_is_never_loaded(tmp_path):
 
     path = tmp_path / "p.npz"
     np.savez(path, **columns(action=np.array([[Bomb(), Bomb()]] * 3, object)))
-    with pytest.raises(DataError, match="without pickles"):
+    with pytest.raises(DataError, match=naming("p.npz", "pickles", "allow_pickle")):
         ReplayedIntervention(path, SPEC)

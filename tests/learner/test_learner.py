@@ -6,6 +6,7 @@ import dataclasses
 import threading
 
 import pytest
+from errors import naming
 from learner_tools import agent_of, by_kind, quick_agents
 from point_robot import experiment, record_demos
 
@@ -165,7 +166,7 @@ def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypa
 
 
 def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(ConfigError, match=r"pretraining needs demonstrations: give --demo_path, or set --config\.lear"):
+    with pytest.raises(ConfigError, match=naming("--demo_path", "--config.learner.pretrain_steps", 0)):
         train_local(experiment(), [], str(tmp_path / "run"))
     learner, _ = train_local(
         experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=20), [], str(tmp_path / "other")
@@ -190,7 +191,9 @@ def test_another_transform_of_actions_is_refused_on_resume(demos, tmp_path):
     kept = (run / "config.json").read_text()
     other = "absolute_demo" if config.normaliser.actions != "absolute_demo" else "relative"
     changed = dataclasses.replace(config, normaliser=dataclasses.replace(config.normaliser, actions=other))
-    with pytest.raises(ConfigError, match=rf"normaliser\.actions={other} is not what this run's networks were trained"):
+    with pytest.raises(
+        ConfigError, match=naming("normaliser.actions", other, config.normaliser.actions, "--checkpoint_path")
+    ):
         train_local(changed, [demos], str(run))
     assert (run / "config.json").read_text() == kept
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from errors import naming
 from learner_tools import learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
@@ -49,11 +50,11 @@ def cut_to(patch: pytest.MonkeyPatch, steps: int, outcome: Outcome = Outcome.UNK
 
 
 def test_offline_training_without_data_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"--offline_steps trains on demonstrations or a data set: give --demo_path"):
+    with pytest.raises(ConfigError, match=naming("--offline_steps", "--demo_path", "--dataset_dir")):
         train_offline(experiment(**OFFLINE), [], str(tmp_path))
-    with pytest.raises(ConfigError, match=r"learner\.online_steps=0 trains on demonstrations alone"):
+    with pytest.raises(ConfigError, match=naming("learner.online_steps", 0, "learner.offline_steps")):
         experiment(pretrain_steps=0, online_steps=0)
-    with pytest.raises(ConfigError, match=r"online_steps=20 is not above learner\.training_starts=20"):
+    with pytest.raises(ConfigError, match=naming("learner.online_steps", 20, "learner.training_starts")):
         experiment(online_steps=20)
 
 
@@ -66,8 +67,7 @@ def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, monkeyp
     config = experiment(**{"pretrain_steps": 0} | phase)
     replay = dataclasses.replace(config.replay, windows=windows, terminal_windows="drop")
     config = dataclasses.replace(config, chunk=ChunkConfig(needed), replay=replay)
-    said = rf"a window takes {needed} consecutive steps, and they have 36 in 12 episodes\. Give longer ones, or lower"
-    with pytest.raises(ConfigError, match=said + r".* --config\.learner\.pretrain_steps=0"):
+    with pytest.raises(ConfigError, match=naming(needed, 36, 12, "chunk.horizon", "--config.learner.pretrain_steps")):
         learner_of(config, demos, tmp_path)
 
 
@@ -86,25 +86,29 @@ def test_short_data_that_no_phase_trains_on_or_that_end_are_not_refused(demos, t
 
 
 @pytest.mark.parametrize(
-    ("outcome", "bc_on", "said"),
+    ("outcome", "bc_on", "named"),
     [
         (
             Outcome.FAILURE,
             "+successes",
-            r"no step of these 12 is imitated: agent\.bc_on=\+successes takes .* failed ones",
+            ("learner.pretrain_steps", 12, "agent.bc_on", "+successes"),
         ),
-        (Outcome.UNKNOWN, "interventions", r"takes the steps of .* that a person acted on, .*agent\.bc_on=demo"),
+        (
+            Outcome.UNKNOWN,
+            "interventions",
+            ("learner.pretrain_steps", 12, "agent.bc_on", "interventions", "--config.agent.bc_on", "demo"),
+        ),
         (Outcome.UNKNOWN, "demo", None),
     ],
 )
-def test_pretraining_on_what_is_not_imitated_is_refused(demos, tmp_path, monkeypatch, outcome, bc_on, said):
+def test_pretraining_on_what_is_not_imitated_is_refused(demos, tmp_path, monkeypatch, outcome, bc_on, named):
     cut_to(monkeypatch, 3, outcome)
     config = experiment(pretrain_steps=40)
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, bc_on=bc_on))
-    if said is None:
+    if named is None:
         let_go(learner_of(config, demos, tmp_path))
         return
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=naming(*named)):
         learner_of(config, demos, tmp_path)
     learner = dataclasses.replace(config.learner, pretrain_steps=0)
     let_go(learner_of(dataclasses.replace(config, learner=learner), demos, tmp_path))
@@ -123,7 +127,7 @@ def test_a_run_that_is_past_its_data_goes_on_without_a_window_in_them(demos, tmp
         learner = learner_of(config, demos, past)
         assert (learner.phase, learner.replay.ready.demo) == (Phase.WARMUP, 0)
         let_go(learner)
-        with pytest.raises(ConfigError, match="a window takes 2 consecutive steps, and they have 12 in 12 episodes"):
+        with pytest.raises(ConfigError, match=naming(2, 12, "chunk.horizon")):
             learner_of(config, demos, within)
 
 
@@ -147,7 +151,7 @@ def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demo
     said = "the run's own normaliser goes on; a new one could not be made: normaliser.actions=absolute_demo needs"
     assert said in capsys.readouterr().out
     let_go(learner)
-    with pytest.raises(ConfigError, match="absolute_demo needs demonstrations"):  # a fresh one
+    with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "--demo_path")):  # a fresh one
         without(alone, str(tmp_path / "fresh"))
 
 
@@ -162,5 +166,5 @@ def test_demonstrations_whose_images_are_too_old_are_told_from_short_ones():
         def stats(self):
             return {"replay/demo_rows": 102, "replay/demo_episodes": 2, "replay/excluded_share": 1.0}
 
-    with pytest.raises(ConfigError, match=r"they have 100 in 2 episodes, but no image .*max_image_age, or give"):
+    with pytest.raises(ConfigError, match=naming(5, 100, 2, "--config.replay.max_image_age")):
         OfflineData(Blind(), [], None).require_window()

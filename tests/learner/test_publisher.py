@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.learner.publisher import SnapshotPublisher
 from serl_chunk.types import DataError
@@ -125,5 +126,5 @@ def test_a_version_file_that_was_never_written_starts_at_zero(tmp_path, got, con
 
 def test_a_version_file_that_holds_no_version_is_named(tmp_path, got):
     (tmp_path / "snapshot_version").write_text("12x")
-    with pytest.raises(DataError, match=r"snapshot_version holds b'12x', not the version of the last snapshot"):
+    with pytest.raises(DataError, match=naming("snapshot_version", "b'12x'")):
         publisher(got, tmp_path, threaded=False)

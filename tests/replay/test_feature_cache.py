@@ -10,6 +10,7 @@ from coded_episodes import SPEC, Checker, config, feed, make, normaliser
 from coded_features import CodedEmbedder, with_pixels
 from coded_replay import RNG, build, coded
 from deferred_episodes import Files, lazy
+from errors import naming
 
 from serl_chunk.learner.offline_data import FRAMES, FeaturePrecomputation
 from serl_chunk.replay import replay as replay_module
@@ -194,12 +195,12 @@ def test_features_count_in_the_estimate_and_are_refused_where_they_do_not_fit(mo
     assert replay.stats()["replay/reserved_bytes"] == pytest.approx(need, rel=0.01)
     assert replay.estimated_bytes == need
     monkeypatch.setattr(replay_module, "available_bytes", lambda: need - 1)
-    with pytest.raises(ConfigError) as refused:
-        replay_of(cfg)
-    said = str(refused.value)
-    assert "lower replay.image_capacity (or use fewer agent.image_keys), replay.capacity, replay.demo_cap" in said
     features = (3 * cfg.replay.image_capacity + cfg.replay.demo_capacity) * 2 * (12 + 9)
-    assert f"or set agent.encoder.cache_features=False ({features / 2**20:.0f} MiB of it are features)" in said
+    lower = ("replay.image_capacity", "agent.image_keys", "replay.capacity", "replay.demo_capacity")
+    cached = ("agent.encoder.cache_features", "False", f"{features / 2**20:.0f} MiB")
+    with pytest.raises(ConfigError, match=naming(*lower, *cached)) as refused:
+        replay_of(cfg)
+    assert "replay.frame_cache_bytes" not in str(refused.value)
     monkeypatch.setattr(replay_module, "available_bytes", lambda: need)
     replay_of(cfg)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from coded_episodes import LIMIT, SPEC, config, feed, make, normaliser
 from coded_replay import RNG, build, coded
+from errors import naming
 
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import ReadOptions
@@ -180,7 +181,7 @@ def test_fewer_steps_than_a_window_takes():
     replay = build(cfg)
     feed(replay, [coded(0, 4), coded(1, 4)], RNG(0))
     assert replay.ready.windows == 0
-    with pytest.raises(DataError, match="a window takes 9 consecutive steps, and it has 8 in 2 episodes"):
+    with pytest.raises(DataError, match=naming(9, 8, 2)):
         replay.sample(RNG(0), 4)
     feed(replay, [coded(2, 1)], RNG(0))
     assert replay.ready.windows == 1
@@ -245,7 +246,7 @@ def test_a_demonstration_goes_on_in_one_that_begins_in_the_state_in_which_it_suc
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(ConfigError, match=r"adjacent has states only, and agent\.image_keys names a, b"):
+    with pytest.raises(ConfigError, match=naming("replay.windows", "adjacent", "agent.image_keys", "a, b")):
         build(adjacent(), image_keys=tuple(c.name for c in SPEC.cameras))
-    with pytest.raises(ConfigError, match=r"replay.positive_fraction=0.5 balances whole episodes"):
+    with pytest.raises(ConfigError, match=naming("replay.positive_fraction", 0.5, "replay.windows", "adjacent")):
         build(adjacent(positive_fraction=0.5))

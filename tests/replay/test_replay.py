@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from coded_episodes import Checker, config, feed
 from coded_replay import RNG, build, coded, windows
+from errors import naming
 
 from serl_chunk.replay.replay import DEMO_SESSION
 from serl_chunk.runs.report_panels import REPLAY
@@ -137,13 +138,13 @@ def test_steps_that_repeat_or_skip_are_refused():
     replay.insert("s", Begin(episode.episode_id))
     block = StepBlock.from_steps(episode.episode_id, [episode.step(0), episode.step(1)])
     assert replay.insert("s", block) == 2
-    with pytest.raises(DataError, match="expected tick 2; steps came twice"):
+    with pytest.raises(DataError, match=naming("e0", "'s'", 0, 2)):
         replay.insert("s", block)
-    with pytest.raises(DataError, match="expected tick 2; steps before them are missing"):
+    with pytest.raises(DataError, match=naming("e0", "'s'", 3, 2)):
         replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(3)]))
-    with pytest.raises(DataError, match="ended with 12 steps, 2 arrived"):
+    with pytest.raises(DataError, match=naming("e0", "'s'", 12, 2)):
         replay.insert("s", episode.end_record())
-    with pytest.raises(DataError, match="amended before its end"):
+    with pytest.raises(DataError, match=naming("e0", "'s'", "amended")):
         replay.insert("s", Amend(episode.episode_id, outcome=Outcome.SUCCESS))
     assert replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(2)])) == 1  # nothing was spoilt
 
@@ -151,7 +152,7 @@ def test_steps_that_repeat_or_skip_are_refused():
 def test_an_episode_cannot_begin_twice():
     replay = build(config())
     feed(replay, [coded()], RNG(0))
-    with pytest.raises(DataError, match="began twice"):
+    with pytest.raises(DataError, match=naming("e0", "'s'", "began")):
         replay.insert("s", Begin("e0"))
     replay.insert("another session", Begin("e0"))  # ids are a session's own
 
@@ -161,21 +162,21 @@ def test_arrays_of_another_robot_are_refused():
     replay.insert("s", Begin("e0"))
     block = StepBlock.from_steps("e0", [coded().step(0)])
     bad = {
-        "state has shape": {"observation": {"state": np.zeros((1, 7), np.float32)}},
-        "action has shape": {"action": np.zeros((1, 14), np.float32)},
-        "action holds a number that is not finite": {"action": np.full((1, 2), np.nan, np.float32)},
-        r"decision/q has shape \(1, 0\)": {
+        ("e0", "state", "(1, 7)", "(1, 3)"): {"observation": {"state": np.zeros((1, 7), np.float32)}},
+        ("e0", "action", "(1, 14)", "(1, 2)"): {"action": np.zeros((1, 14), np.float32)},
+        ("e0", "action"): {"action": np.full((1, 2), np.nan, np.float32)},
+        ("e0", "decision/q", "(1, 0)"): {
             "sparse": {"decision/q": SparseRows(np.zeros(1, int), np.zeros((1, 0), np.float32))}
         },
-        "frames of camera 'a'": {
+        ("e0", "'a'", "uint8(1, 9, 9, 3)", "uint8(1, 2, 4, 3)"): {
             "sparse": {"images/a": SparseRows(np.zeros(1, int), np.zeros((1, 9, 9, 3), np.uint8))}
         },
     }
-    for message, change in bad.items():
-        with pytest.raises(DataError, match=message):
+    for named, change in bad.items():
+        with pytest.raises(DataError, match=naming(*named)):
             replay.insert("s", dataclasses.replace(block, **change))
     replay.insert("s", block)
-    with pytest.raises(DataError, match="final state has shape"):
+    with pytest.raises(DataError, match=naming("e0", "state", "(2,)", "(3,)")):
         replay.insert("s", End("e0", 1, {"state": np.zeros(2, np.float32)}, True, False, Outcome.SUCCESS))
 
 

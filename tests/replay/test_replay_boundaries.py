@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from coded_episodes import LIMIT, Checker, config, feed, normaliser
 from coded_replay import RNG, build, coded, windows
+from errors import naming
 
 from serl_chunk.data.demos import end_at_first_success
 from serl_chunk.data.formats.ogbench import OgbenchSource
@@ -173,12 +174,12 @@ def test_rewards_of_any_recording_are_cut_at_its_first_success(horizon, critic, 
 @every_length
 def test_less_than_a_window_says_what_is_missing(horizon, critic, returned):
     replay = build(config(horizon, critic, returned, demo_fraction="uniform"))
-    with pytest.raises(DataError, match=r"takes .* consecutive steps, and it has 0 in 0 episodes"):
+    with pytest.raises(DataError, match=naming(returned, 0)):
         replay.sample(RNG(0), 4)
     short = [coded(k, returned - 1) for k in range(3)] if returned > 1 else []
     feed(replay, short, RNG(0))
     if short:
-        with pytest.raises(DataError, match=rf"{returned} consecutive steps, and it has {3 * (returned - 1)} in 3"):
+        with pytest.raises(DataError, match=naming(returned, 3 * (returned - 1), 3)):
             replay.sample(RNG(0), 4)
     feed(replay, [coded(9, returned)], RNG(0))
     assert set(drawn(replay, horizon, 10)) == {(9, 0)}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from coded_episodes import Checker, config, feed, make
 from coded_replay import RNG, build, coded
+from errors import naming
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.learner.offline_data import OfflineData
@@ -153,21 +154,21 @@ def test_what_does_not_fit_leaves_the_old_ones_in_place():
     replay.replace_demos([coded(0, 30, demonstration=True).episode()])
     replay.replace_demos([coded(1, 40, demonstration=True).episode()])  # not both: the old one leaves first
     before = replay.episodes()
-    with pytest.raises(ConfigError, match=r"need 82 rows .* replay.demo_capacity is 60"):
+    with pytest.raises(ConfigError, match=naming(82, "replay.demo_capacity", 60)):
         replay.replace_demos([coded(k, 40, demonstration=True).episode() for k in (2, 3)])
     twice = coded(4, 5, demonstration=True).episode()
-    with pytest.raises(DataError, match="e4 is given twice"):
+    with pytest.raises(DataError, match=naming("e4")):
         replay.replace_demos([twice, twice])
     assert replay.episodes() == before
     assert replay.ready.demo == 37
-    with pytest.raises(ValueError, match="add_demo"):
+    with pytest.raises(ValueError, match=naming("demonstrations", "add_demo")):
         replay.replace_demos([], DEMO_SESSION)
 
 
 def test_balance_is_checked_at_the_first_shard_and_a_later_one_may_lack_a_kind():
     good, bad = (coded(k, 12, end, demonstration=True).episode() for k, end in ((1, "success"), (2, "failure")))
     cfg = config(demo_fraction=1.0, positive_fraction=0.5)
-    with pytest.raises(DataError, match="no window of a successful one"):
+    with pytest.raises(DataError, match=naming("replay.positive_fraction", 0.5, "1 failure")):
         build(cfg).replace_demos([bad])
     replay = build(cfg)
     replay.replace_demos([good, bad])
@@ -195,7 +196,7 @@ def test_images_that_are_still_in_files_are_refused_where_they_are_used():
     sparse = {k: SparseRows(r.index, Files(r.values)) for k, r in steps.sparse.items()}
     lazy = Episode(begin, dataclasses.replace(steps, sparse=sparse), end)
     seeing, blind = build(config(), image_keys=("a",)), build(config())
-    with pytest.raises(DataError, match="e0: its images are still in their files"):
+    with pytest.raises(DataError, match=naming("e0", "agent.image_keys", "--demo_path")):
         seeing.replace_demos([lazy])
     assert seeing.episodes() == []
     blind.replace_demos([lazy])

@@ -9,6 +9,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots import registry
@@ -82,9 +83,9 @@ class TestSpec:
         assert RobotSpec.from_json(spec.to_json()) == spec
 
     def test_cameras_are_checked(self):
-        with pytest.raises(ConfigError, match=r"no camera 'wrist'; it has: .*left_wrist"):
+        with pytest.raises(ConfigError, match=naming("robot.cameras", "wrist", "left_wrist")):
             aloha_sim_spec(AlohaSimConfig(cameras=("top", "wrist")))
-        with pytest.raises(ConfigError, match="twice"):
+        with pytest.raises(ConfigError, match=naming("robot.cameras", "top, top")):
             aloha_sim_spec(AlohaSimConfig(cameras=("top", "top")))
 
     def test_a_missing_extra_is_named(self):
@@ -155,7 +156,7 @@ class TestEpisode:
     @pytest.mark.parametrize("action", [np.zeros(13, np.float32), np.full(14, np.nan, np.float32)])
     def test_refuses_what_physics_cannot_take(self, env, action):
         env.reset(seed=0)
-        with pytest.raises(DataError, match="14 finite numbers"):
+        with pytest.raises(DataError, match=naming("aloha_sim", "action", 14)):
             env.step(action)
 
     def test_truncates_at_its_time_limit(self):
@@ -212,7 +213,7 @@ class TestImages:
         later = env.read_images(["top"])
         assert list(later) == ["images/top"]
         assert not np.array_equal(later["images/top"], top)
-        with pytest.raises(ConfigError, match="no camera 'angle'"):
+        with pytest.raises(ConfigError, match=naming("aloha_sim", "angle", "top", "right_wrist")):
             env.read_images(["angle"])
         env.close()
 
@@ -293,7 +294,7 @@ class TestExpert:
 
     def test_no_helper_is_said(self, env):
         assert registry.make_intervention("none", env) is None
-        with pytest.raises(ConfigError, match="no scripted helper"):
+        with pytest.raises(ConfigError, match=naming("aloha_sim", "--config.actor.intervention", "none")):
             registry.make_intervention("scripted", env)
 
 

@@ -5,6 +5,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+from errors import naming
 from gymnasium.utils.env_checker import check_env
 
 from serl_chunk.config.loader import load_experiment
@@ -116,7 +117,7 @@ def test_commands_are_clipped_and_rate_limited_and_reported(env):
 @pytest.mark.parametrize("action", [np.zeros(13), np.full(14, np.nan), np.full(14, np.inf)])
 def test_an_unusable_action_is_refused(env, action):
     env.reset(seed=0)
-    with pytest.raises(DataError, match="14 finite numbers"):
+    with pytest.raises(DataError, match=naming("action", 14)):
         env.step(action)
 
 
@@ -261,7 +262,7 @@ def test_a_given_start_is_used_and_leaves_the_generator_alone(env):
     np.testing.assert_array_equal(observation["state"][:14], np.array(start.joints, np.float32))
     assert env.tick == 0
     np.testing.assert_array_equal(env.reset()[0]["state"], expected)
-    with pytest.raises(DataError, match="FakeAlohaState"):
+    with pytest.raises(DataError, match=naming('options["start"]', "FakeAlohaState", "dict")):
         env.reset(options={"start": {"cube": (0, 0)}})
 
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
@@ -71,7 +72,7 @@ def test_images_on_request_and_always():
     observation, _ = always.reset(seed=0)
     assert always.observation_space.contains(observation)
     np.testing.assert_array_equal(observation["images/top"], env.read_images()["images/top"])
-    with pytest.raises(ConfigError, match="left_wrist"):
+    with pytest.raises(ConfigError, match=naming("front", "left_wrist")):
         env.read_images(["front"])
 
 

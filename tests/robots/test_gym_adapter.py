@@ -5,6 +5,7 @@ import dataclasses
 import gymnasium
 import numpy as np
 import pytest
+from errors import naming
 from gymnasium import spaces
 
 from serl_chunk.cli.record import run_record
@@ -167,7 +168,7 @@ class TestHilSerl:
         assert (terminated, truncated, info["success"]) == (True, False, False)
 
     def test_a_shorter_limit_of_its_own_is_refused(self):
-        with pytest.raises(ConfigError, match=r"max_episode_length=12.*set robot.max_episode_steps=12"):
+        with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_steps", 50)):
             GymAdapter(dataclasses.replace(hil_serl_config(), max_episode_steps=50))
 
     def test_frames_are_of_the_present_moment_and_safe_to_keep(self):
@@ -183,7 +184,7 @@ class TestHilSerl:
         assert (kept["images/wrist_2"] == 100).all()
         assert (now["images/wrist_1"] == 1).all()
         assert now["images/wrist_1"].shape == (128, 128, 3)
-        with pytest.raises(ConfigError, match="no camera 'side'; it has: wrist_1, wrist_2"):
+        with pytest.raises(ConfigError, match=naming("franka", "side", "wrist_1", "wrist_2")):
             env.read_images(["side"])
 
     def test_a_person_acted_on_what_was_seen_before_the_step(self):
@@ -224,13 +225,13 @@ class TestActions:
     def test_wrong_ones_are_refused(self, action):
         env = adapt(box(3))
         env.reset()
-        with pytest.raises(DataError, match="2 finite numbers"):
+        with pytest.raises(DataError, match=naming("action", "gym", 2)):
             env.step(action)
 
     def test_a_wrong_intervention_is_named(self):
         env = GymAdapter(hil_serl_config({1: {"intervene_action": np.zeros(6)}}))
         env.reset()
-        with pytest.raises(DataError, match=r"intervene_action.*must be 7 finite numbers"):
+        with pytest.raises(DataError, match=naming('info["intervene_action"]', "franka", 7)):
             env.step(np.zeros(7))
 
     @pytest.mark.parametrize("person", [{}, {"intervene_action": np.full(7, 0.5)}])
@@ -241,15 +242,18 @@ class TestActions:
         np.testing.assert_array_equal(env.step(np.ones(7))[4]["executed_action"], report.astype(np.float32))
 
     @pytest.mark.parametrize(
-        ("space", "message"),
+        ("space", "named"),
         [
-            (spaces.Discrete(3), "must be a Box of floating-point numbers"),
-            (spaces.Box(-np.inf, np.inf, (2,), np.float32), "need finite limits.*RescaleAction"),
-            (spaces.Box(-1, 1, (4, 2), np.float32), r"shape \(4, 2\)"),
+            (spaces.Discrete(3), ("Box", "Discrete(3)")),
+            (
+                spaces.Box(-np.inf, np.inf, (2,), np.float32),
+                ("Box(-inf, inf, (2,), float32)", "gymnasium.wrappers.RescaleAction"),
+            ),
+            (spaces.Box(-1, 1, (4, 2), np.float32), ("(A,)", "(4, 2)")),
         ],
     )
-    def test_unusable_spaces_are_refused_with_the_remedy(self, space, message):
-        with pytest.raises(ConfigError, match=message):
+    def test_unusable_spaces_are_refused_with_the_remedy(self, space, named):
+        with pytest.raises(ConfigError, match=naming(*named)):
             adapt(box(3), space)
 
 
@@ -280,12 +284,12 @@ class TestObservations:
         np.testing.assert_array_equal(frames["images/top"], env.env.unwrapped.last["images"]["top"])
 
     @pytest.mark.parametrize(
-        ("space", "message"),
+        ("space", "named"),
         [
-            (spaces.Dict({"state": box(3), "mode": spaces.Discrete(2)}), "'mode' is a Discrete space"),
-            (spaces.Dict({"state": box(3), "depth": box(8, 8, 1)}), r"'depth' has shape \(8, 8, 1\)"),
-            (spaces.Dict({"state": box(2, 3)}), "a history of 2 observations"),
-            (spaces.Dict({"top": box(8, 8, 3, dtype=np.uint8)}), "observes no vector"),
+            (spaces.Dict({"state": box(3), "mode": spaces.Discrete(2)}), ("mode", "Discrete")),
+            (spaces.Dict({"state": box(3), "depth": box(8, 8, 1)}), ("depth", "(8, 8, 1)")),
+            (spaces.Dict({"state": box(2, 3)}), ("state", "(2, 3)", "obs_horizon")),
+            (spaces.Dict({"top": box(8, 8, 3, dtype=np.uint8)}), ("state", "vector")),
             (
                 spaces.Dict(
                     {
@@ -294,23 +298,23 @@ class TestObservations:
                         "images": spaces.Dict({"top": box(8, 8, 3, dtype=np.uint8)}),
                     }
                 ),
-                "two observations are called camera 'top'",
+                ("top",),
             ),
         ],
     )
-    def test_unusable_spaces_are_refused_by_name(self, space, message):
-        with pytest.raises(ConfigError, match=message):
+    def test_unusable_spaces_are_refused_by_name(self, space, named):
+        with pytest.raises(ConfigError, match=naming(*named)):
             ObservationLayout.of(space)
 
     def test_an_environment_that_breaks_its_word_is_named(self):
         layout = ObservationLayout.of(spaces.Dict({"state": box(3), "top": box(8, 8, 3, dtype=np.uint8)}))
-        with pytest.raises(DataError, match="declared a state of 3 numbers and gave 4"):
+        with pytest.raises(DataError, match=naming("state", 3, 4)):
             layout.state({"state": np.zeros(4)})
-        with pytest.raises(DataError, match=r"not finite: state\[1\] = nan of the vectors state"):
+        with pytest.raises(DataError, match=naming("state[1]", "nan")):
             layout.state({"state": np.array([0, np.nan, 0])})
-        with pytest.raises(DataError, match="declared observation 'state' and did not give it"):
+        with pytest.raises(DataError, match=naming("'state'")):
             layout.state({})
-        with pytest.raises(DataError, match="camera 'top' was declared uint8"):
+        with pytest.raises(DataError, match=naming("top", "uint8", "float64")):
             layout.frames({"top": np.zeros((8, 8, 3))})
 
 
@@ -398,30 +402,26 @@ class TestScripted:
 
     def test_without_one_it_is_said_what_to_add(self):
         env = registry.make_env(rail_config())
-        with pytest.raises(
-            ConfigError, match=r"'rail' has no scripted expert: .* make_expert\(\).* reset\(\), act\(\)"
-        ):
+        with pytest.raises(ConfigError, match=naming("rail", "make_expert()", "reset()", "act()")):
             registry.make_expert(env)
-        with pytest.raises(ConfigError, match=r"no scripted helper: .* make_helper\(\).*intervention=none"):
+        with pytest.raises(ConfigError, match=naming("rail", "make_helper()", "--config.actor.intervention", "none")):
             registry.make_intervention("scripted", env)
         assert registry.make_intervention("none", env) is None
 
     def test_something_else_is_refused_by_name(self):
         env = registry.make_env(rail_config(make_expert=lambda env: 3, make_helper=RailExpert))
-        with pytest.raises(ConfigError, match=r"make_expert\(\) of robot 'rail' gave a int without reset\(\)"):
+        with pytest.raises(ConfigError, match=naming("make_expert()", "rail", "int", "reset()")):
             registry.make_expert(env)
-        with pytest.raises(
-            ConfigError, match=r"gave a RailExpert without poll\(\); it needs reset\(\), poll\(\), close"
-        ):
+        with pytest.raises(ConfigError, match=naming("make_helper()", "rail", "RailExpert", "poll()")):
             registry.make_intervention("scripted", env)
 
 
 def test_configuration_is_checked_against_the_environment():
-    with pytest.raises(ConfigError, match="joint_of_action has 2 entries; the environment's actions have 7"):
+    with pytest.raises(ConfigError, match=naming("robot.joint_of_action", 2, 7)):
         GymAdapter(hil_serl_config(joint_of_action=(0, 1)))
-    with pytest.raises(ConfigError, match=r"grippers=\(7,\)"):
+    with pytest.raises(ConfigError, match=naming("robot.grippers", "(7,)", "0..6")):
         GymAdapter(dataclasses.replace(hil_serl_config(), grippers=(7,)))
-    with pytest.raises(ConfigError, match=r"must return a gymnasium\.Env, it returned int"):
+    with pytest.raises(ConfigError, match=naming("robot.make", "gymnasium.Env", "int")):
         GymAdapter(GymConfig(make=lambda fake_env: 3))
 
 

@@ -10,6 +10,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
+from errors import naming
 from hil_serl_shape import HilSerlShape
 
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
@@ -64,7 +65,7 @@ def test_each_task_has_its_settings(name, discount, limit, actions, cameras, com
 def test_a_missing_robot_is_said_with_the_remedy():
     config = load_experiment("hil_serl_template")
     with pytest.raises(
-        ConfigError, match=r"ram_insertion needs your robot's .*copy .*hil_serl_template\.py.*make_robot"
+        ConfigError, match=naming("ram_insertion", "hil_serl_template.py", "make_robot()", "--exp_name")
     ):
         registry.make_env(config.robot)
 
@@ -92,31 +93,32 @@ def test_a_run_of_one_task_is_no_run_of_another(tmp_path):
     run = open_run(load_experiment("hil_serl_template:ram_insertion"), spec, str(tmp_path))
     with run.lock:
         run.record()
-    with pytest.raises(ConfigError, match="is a run of experiment 'hil_serl_ram_insertion', not 'hil_serl_egg_flip'"):
+    with pytest.raises(ConfigError, match=naming("hil_serl_ram_insertion", "hil_serl_egg_flip")):
         open_run(load_experiment("hil_serl_template:egg_flip"), spec, str(tmp_path))
 
 
 def test_what_a_copy_cannot_import_is_said_with_the_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     copy = filled(tmp_path, "from beside_me import Env", "return Env()")
-    message = rf"make_robot\(\) cannot import: {re.escape(str(copy))}, line \d+: ModuleNotFoundError: No module named "
-    with pytest.raises(ConfigError, match=rf"{message}'beside_me'; install it for .* or put .* into {tmp_path}$"):
+    with pytest.raises(
+        ConfigError, match=naming("make_robot()", copy, "ModuleNotFoundError", "beside_me", sys.executable)
+    ):
         registry.make_env(load_experiment(str(copy)).robot)
     (tmp_path / "beside_me.py").write_text("import no_such_robot")
-    with pytest.raises(ConfigError, match=r"beside_me\.py, line 1: .*'no_such_robot'"):
+    with pytest.raises(ConfigError, match=naming("beside_me.py", 1, "ModuleNotFoundError", "no_such_robot")):
         registry.make_env(load_experiment(str(copy)).robot)
     monkeypatch.delitem(sys.modules, "beside_me", raising=False)
     (tmp_path / "beside_me.py").write_text("Other = 1")
-    with pytest.raises(ConfigError, match=r"my_robot\.py, line \d+: ImportError: cannot import name 'Env'.*another"):
+    with pytest.raises(ConfigError, match=naming("my_robot.py", "ImportError", "Env")):
         registry.make_env(load_experiment(str(copy)).robot)
 
 
 def test_another_control_mode_or_camera_is_refused():
     config = hil_serl_robot("ram_insertion", lambda name, fake: HilSerlShape(7, ("wrist_1", "wrist_2")), "f")
-    with pytest.raises(ConfigError, match=r"6 numbers.*\(7,\).*GripperCloseEnv"):
+    with pytest.raises(ConfigError, match=naming("ram_insertion", 6, "(7,)", "GripperCloseEnv")):
         registry.make_env(config)
     config = hil_serl_robot("ram_insertion", lambda name, fake: HilSerlShape(6, ("wrist_1",)), "f")
-    with pytest.raises(ConfigError, match=r"'wrist_2'.*it has: state, wrist_1|'wrist_2'.*wrist_1"):
+    with pytest.raises(ConfigError, match=naming("ram_insertion", "wrist_2", "wrist_1")):
         registry.make_env(config)
 
 
@@ -171,11 +173,13 @@ def test_a_copy_with_weights_has_hil_serls_vision(tmp_path):
 def test_what_a_copy_says_is_checked(tmp_path):
     cameras = ("side_policy", "wrist_1", "wrist_2")
     copy = filled_with(tmp_path, (7, cameras), SETUP_MODE="single-arm-fixed-gripper")
-    with pytest.raises(ConfigError, match=r"6 numbers.*\(7,\).*my_robot\.py: SETUP_MODE, ACTION_DIM"):
+    with pytest.raises(
+        ConfigError, match=naming("usb_pickup_insertion", 6, "(7,)", "my_robot.py", "SETUP_MODE", "ACTION_DIM")
+    ):
         registry.robot_spec(load_experiment(f"{copy}:usb_pickup_insertion").robot)
-    with pytest.raises(ConfigError, match=r"'single-arm' is none of HIL-SERL's; valid: single-arm-fixed-gripper, "):
+    with pytest.raises(ConfigError, match=naming("egg_flip", "setup_mode", "'single-arm'", "single-arm-fixed-gripper")):
         hil_serl_task("egg_flip", setup_mode="single-arm")
-    with pytest.raises(ConfigError, match="two arms, and action_dim=7 is not even"):
+    with pytest.raises(ConfigError, match=naming("object_handover", "action_dim", 7)):
         hil_serl_task("object_handover", action_dim=7)
 
 
@@ -188,18 +192,18 @@ def test_a_fixed_setup_mode_on_the_command_line_holds_the_grippers(tmp_path):
     agent = make_agent(config, registry.robot_spec(config.robot))
     assert isinstance(agent, FixedGripper)
     assert agent.spec.grippers == (6,)
-    with pytest.raises(ConfigError, match=r"agent\.gripper\.penalty=-0\.01 would not be read"):
+    with pytest.raises(ConfigError, match=naming("agent.gripper.penalty", -0.01, "agent.gripper.choices")):
         load(name, [mode, ("agent.gripper.penalty", "-0.01")])
 
 
 def test_unknown_tasks_and_variants_are_named():
-    with pytest.raises(ConfigError, match="no task 'ram'; valid: ram_insertion, usb_pickup"):
+    with pytest.raises(ConfigError, match=naming("ram", "ram_insertion", "usb_pickup_insertion")):
         hil_serl_task("ram")
-    with pytest.raises(ConfigError, match="no task 'ram'"):
+    with pytest.raises(ConfigError, match=naming("ram", "ram_insertion")):
         load_experiment("hil_serl_template:ram")
-    with pytest.raises(ConfigError, match="has no variants"):
+    with pytest.raises(ConfigError, match=naming("--exp_name", "fake_aloha:big", "fake_aloha.py")):
         load_experiment("fake_aloha:big")
-    with pytest.raises(ConfigError, match="no variant after the colon"):
+    with pytest.raises(ConfigError, match=naming("--exp_name", "hil_serl_template:")):
         load_experiment("hil_serl_template:")
 
 

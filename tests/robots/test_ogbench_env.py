@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk import extras
 from serl_chunk.config.agents import AcfqlConfig
@@ -48,18 +49,17 @@ class TestSpec:
     @pytest.mark.parametrize(
         ("name", "near"),
         [
-            ("cube-singel-play-singletask-task1-v0", "did you mean cube-single-play-singletask-task1-v0?"),
-            ("scene-play-singletask-task6-v0", "did you mean scene-play-singletask-task"),
-            ("visual-scene-play-singletask-task1-v0", "N from 1 to 5"),
+            ("cube-singel-play-singletask-task1-v0", "cube-single-play-singletask-task1-v0"),
+            ("scene-play-singletask-task6-v0", "scene-play-singletask-task5-v0"),
+            ("visual-scene-play-singletask-task1-v0", "5"),
             ("antmaze-large-navigate-singletask-v0", "cube-quadruple, cube-octuple, scene, puzzle-3x3"),
         ],
     )
     def test_an_unknown_name_is_answered_with_valid_ones(self, name: str, near: str) -> None:
         with pytest.raises(
-            ConfigError, match=rf"robot\.env_name={name}: OGBench has no such .*valid: ENV-play\|noisy-"
-        ) as e:
+            ConfigError, match=naming("robot.env_name", name, "ENV-play|noisy-singletask-taskN-v0", near)
+        ):
             ogbench_spec(OgbenchConfig(env_name=name))
-        assert near in str(e.value)
 
     def test_the_default_task_and_noisy_data_are_names_too(self) -> None:
         for name in ("scene-play-singletask-v0", "scene-noisy-singletask-task3-v0"):
@@ -81,7 +81,7 @@ class TestSpec:
 
     def test_dense_rewards_are_refused_to_a_critic_of_returns_in_0_to_1(self) -> None:
         config = ExperimentConfig("x", OgbenchConfig(), AcfqlConfig(critic=CriticConfig(loss="bounded")))
-        with pytest.raises(ConfigError, match=r"rewards may be negative: .* use robot\.reward=sparse"):
+        with pytest.raises(ConfigError, match=naming("agent.critic.loss", "bounded", "robot.reward", "sparse")):
             dataclasses.replace(config, robot=OgbenchConfig(reward="dense"))
 
     def test_a_learner_reads_it_without_the_simulator(self) -> None:
@@ -183,9 +183,9 @@ class TestEpisodes:
 
     def test_a_diverged_simulation_and_a_bad_action_are_refused(self, env: Any) -> None:
         env.reset(seed=0)
-        with pytest.raises(DataError, match="5 finite numbers"):
+        with pytest.raises(DataError, match=naming("cube-single-play-singletask-task1-v0", "action", 5)):
             env.step(np.zeros(4))
-        with pytest.raises(DataError, match="5 finite numbers"):
+        with pytest.raises(DataError, match=naming("cube-single-play-singletask-task1-v0", "action", 5)):
             env.step(np.full(5, np.nan))
 
     def test_dense_rewards_count_parts_as_the_data_does(self, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ class TestEpisodes:
         env = registry.make_env(OgbenchConfig(image_size=32))
         observation, _ = env.reset(seed=0)
         assert list(observation) == ["state"]
-        with pytest.raises(ConfigError, match="no camera 'wrist'"):
+        with pytest.raises(ConfigError, match=naming("wrist", "front")):
             env.read_images(["wrist"])
         try:
             frames = env.read_images()
@@ -236,7 +236,7 @@ class TestEpisodes:
 class TestAbsence:
     def test_without_ogbench_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "ogbench", None)
-        with pytest.raises(ConfigError, match=r"robot ogbench needs ogbench.*pip install 'serl-chunk\[ogbench\]'"):
+        with pytest.raises(ConfigError, match=naming("ogbench", "pip install 'serl-chunk[ogbench]'")):
             registry.make_env(OgbenchConfig())
 
     def test_an_old_ogbench_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,5 +247,7 @@ class TestAbsence:
 
         monkeypatch.setitem(sys.modules, "ogbench", SimpleNamespace(make_env_and_datasets=make))
         monkeypatch.setitem(sys.modules, "ogbench.relabel_utils", SimpleNamespace())
-        with pytest.raises(ConfigError, match=r"this version of OGBench .*success_timing.*pip install --upgrade"):
+        with pytest.raises(
+            ConfigError, match=naming("ogbench", "success_timing", "pip install --upgrade 'serl-chunk[ogbench]'")
+        ):
             registry.make_env(OgbenchConfig())

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from errors import naming
 
 from serl_chunk.cli.evaluate import _differences, _recorded
 from serl_chunk.cli.process import load
@@ -33,20 +34,20 @@ def test_a_number_and_the_latest(run):
 
 @pytest.mark.parametrize("wanted", ["7", "-1", "5e2", "newest"])
 def test_what_is_not_there_lists_what_is(run, wanted):
-    with pytest.raises(CheckpointError, match=f"has no checkpoint '{wanted}'; it has: 0, 500, 1000 \\(or latest, best"):
+    with pytest.raises(CheckpointError, match=naming(run, f"'{wanted}'", "0, 500, 1000", "latest", "best")):
         resolve(run, wanted)
 
 
 def test_an_empty_run_has_no_latest(tmp_path):
-    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+    with pytest.raises(CheckpointError, match=naming(tmp_path)):
         resolve(tmp_path, "latest")
 
 
 def test_the_best_is_chosen_on_validation_alone(run):
-    with pytest.raises(CheckpointError, match=r"none is known to be best: evaluate some with --eval_validation first"):
+    with pytest.raises(CheckpointError, match=naming(run, "--eval_validation", "0, 500, 1000")):
         resolve(run, "best")
     save(run, 1000, "evaluation", [{"success_rate": 1.0, "n": 9}])  # the reported figure must not choose
-    with pytest.raises(CheckpointError, match="none is known to be best"):
+    with pytest.raises(CheckpointError, match=naming(run, "--eval_validation", "0, 500, 1000")):
         resolve(run, "best")
     save(run, 0, VALIDATION, [{"success_rate": 0.5, "n": 9}])
     save(

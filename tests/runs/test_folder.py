@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from errors import naming
 
 from serl_chunk.cli.process import describe, load, spec_of, split_overrides, stop_on_signals
 from serl_chunk.runs.folder import open_run, read_config
@@ -26,18 +27,18 @@ def quiet(text: str) -> None:
 def test_overrides_are_split_at_the_sign_or_the_next_word():
     given = ["--config.seed=3", "--config.robot.task", "a=b c", "--config.robot.task=x=y"]
     assert split_overrides(given) == [("seed", "3"), ("robot.task", "a=b c"), ("robot.task", "x=y")]
-    with pytest.raises(ConfigError, match=r"unknown argument '--lerner': .* see serl-chunk --help"):
+    with pytest.raises(ConfigError, match=naming("--lerner", "--config.FIELD=VALUE", "serl-chunk --help")):
         split_overrides(["--config.seed=1", "--lerner"])
-    with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
+    with pytest.raises(ConfigError, match=naming("--config.seed", "--config.seed=VALUE")):
         split_overrides(["--config.seed"])
-    with pytest.raises(ConfigError, match=r"--config\.seed needs a value: --config\.seed=VALUE"):
+    with pytest.raises(ConfigError, match=naming("--config.seed", "--config.seed=VALUE")):
         split_overrides(["--config.seed", "--config.discount=0.9"])  # another flag is no value
 
 
 def test_the_seed_flag_wins_and_the_experiment_must_be_named():
     assert load("fake_aloha", [("seed", "1"), ("agent.lr", "0.5")], seed=9).seed == 9
     assert load("fake_aloha", [("agent.lr", "0.5")]).agent.lr == 0.5
-    with pytest.raises(ConfigError, match="--exp_name is needed: a packaged experiment"):
+    with pytest.raises(ConfigError, match=naming("--exp_name", "fake_aloha")):
         load(None, [])
 
 
@@ -84,19 +85,19 @@ def test_a_resumed_folder_keeps_its_id_and_says_what_changed(tmp_path):
 
 def test_one_learner_a_folder_and_one_experiment_a_run(tmp_path):
     run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
-    with pytest.raises(ConfigError, match="is in use by another learner; stop it, or give another --checkpoint_path"):
+    with pytest.raises(ConfigError, match=naming(tmp_path, "learner", "--checkpoint_path")):
         open_run(CONFIG, SPEC, str(tmp_path), quiet)
     run.record()
     run.lock.close()
     other = dataclasses.replace(CONFIG, name="other")
-    with pytest.raises(ConfigError, match="is a run of experiment 'fake_aloha', not 'other'; give another"):
+    with pytest.raises(ConfigError, match=naming(tmp_path, "fake_aloha", "other", "--checkpoint_path")):
         open_run(other, SPEC, str(tmp_path), quiet)
     open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()  # a refusal does not keep the lock
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"--checkpoint_path=.*file cannot be used: "):
+    with pytest.raises(ConfigError, match=naming("--checkpoint_path", tmp_path / "file")):
         open_run(CONFIG, SPEC, str(tmp_path / "file"), quiet)
 
 
@@ -107,7 +108,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
     with monkeypatch.context() as patch:
         patch.setattr("serl_chunk.runs.folder.write_json", full)
-        with pytest.raises(ConfigError, match=r"--checkpoint_path=.* cannot be used: .*No space left on device"):
+        with pytest.raises(ConfigError, match=naming("--checkpoint_path", tmp_path, "No space left on device")):
             run.record()
     run.lock.close()
     open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()
@@ -149,10 +150,10 @@ def test_a_signal_interrupts_what_does_not_listen_yet():
 
 
 def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):
-    with pytest.raises(ConfigError, match=r"is not a run folder: it has no config\.json"):
+    with pytest.raises(ConfigError, match=naming(tmp_path, "config.json")):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"name": ')
-    with pytest.raises(ConfigError, match=r"config\.json is damaged .*; restore it, or remove it to write it anew"):
+    with pytest.raises(ConfigError, match=naming("config.json", "line 1 column 10")):
         read_config(tmp_path)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import naming
 from metric_logs import Clock, add_episode, add_evaluation, open_log
 
 from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, read_metrics
@@ -143,11 +144,11 @@ def test_rows_of_several_threads_do_not_mix(tmp_path):
 
 def test_what_cannot_be_a_metric_is_refused(tmp_path):
     with open_log(tmp_path) as log:
-        with pytest.raises(DataError, match="called step"):
+        with pytest.raises(DataError, match=naming("step")):
             log.train(Counters(0, 0, 0), {"step": 3})
-        with pytest.raises(DataError, match="'thing' is a object"):
+        with pytest.raises(DataError, match=naming("thing", "object")):
             log.train(Counters(0, 0, 0), {"thing": object()})
-        with pytest.raises(DataError, match="2 q and 1 g"):
+        with pytest.raises(DataError, match=naming("2 q", "1 g")):
             add_episode(log, Counters(0, 0, 0), q=[0.1, 0.2], g=[0.1])
 
 

@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
+from errors import naming
 from matplotlib.figure import Figure
 from metric_logs import Clock, add_evaluation, open_log
 
@@ -284,11 +285,11 @@ def test_a_resumed_run_is_counted_once_and_says_so(tmp_path):
 
 
 def test_a_folder_that_is_no_run_and_a_broken_configuration_are_named(tmp_path):
-    with pytest.raises(DataError, match="is not a run folder"):
+    with pytest.raises(DataError, match=naming(tmp_path / "nowhere", "metrics.jsonl")):
         build_report(tmp_path / "nowhere")
     (tmp_path / METRICS_FILE).write_text("")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match=r"config\.json is not JSON"):
+    with pytest.raises(DataError, match=naming("config.json", "JSON")):
         build_report(tmp_path)
 
 

@@ -21,6 +21,6 @@ def naming(*named: object) -> str:
 
 def _whole(word: str) -> str:
     number = re.fullmatch(r"-?[\d.]+(e-?\d+)?", word)
-    before = r"(?<![\w.])" if number else r"(?<!\w)" if re.match(r"\w", word) else ""
+    before = r"(?<![\w.-])" if number else r"(?<!\w)" if re.match(r"\w", word) else ""
     after = r"(?!\w|\.\d)" if number else r"(?!\w)" if re.search(r"\w\Z", word) else ""
     return before + re.escape(word) + after

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from errors import naming
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
@@ -145,6 +146,6 @@ def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
 def test_what_is_no_host_is_said(host):
     context = zmq.Context()
     s = sockets.make_socket(context, zmq.DEALER, TransportConfig())
-    with pytest.raises(ConfigError, match="give the learner's name or IP address"):
+    with pytest.raises(ConfigError, match=naming(host)):
         sockets.connect(s, host, 5588)
     context.destroy(linger=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from errors import naming
 from PIL import Image
 
 from serl_chunk.data.demos import load_demos
@@ -77,7 +78,7 @@ def test_a_known_outcome_terminates_at_the_last_observation(tmp_path, joints_spe
 def test_one_step_with_an_outcome_is_refused(tmp_path, joints_spec):
     _foreign(tmp_path / "a.hdf5", n=1)
     assert read_episode(tmp_path / "a.hdf5", joints_spec).steps.n == 1
-    with pytest.raises(DataError, match="needs at least 2 steps, it has 1"):
+    with pytest.raises(DataError, match=naming("a.hdf5", 2, 1)):
         read_episode(tmp_path / "a.hdf5", joints_spec, success=True)
 
 
@@ -90,28 +91,26 @@ def test_joints_are_put_in_the_states_order(tmp_path, joints_spec):
 
 def test_another_robot_is_named(tmp_path, joints_spec, spec):
     _foreign(tmp_path / "a.hdf5", joints=7, actions=7)
-    with pytest.raises(DataError, match="robot arm2 has 2 actions, /action has 7; is this a demonstration of another"):
+    with pytest.raises(DataError, match=naming("arm2", 2, "/action", 7)):
         read_episode(tmp_path / "a.hdf5", joints_spec)
     _foreign(tmp_path / "a.hdf5", joints=7, actions=2)
-    with pytest.raises(DataError, match="robot arm2 has 2 joints, /observations/qpos has 7"):
+    with pytest.raises(DataError, match=naming("arm2", 2, "/observations/qpos", 7)):
         read_episode(tmp_path / "a.hdf5", joints_spec)
     _foreign(tmp_path / "a.hdf5", joints=3, actions=3)
-    with pytest.raises(
-        DataError, match=r"state of robot arm3 has 5 values, a plain ALOHA file holds its 3 joints only"
-    ):
+    with pytest.raises(DataError, match=naming("arm3", 5, "ALOHA", 3)):
         read_episode(tmp_path / "a.hdf5", spec)
 
 
 def test_not_an_episode(tmp_path, joints_spec):
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["weights"] = np.zeros(3)
-    with pytest.raises(DataError, match="no dataset /observations/qpos; this is not an episode"):
+    with pytest.raises(DataError, match=naming("a.hdf5", "/observations/qpos")):
         read_episode(tmp_path / "a.hdf5", joints_spec)
     _foreign(tmp_path / "b.hdf5")
     with h5py.File(tmp_path / "b.hdf5", "r+") as file:
         del file["action"]
         file["action"] = np.zeros((3, 2))
-    with pytest.raises(DataError, match=r"qpos \(6, 2\) and /action \(3, 2\)"):
+    with pytest.raises(DataError, match=naming("/observations/qpos", "(6, 2)", "/action", "(3, 2)")):
         read_episode(tmp_path / "b.hdf5", joints_spec)
 
 
@@ -119,7 +118,7 @@ def test_the_order_of_colours_is_asked_for(tmp_path, joints_spec):
     path = tmp_path / "a.hdf5"
     _foreign(path, n=3)
     _add(path, "/observations/images/top", np.stack([RED] * 3))
-    with pytest.raises(DataError, match=r"does not record the order of its frames' colours .* pass color="):
+    with pytest.raises(DataError, match=naming("a.hdf5", "color", "--color", "--cameras=none")):
         read_episode(path, joints_spec)
     rgb = read_episode(path, joints_spec, color="rgb").steps.sparse["images/top"]
     np.testing.assert_array_equal(rgb.index, [0, 1, 2])
@@ -146,20 +145,20 @@ def test_padded_jpeg_rows_are_decoded(tmp_path, joints_spec):
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "named"),
     [
-        (lambda rows: np.zeros_like(rows), r"frame at tick 0 of /observations/images/top: not a whole JPEG"),
-        (lambda rows: rows[:, : rows.shape[1] // 3], r"frame at tick 0 .* not a whole JPEG"),
-        (lambda rows: rows[:1], r"top has 1 frames, /action has 2 rows"),
-        (lambda rows: rows[:, 0], r"must be uint8\[T, H, W, 3\] or padded JPEG rows"),
+        (lambda rows: np.zeros_like(rows), ("/observations/images/top", 0, "JPEG", "PNG")),
+        (lambda rows: rows[:, : rows.shape[1] // 3], ("/observations/images/top", 0, "JPEG", "PNG")),
+        (lambda rows: rows[:1], ("/observations/images/top", 1, "/action", 2)),
+        (lambda rows: rows[:, 0], ("/observations/images/top", "uint8[T, H, W, 3]", "uint8[2]")),
     ],
 )
-def test_damaged_frames_are_named(tmp_path, joints_spec, rows, message):
+def test_damaged_frames_are_named(tmp_path, joints_spec, rows, named):
     path = tmp_path / "a.hdf5"
     _foreign(path, n=2)
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     _add(path, "/observations/images/top", rows(_jpeg_rows([noise, noise], padding=0)))
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=naming(*named)):
         read_episode(path, joints_spec, color="rgb")
 
 
@@ -167,7 +166,7 @@ def test_frames_of_two_sizes_are_named(tmp_path, joints_spec):
     path = tmp_path / "a.hdf5"
     _foreign(path, n=2)
     _add(path, "/observations/images/top", _jpeg_rows([RED, RED[:8]], padding=0))
-    with pytest.raises(DataError, match=r"frame at tick 1 of /observations/images/top: .*8x16 pixels among"):
+    with pytest.raises(DataError, match=naming("/observations/images/top", 1, "8x16", "16x16")):
         read_episode(path, joints_spec, color="rgb")
 
 

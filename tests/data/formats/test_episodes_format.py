@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from errors import naming
 from PIL import Image
 
 from serl_chunk.data.formats import hdf5_frames
@@ -127,7 +128,7 @@ def test_blue_green_red_frames_are_turned(tmp_path):
 
 def test_nobody_guesses_the_order_of_colours(tmp_path):
     file = aloha(tmp_path / "a.hdf5")
-    with pytest.raises(DataError, match=r"a\.hdf5: the file does not record the order .*--color.*--cameras=none"):
+    with pytest.raises(DataError, match=naming("a.hdf5", "color", "--color", "--cameras=none")):
         _read(file.path, ReadOptions())
     assert not _read(file.path, ReadOptions(cameras=())).steps.sparse
 
@@ -153,22 +154,22 @@ def test_grey_jpeg_files_are_decoded_to_three_channels_not_copied(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (lambda rows: rows[:, : np.flatnonzero(rows[2])[-1] - 20], "tick 2 .* not a whole JPEG"),
-        (lambda rows: np.vstack([rows[:2], 0 * rows[:1], rows[3:]]), "tick 2 .* not a whole JPEG"),
+        lambda rows: rows[:, : np.flatnonzero(rows[2])[-1] - 20],
+        lambda rows: np.vstack([rows[:2], 0 * rows[:1], rows[3:]]),
     ],
 )
-def test_a_damaged_jpeg_row_is_named_when_it_is_looked_at_and_when_it_is_copied(tmp_path, damage, message):
+def test_a_damaged_jpeg_row_is_named_when_it_is_looked_at_and_when_it_is_copied(tmp_path, damage):
     file = mobile_aloha(tmp_path / "a.hdf5")
     with h5py.File(file.path, "r+") as opened:
         rows = opened["/observations/images/cam_high"][()]
         del opened["/observations/images/cam_high"]
         opened["/observations/images/cam_high"] = damage(rows)
     frames = _read(file.path).steps.sparse["images/cam_high"].values
-    with pytest.raises(DataError, match=r"a\.hdf5: the frame at " + message):
+    with pytest.raises(DataError, match=naming("a.hdf5", "/observations/images/cam_high", 2, "JPEG", "PNG")):
         frames[2]
-    with pytest.raises(DataError, match=r"a\.hdf5: the frame at " + message):
+    with pytest.raises(DataError, match=naming("a.hdf5", "/observations/images/cam_high", 2, "JPEG", "PNG")):
         frames.encoded(2)
 
 
@@ -183,12 +184,10 @@ def test_frames_survive_pickling_and_name_a_file_that_changed(tmp_path, monkeypa
         np.testing.assert_array_equal(copies[i][4], all_frames[i][4])
     assert len(os.listdir("/proc/self/fd")) == before + 2
     os.replace(Recorder(tmp_path / "new", n=7, seed=9).raw().path, paths[0])
-    with pytest.raises(DataError, match=r"0\.hdf5: the file was changed while it was being read"):
+    with pytest.raises(DataError, match=naming("0.hdf5")):
         all_frames[0][0]
     paths[1].unlink()
-    with pytest.raises(
-        DataError, match=r"1\.hdf5: the frame at tick 3 of /observations/images/cam_high cannot be read"
-    ):
+    with pytest.raises(DataError, match=naming("1.hdf5", "/observations/images/cam_high", 3)):
         all_frames[1][3]
     hdf5_frames.close_files()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -224,24 +223,20 @@ def test_chunk_starts_may_be_flags_and_may_begin_late(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value", "named"),
     [
-        (
-            "image_indices",
-            [0, 6],
-            r"/image_indices must be ticks that increase within 0\.\.5, it is int64\[2\] \[0, 6\]",
-        ),
-        ("image_indices", [3, 1], "must be ticks that increase"),
-        ("image_indices", [0.0, 1.0], "must be ticks that increase"),
-        ("image_indices", [0, 1, 2], "cam_high has 2 frames, /image_indices names 3 ticks"),
-        ("chunk_starts", [4, 2], r"/chunk_starts must be ticks that increase within 0\.\.5, or 6 flags"),
-        ("chunk_starts", [[0, 2]], "/chunk_starts must be ticks"),
+        ("image_indices", [0, 6], ("/image_indices", "0..5", "int64[2]", "[0, 6]")),
+        ("image_indices", [3, 1], ("/image_indices", "0..5", "[3, 1]")),
+        ("image_indices", [0.0, 1.0], ("/image_indices", "0..5", "float64[2]")),
+        ("image_indices", [0, 1, 2], ("/observations/images/cam_high", 2, "/image_indices", 3)),
+        ("chunk_starts", [4, 2], ("/chunk_starts", "0..5", 6, "[4, 2]")),
+        ("chunk_starts", [[0, 2]], ("/chunk_starts", "int64[1, 2]")),
     ],
 )
-def test_wrong_chunk_marks_are_named(tmp_path, name, value, message):
+def test_wrong_chunk_marks_are_named(tmp_path, name, value, named):
     file = Recorder(tmp_path / "a.hdf5")
     file.raw([0, 1] if name == "image_indices" else slice(None)).add(**{name: np.array(value)})
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=naming(*named)):
         _read(file.path)
 
 
@@ -279,14 +274,14 @@ def test_the_rate_is_the_files_else_what_the_caller_says_else_nobody_knows(tmp_p
     np.testing.assert_allclose(np.diff(said.read("a.hdf5").steps.stamp), 1 / 20)
     Recorder(tmp_path / "b.hdf5").attributes(hz=30)
     mixed = FORMAT.open(tmp_path, ReadOptions(color="rgb", hz=20))
-    with pytest.raises(DataError, match=r"b\.hdf5: recorded at 30 Hz, the other episodes at 20"):
+    with pytest.raises(DataError, match=naming("b.hdf5", 30, 20)):
         mixed.read("b.hdf5")
     (tmp_path / "a.hdf5").unlink()
     assert FORMAT.open(tmp_path, RGB).hz == 30
-    with pytest.raises(DataError, match=r"b\.hdf5: recorded at 30 steps a second, not at 20 \(--hz\)"):
+    with pytest.raises(DataError, match=naming("b.hdf5", 30, 20, "--hz")):
         FORMAT.open(tmp_path, ReadOptions(hz=20))
     Recorder(tmp_path / "b.hdf5").attributes(hz=0.0)
-    with pytest.raises(DataError, match=r"b\.hdf5: attribute hz is .*not a rate"):
+    with pytest.raises(DataError, match=naming("b.hdf5", "hz", 0.0)):
         FORMAT.open(tmp_path, RGB).read("b.hdf5")
 
 
@@ -310,20 +305,20 @@ def test_folders_of_document_000_have_their_rewards(tmp_path):
 
 def test_any_folder_can_be_given_a_reward_and_none_is_left_without(tmp_path):
     _scored(tmp_path, "score_5", "score_3", "notes_to_self")
-    with pytest.raises(DataError, match=r"folders notes_to_self, score_3 have episodes.*--scores notes_to_self=REWARD"):
+    with pytest.raises(DataError, match=naming("notes_to_self", "score_3", "--scores notes_to_self=REWARD")):
         FORMAT.open(tmp_path, RGB)
     scores = (("score_5", 1.0), ("score_3", 0.5), ("notes_to_self", 0.0))
     source = FORMAT.open(tmp_path, ReadOptions(scores=scores, reward_every_step=True))
     middle = source.read("score_3/episode_10.hdf5")
     assert middle.steps.reward.tolist() == [0.5] * middle.steps.n
     assert (middle.end.outcome, middle.end.terminated) == (Outcome.UNKNOWN, True)
-    with pytest.raises(DataError, match=r"no folder score_9 with episodes, which --scores names; there are: notes_to"):
+    with pytest.raises(DataError, match=naming("score_9", "--scores", "notes_to_self")):
         FORMAT.open(tmp_path, ReadOptions(scores=(*scores, ("score_9", 1.0))))
 
 
 def test_reward_on_every_step_needs_a_reward(tmp_path):
     path = Recorder(tmp_path / "a.hdf5").path
-    with pytest.raises(DataError, match=r"a\.hdf5: no reward to give on every step"):
+    with pytest.raises(DataError, match=naming("a.hdf5", "--success", "--failure", "--scores")):
         _read(path, ReadOptions(reward_every_step=True))
     assert _read(path, ReadOptions(reward_every_step=True, success=True)).steps.reward.tolist() == [1] * 5
     assert _read(path, ReadOptions(success=True)).steps.reward.tolist() == [0, 0, 0, 0, 1]
@@ -348,9 +343,9 @@ def test_our_own_files_keep_what_they_record(tmp_path, spec, make_episode, asser
 def test_what_is_no_folder_of_episodes(tmp_path):
     assert not FORMAT.matches(tmp_path)
     assert not FORMAT.matches(tmp_path / "absent")
-    with pytest.raises(DataError, match=r"no \*\.hdf5 file"):
+    with pytest.raises(DataError, match=naming(tmp_path, "*.hdf5")):
         FORMAT.open(tmp_path, RGB)
-    with pytest.raises(DataError, match="absent: there is nothing"):
+    with pytest.raises(DataError, match=naming(tmp_path / "absent", "HDF5")):
         FORMAT.open(tmp_path / "absent", RGB)
     (tmp_path / "a.txt").write_text("hello")
     assert not FORMAT.matches(tmp_path / "a.txt")
@@ -365,34 +360,40 @@ def test_what_is_no_folder_of_episodes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"/action": np.zeros((4, J))}, r"qpos \(6, 14\) and /action \(4, 14\) must be"),
-        ({"/action": np.full((6, J), np.nan)}, "action is not finite at tick 0"),
-        ({"/observations/qpos": np.full((6, J), 1e300)}, "state is not finite at tick 0"),
-        ({"/action": np.zeros((0, J)), "/observations/qpos": np.zeros((0, J))}, "an episode without steps"),
-        ({"/action": np.zeros(6)}, "must be"),
-        ({"/observations/images/cam_high": np.zeros((6, 4, 4), np.uint8)}, r"must be uint8\[T, H, W, 3\]"),
-        ({"/observations/images/cam_high": np.zeros((5, 4, 4, 3), np.uint8)}, "has 5 frames, /action has 6 rows"),
+        ({"/action": np.zeros((4, J))}, ("/observations/qpos", "(6, 14)", "/action", "(4, 14)")),
+        ({"/action": np.full((6, J), np.nan)}, ("action", 0)),
+        ({"/observations/qpos": np.full((6, J), 1e300)}, ("state", 0)),
+        ({"/action": np.zeros((0, J)), "/observations/qpos": np.zeros((0, J))}, ("steps",)),
+        ({"/action": np.zeros(6)}, ("/observations/qpos", "/action", "(6,)")),
+        (
+            {"/observations/images/cam_high": np.zeros((6, 4, 4), np.uint8)},
+            ("/observations/images/cam_high", "uint8[6, 4, 4]"),
+        ),
+        (
+            {"/observations/images/cam_high": np.zeros((5, 4, 4, 3), np.uint8)},
+            ("/observations/images/cam_high", 5, "/action", 6),
+        ),
     ],
 )
-def test_bad_files_are_named(tmp_path, change, message):
+def test_bad_files_are_named(tmp_path, change, named):
     file = Recorder(tmp_path / "episode_7.hdf5").raw()
     with h5py.File(file.path, "r+") as opened:
         for name, value in change.items():
             del opened[name]
             opened[name] = value
-    with pytest.raises(DataError, match=r"episode_7\.hdf5: .*" + message):
+    with pytest.raises(DataError, match=naming("episode_7.hdf5", *named)):
         _read(file.path)
     whole = file.path.read_bytes()
     file.path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"episode_7\.hdf5: the file is truncated, damaged or not HDF5"):
+    with pytest.raises(DataError, match=naming("episode_7.hdf5", "HDF5")):
         _read(file.path)
 
 
 def test_a_missing_camera_is_named(tmp_path):
     file = aloha(tmp_path / "a.hdf5")
-    with pytest.raises(DataError, match=r"a\.hdf5: no camera cam_low .*it has: cam_high, cam_left_wrist"):
+    with pytest.raises(DataError, match=naming("a.hdf5", "cam_low", "cam_high", "cam_left_wrist")):
         _read(file.path, ReadOptions(color="rgb", cameras=("cam_low",)))
 
 
@@ -405,5 +406,5 @@ def test_a_link_to_nothing_is_an_episode_that_is_missing(tmp_path):
     source = FORMAT.open(folder, ReadOptions(color="rgb"))
     assert source.keys() == ["episode_0.hdf5", "episode_1.hdf5"]
     assert source.read("episode_0.hdf5").steps.n == 6
-    with pytest.raises(DataError, match=r"episode_1\.hdf5: no such file"):
+    with pytest.raises(DataError, match=naming("episode_1.hdf5")):
         source.read("episode_1.hdf5")

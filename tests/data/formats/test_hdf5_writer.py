@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
@@ -105,7 +107,7 @@ def test_a_late_success_saves_an_episode(tmp_path, spec, make_episode):
 def test_amending_a_stranger_is_an_error(tmp_path, spec):
     writer = EpisodeWriter(tmp_path, spec)
     writer.amend(Amend("ghost", discard=True))
-    with pytest.raises(DataError, match="cannot amend episode ghost"):
+    with pytest.raises(DataError, match=naming("ghost")):
         writer.flush()
     writer.close()
 
@@ -113,7 +115,7 @@ def test_amending_a_stranger_is_an_error(tmp_path, spec):
 def test_a_failed_write_reaches_the_caller_once_and_the_writer_goes_on(tmp_path, spec, joints_spec, make_episode):
     writer = EpisodeWriter(tmp_path, spec)
     _feed(writer, make_episode(joints_spec, 3, seed=8))
-    with pytest.raises(DataError, match=r"episode_0\.hdf5: robot arm3 has 3 actions, /action has 2"):
+    with pytest.raises(DataError, match=naming("episode_0.hdf5", "arm3", 3, "/action", 2)):
         writer.flush()
     _feed(writer, make_episode(spec, 3, seed=9))
     writer.close()
@@ -125,24 +127,24 @@ def test_records_out_of_order_are_refused(tmp_path, spec, make_episode):
     step = Step(0, {"state": np.zeros(5, np.float32)}, np.zeros(3, np.float32), 0.0, Source.HUMAN, -1, -1, 0.0)
     end = End("a", 1, None, False, True, Outcome.UNKNOWN)
     with EpisodeWriter(tmp_path, spec) as writer:
-        with pytest.raises(DataError, match="step 0 belongs to no open episode"):
+        with pytest.raises(DataError, match=naming("step", 0)):
             writer.step(step)
-        with pytest.raises(DataError, match=r"end of episode a does not match the open one \(none\)"):
+        with pytest.raises(DataError, match=naming("a", "(none)")):
             writer.end(end)
         writer.begin(Begin("a"))
-        with pytest.raises(DataError, match="episode b begins before the end of a"):
+        with pytest.raises(DataError, match=naming("b", "a")):
             writer.begin(Begin("b"))
         writer.end(end._replace(length=0))  # no steps: nothing to keep
         writer.begin(Begin("a"))
         writer.step(step)
         writer.step(step._replace(tick=2))
         writer.end(end)
-        with pytest.raises(DataError, match="not consecutive ticks"):
+        with pytest.raises(DataError, match=naming("a", "ticks")):
             writer.flush()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, spec):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot create the folder .*file/demos"):
+    with pytest.raises(ConfigError, match=naming("file/demos", os.strerror(errno.ENOTDIR))):
         EpisodeWriter(tmp_path / "file" / "demos", spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,7 +117,7 @@ def test_an_end_without_success_is_no_termination_and_said(dump: Dump) -> None:
     assert any("1 episode ended without success: failure and time-out are stored alike" in n for n in notes)
     failed = read_all(path, success=False)[0]
     assert (failed.end.terminated, failed.end.outcome) == (True, Outcome.FAILURE)
-    with pytest.raises(ConfigError, match="make successes of time-outs"):
+    with pytest.raises(ConfigError, match=naming("--success", "--failure")):
         read_all(path, success=True)
 
 
@@ -208,7 +210,7 @@ def test_cameras_and_colours(dump: Dump) -> None:
     assert "not read: force" in notes
     assert "colours" not in notes
     assert "colours: RGB" in "\n".join(HilSerlSource(path, ReadOptions()).notes())
-    with pytest.raises(DataError, match="no camera top; it has: wrist_1, left_wrist"):
+    with pytest.raises(DataError, match=naming("top", "wrist_1", "left_wrist")):
         read_all(path, cameras=("top",))
     (blind,) = read_all(path, cameras=())
     assert blind.steps.sparse == {}
@@ -220,14 +222,14 @@ def test_the_robot_is_checked(dump: Dump) -> None:
     (got,) = read_all(dump(episode(3)), spec=spec)
     assert np.allclose(got.steps.stamp, np.arange(3) / 10)
     other = RobotSpec("franka7", 10.0, 5, (-1.0,) * 7, (1.0,) * 7, (-1,) * 7, (), cameras, 100)
-    with pytest.raises(DataError, match="robot franka7 has 7 actions"):
+    with pytest.raises(DataError, match=naming("franka7", 7, "/action", 4)):
         read_all(dump(episode(3)), spec=other)
 
 
 def test_a_proportion_keeps_whole_episodes(dump: Dump) -> None:
     path = dump([row for i in range(6) for row in episode(3, i)])
     assert [e.steps.n for e in read_all(path, proportion=0.5)] == [3, 3, 3]
-    with pytest.raises(ConfigError, match="proportion"):
+    with pytest.raises(ConfigError, match=naming("--proportion", 0, "(0, 1]")):
         read_all(path, proportion=0.0)
 
 
@@ -244,9 +246,9 @@ def test_one_file_is_held_at_a_time_and_copies_hold_none(dump: Dump, tmp_path: P
     (tmp_path / "demos" / "0.pkl").unlink()  # the copy knows where episodes lie, and reads only its own
     copy = pickle.loads(data)
     assert np.array_equal(copy.read(keys[2]).steps.action, source.read(keys[2]).steps.action)
-    with pytest.raises(DataError, match=r"0\.pkl: cannot read the file"):
+    with pytest.raises(DataError, match=naming("0.pkl", os.strerror(errno.ENOENT))):
         copy.read(keys[0])
-    with pytest.raises(DataError, match="there is no episode 'x'; there are 3"):
+    with pytest.raises(DataError, match=naming("x", 3, "0.pkl:0", "2.pkl:0")):
         source.read("x")
 
 
@@ -295,36 +297,36 @@ def drop(*where: str) -> Callable[[list[Row]], None]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "match"),
+    ("edit", "named"),
     [
-        (lambda rows: [], r"holds an empty list, not HIL-SERL's list"),
-        (lambda rows: {"a": 1}, r"holds a dict, not HIL-SERL's list"),
-        (lambda rows: [*rows, 3], r"transition 3 is a int, not a dict"),
-        (drop("actions"), r"transition 1 has no actions; it has: observations"),
-        (put("observations", None, {"wrist_1": frame(0)}), r"transition 1: observations must be a dict with a 'state'"),
-        (put("observations", "state", np.zeros((1, 4), "f4")), r"transition 1: .*'state'\] is float32\[1, 4\]"),
-        (put("observations", "state", np.zeros((2, 5), "f4")), r"transition 1: .*\[2, 5\].*shape \[5\]"),
-        (put("next_observations", "state", [1.0] * 5), r"next_observations\['state'\] is a list"),
-        (put("observations", "state", np.full((1, 5), np.nan)), r"transition 1: observations\['state'\] is not finite"),
-        (put("actions", None, np.full(A, np.inf)), r"transition 1: actions is not finite"),
-        (put("actions", None, np.full(A, 1e300)), r"transition 1: actions is not finite"),
-        (put("actions", None, np.zeros(3)), r"transition 1: actions is float64\[3\], .* of shape \[4\]"),
-        (put("rewards", None, "1"), r"transition 1: rewards must be one finite number, it is a str"),
-        (put("rewards", None, np.nan), r"transition 1: rewards must be one finite number"),
-        (put("dones", None, np.zeros(2)), r"transition 1: dones must be one finite number"),
-        (put("infos", "succeed", "yes"), r"transition 1: infos\['succeed'\] must be one finite number"),
-        (put("observations", "side", np.zeros((1, 6, 9, 3), np.uint8)), r"transition 1: .*\['side'\] is uint8"),
-        (put("next_observations", "side", np.zeros((1, 6, 8, 3), "f4")), r"next_observations\['side'\] is float32"),
-        (drop("observations", "side"), r"transition 1: observations\['side'\] is missing"),
-        (put("infos", "x", os.getcwd), r"asks for posix.getcwd; it was not run"),
-        (put("observations", "state", np.array([None])), r"an array of objects"),
+        (lambda rows: [], ("empty", "HIL-SERL")),
+        (lambda rows: {"a": 1}, ("dict", "HIL-SERL")),
+        (lambda rows: [*rows, 3], (3, "int", "dict")),
+        (drop("actions"), (1, "actions", "observations")),
+        (put("observations", None, {"wrist_1": frame(0)}), (1, "observations", "dict", "state")),
+        (put("observations", "state", np.zeros((1, 4), "f4")), (1, "observations['state']", "float32[1, 4]", "[5]")),
+        (put("observations", "state", np.zeros((2, 5), "f4")), (1, "observations['state']", "[2, 5]", "[5]")),
+        (put("next_observations", "state", [1.0] * 5), (1, "next_observations['state']", "list", "[5]")),
+        (put("observations", "state", np.full((1, 5), np.nan)), (1, "observations['state']")),
+        (put("actions", None, np.full(A, np.inf)), (1, "actions")),
+        (put("actions", None, np.full(A, 1e300)), (1, "actions")),
+        (put("actions", None, np.zeros(3)), (1, "actions", "float64[3]", "[4]")),
+        (put("rewards", None, "1"), (1, "rewards", "str")),
+        (put("rewards", None, np.nan), (1, "rewards", "float")),
+        (put("dones", None, np.zeros(2)), (1, "dones", "ndarray")),
+        (put("infos", "succeed", "yes"), (1, "infos['succeed']", "str")),
+        (put("observations", "side", np.zeros((1, 6, 9, 3), np.uint8)), (1, "observations['side']", "[1, 6, 9, 3]")),
+        (put("next_observations", "side", np.zeros((1, 6, 8, 3), "f4")), (1, "next_observations['side']", "float32")),
+        (drop("observations", "side"), (1, "observations['side']", "uint8[6, 8, 3]")),
+        (put("infos", "x", os.getcwd), ("posix.getcwd",)),
+        (put("observations", "state", np.array([None])), ("objects",)),
     ],
 )  # fmt: skip
-def test_bad_files(dump: Dump, edit: Callable[[list[Row]], Any], match: str) -> None:
+def test_bad_files(dump: Dump, edit: Callable[[list[Row]], Any], named: tuple[Any, ...]) -> None:
     rows = episode(3)
     other = edit(rows)
     path = dump(rows if other is None else other)
-    with pytest.raises(DataError, match=match) as caught:
+    with pytest.raises(DataError, match=naming(*named)) as caught:
         read_all(path)
     assert str(caught.value).startswith(str(path))
 
@@ -335,11 +337,11 @@ def test_files_that_do_not_fit_together(dump: Dump, tmp_path: Path) -> None:
     for row in rows:
         row["actions"] = np.zeros(7)
     dump(rows, "demos/b.pkl")
-    with pytest.raises(DataError, match=r"b\.pkl: 5 state values, 7 actions .* before it have 5, 4"):
+    with pytest.raises(DataError, match=naming("b.pkl", 5, 7, 4)):
         read_all(tmp_path / "demos")
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(DataError, match=r"no \.pkl file in it"):
+    with pytest.raises(DataError, match=naming(empty, ".pkl", "demo_data")):
         read_all(empty)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
 
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.ogbench import FORMAT, OgbenchSource
@@ -95,7 +96,7 @@ def test_a_share_is_one_of_the_steps(tmp_path: Path, proportion: float, kept: in
 
 def test_a_share_of_nothing_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "cube.npz", arrays())
-    with pytest.raises(ConfigError, match=r"--proportion=0 must lie in \(0, 1\]: it is a share of the steps"):
+    with pytest.raises(ConfigError, match=naming("--proportion", 0, "(0, 1]", "steps")):
         read_all(path, proportion=0.0)
 
 
@@ -144,7 +145,7 @@ def test_dense_rewards_count_what_is_missing_after_a_step(tmp_path: Path) -> Non
     (note,) = [n for n in OgbenchSource(path, ReadOptions(env_reward="dense")).notes() if "successes" in n]
     assert "1 minus the parts still to be done" in note
     for unlabelled in (arrays(), content | {"rewards": np.zeros(9), "masks": np.arange(9) % 2.0}):
-        with pytest.raises(DataError, match="dense rewards are wanted: name the task with --env"):
+        with pytest.raises(DataError, match=naming(path.name, "dense", "--env")):
             read_all(save(path, unlabelled), env_reward="dense")
 
 
@@ -198,15 +199,17 @@ def test_a_task_is_judged_by_its_environment(tmp_path: Path, fake_ogbench: dict[
     (dense,) = read_all(path, env=TASK, env_reward="dense")
     assert dense.steps.reward.tolist() == [-1, -1, 1]
     assert fake_ogbench == {"closed": 2, "name": "cube-single-singletask-task1-v0"}
-    with pytest.raises(ConfigError, match=r"--env=cube-nope-singletask-v0: OGBench cannot make it \(doesn't exist\)"):
+    with pytest.raises(ConfigError, match=naming("--env", "cube-nope-singletask-v0", "doesn't exist")):
         read_all(path, env="cube-nope-singletask-v0")
-    with pytest.raises(ConfigError, match="only single-task environments have rewards"):
+    with pytest.raises(
+        ConfigError, match=naming("--env", "cube-single-play-v0", "cube-single-play-singletask-task1-v0")
+    ):
         read_all(path, env="cube-single-play-v0")
     del content["qpos"]
-    with pytest.raises(DataError, match=r"cannot judge these states .* it needs qpos.*the file has: neither"):
+    with pytest.raises(DataError, match=naming("--env", TASK, "qpos", "button_states")):
         read_all(save(path, content), env=TASK)
     content["observations"] = content["observations"][:, :3]
-    with pytest.raises(DataError, match=r"observations of 3 values, --env=.* has \[4\]"):
+    with pytest.raises(DataError, match=naming("observations", 3, "--env", "[4]")):
         read_all(save(path, content), env=TASK)
 
 
@@ -214,9 +217,7 @@ def test_a_task_without_ogbench_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "ogbench", None)
     path = save(tmp_path / "cube.npz", arrays())
     assert len(read_all(path)) == 2
-    with pytest.raises(
-        ConfigError, match=r"needs ogbench, which cannot be imported .*pip install 'serl-chunk\[ogbench\]'"
-    ):
+    with pytest.raises(ConfigError, match=naming("ogbench", "pip install 'serl-chunk[ogbench]'")):
         read_all(path, env=TASK)
 
 
@@ -244,7 +245,7 @@ def test_a_folder_of_shards_without_its_validation_set(tmp_path: Path) -> None:
     assert len(pickle.dumps(source)) < 5_000
     labelled = arrays((4,), seed=11) | {"rewards": np.array([-1.0, -1, -1, 0]), "masks": np.array([1.0, 1, 1, 0])}
     save(tmp_path / "cube-11.npz", labelled)
-    with pytest.raises(DataError, match=r"cube-11\.npz: it has rewards and files before it none"):
+    with pytest.raises(DataError, match=naming("cube-11.npz", "rewards", "--env")):
         read_all(tmp_path)
 
 
@@ -252,7 +253,7 @@ def test_one_file_is_held_and_cannot_be_changed(tmp_path: Path) -> None:
     path = save(tmp_path / "cube.npz", arrays())
     source = OgbenchSource(path, ReadOptions())
     episode = source.read("cube:0")
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ValueError, match=naming("read-only")):
         episode.steps.observation["state"][0] = 7
     assert np.shares_memory(episode.steps.action, source.read("cube:0").steps.action)
 
@@ -284,32 +285,32 @@ def with_nan(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "named"),
     [
-        (changed("actions", None), "no array actions; it has: observations, terminals, qpos"),
-        (changed("terminals", lambda v: v[:-1]), "has 8 rows, terminals 7"),
-        (changed("observations", lambda v: v[:-2]), "observations has 6 rows, terminals 8"),
-        (changed("observations", with_nan), "observations is not finite in row 6"),
-        (changed("actions", with_nan), "actions is not finite in row 6"),
-        (changed("observations", np.array([None] * 8)), "observations is an array of objects, a pickle"),
-        (changed("observations", np.zeros((8, 4), np.int64)), "observations holds int64, not real numbers"),
-        (changed("observations", np.zeros((8, 6, 6, 3), np.uint8)), r"observations are images \[8, 6, 6, 3\]"),
-        (changed("actions", lambda v: v[:, 0]), r"actions must have 2 dimensions, its shape is \[8\]"),
-        (changed("terminals", np.array(["x"] * 8)), "terminals holds <U1"),
-        (lambda c: c.update(next_observations=c["observations"]), "it has next_observations, so its rows"),
-        (lambda c: c.update(valids=c["terminals"]), "it has valids, so its rows"),
-        (lambda c: c.update(rewards=np.zeros(8, np.float32)), "do not say which states are successes"),
-        (lambda c: c.update(rewards=np.full(8, np.nan)), "rewards is not finite in row 0"),
-        (lambda c: c.update(rewards=np.zeros(7)), "rewards has 7 rows"),
-        (lambda c: c.update({k: v[:1] for k, v in c.items()}), "1 row; a trajectory has two or more"),
-        (lambda c: c.update(terminals=np.ones(8, bool)), "no trajectory has a step"),
+        (changed("actions", None), ("actions", "observations", "terminals", "qpos")),
+        (changed("terminals", lambda v: v[:-1]), ("observations", 8, "terminals", 7)),
+        (changed("observations", lambda v: v[:-2]), ("observations", 6, "terminals", 8)),
+        (changed("observations", with_nan), ("observations", "row 6")),
+        (changed("actions", with_nan), ("actions", "row 6")),
+        (changed("observations", np.array([None] * 8)), ("observations", "pickle")),
+        (changed("observations", np.zeros((8, 4), np.int64)), ("observations", "int64")),
+        (changed("observations", np.zeros((8, 6, 6, 3), np.uint8)), ("observations", "[8, 6, 6, 3]")),
+        (changed("actions", lambda v: v[:, 0]), ("actions", 2, "[8]")),
+        (changed("terminals", np.array(["x"] * 8)), ("terminals", "<U1")),
+        (lambda c: c.update(next_observations=c["observations"]), ("next_observations",)),
+        (lambda c: c.update(valids=c["terminals"]), ("valids",)),
+        (lambda c: c.update(rewards=np.zeros(8, np.float32)), ("rewards", "masks", "--env")),
+        (lambda c: c.update(rewards=np.full(8, np.nan)), ("rewards", "row 0")),
+        (lambda c: c.update(rewards=np.zeros(7)), ("rewards", 7, "terminals", 8)),
+        (lambda c: c.update({k: v[:1] for k, v in c.items()}), (1, "trajectory")),
+        (lambda c: c.update(terminals=np.ones(8, bool)), ("trajectory", "step")),
     ],
 )
-def test_bad_arrays(tmp_path: Path, change: Any, match: str) -> None:
+def test_bad_arrays(tmp_path: Path, change: Any, named: tuple[Any, ...]) -> None:
     content = arrays()
     change(content)
     path = save(tmp_path / "bad.npz", content)
-    with pytest.raises(DataError, match=match) as caught:
+    with pytest.raises(DataError, match=naming(*named)) as caught:
         read_all(path)
     assert str(caught.value).startswith(str(path))
 
@@ -320,12 +321,12 @@ def test_truncated_and_damaged_files(tmp_path: Path, compress: bool) -> None:
     bad = tmp_path / "bad.npz"
     for n in range(0, len(whole) - 1, 37):
         bad.write_bytes(whole[:n])
-        with pytest.raises(DataError, match=r"not a whole \.npz file"):
+        with pytest.raises(DataError, match=naming("bad.npz", "zip")):
             read_all(bad)
         assert not FORMAT.matches(bad)
     at = whole.index(b"actions.npy") + 140
     bad.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
-    with pytest.raises(DataError, match=r"not a whole \.npz file"):
+    with pytest.raises(DataError, match=naming("bad.npz")):
         read_all(bad)
 
 
@@ -338,7 +339,7 @@ def test_an_array_that_is_not_what_its_header_says(tmp_path: Path) -> None:
             data, {"descr": "<f4", "fortran_order": False, "shape": (8, 2**35)}
         )
         data.write(b"\0" * 64)
-    with pytest.raises(DataError, match="actions has another size than its header says"):
+    with pytest.raises(DataError, match=naming("bomb.npz", "actions")):
         read_all(path)
 
 
@@ -358,5 +359,5 @@ def test_what_it_looks_like(tmp_path: Path) -> None:
     validation = tmp_path / "validation"
     validation.mkdir()
     save(validation / "a-val.npz", arrays())
-    with pytest.raises(DataError, match=r"no \.npz file in it \(\*-val\.npz are not read\)"):
+    with pytest.raises(DataError, match=naming(validation, ".npz", "*-val.npz")):
         OgbenchSource(validation, ReadOptions())

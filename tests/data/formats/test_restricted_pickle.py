@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import operator
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -127,7 +129,7 @@ def test_a_bool_is_0_or_1_whatever_its_byte(file: Path) -> None:
 
 
 def test_arrays_are_read_only(file: Path) -> None:
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ValueError, match=naming("read-only")):
         load(file, pickle.dumps(np.zeros(3)))[0] = 1
 
 
@@ -149,14 +151,14 @@ class Calls:
         (shutil.rmtree, (".",), "shutil.rmtree"),
         (eval, ("open('RAN', 'w')",), "eval"),
         (exec, ("open('RAN', 'w')",), "exec"),
-        (open, ("RAN", "w"), "open"),
+        (open, ("RAN", "w"), ".open"),
         (getattr, ("", "join"), "getattr"),
         (__import__, ("antigravity",), "__import__"),
-        (np.load, ("RAN",), "numpy.*load"),
-        (np.save, ("RAN", 0), "numpy.*save"),
+        (np.load, ("RAN",), "load"),
+        (np.save, ("RAN", 0), "save"),
         (functools.partial, (eval, "1"), "functools.partial"),
         (operator.attrgetter, ("__class__",), "operator.attrgetter"),
-        (pickle.loads, (b"N.",), "_?pickle.loads"),
+        (pickle.loads, (b"N.",), "loads"),
         (type, ("X", (), {}), "type"),
         (list, ([],), "list"),
         (range, (3,), "range"),
@@ -167,72 +169,80 @@ def test_a_call_is_refused_by_name_and_not_made(
     file: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, function: Any, arguments: tuple[Any, ...], name: str
 ) -> None:
     monkeypatch.chdir(file.parent)
+    if function is range and protocol < 3:
+        name = "xrange"  # its name in Python 2
     bombs = [Calls(function, *arguments), [{"observations": {"state": Calls(function, *arguments)}}]]
     for bomb in bombs:
-        with pytest.raises(DataError, match=rf"asks for .*{name}.*; it was not run") as caught:
+        with pytest.raises(DataError, match=naming(name)) as caught:
             load(file, pickle.dumps(bomb, protocol=protocol))
         assert str(caught.value).startswith(str(file))
     assert [p.name for p in file.parent.iterdir()] == [file.name]
 
 
 def test_a_name_is_refused_although_it_is_not_called(file: Path) -> None:
-    with pytest.raises(DataError, match=r"asks for .*\.system; it was not run"):
+    with pytest.raises(DataError, match=naming("posix.system")):
         load(file, pickle.dumps([os.system]))
-    with pytest.raises(DataError, match=r"asks for numpy\.matrix"):
+    with pytest.raises(DataError, match=naming("numpy.matrix")):
         load(file, pickle.dumps(np.matrix))
-    with pytest.raises(DataError, match=r"asks for collections\.OrderedDict"):
+    with pytest.raises(DataError, match=naming("collections.OrderedDict")):
         load(file, b"ccollections\nOrderedDict\n.")
 
 
 @pytest.mark.parametrize(
-    ("program", "match"),
+    ("program", "named"),
     [
-        (b"cnumpy\nndarray.__reduce__\n.", r"asks for numpy.ndarray.__reduce__"),
-        (b"\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", r"asks for numpy.ndarray.dumps"),
-        (b"(\x8c\x05numpy\x8c\x07ndarraytt\x93.", "not a whole pickle"),
-        (b"]\x8c\x07ndarray\x93.", "names something by values that are no texts"),
-        (b"cnumpy\nndarray\n(K\x03tR.", "calls ndarray in a way"),
-        (b"c_codecs\nencode\n(Vx\nVrot13\ntR.", "calls encode in a way"),
-        (b"cbuiltins\nbytes\n(J\xff\xff\xff\x7ftR.", "calls bytes in a way"),
-        (b"cbuiltins\nbytearray\n(J\xff\xff\xff\x7ftR.", "calls bytearray in a way"),
-        (b"cnumpy\ndtype\n(VO8\nI00\nI01\ntR.", "holds an array of objects"),
-        (b"cnumpy\ndtype\n(VV16\nI00\nI01\ntR.", "holds an array of type V16"),
-        (b"cnumpy\ndtype\n(]tR.", "calls dtype in a way"),
-        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nV<\nN(Va\ntNtb.", "holds an array of records"),
-        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nVx\nNNNtb.", "unknown byte order"),
-        (b"](N)tR.", "calls something that is no function"),
-        (b"]}b.", "sets the state of an object that is no array"),
-        (b"N]b.", "sets the state of an object that is no array"),
-        (b"cnumpy\nndarray\n}b.", "sets the state of an object that is no array"),
-        (b"cnumpy\nndarray\n)\x81.", "makes an object of a class"),
-        (b"cnumpy\nndarray\n)}\x92.", "makes an object of a class"),
-        (b"(cnumpy\nndarray\no.", "makes an object of a class"),
-        (b"(ios\nsystem\n.", "makes an object of class os system"),
-        (b"Pwhere\n.", "refers to an object outside the file"),
-        (b"K\x01Q.", "refers to an object outside the file"),
-        (b"\x82\x01.", "number in a registry"),
-        (b"\x83\x01\x01.", "number in a registry"),
-        (b"\x84\x01\x01\x01\x01.", "number in a registry"),
-        (b"\x97.", "keeps an array outside the file"),
-        (b"S'text'\n.", "Python 2"),
-        (b"}(]Nu.", "has a list for a key"),
-        (b"}(K\x01Nu.", "has a int for a key"),
-        (b"cnumpy\nndarray\nNa.", "adds items to something that is no list"),
-        (b"]NNs.", "adds items to something that is no dict"),
-        (b"K\x012\x30.", "uses DUP"),
+        (b"cnumpy\nndarray.__reduce__\n.", (0, "numpy.ndarray.__reduce__")),
+        (b"\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", (22, "numpy.ndarray.dumps")),
+        (b"(\x8c\x05numpy\x8c\x07ndarraytt\x93.", (18, 21, "mark")),
+        (b"]\x8c\x07ndarray\x93.", (10, "values")),
+        (b"cnumpy\nndarray\n(K\x03tR.", (19, "ndarray")),
+        (b"c_codecs\nencode\n(Vx\nVrot13\ntR.", (28, "encode")),
+        (b"cbuiltins\nbytes\n(J\xff\xff\xff\x7ftR.", (23, "bytes")),
+        (b"cbuiltins\nbytearray\n(J\xff\xff\xff\x7ftR.", (27, "bytearray")),
+        (b"cnumpy\ndtype\n(VO8\nI00\nI01\ntR.", (27, "objects")),
+        (b"cnumpy\ndtype\n(VV16\nI00\nI01\ntR.", (28, "V16")),
+        (b"cnumpy\ndtype\n(]tR.", (16, "dtype")),
+        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nV<\nN(Va\ntNtb.", (43, "records")),
+        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nVx\nNNNtb.", (39, "order")),
+        (b"](N)tR.", (5, "function")),
+        (b"]}b.", (2, "state")),
+        (b"N]b.", (2, "state")),
+        (b"cnumpy\nndarray\n}b.", (16, "state")),
+        (b"cnumpy\nndarray\n)\x81.", (16, "class")),
+        (b"cnumpy\nndarray\n)}\x92.", (17, "class")),
+        (b"(cnumpy\nndarray\no.", (16, "class")),
+        (b"(ios\nsystem\n.", (1, "os system")),
+        (b"Pwhere\n.", (0, "object", "outside")),
+        (b"K\x01Q.", (2, "object", "outside")),
+        (b"\x82\x01.", (0, "registry")),
+        (b"\x83\x01\x01.", (0, "registry")),
+        (b"\x84\x01\x01\x01\x01.", (0, "registry")),
+        (b"\x97.", (0, "array", "outside")),
+        (b"S'text'\n.", (0, "Python 2")),
+        (b"}(]Nu.", (4, "list", "key")),
+        (b"}(K\x01Nu.", (5, "int", "key")),
+        (b"cnumpy\nndarray\nNa.", (16, "list")),
+        (b"]NNs.", (3, "dict")),
+        (b"K\x012\x30.", (2, "DUP")),
     ],
 )
-def test_programs_that_no_pickler_writes(file: Path, program: bytes, match: str) -> None:
-    with pytest.raises(DataError, match=match):
+def test_programs_that_no_pickler_writes(file: Path, program: bytes, named: tuple[Any, ...]) -> None:
+    with pytest.raises(DataError, match=naming(*named)):
         load(file, program)
 
 
 def test_object_arrays_are_refused(file: Path) -> None:
     for protocol in PROTOCOLS:
-        with pytest.raises(DataError, match="an array of objects; it was not run"):
+        with pytest.raises(DataError, match=naming("objects")):
             load(file, pickle.dumps(np.array([{}, []], object), protocol=protocol))
-    for other in (np.array(["a"]), np.array([b"a"]), np.zeros(2, "f4,i4"), np.array(["2020"], "M8[D]"), np.dtype("O")):
-        with pytest.raises(DataError, match="holds an array of"):
+    for other, kind in (
+        (np.array(["a"]), "U1"),
+        (np.array([b"a"]), "S1"),
+        (np.zeros(2, "f4,i4"), "V8"),
+        (np.array(["2020"], "M8[D]"), "M8"),
+        (np.dtype("O"), "objects"),
+    ):
+        with pytest.raises(DataError, match=naming(kind)):
             load(file, pickle.dumps(other))
 
 
@@ -240,37 +250,37 @@ def test_object_arrays_are_refused(file: Path) -> None:
 def test_an_array_has_exactly_the_bytes_of_its_shape(file: Path, protocol: int) -> None:
     data = pickle.dumps(np.zeros((2, 3), np.float32), protocol=protocol)
     assert data.count(b"K\x02K\x03\x86") == 1
-    for shape in (
-        b"K\x02K\x04\x86",
-        b"K\x02K\x02\x86",
-        b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86",
-        b"K\x02J\xff\xff\xff\xff\x86",
+    for shape, named in (
+        (b"K\x02K\x04\x86", ("[2, 4]", "float32", 24)),
+        (b"K\x02K\x02\x86", ("[2, 2]", "float32", 24)),
+        (b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", ("[2147483647, 2147483647]", "float32", 24)),
+        (b"K\x02J\xff\xff\xff\xff\x86", ("shape", "tuple")),
     ):
         bad = data.replace(b"K\x02K\x03\x86", shape)
         if protocol >= 4:
             bad = bad[:3] + struct.pack("<Q", len(bad) - 11) + bad[11:]
-        with pytest.raises(DataError, match=r"not a whole pickle.*(cannot have 24 bytes|no tuple of lengths)"):
+        with pytest.raises(DataError, match=naming(len(bad), *named)):
             load(file, bad)
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "length"),
     [
-        b"\x8e" + struct.pack("<Q", 2**62) + b"abc",  # bytes
-        b"B\xff\xff\xff\xff" + b"abc",
-        b"\x96" + struct.pack("<Q", 2**40) + b"abc",  # bytearray
-        b"\x8d" + struct.pack("<Q", 2**40) + b"abc",  # text
-        b"\x8b\xff\xff\xff\x7f" + b"abc",  # int
+        (b"\x8e" + struct.pack("<Q", 2**62) + b"abc", 2**62),  # bytes
+        (b"B\xff\xff\xff\xff" + b"abc", 2**32 - 1),
+        (b"\x96" + struct.pack("<Q", 2**40) + b"abc", 2**40),  # bytearray
+        (b"\x8d" + struct.pack("<Q", 2**40) + b"abc", 2**40),  # text
+        (b"\x8b\xff\xff\xff\x7f" + b"abc", 2**31 - 1),  # int
     ],
 )
-def test_a_length_beyond_the_file_costs_no_memory(file: Path, program: bytes) -> None:
-    with pytest.raises(DataError, match=r"not a whole pickle, at byte 0 of \d+: it ends \d+ bytes too early"):
+def test_a_length_beyond_the_file_costs_no_memory(file: Path, program: bytes, length: int) -> None:
+    with pytest.raises(DataError, match=naming(0, len(program), length - len(b"abc"))):
         load(file, program)
 
 
 def test_containers_are_counted(file: Path) -> None:
     assert len(load(file, b"(" + b"}" * 9_000 + b"l.")) == 9_000
-    with pytest.raises(DataError, match="more lists, tuples and dicts than a file of its size"):
+    with pytest.raises(DataError, match=naming(35_001, "size")):
         load(file, b"(" + b"}" * 100_000 + b"l.")
     infos = [{} for _ in range(20_000)]
     assert len(load(file, pickle.dumps([{"infos": i} for i in infos]))) == 20_000
@@ -282,7 +292,7 @@ def test_laughter_stays_short(file: Path) -> None:
     for _ in range(40):
         value = (value, value)
     assert type(load(file, pickle.dumps([value]))[0]) is tuple
-    with pytest.raises(DataError, match="has a tuple for a key"):
+    with pytest.raises(DataError, match=naming(22, "tuple", "key")):
         load(file, pickle.dumps((1,))[:-1] + b"(" + b"0}K\x01\x85N" + b"s.")
 
 
@@ -290,7 +300,7 @@ def test_laughter_stays_short(file: Path) -> None:
 def test_a_file_cut_anywhere_is_said_to_be_cut(file: Path, protocol: int) -> None:
     data = pickle.dumps([{"a": np.arange(4.0), "b": (1, "x", b"y")}] * 2, protocol=protocol)
     for n in range(len(data)):
-        with pytest.raises(DataError, match="not a whole pickle"):
+        with pytest.raises(DataError, match=naming("x.pkl", n)):
             load(file, data[:n])
 
 
@@ -308,15 +318,15 @@ def test_damaged_bytes_never_end_in_another_error(file: Path, data: st.DataObjec
 
 
 def test_other_files(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a whole pickle, at byte 0 of 0"):
+    with pytest.raises(DataError, match=naming("x.pkl", 0, 1)):
         load(file, b"")
-    with pytest.raises(DataError, match="not a whole pickle"):
+    with pytest.raises(DataError, match=naming("x.pkl", 8, "opcode")):
         load(file, b"\x89HDF\r\n\x1a\n")
-    with pytest.raises(DataError, match="14 bytes follow its end; several pickles"):
+    with pytest.raises(DataError, match=naming("x.pkl", 19, 14)):
         load(file, pickle.dumps(1) + pickle.dumps("a", protocol=4)[:14])
-    with pytest.raises(DataError, match="cannot read the file"):
+    with pytest.raises(DataError, match=naming("missing.pkl", os.strerror(errno.ENOENT))):
         load_plain(tmp_path / "missing.pkl")
-    with pytest.raises(DataError, match="cannot read the file"):
+    with pytest.raises(DataError, match=naming(tmp_path, os.strerror(errno.EISDIR))):
         load_plain(tmp_path)
-    with pytest.raises(DataError, match="2 values are left at its end"):
-        load(file, b"NN.")
+    with pytest.raises(DataError, match=naming("x.pkl", 5, 2)):
+        load(file, b"\x80\x02NN.")

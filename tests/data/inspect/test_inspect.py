@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import errno
 import io
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import naming
 from PIL import Image
 
 from serl_chunk.data.frames import Frames
@@ -400,5 +403,5 @@ def test_picked_episodes_are_seeded_and_each_is_there_once(spec):
 
 def test_a_page_that_cannot_be_written_is_an_error(spec, tmp_path):
     source: Callable = Memory({"a": moving(spec, cameras=False)})
-    with pytest.raises(DataError, match="cannot write the page"):
+    with pytest.raises(DataError, match=naming("p.html", os.strerror(errno.ENOENT))):
         write_page(tmp_path / "absent" / "p.html", source, inspect(source))

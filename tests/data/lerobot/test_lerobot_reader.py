@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("av")
@@ -148,7 +149,7 @@ class TestForeign:
         assert any(n.startswith("5 successes had no") for n in open_source(foreign, ReadOptions(success=True)).notes())
 
     def test_failure_said_of_a_reward_of_1(self, foreign: Path):
-        with pytest.raises(DataError, match=r"episode 0, step 8: a reward of 1 in what --failure calls a failure"):
+        with pytest.raises(DataError, match=naming(0, 8, 1, "--failure")):
             read(foreign, success=False)
 
     def test_nowhere_true_is_no_outcome(self, foreign: Path):
@@ -163,7 +164,7 @@ class TestForeign:
         assert (failed.outcome, failed.length, failed.terminated) == (Outcome.FAILURE, 6, True)
         assert not any("without a true" in note for note in open_source(foreign, ReadOptions(success=False)).notes())
         drop(foreign, "next.reward")
-        with pytest.raises(DataError, match=r"episode 1: .*next.success is nowhere true.*pass --failure if it is"):
+        with pytest.raises(DataError, match=naming(1, "next.success", "--failure")):
             read(foreign, reward_every_step=True)
 
     def test_notes_of_damaged_files_are_left_to_reading(self, ours: Path):
@@ -241,7 +242,7 @@ class TestForeign:
         assert list(read(foreign, cameras=("wrist",))[0].steps.sparse) == ["images/wrist"]
         assert read(foreign, cameras=())[0].steps.sparse == {}
         assert len(read(foreign, proportion=0.6)) == 3
-        with pytest.raises(DataError, match="no camera left; it has: top, wrist"):
+        with pytest.raises(DataError, match=naming("left", "top", "wrist")):
             read(foreign, cameras=("left",))
 
     def test_channels_first(self, foreign: Path):
@@ -379,57 +380,54 @@ def _task_unknown(folder: Path) -> None:
 
 
 TRAPS = [
-    (_column_gone, r"file-000.parquet: has no column next.reward, which meta/info.json declares"),
-    (_column_more, r"file-000.parquet: has the column effort, which meta/info.json does not declare"),
-    (_tasks_without_index, r"tasks.parquet: nothing says that the tasks' texts are the table's pandas index"),
-    (_tasks_out_of_order, r"tasks.parquet: task_index is \[1, 0\]"),
-    (_rows_out_of_order, r"episode 1, step 2: frame_index is 3 where 2 is expected.*out of order"),
-    (_episodes_out_of_order, r"file-000.parquet: row 1 is episode 2; lerobot takes row i for episode i"),
-    (_late, r"episode 1, step 4: timestamp is 0\.082000 s, at 50 steps a second it is 0\.080000 s"),
-    (_nan, r"episode 0, step 2: action is not finite"),
-    (_null, r"episode 0, step 3: next.reward has no value"),
-    (
-        _unequal,
-        r"episode 0: action, in .*file-000.parquet, has lists of several lengths: 3 values in row 0, 2 in row 3",
-    ),
-    (_cut_anew(pa.list_), r"episode 0: action, in .*file-000.parquet, has .* 3 values in row 0, 2 in row 2"),
-    (_cut_anew(pa.large_list), r"episode 0: action, in .*file-000.parquet, has .* 3 values in row 0, 2 in row 2"),
-    (_structures, r"episode 0: action, in .*file-000.parquet, holds struct<x: double>, not numbers or lists of them"),
-    (_pandas(b"{"), r"tasks.parquet: what pandas noted of the table's index is damaged"),
-    (_pandas(b"[]"), r"tasks.parquet: nothing says that the tasks' texts"),
-    (_lengths_as_texts, r"file-000.parquet: column length holds string, not numbers"),
-    (_shape("nine"), r"info.json: the shape of action is 'nine', not a list of sizes"),
-    (_wide, r"episode 0: action holds .*\[7\] a row"),
-    (_fewer_rows, r"data: 30 rows in 1 files, the episodes have 41"),
-    (_wrong_start, r"episode 2 begins at row 15 of the data set, the lengths of those before it say 16"),
-    (_task_unknown, r"episode 0: task_index is 7, there are 2 tasks"),
-    (_cut(DATA), r"file-000.parquet: the file is truncated, damaged or not Parquet"),
-    (_cut(EPISODES), r"file-000.parquet: the file is truncated, damaged or not Parquet"),
-    (_cut(INFO), r"info.json: cannot be read"),
-    (_gone(DATA), r"data: no chunk-\*/\*.parquet there; the data set is not complete"),
-    (_gone(EPISODES), r"meta/episodes: no chunk"),
-    (_gone(TASKS), r"tasks.parquet: no such file; the data set is not complete"),
-    (_info(codebase_version="v1.6"), r"info.json: codebase_version is 'v1.6'; v3.0 and v2.1 are read"),
-    (_info(fps=-1), r"info.json: fps is -1"),
-    (_info(features=None), r"info.json: has no features"),
-    (_info(total_episodes=9), r"total_episodes is 9, the table of episodes has 5"),
-    (_info(data_path="data/{nonsense}.parquet"), r"is no pattern of file names"),
-    (_info(fps=25), r"episode 0, step 1: timestamp is 0\.020000 s, at 25"),
+    (_column_gone, ("file-000.parquet", "next.reward", "meta/info.json")),
+    (_column_more, ("file-000.parquet", "effort", "meta/info.json")),
+    (_tasks_without_index, ("tasks.parquet", "pandas", "__index_level_0__")),
+    (_tasks_out_of_order, ("tasks.parquet", "task_index", "[1, 0]")),
+    (_rows_out_of_order, (1, 2, "frame_index", 3, "file-000.parquet")),
+    (_episodes_out_of_order, ("meta/episodes/chunk-000/file-000.parquet", 1, 2)),
+    (_late, (1, 4, "timestamp", "0.082000", 50, "0.080000")),
+    (_nan, (0, 2, "action")),
+    (_null, (0, 3, "next.reward")),
+    (_unequal, (0, "action", "file-000.parquet", 3, "row 0", 2, "row 3")),
+    (_cut_anew(pa.list_), (0, "action", "file-000.parquet", 3, "row 0", 2, "row 2")),
+    (_cut_anew(pa.large_list), (0, "action", "file-000.parquet", 3, "row 0", 2, "row 2")),
+    (_structures, (0, "action", "file-000.parquet", "struct<x: double>")),
+    (_pandas(b"{"), ("tasks.parquet", "pandas", "(char 1)")),
+    (_pandas(b"[]"), ("tasks.parquet", "pandas", "__index_level_0__")),
+    (_lengths_as_texts, ("file-000.parquet", "length", "string")),
+    (_shape("nine"), ("info.json", "action", "nine")),
+    (_wide, (0, "action", "[7]", "[3]")),
+    (_fewer_rows, ("/data", 30, 1, 41)),
+    (_wrong_start, ("meta/episodes/chunk-000/file-000.parquet", 2, 15, 16)),
+    (_task_unknown, (0, "task_index", 7, 2)),
+    (_cut(DATA), ("data/chunk-000/file-000.parquet", "Parquet")),
+    (_cut(EPISODES), ("meta/episodes/chunk-000/file-000.parquet", "Parquet")),
+    (_cut(INFO), ("info.json", "char")),
+    (_gone(DATA), ("/data", "chunk-*/*.parquet")),
+    (_gone(EPISODES), ("meta/episodes", "chunk-*/*.parquet")),
+    (_gone(TASKS), ("meta/tasks.parquet",)),
+    (_info(codebase_version="v1.6"), ("info.json", "codebase_version", "v1.6", "v3.0", "v2.1")),
+    (_info(fps=-1), ("info.json", "fps", -1)),
+    (_info(features=None), ("info.json", "features", "dtype")),
+    (_info(total_episodes=9), ("info.json", "total_episodes", 9, 5)),
+    (_info(data_path="data/{nonsense}.parquet"), ("info.json", "data_path", "video_path", "nonsense")),
+    (_info(fps=25), (0, 1, "timestamp", "0.020000", 25)),
 ]
 
 
-@pytest.mark.parametrize(("spoil", "sentence"), TRAPS, ids=[sentence[:40] for _, sentence in TRAPS])
+@pytest.mark.parametrize(("spoil", "named"), TRAPS, ids=[" ".join(map(str, named))[:40] for _, named in TRAPS])
 @pytest.mark.parametrize("kind", ["ours", "foreign"])
-def test_spoilt(request: pytest.FixtureRequest, kind: str, spoil: Callable[[Path], None], sentence: str):
+def test_spoilt(request: pytest.FixtureRequest, kind: str, spoil: Callable[[Path], None], named: tuple):
     folder = request.getfixturevalue(kind)
     spoil(folder)
-    with pytest.raises(DataError, match=sentence) as error:
+    with pytest.raises(DataError, match=naming(*named)) as error:
         read(folder)
     assert str(error.value).startswith(str(folder))
 
 
 def test_no_info(tmp_path: Path):
-    with pytest.raises(DataError, match=r"this is no LeRobot data set, it has no meta/info\.json"):
+    with pytest.raises(DataError, match=naming(tmp_path, "meta/info.json")):
         open_source(tmp_path, ReadOptions(), "lerobot")
 
 
@@ -440,7 +438,7 @@ def test_changed_since_it_was_written(ours: Path):
         return replaced(table, "action", pa.array(np.zeros((len(table), 3)).tolist(), pa.list_(pa.float32())))
 
     rewrite(ours / DATA, change)
-    with pytest.raises(DataError, match=r"episode 0 is not the one that was written.*Remove that file"):
+    with pytest.raises(DataError, match=naming(0, "meta/serl_chunk.parquet", "changed")):
         read(ours)
     (ours / SIDE).unlink()
     assert len(read(ours)) == 5
@@ -448,10 +446,10 @@ def test_changed_since_it_was_written(ours: Path):
 
 def test_what_lies_beside_is_damaged(ours: Path):
     rewrite(ours / SIDE, lambda table: table.take([1, 0, 2, 3, 4]), row_group_size=16)
-    with pytest.raises(DataError, match=r"episode 0: .*serl_chunk.parquet is damaged, or of other episodes"):
+    with pytest.raises(DataError, match=naming(0, "meta/serl_chunk.parquet", 1)):
         read(ours)
     rewrite(ours / SIDE, lambda table: table.drop_columns(["outcome"]).take([1, 0, 2, 3, 4]), row_group_size=16)
-    with pytest.raises(DataError, match="no column outcome"):
+    with pytest.raises(DataError, match=naming(0, "meta/serl_chunk.parquet", "outcome")):
         read(ours)
 
 
@@ -470,21 +468,21 @@ DECISION = {"name": "x", "dtype": "<f4", "shape": [1], "ticks": [0], "data": b"\
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "named"),
     [
-        (_with("image_ticks", ticks=[2, 99]), "top at tick 99 of 7"),
-        (_with("image_ticks", ticks=[-1, 5]), "top at tick -1 of 7"),
-        (_with("decisions", ticks=[7]), "x at tick 7 of 7"),
-        (_with("decisions", dtype="O"), "decision/x holds object, not numbers"),
-        (_with("decisions", dtype="nonsense"), "nonsense"),
-        (_with("decisions", shape=[2]), "cannot reshape"),
-        (_with("decisions", data=None), "bytes-like"),
+        (_with("image_ticks", ticks=[2, 99]), ("top", 99, 7)),
+        (_with("image_ticks", ticks=[-1, 5]), ("top", -1, 7)),
+        (_with("decisions", ticks=[7]), ("x", 7)),
+        (_with("decisions", dtype="O"), ("decision/x", "object")),
+        (_with("decisions", dtype="nonsense"), ("nonsense",)),
+        (_with("decisions", shape=[2]), ("(2,)",)),
+        (_with("decisions", data=None), ("NoneType",)),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
-def test_an_episode_beside_is_damaged(ours: Path, change: Callable[[pa.Table], pa.Table], sentence: str):
+def test_an_episode_beside_is_damaged(ours: Path, change: Callable[[pa.Table], pa.Table], named: tuple):
     rewrite(ours / SIDE, change, row_group_size=16)
-    with pytest.raises(DataError, match=f"episode 1: its row in meta/serl_chunk.parquet is damaged .*{sentence}"):
+    with pytest.raises(DataError, match=naming(1, "meta/serl_chunk.parquet", *named)):
         read(ours)
 
 
@@ -503,14 +501,14 @@ class TestImages:
     def test_elsewhere(self, foreign: Path):
         frames = self.spoil(foreign, {"bytes": None, "path": "images/frame_000002.png"})
         assert frames[1].shape == (HEIGHT, WIDTH, 3)
-        with pytest.raises(DataError, match=r"episode 0, step 2: observation.images.top has no bytes"):
+        with pytest.raises(DataError, match=naming(0, 2, "observation.images.top", "bytes")):
             frames[2]
 
     def test_damaged(self, foreign: Path):
         frames = self.spoil(foreign, {"bytes": b"\xff\xd8\xff\xe0 not an image", "path": None})
-        with pytest.raises(DataError, match=r"episode 0, step 2: .*: not a whole JPEG or PNG image"):
+        with pytest.raises(DataError, match=naming(0, 2, "JPEG", "PNG")):
             frames[2]
-        with pytest.raises(DataError, match=r"episode 0, step 2: .*: not a whole JPEG or PNG image"):
+        with pytest.raises(DataError, match=naming(0, 2, "JPEG", "PNG")):
             frames.encoded(2)
 
     def test_of_another_size(self, foreign: Path):
@@ -518,7 +516,7 @@ class TestImages:
         Image.fromarray(smooth(0, 0, 8, 8)).save(out, "PNG")
         frames = self.spoil(foreign, {"bytes": out.getvalue(), "path": None})
         for look in (frames.__getitem__, frames.encoded):
-            with pytest.raises(DataError, match=f"step 2: .*an image of 8x8 pixels among those of {HEIGHT}x{WIDTH}"):
+            with pytest.raises(DataError, match=naming(2, "8x8", f"{HEIGHT}x{WIDTH}")):
                 look(2)
 
 
@@ -533,7 +531,7 @@ class TestVideos:
 
     def test_gone(self, folder: Path):
         (folder / self.VIDEO).unlink()
-        with pytest.raises(DataError, match=r"episode 0: there is no video .*file-000.mp4; --cameras leaves it out"):
+        with pytest.raises(DataError, match=naming(0, "file-000.mp4", "--cameras")):
             read(folder)
         assert len(read(folder, cameras=("wrist",))) == 2
 
@@ -541,19 +539,19 @@ class TestVideos:
         video = folder / self.VIDEO
         video.write_bytes(video.read_bytes()[:-300])
         frames = read(folder)[1].steps.sparse["images/top"].values
-        with pytest.raises(DataError, match=r"episode 1, step 3: .*file-000.mp4: the frame at 0\.1800 s cannot be dec"):
+        with pytest.raises(DataError, match=naming(1, 3, "file-000.mp4", "0.1800")):
             frames[3]
 
     def test_too_short(self, folder: Path):
         rewrite(folder / EPISODES, lambda t: replaced(t, "videos/observation.images.top/from_timestamp", [0.0, 0.16]))
         frames = read(folder)[1].steps.sparse["images/top"].values
-        with pytest.raises(DataError, match=r"episode 1, step 4: .*the video ends before it"):
+        with pytest.raises(DataError, match=naming(1, 4, "file-000.mp4", "0.2400")):
             frames[4]
 
     def test_times_that_do_not_agree(self, folder: Path):
         rewrite(folder / EPISODES, lambda t: replaced(t, "videos/observation.images.top/from_timestamp", [0.0, 0.115]))
         frames = read(folder)[1].steps.sparse["images/top"].values
-        with pytest.raises(DataError, match=r"no frame at 0\.1150 s, the next one is at 0\.1200 s"):
+        with pytest.raises(DataError, match=naming("file-000.mp4", "0.1150", "0.1200")):
             frames[0]
 
     def test_of_another_size(self, folder: Path):
@@ -561,7 +559,7 @@ class TestVideos:
         features["observation.images.top"]["shape"] = [8, 8, 3]
         edit(folder / INFO, features=features)
         (folder / SIDE).unlink()
-        with pytest.raises(DataError, match=r"has frames of 16x24 pixels, meta/info.json says 8x8"):
+        with pytest.raises(DataError, match=naming("16x24", "meta/info.json", "8x8")):
             read(folder)
 
     def test_times_that_nothing_says(self, folder: Path):
@@ -570,7 +568,7 @@ class TestVideos:
         (folder / SIDE).unlink()
         drop(folder, "timestamp")
         edit(folder / INFO, fps=None)
-        with pytest.raises(DataError, match=r"episode 0: neither a column timestamp nor fps .*pass --hz"):
+        with pytest.raises(DataError, match=naming(0, "timestamp", "fps", "--hz")):
             read(folder)
         assert len(read(folder, cameras=())) == 2
         for before, episode in zip(wanted, read(folder, hz=HZ), strict=True):
@@ -578,7 +576,7 @@ class TestVideos:
 
     def test_columns_of_the_table_of_episodes(self, folder: Path):
         rewrite(folder / EPISODES, lambda t: t.drop_columns(["videos/observation.images.top/from_timestamp"]))
-        with pytest.raises(DataError, match=r"has no column videos/observation.images.top/from_timestamp"):
+        with pytest.raises(DataError, match=naming("videos/observation.images.top/from_timestamp")):
             read(folder)
 
 
@@ -597,28 +595,28 @@ class TestVersion21:
         assert found[1].end.outcome is Outcome.SUCCESS
 
     @pytest.mark.parametrize(
-        ("name", "text", "sentence"),
+        ("name", "text", "named"),
         [
-            ("tasks", '{"task_index": 1, "task": "a"}', "tasks.jsonl: tasks must be numbered from 0 on"),
-            ("tasks", "{", "tasks.jsonl: line 1 is damaged"),
-            ("episodes", '{"episode_index": 1, "length": 4}', "episodes.jsonl: line i must be episode i"),
-            ("episodes", '{"episode_index": 0, "length": "nine"}', "episodes.jsonl: line 1: length is 'nine', not a"),
-            ("episodes", '{"episode_index": 0, "length": 0}', "episodes.jsonl: line 1: length is 0, not a number"),
-            ("tasks", '{"task_index": [0], "task": "a"}', "tasks.jsonl: tasks must be numbered from 0 on"),
-            ("episodes", '{"episode_index": 0}', "episodes.jsonl: line 1 is damaged .*valid: episode_index, length"),
+            ("tasks", '{"task_index": 1, "task": "a"}', ("tasks.jsonl", 0)),
+            ("tasks", "{", ("tasks.jsonl", 1, "task_index", "task")),
+            ("episodes", '{"episode_index": 1, "length": 4}', ("episodes.jsonl", 0)),
+            ("episodes", '{"episode_index": 0, "length": "nine"}', ("episodes.jsonl", 1, "length", "nine")),
+            ("episodes", '{"episode_index": 0, "length": 0}', ("episodes.jsonl", 1, "length", 0)),
+            ("tasks", '{"task_index": [0], "task": "a"}', ("tasks.jsonl", 0)),
+            ("episodes", '{"episode_index": 0}', ("episodes.jsonl", 1, "episode_index", "length")),
         ],
     )
-    def test_lines(self, folder: Path, name: str, text: str, sentence: str):
+    def test_lines(self, folder: Path, name: str, text: str, named: tuple):
         (folder / f"meta/{name}.jsonl").write_text(text + "\n")
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises(DataError, match=naming(*named)):
             read(folder)
 
     def test_a_file_gone(self, folder: Path):
         (folder / "data/chunk-000/episode_000002.parquet").unlink()
-        with pytest.raises(DataError, match=r"episode 2: there is no file .*episode_000002.parquet"):
+        with pytest.raises(DataError, match=naming(2, "episode_000002.parquet")):
             read(folder)
 
     def test_a_file_too_short(self, folder: Path):
         rewrite(folder / "data/chunk-000/episode_000002.parquet", lambda table: table.slice(0, 5))
-        with pytest.raises(DataError, match=r"has 5 rows, meta/episodes.jsonl says 12"):
+        with pytest.raises(DataError, match=naming("episode_000002.parquet", 5, "meta/episodes.jsonl", 12)):
             read(folder)

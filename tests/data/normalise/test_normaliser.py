@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
+from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,11 +135,9 @@ def test_offsets_beyond_every_demonstration_take_the_longest_seen_range(spec, de
 
 
 def test_what_cannot_be_fitted_is_refused(spec, joints_spec, make_episode):
-    with pytest.raises(ConfigError, match="absolute_demo needs demonstrations"):
+    with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "--demo_path")):
         fit_normaliser(spec, NormaliserConfig(actions="absolute_demo"), HORIZON, [])
-    with pytest.raises(
-        DataError, match="episode e0: state and action have 2 and 2 dimensions, robot 'arm3' has 5 and 3"
-    ):
+    with pytest.raises(DataError, match=naming("e0", 2, "arm3", 5, 3)):
         fit_normaliser(spec, NormaliserConfig(), HORIZON, [make_episode(joints_spec, 3)])
 
 
@@ -152,7 +153,7 @@ def test_the_digest_changes_with_any_number(spec, demos, name):
 
 def test_it_cannot_be_changed(spec, demos):
     norm = fit_normaliser(spec, NormaliserConfig(), HORIZON, demos)
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ValueError, match=naming("read-only")):
         norm.scale[0] = 1
     arrays = {k: v.copy() for k, v in norm.to_arrays().items()}
     copied = Normaliser.from_arrays(norm.mode, arrays)
@@ -162,12 +163,12 @@ def test_it_cannot_be_changed(spec, demos):
 
 def test_arrays_that_do_not_fit_are_refused(spec, demos):
     arrays = dict(fit_normaliser(spec, NormaliserConfig(), HORIZON, demos).to_arrays())
-    with pytest.raises(DataError, match=r"must have shapes \[S\], \[S\], \[H, A\]"):
+    with pytest.raises(DataError, match=naming("scale", "[H, A]", "(2, 3)")):
         Normaliser.from_arrays("relative", arrays | {"scale": arrays["scale"][:2]})
-    with pytest.raises(DataError, match="joint points past a state of 5 values"):
+    with pytest.raises(DataError, match=naming("joint", 5)):
         Normaliser.from_arrays("relative", arrays | {"joint": np.array([0, 1, 5])})
     del arrays["joint"]
-    with pytest.raises(DataError, match=r"expected the arrays state_mean, .* got centre, scale, state_mean"):
+    with pytest.raises(DataError, match=naming("joint", "centre, scale, state_mean, state_std")):
         Normaliser.from_arrays("relative", arrays)
 
 
@@ -176,7 +177,7 @@ def test_a_longer_chunk_than_the_statistics_is_refused(spec, horizon):
     norm = fit_normaliser(spec, NormaliserConfig(), horizon, [])
     chunk, state = np.zeros((5, 3), np.float32), np.zeros(5, np.float32)
     for apply in (norm.encode, norm.decode):
-        with pytest.raises(DataError, match=f"chunk of 5 actions, .* at most {horizon}"):
+        with pytest.raises(DataError, match=naming(5, horizon)):
             apply(state, chunk)
 
 
@@ -217,24 +218,26 @@ def test_a_file_of_statistics_takes_the_place_of_demonstrations(spec, demos, tmp
 
 
 def test_files_of_statistics_that_do_not_fit_are_refused(spec, demos, tmp_path):
-    with pytest.raises(ConfigError, match=r"needs normaliser\.norm_stats: the file"):
+    with pytest.raises(
+        ConfigError, match=naming("normaliser.actions", "normaliser.norm_stats", "serl-chunk data stats")
+    ):
         NormaliserConfig(actions="norm_stats")
-    with pytest.raises(ConfigError, match="would not be read"):
+    with pytest.raises(ConfigError, match=naming("normaliser.norm_stats", "normaliser.state", "normaliser.actions")):
         NormaliserConfig(actions="absolute_range", state=False, norm_stats="x.json")
     path = write_stats(tmp_path / "a", spec, demos, actions="delta", joints=(2, 0, -1), horizon=2)
     config = NormaliserConfig(actions="norm_stats", norm_stats=path)
-    with pytest.raises(
-        ConfigError, match=r"chunks of 2 actions, the experiment's have 4 .*`serl-chunk data stats --ho"
-    ):
+    with pytest.raises(ConfigError, match=naming("norm_stats.json", 2, "chunk.horizon", 4, "--horizon")):
         fit_normaliser(spec, config, HORIZON, [])
     openpis = json.loads((tmp_path / "a" / "norm_stats.json").read_text())
     del openpis["serl_chunk"]
     (tmp_path / "o.json").write_text(json.dumps(openpis))
-    with pytest.raises(ConfigError, match="whether actions are differences"):
+    with pytest.raises(
+        ConfigError, match=naming("o.json", "normaliser.actions", "norm_stats", "serl-chunk data stats")
+    ):
         fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "o.json")), HORIZON, [])
     del openpis["norm_stats"]["state"]["mean"][0]
     (tmp_path / "short.json").write_text(json.dumps(openpis))
     with pytest.raises(DataError):
         fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "short.json")), HORIZON, [])
-    with pytest.raises(DataError, match="no statistics can be read"):
+    with pytest.raises(DataError, match=naming("none.json", os.strerror(errno.ENOENT))):
         fit_normaliser(spec, dataclasses.replace(config, norm_stats=str(tmp_path / "none.json")), HORIZON, [])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -125,23 +126,23 @@ def test_moments_keep_small_spreads_beside_large_means():
 
 
 def test_what_cannot_be_counted_is_refused():
-    with pytest.raises(DataError, match="row 1 has inf in dimension 0"):
+    with pytest.raises(DataError, match=naming(1, "inf", 0)):
         Statistics(2).add(np.array([[0, 0], [np.inf, 0]], np.float32))
-    with pytest.raises(DataError, match="vectors of 2 values"):
+    with pytest.raises(DataError, match=naming(2, "[3, 4]")):
         Statistics(2).add(np.zeros((3, 4), np.float32))
-    with pytest.raises(DataError, match="there is no step"):
+    with pytest.raises(DataError, match=naming("step")):
         Statistics(2).quantile()
     other = Statistics(1, keep=0)
     other.add(np.ones((5, 1), np.float32))
     other.refine(np.full((5, 1), 7, np.float32))
-    with pytest.raises(DataError, match="second pass saw other values"):
+    with pytest.raises(DataError, match=naming("pass")):
         other.quantile()
 
 
 def test_a_mask_is_written_in_runs():
     assert parse_mask("2,-1,1") == (True, True, False, True)
-    for wrong in ("", "6,x", "6,0", "1.5"):
-        with pytest.raises(ConfigError, match="write 6,-1,6,-1"):
+    for wrong, run in (("", ""), ("6,x", "x"), ("6,0", "0"), ("1.5", "1.5")):
+        with pytest.raises(ConfigError, match=naming("--mask", repr(run), "6,-1,6,-1")):
             parse_mask(wrong)
 
 
@@ -149,9 +150,9 @@ def test_joints_come_from_the_robot_or_the_mask(spec):
     assert joints_of(None, spec) == (2, 0, -1)  # the gripper stays absolute
     assert joints_of((True, False, True), spec) == (2, -1, 1)
     assert joints_of((True, False), None) == (0, -1)
-    with pytest.raises(ConfigError, match="give --mask"):
+    with pytest.raises(ConfigError, match=naming("delta", "--mask", "--exp_name")):
         joints_of(None, None)
-    with pytest.raises(ConfigError, match="4 dimensions, robot arm3 has 3"):
+    with pytest.raises(ConfigError, match=naming("--mask", 4, "arm3", 3)):
         joints_of((True,) * 4, spec)
 
 
@@ -164,7 +165,7 @@ def test_chunks_repeat_the_last_action_and_start_from_the_first_state():
     delta = chunks(episode, What("delta", joints=(0, -1), horizon=2), np.array([0, 2]))
     np.testing.assert_array_equal(delta, [[[-9, 5], [-8, 6]], [[-27, 7], [-27, 7]]])
     np.testing.assert_array_equal(episode.steps.action, action)  # what was read is not changed
-    with pytest.raises(ConfigError, match="3 dimensions, up to state value 2, of episodes with 2 actions"):
+    with pytest.raises(ConfigError, match=naming("--mask", 3, 2)):
         chunks(episode, What("delta", joints=(0, 1, 2)), np.array([0]))
 
 
@@ -238,18 +239,18 @@ def test_still_dimensions_do_not_explode():
 
 
 def test_bad_requests_and_bad_data_are_refused():
-    with pytest.raises(ConfigError, match="horizon must be at least 1"):
+    with pytest.raises(ConfigError, match=naming("--horizon", 1, 0)):
         What(horizon=0)
-    with pytest.raises(ConfigError, match="max_samples must be at least 1"):
+    with pytest.raises(ConfigError, match=naming("--max_samples", 1, 0)):
         What(max_samples=0)
-    with pytest.raises(ConfigError, match="std_floor must be positive"):
+    with pytest.raises(ConfigError, match=naming("--std_floor", 0)):
         What(std_floor=0)
-    with pytest.raises(ConfigError, match="delta actions need a mask"):
+    with pytest.raises(ConfigError, match=naming("delta", "absolute", "--mask")):
         What("delta")
-    with pytest.raises(DataError, match="there is no episode"):
+    with pytest.raises(DataError, match=naming("memory")):
         compute(Held(), What())
     odd = Held(*random_source(3).episodes, *random_source(3, dim=2).episodes)
-    with pytest.raises(DataError, match="episode 1 has 2 state values and 2 actions, those before it 3 and 3"):
+    with pytest.raises(DataError, match=naming("memory", 1, 2, 3)):
         compute(odd, What())
 
 
@@ -286,7 +287,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(DataError, match=r"s\.json: cannot write the statistics: .*No space left"):
+    with pytest.raises(DataError, match=naming("s.json", "No space left on device")):
         write_norm_stats(path, {"state": stats._replace(mean=np.ones(2))}, {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -299,23 +300,23 @@ def test_files_without_quantiles_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "named"),
     [
-        ("{", "no statistics can be read"),
-        ("[1]", 'a JSON object with "norm_stats"'),
-        ('{"norm_stats": {}}', 'a JSON object with "norm_stats"'),
-        ('{"norm_stats": {"state": 3}}', "state must be an object with mean"),
-        ('{"norm_stats": {"state": {"mean": [0]}}}', "state: std must be a list of finite numbers"),
-        ('{"norm_stats": {"state": {"mean": [NaN], "std": [1]}}}', "state: mean must be a list of finite numbers"),
-        ('{"norm_stats": {"state": {"mean": [[0], 1], "std": [1]}}}', "state: mean must be a list of finite numbers"),
-        ('{"norm_stats": {"state": {"mean": [0, 1], "std": [1]}}}', "different lengths"),
-        ('{"norm_stats": {"state": {"mean": [0], "std": [-1]}}}', "std is negative in dimension 0"),
-        ('{"norm_stats": {"a": {"mean": [0], "std": [1], "q01": [2], "q99": [1]}}}', "q99 is below q01 in dimension 0"),
+        ("{", ("(char 1)",)),
+        ("[1]", ("JSON", '"norm_stats"')),
+        ('{"norm_stats": {}}', ("JSON", '"norm_stats"')),
+        ('{"norm_stats": {"state": 3}}', ("state", "mean", "std", "q01", "q99")),
+        ('{"norm_stats": {"state": {"mean": [0]}}}', ("state", "std", "list")),
+        ('{"norm_stats": {"state": {"mean": [NaN], "std": [1]}}}', ("state", "mean", "list")),
+        ('{"norm_stats": {"state": {"mean": [[0], 1], "std": [1]}}}', ("state", "mean", "list")),
+        ('{"norm_stats": {"state": {"mean": [0, 1], "std": [1]}}}', ("state", "mean", 2, "std", 1)),
+        ('{"norm_stats": {"state": {"mean": [0], "std": [-1]}}}', ("state", "std", 0)),
+        ('{"norm_stats": {"a": {"mean": [0], "std": [1], "q01": [2], "q99": [1]}}}', ("q99", "q01", 0)),
     ],
 )
-def test_bad_files_are_refused_with_their_place(tmp_path, content, says):
+def test_bad_files_are_refused_with_their_place(tmp_path, content, named):
     path = tmp_path / "norm_stats.json"
     path.write_text(content)
-    with pytest.raises(DataError, match=says) as caught:
+    with pytest.raises(DataError, match=naming(*named)) as caught:
         read_norm_stats(path)
     assert str(caught.value).startswith(str(path))

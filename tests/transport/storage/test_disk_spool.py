@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from errors import naming
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from transport_tools import LIMITS, Inbox, end, eventually, linked, send_episode, serving, step
@@ -321,8 +322,8 @@ def test_what_the_disk_stops_giving_back_while_it_runs_is_lost_too(tmp_path, mon
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "pread", pread)
-    with pytest.raises(JournalError, match="Too many open files"):  # nothing is lost by that
-        spool.at(10)
+    with pytest.raises(JournalError, match=naming(tmp_path / "s", os.strerror(errno.EMFILE))):
+        spool.at(10)  # nothing is lost by that
     monkeypatch.setattr(os, "pread", real)
     assert spool.at(10).kind == "steps"
     abandon(spool)
@@ -360,7 +361,7 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch):
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "writev", full)
-        with pytest.raises(JournalError, match="No space left"):
+        with pytest.raises(JournalError, match=naming(tmp_path / "s", os.strerror(errno.ENOSPC))):
             put(spool, Begin("b"))
     assert (spool.next, spool.steps, spool.unacked_bytes, spool._cached, spool.nbytes, contents(spool)) == before
     put_episode(spool, "b")
@@ -381,7 +382,7 @@ def test_a_full_disk_at_the_start_is_named_and_loses_nothing(tmp_path, monkeypat
 
     with monkeypatch.context() as disk:
         disk.setattr(disk_spool.files, "write_file", full)
-        with pytest.raises(JournalError, match=r"session\.json cannot be written: No space left"):
+        with pytest.raises(JournalError, match=naming("session.json", os.strerror(errno.ENOSPC))):
             opened(tmp_path / "s")
     again = opened(tmp_path / "s")  # the folder was let go
     assert (again.session, again.incarnation, again.next) == (spool.session, 2, 5)
@@ -411,10 +412,10 @@ def test_an_identity_that_nothing_tells_is_refused(tmp_path):
     data[table.place.offset + table.place.size - 1] ^= 1
     path.write_bytes(data)
     (tmp_path / "s" / "session.json").write_text("{")
-    with pytest.raises(DataError, match=r"session\.json cannot be read.*move .*/s away to go on without"):
+    with pytest.raises(DataError, match=naming(tmp_path / "s", "session.json", "JSONDecodeError")):
         opened(tmp_path / "s")
     (tmp_path / "s" / "session.json").unlink()
-    with pytest.raises(DataError, match=r"session\.json is missing: move .*/s away"):
+    with pytest.raises(DataError, match=naming(tmp_path / "s", "session.json")):
         opened(tmp_path / "s")
 
 
@@ -434,7 +435,7 @@ def test_a_spool_of_another_session_is_refused_its_name(tmp_path, caplog):
 
 def test_one_actor_has_it(tmp_path):
     spool = opened(tmp_path / "s")
-    with pytest.raises(ConfigError, match="in use by another process"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "s")):
         opened(tmp_path / "s")
     spool.close()
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from errors import naming
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -176,10 +177,10 @@ def test_a_sector_that_cannot_be_read_costs_the_entries_in_it(path, monkeypatch)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone cannot be read: No such file"):
+    with pytest.raises(DataError, match=naming(tmp_path / "gone", os.strerror(errno.ENOENT))):
         list(segment.scan(tmp_path / "gone"))
 
 
 def test_what_no_entry_can_hold_is_refused():
-    with pytest.raises(DataError, match=r"an entry of 65537 frames.*at most 65536 frames"):
+    with pytest.raises(DataError, match=naming(segment.MAX_FRAMES + 1, segment.MAX_FRAMES)):
         segment.pack(0, [b""] * (segment.MAX_FRAMES + 1), SALT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from errors import naming
 from transport_tools import CONTRACT, LIMITS, linked, serving
 
 from serl_chunk.transport.sockets import free_port
@@ -72,7 +73,7 @@ def test_malformed_hello(change):
 def test_a_refused_actor_is_told_the_field_and_both_values(caplog):
     port = free_port()
     with serving(port), linked(port, connect=False, contract={**CONTRACT, "horizon": "8"}) as link:
-        with pytest.raises(RefusedError, match=r"horizon is '5' at the learner and '8' at the actor.*--exp_name"):
+        with pytest.raises(RefusedError, match=naming("horizon", 5, 8, "--exp_name")):
             link.connect(timeout=10)
         assert link.can_begin()[0] is False
         link.begin(Begin("e"))
@@ -89,6 +90,6 @@ def test_another_protocol_is_refused_whatever_else_it_says(monkeypatch):
     with (
         serving(port),
         linked(port, connect=False) as link,
-        pytest.raises(RefusedError, match=f"speaks transport protocol {handshake.PROTOCOL} and the actor 99"),
+        pytest.raises(RefusedError, match=naming(handshake.PROTOCOL, 99)),
     ):
         link.connect(timeout=10)

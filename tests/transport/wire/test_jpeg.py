@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from errors import naming
 from transport_tools import CONFIG, LIMITS, linked, serving
 
 from serl_chunk.transport.sockets import free_port
@@ -73,32 +74,32 @@ def bomb():
 
 
 @pytest.mark.parametrize(
-    ("data", "sizes", "why"),
+    ("data", "sizes", "named"),
     [
-        (np.zeros(10, np.uint8), [10], "not a JPEG image"),
-        (encode_jpeg(SMOOTH[None], 50)[0][:200], [200], "not a JPEG image"),
-        (bomb(), None, "the limit is"),
-        (np.zeros(10, np.uint8), [4, 4], "do not add up"),
-        (np.zeros(10, np.uint8), [-1, 11], "do not add up"),
-        (np.zeros(0, np.uint8), [], "with int32"),
+        (np.zeros(10, np.uint8), [10], ("images/top", "JPEG", "UnidentifiedImageError")),
+        (encode_jpeg(SMOOTH[None], 50)[0][:200], [200], ("images/top", "JPEG", "OSError")),
+        (bomb(), None, ("images/top", "5000x5000", records.MAX_JPEG_PIXELS)),
+        (np.zeros(10, np.uint8), [4, 4], ("images/top", "sizes", 10)),
+        (np.zeros(10, np.uint8), [-1, 11], ("images/top", "sizes", 10)),
+        (np.zeros(0, np.uint8), [], ("images/top", "uint8[bytes]", "int32[images]")),
     ],
 )
-def test_what_is_no_image_is_refused(data, sizes, why):
-    with pytest.raises(WireError, match=why):
+def test_what_is_no_image_is_refused(data, sizes, named):
+    with pytest.raises(WireError, match=naming(*named)):
         decode_jpeg(data, np.array([len(data)] if sizes is None else sizes, np.int32), "images/top")
 
 
 def test_images_of_two_sizes_are_refused():
     parts = [encode_jpeg(SMOOTH[None], 50)[0], encode_jpeg(SMOOTH[None, :48], 50)[0]]
-    with pytest.raises(WireError, match="in one array"):
+    with pytest.raises(WireError, match=naming("images/top", SMOOTH.shape, SMOOTH[:48].shape)):
         decode_jpeg(np.concatenate(parts), np.array([len(p) for p in parts], np.int32), "images/top")
 
 
 def test_sizes_must_match_the_index():
     message = codec.decode(records.encode_record(block(), 0, jpeg_quality=50), LIMITS)
     broken = dict(message.arrays) | {"sizes/images/top": message.arrays["sizes/images/top"][:-1]}
-    with pytest.raises(WireError, match="one entry for each index"):
+    with pytest.raises(WireError, match=naming("sizes/images/top")):
         records.decode_record(message._replace(arrays=broken))
     del broken["sizes/images/top"]
-    with pytest.raises(WireError, match="need their sizes"):
+    with pytest.raises(WireError, match=naming("JPEG", "['images/top']", "[]")):
         records.decode_record(message._replace(arrays=broken))

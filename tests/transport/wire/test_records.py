@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from errors import naming
 from transport_tools import LIMITS, end, step
 
 from serl_chunk.transport.wire import codec, records
@@ -93,68 +94,68 @@ def test_blocks_of_journals_from_before_the_policys_age_are_read():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("arrays", "named"),
     [
-        ({"action": None}, "without 'action'"),
-        ({"policy_age": np.zeros(7, np.float32)}, "'policy_age' must have a row"),
-        ({"policy_age": np.zeros(8)}, "'policy_age' must be float32"),
-        ({"stamp": None}, "without 'stamp'"),
-        ({"action": np.zeros((8, 2))}, "'action' must be float32"),
-        ({"action": np.zeros(8, np.float32)}, "'action' must be float32 with 2 dimensions"),
-        ({"action": np.zeros((0, 2), np.float32)}, "no steps"),
-        ({"reward": np.zeros(7, np.float32)}, "'reward' must have a row"),
-        ({"reward": np.zeros(8, np.float64)}, "'reward' must be float32"),
-        ({"source": np.full(8, 5, np.uint8)}, "source must be 0..4"),
-        ({"decision_tick": np.full(8, -2, np.int32)}, "between -1"),
-        ({"decision_tick": np.full(8, 1, np.int32)}, "between -1"),
-        ({"observation__state": np.zeros((7, 2), np.float32)}, "row for each of 8"),
-        ({"observation__state": np.zeros((8, 2), np.float64)}, "must be float32"),
-        ({"observation__x": np.float32(1)}, "row for each"),
-        ({"other": np.zeros(8, np.float32)}, "no array 'other'"),
-        ({"index__images__top": None}, "an index and values each"),
-        ({"index__images__top": np.array([0, 3, 8], np.int32)}, "increase within"),
-        ({"index__images__top": np.array([0, 3, 3], np.int32)}, "increase within"),
-        ({"index__images__top": np.array([-1, 3, 6], np.int32)}, "increase within"),
-        ({"index__images__top": np.array([0, 3, 6], np.int64)}, "must be int32"),
-        ({"index__images__top": np.array([0, 3], np.int32)}, "row for each of 2"),
-        ({"values__images__top": np.zeros((3, 4, 4, 3), np.float32)}, "must be uint8"),
-        ({"index__x": np.zeros(1, np.int32), "values__x": np.zeros(1)}, "must start with"),
+        ({"action": None}, ("action",)),
+        ({"policy_age": np.zeros(7, np.float32)}, ("policy_age", 8, "(7,)")),
+        ({"policy_age": np.zeros(8)}, ("policy_age", "float32", "float64")),
+        ({"stamp": None}, ("stamp",)),
+        ({"action": np.zeros((8, 2))}, ("action", "float32", "float64")),
+        ({"action": np.zeros(8, np.float32)}, ("action", "float32", 2, "(8,)")),
+        ({"action": np.zeros((0, 2), np.float32)}, ("steps",)),
+        ({"reward": np.zeros(7, np.float32)}, ("reward", 8, "(7,)")),
+        ({"reward": np.zeros(8, np.float64)}, ("reward", "float32", "float64")),
+        ({"source": np.full(8, 5, np.uint8)}, ("source", "0..4", 5)),
+        ({"decision_tick": np.full(8, -2, np.int32)}, ("decision_tick", -1)),
+        ({"decision_tick": np.full(8, 1, np.int32)}, ("decision_tick", -1)),
+        ({"observation__state": np.zeros((7, 2), np.float32)}, ("observation/state", 8, "(7, 2)")),
+        ({"observation__state": np.zeros((8, 2), np.float64)}, ("observation/state", "float32", "float64")),
+        ({"observation__x": np.float32(1)}, ("observation/x", 8, "()")),
+        ({"other": np.zeros(8, np.float32)}, ("other",)),
+        ({"index__images__top": None}, ("['decision/chunk']", "['decision/chunk', 'images/top']")),
+        ({"index__images__top": np.array([0, 3, 8], np.int32)}, ("index/images/top", "0..7")),
+        ({"index__images__top": np.array([0, 3, 3], np.int32)}, ("index/images/top", "0..7")),
+        ({"index__images__top": np.array([-1, 3, 6], np.int32)}, ("index/images/top", "0..7")),
+        ({"index__images__top": np.array([0, 3, 6], np.int64)}, ("index/images/top", "int32", "int64")),
+        ({"index__images__top": np.array([0, 3], np.int32)}, ("values/images/top", 2, "(3, 12, 16, 3)")),
+        ({"values__images__top": np.zeros((3, 4, 4, 3), np.float32)}, ("values/images/top", "uint8", "float32")),
+        ({"index__x": np.zeros(1, np.int32), "values__x": np.zeros(1)}, ("x", "images/", "decision/")),
     ],
 )
-def test_malformed_blocks(arrays, message):
-    with pytest.raises(WireError, match=message):
+def test_malformed_blocks(arrays, named):
+    with pytest.raises(WireError, match=naming(*named)):
         decode_block(**arrays)
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 1.0, None, "0"])
 def test_malformed_first_tick(value):
-    with pytest.raises(WireError, match="first_tick"):
+    with pytest.raises(WireError, match=naming("first_tick")):
         decode_block({"first_tick": value})
 
 
 @pytest.mark.parametrize(
-    ("record", "change", "message"),
+    ("record", "change", "named"),
     [
-        (Begin("e"), {"task": 3}, "'task' must be str"),
-        (Begin("e"), {"first": -1}, "'first'"),
-        (end("e", 3), {"outcome": "won"}, "not one of success"),
-        (end("e", 3), {"outcome": None}, "'outcome' must be str"),
-        (end("e", 3), {"terminated": 1}, "'terminated' must be bool"),
-        (end("e", 3), {"length": -3}, "'length'"),
-        (end("e", 3), {"reward": float("nan")}, "finite"),
-        (end("e", 3), {"final_observation": False}, "carries no arrays"),
-        (Amend("e"), {"discard": None}, "'discard' must be bool"),
-        (Amend("e"), {"outcome": "won"}, "not one of"),
+        (Begin("e"), {"task": 3}, ("task", "str", "int")),
+        (Begin("e"), {"first": -1}, ("first", -1)),
+        (end("e", 3), {"outcome": "won"}, ("outcome", "won", "success")),
+        (end("e", 3), {"outcome": None}, ("outcome", "str", "NoneType")),
+        (end("e", 3), {"terminated": 1}, ("terminated", "bool", "int")),
+        (end("e", 3), {"length": -3}, ("length", -3)),
+        (end("e", 3), {"reward": float("nan")}, ("reward", "nan")),
+        (end("e", 3), {"final_observation": False}, ("end", "arrays")),
+        (Amend("e"), {"discard": None}, ("discard", "bool", "NoneType")),
+        (Amend("e"), {"outcome": "won"}, ("outcome", "won", "success")),
     ],
 )
-def test_malformed_fields(record, change, message):
+def test_malformed_fields(record, change, named):
     sound = codec.decode(records.encode_record(record, 0), LIMITS)
-    with pytest.raises(WireError, match=message):
+    with pytest.raises(WireError, match=naming(*named)):
         records.decode_record(sound._replace(header={**sound.header, **change}))
 
 
 def test_other_kinds_are_no_records():
-    with pytest.raises(WireError, match="valid are begin, steps, end, amend"):
+    with pytest.raises(WireError, match=naming("ping", "begin", "steps", "end", "amend")):
         records.decode_record(Message("ping", {"first": 0}, {}, 0))
-    with pytest.raises(WireError, match="carries no arrays"):
+    with pytest.raises(WireError, match=naming("begin", "arrays")):
         records.decode_record(Message("begin", {"first": 0}, {"a": np.zeros(1)}, 0))
