@@ -9,6 +9,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli import actor, local
+from serl_chunk.cli import evaluate as evaluate_command
 from serl_chunk.cli.actor import run_training_actor
 from serl_chunk.cli.evaluate import run_evaluation
 from serl_chunk.cli.learner import run_learner
@@ -105,7 +106,8 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
     def unplugged(config):
         raise ConfigError("unplugged")
 
-    monkeypatch.setattr(actor, "make_env", unplugged)
+    for module in (actor, evaluate_command):
+        monkeypatch.setattr(module, "make_env", unplugged)
     monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
     monkeypatch.setattr(local, "spec_of", lambda config: spec_of(CONFIG))
     real = dataclasses.replace(CONFIG, robot=GymConfig(make=lambda fake_env: None, is_real=True))

@@ -37,9 +37,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     def replace(path: str) -> None:
         monkeypatch.setattr(path, lambda *a, **k: calls.append((path.rpartition(".")[2], a, k)) or 0)
 
-    for path in ("local.run_local", "both.run_both", "learner.run_learner", "actor.run_evaluation",
+    for path in ("local.run_local", "launch.run_both", "learner.run_learner", "evaluate.run_evaluation",
                  "actor.run_training_actor", "record.run_record"):  # fmt: skip
-        replace(f"serl_chunk.commands.{path}")
+        replace(f"serl_chunk.cli.{path}")
     return calls
 
 

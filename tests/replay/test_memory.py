@@ -52,7 +52,7 @@ def test_memory_of_a_full_replay_is_within_five_percent_of_its_unique_bytes():
     if not Path("/proc/self/statm").exists():
         pytest.skip("resident memory is read from /proc")
     # In a process of its own: this one may hold memory that it freed, and would use that first.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     program = "import json, test_memory; print(json.dumps(test_memory.filled()))"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True

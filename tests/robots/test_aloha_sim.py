@@ -12,6 +12,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.config.robots import AlohaSimConfig
+from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
 from serl_chunk.robots.aloha_sim.experts import GRIP, arm_joints
 from serl_chunk.robots.aloha_sim.scene import ARM_HIGH, ARM_LOW, CAMERAS, aloha_sim_spec
@@ -293,9 +294,9 @@ class TestExpert:
         assert np.diff(arms, axis=0).std() < arms.std() / 2
 
     def test_no_helper_is_said(self, env):
-        assert registry.make_intervention("none", env) is None
+        assert make_intervention("none", env) is None
         with pytest.raises(ConfigError, match=naming("aloha_sim", "--config.actor.intervention", "none")):
-            registry.make_intervention("scripted", env)
+            make_intervention("scripted", env)
 
 
 def test_every_option_changes_something(env):

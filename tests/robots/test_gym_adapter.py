@@ -12,6 +12,7 @@ from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.demos import load_demos
+from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.gym_adapter import GymAdapter, ObservationLayout
@@ -389,7 +390,7 @@ class TestScripted:
 
     def test_the_environments_helper_takes_over(self):
         env = registry.make_env(rail_config(make_helper=RailHelper))
-        helper = registry.make_intervention("scripted", env)
+        helper = make_intervention("scripted", env)
         env.reset(seed=3)
         helper.reset(3)
         observation, human = env.reset(seed=3)[0], []
@@ -405,15 +406,15 @@ class TestScripted:
         with pytest.raises(ConfigError, match=naming("rail", "make_expert()", "reset()", "act()")):
             registry.make_expert(env)
         with pytest.raises(ConfigError, match=naming("rail", "make_helper()", "--config.actor.intervention", "none")):
-            registry.make_intervention("scripted", env)
-        assert registry.make_intervention("none", env) is None
+            make_intervention("scripted", env)
+        assert make_intervention("none", env) is None
 
     def test_something_else_is_refused_by_name(self):
         env = registry.make_env(rail_config(make_expert=lambda env: 3, make_helper=RailExpert))
         with pytest.raises(ConfigError, match=naming("make_expert()", "rail", "int", "reset()")):
             registry.make_expert(env)
         with pytest.raises(ConfigError, match=naming("make_helper()", "rail", "RailExpert", "poll()")):
-            registry.make_intervention("scripted", env)
+            make_intervention("scripted", env)
 
 
 def test_configuration_is_checked_against_the_environment():

@@ -15,7 +15,7 @@ from agentlace.data.data_store import DataStoreBase, QueuedDataStore
 from agentlace.trainer import TrainerClient, TrainerConfig, TrainerServer
 
 from support.transport_baselines import workload
-from support.transport_baselines.load import Parameters, Row
+from support.transport_baselines.workload import Parameters, Row
 
 TIMEOUT_MS = 3000  # of a request, as HIL-SERL sets it
 WAIT = 120.0  # seconds until rows that have not arrived never will

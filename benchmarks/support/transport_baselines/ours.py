@@ -19,7 +19,7 @@ from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, End, Outcome, Record, Snapshot, Source, Step, StepBlock
 from support.transport_baselines import workload
-from support.transport_baselines.load import EPISODE, Parameters, Row
+from support.transport_baselines.workload import EPISODE, Parameters, Row
 
 HOST = "127.0.0.1"
 CONTRACT = {"benchmark": "transport"}

@@ -10,7 +10,7 @@ import numpy as np
 import zmq
 
 from support.transport_baselines import workload
-from support.transport_baselines.load import Parameters
+from support.transport_baselines.workload import Parameters
 
 WINDOW_ROWS, ACK_ROWS = 64, 16
 BLOCK_BYTES = 1 << 20  # of a message of many rows: as much as ours takes

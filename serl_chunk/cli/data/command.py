@@ -13,7 +13,7 @@ from serl_chunk.types import ConfigError
 
 
 def add_encoder_parser(commands: Any) -> None:
-    """Add this module's commands."""
+    """Add `serl-chunk data encoder`."""
     p = commands.add_parser(
         "encoder",
         help="HIL-SERL's pretrained ResNet-10 as a file for agent.encoder.weights",
@@ -59,6 +59,7 @@ def run_data(arguments: Sequence[str], parser: Parser) -> int:
     commands = p.add_subparsers(dest="command", required=True, metavar="convert|export|inspect|check|stats|encoder")
     for module in (convert, export, inspect, stats):
         module.add_parsers(commands)
+    add_encoder_parser(commands)
     flags = p.parse_args(list(arguments))
     run: Callable[[argparse.Namespace], int] | None = getattr(flags, "run", None)
     if run is None:

@@ -401,9 +401,9 @@ def test_frames_are_written_one_by_one(tmp_path, make_episode, monkeypatch):
 _CONVERT = """
 import sys
 from pathlib import Path
-from serl_chunk.data.convert import convert
+from serl_chunk.data.convert.convert import convert
 from serl_chunk.data.formats.episodes import FORMAT
-from serl_chunk.data.hdf5_sink import Hdf5Sink
+from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
 from serl_chunk.data.source import ReadOptions
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_a_killed_process_leaves_no_episode(tmp_path, spec, make_episode, assert
     write_episode(path, first, spec)
     code = (
         "import os, sys\n"
-        "from serl_chunk.data import hdf5\n"
+        "from serl_chunk.data.formats import hdf5\n"
         "from serl_chunk.types import RobotSpec\n"
         "hdf5._publish = lambda *a: os.kill(os.getpid(), 9)\n"
         "episode = hdf5.read_episode(sys.argv[1])\n"
@@ -179,7 +179,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, spec, make_episode):
     write_episode(tmp_path / "source.hdf5", make_episode(spec, 200), spec)
     code = (
         "import resource, signal, sys\n"
-        "from serl_chunk.data import hdf5\n"
+        "from serl_chunk.data.formats import hdf5\n"
         "from serl_chunk.types import CameraSpec, RobotSpec\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "episode = hdf5.read_episode(sys.argv[1])\n"

@@ -154,7 +154,7 @@ def test_damage_in_the_middle_is_stepped_over_and_written_on(tmp_path):
 WRITER = """
 import os, random, sys
 from pathlib import Path
-from serl_chunk.transport.journal import Journal
+from serl_chunk.transport.storage.journal import Journal
 rng = random.Random()
 journal = Journal(Path(sys.argv[1]), segment_bytes=200_000, sync_interval=0.05, preamble=lambda: [b"table"])
 while True:
