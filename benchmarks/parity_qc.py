@@ -25,7 +25,7 @@ import numpy as np
 from support.qc_case import Case
 
 from serl_chunk.agents.acrlpd import Acrlpd
-from serl_chunk.agents.state import AgentState, Draws
+from serl_chunk.agents.state import AgentState, LossNoise
 from serl_chunk.types import STATE, ChunkBatch, DataError
 
 TOLERANCE = 2e-5
@@ -140,7 +140,7 @@ class Comparison:
                 self.check(f"mid/{name}", value)
 
     def _everything(
-        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+        self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, Any]]:
         """Intermediates, losses and gradients under their published names."""
         agent: Any = self.case.agent
@@ -208,7 +208,9 @@ class Comparison:
 Named = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
-def _acrlpd(agent: Any, state: Any, batch: Any, critic: Draws, policy: Draws, metrics: dict[str, jax.Array]) -> Named:
+def _acrlpd(
+    agent: Any, state: Any, batch: Any, critic: LossNoise, policy: LossNoise, metrics: dict[str, jax.Array]
+) -> Named:
     following = agent.distribution(state.policy, batch.next_observations)
     now = agent.distribution(state.policy, batch.observations)
     action, log_prob = now.sample_and_log_prob(policy["pi"])
@@ -241,7 +243,9 @@ def _acrlpd(agent: Any, state: Any, batch: Any, critic: Draws, policy: Draws, me
     return mid, losses | {"actor/total_loss": sum(losses[k] for k in parts)}
 
 
-def _acfql(agent: Any, state: Any, batch: Any, critic: Draws, policy: Draws, metrics: dict[str, jax.Array]) -> Named:
+def _acfql(
+    agent: Any, state: Any, batch: Any, critic: LossNoise, policy: LossNoise, metrics: dict[str, jax.Array]
+) -> Named:
     mid = {"next_actions": agent.next_chunk(state, batch.next_observations, critic["next"])}
     if "distill" in policy:
         taught = agent.flow.sample(state.policy, batch.observations, policy["distill"][:, None])

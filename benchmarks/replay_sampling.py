@@ -29,7 +29,7 @@ from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.normalise.normaliser import fit_normaliser
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
 
@@ -180,7 +180,7 @@ def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side:
             for held, cache in (("decoded", 0), ("all_cached", total), ("tenth_cached", total // 10)):
                 start = time.perf_counter()
                 demos = load_demos([name], used, options=options).episodes
-                demos = [materialised(d) for d in demos] if held == "decoded" else demos
+                demos = [decode_images(d) for d in demos] if held == "decoded" else demos
                 config = ExperimentConfig(
                     name="benchmark",
                     robot=RobotConfig(max_episode_steps=LENGTH),

@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: list[str]) -> int:
     parser = _parser()
     flags, rest = parser.parse_known_args(arguments)
-    from serl_chunk.cli.flags import load_flags, refuse_what_has_no_use
+    from serl_chunk.cli.flags import check_flag_combinations, load_flags
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     quiet_libraries()
@@ -160,9 +160,9 @@ def _run(arguments: list[str]) -> int:
     if evaluating != (flags.eval_checkpoint_step not in ((None, "") if evaluating else (None, "", "0"))):
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
     _refuse_what_would_be_ignored(parser, flags, evaluating)
-    refuse_what_has_no_use(flags, config, networked=_networked(flags), evaluating=evaluating)
+    check_flag_combinations(flags, config, networked=_networked(flags), evaluating=evaluating)
     if config.learner.online_steps == 0 and not evaluating:
-        from serl_chunk.cli.demos import DemoReading
+        from serl_chunk.cli.demos import DemoOptions
         from serl_chunk.cli.offline import run_offline
 
         return run_offline(
@@ -171,14 +171,16 @@ def _run(arguments: list[str]) -> int:
             flags.checkpoint_path,
             wandb=not flags.debug,
             threaded=not flags.local,
-            reading=DemoReading.of(flags),
+            demo_options=DemoOptions.of(flags),
         )
     if flags.local:
-        from serl_chunk.cli.demos import DemoReading
+        from serl_chunk.cli.demos import DemoOptions
         from serl_chunk.cli.local import run_local
 
-        reading = DemoReading.of(flags)
-        return run_local(config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug, reading=reading)
+        demo_options = DemoOptions.of(flags)
+        return run_local(
+            config, flags.demo_path, flags.checkpoint_path, wandb=not flags.debug, demo_options=demo_options
+        )
     if flags.learner and flags.actor:
         from serl_chunk.cli.keys import learner_keys
         from serl_chunk.cli.launch import run_both
@@ -190,7 +192,7 @@ def _run(arguments: list[str]) -> int:
         anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
         return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
     if flags.learner:
-        from serl_chunk.cli.demos import DemoReading
+        from serl_chunk.cli.demos import DemoOptions
         from serl_chunk.cli.learner import run_learner
 
         return run_learner(
@@ -202,7 +204,7 @@ def _run(arguments: list[str]) -> int:
             insecure=flags.insecure,
             wandb=not flags.debug,
             keys=flags.keys,
-            reading=DemoReading.of(flags),
+            demo_options=DemoOptions.of(flags),
         )
     from serl_chunk.cli.actor import run_training_actor
     from serl_chunk.cli.evaluate import run_evaluation

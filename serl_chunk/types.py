@@ -328,7 +328,7 @@ class ChunkBatch(NamedTuple):
     the task terminated inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the
     return (the critic's horizon unless n-step returns are configured). `weight` is the window's in the critic's loss:
     1, but for the published sampler's windows that cross an end. L is the policy's H, or what the critic scores where
-    that is more. `realised` is the discounted sum of the effective rewards from the window's first step to its
+    that is more. `mc_return` is the discounted sum of the effective rewards from the window's first step to its
     episode's termination, of demonstrations that the task terminated; -inf where it is not known.
     """
 
@@ -339,14 +339,14 @@ class ChunkBatch(NamedTuple):
     mask: Array  # float32[B]
     discount_n: Array  # float32[B]
     next_observations: dict[str, Array]
-    demonstrated: Array  # float32[B, L]
-    bc: Array  # float32[B, L]
+    is_demo: Array  # float32[B, L]
+    bc_weight: Array  # float32[B, L]
     delay: Array  # int32[B]
     weight: Array  # float32[B]
-    realised: Array  # float32[B]
+    mc_return: Array  # float32[B]
     # float32[B, A]: the action executed on the tick before the window, its own first action where there was none; None
     # where no loss asks for it. Of dimensions relative to a joint it is relative to o_t's.
-    before: Array | None = None
+    prev_action: Array | None = None
 
 
 class Snapshot(NamedTuple):

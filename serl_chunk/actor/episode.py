@@ -11,17 +11,17 @@ import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.clock import Clock, Deadlines
-from serl_chunk.actor.hold import Hold
+from serl_chunk.actor.hold import HoldPolicy
 from serl_chunk.actor.intervention import Interventions
 from serl_chunk.actor.planner import Planner
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.recorder import EpisodeRecorder, Tally
+from serl_chunk.actor.recorder import EpisodeCounters, EpisodeRecorder
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, End, Observation, Outcome, RobotSpec, Source, Step
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class ActorContext:
     """What an actor's episodes share; see `EpisodeRunner` for the meaning."""
 
     env: RobotEnv
@@ -29,7 +29,7 @@ class Setup:
     cameras: tuple[str, ...]
     policy: ChunkPolicy
     queue: ChunkQueue
-    hold: Hold
+    hold: HoldPolicy
     interventions: Interventions
     clock: Clock
     failure_reward: float
@@ -40,7 +40,7 @@ class Setup:
     window: int | None = None  # steps of a return, whose end an agent with cameras looks at as well; None: it has none
 
 
-class Moment:
+class LazyObservation:
     """One tick's observation; its cameras are read when somebody needs them, and once."""
 
     def __init__(self, env: RobotEnv, raw: Observation, cameras: tuple[str, ...]) -> None:
@@ -64,7 +64,7 @@ class Moment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class TickAction:
     """Who acts on a tick, and how."""
 
     command: np.ndarray  # float32[A], robot units, before the limits
@@ -89,11 +89,11 @@ class EpisodeRun:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: ActorContext,
         planner: Planner,
         recorder: EpisodeRecorder,
         episode_id: str,
-        first: Moment,
+        first: LazyObservation,
         rng: np.random.Generator,
         *,
         deadlines: Deadlines | None,
@@ -102,14 +102,14 @@ class EpisodeRun:
         self._setup, self._planner, self._recorder = setup, planner, recorder
         self._episode_id, self._moment, self._rng = episode_id, first, rng
         self._deadlines, self._first_stamp = deadlines, first_stamp
-        self._hold = setup.hold.at_rest(first.observation[STATE])
+        self._hold = setup.hold.initial(first.observation[STATE])
         self._low = np.array(setup.spec.action_low, np.float32)
         self._high = np.array(setup.spec.action_high, np.float32)
         self._by_person = False  # whether a person had the previous tick
         self._decided_at = 0  # decision tick of the last executed chunk
         self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although nobody acts on them
         self._end: End | None = None
-        self.tally = Tally()
+        self.tally = EpisodeCounters()
 
     def run(self, random_steps: int) -> End:
         """Every tick up to the end record. An error closes the episode as truncated, and is raised."""
@@ -149,7 +149,7 @@ class EpisodeRun:
         executed = np.array(info.get("executed_action", command), np.float32)
         gated = not np.array_equal(executed, command)
         if "intervene_action" in info:  # the environment let a person replace our action, as HIL-SERL's do
-            choice = Choice(command, Source.HUMAN, version=choice.version, by_person=True)
+            choice = TickAction(command, Source.HUMAN, version=choice.version, by_person=True)
             # A driver that reports what it executed reports what it made of the person's command.
             executed = np.array(info.get("executed_action", info["intervene_action"]), np.float32)
             gated = not np.array_equal(executed, np.asarray(info["intervene_action"], np.float32))
@@ -175,12 +175,12 @@ class EpisodeRun:
             )
         )
         self._hold = setup.hold.after(executed)
-        self._moment = Moment(setup.env, raw, setup.cameras)
+        self._moment = LazyObservation(setup.env, raw, setup.cameras)
         if success or failure or terminated or truncated:
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
             self._close(self._moment.with_frames(), terminated=success or failure or bool(terminated), outcome=outcome)
 
-    def _choose(self, tick: int, random_steps: int) -> Choice:
+    def _choose(self, tick: int, random_steps: int) -> TickAction:
         """Who acts on `tick`: a person before anybody else, then random exploration, then the policy."""
         setup, moment = self._setup, self._moment
         present = setup.policy.version
@@ -195,18 +195,18 @@ class EpisodeRun:
                     f"the intervention source (actor.intervention) commanded {human.action} on tick {tick}; a command "
                     f"of robot {setup.spec.name!r} is {len(self._low)} finite numbers"
                 )
-            return Choice(asked, Source.HOLD if human.idle else Source.HUMAN, version=present, by_person=True)
+            return TickAction(asked, Source.HOLD if human.idle else Source.HUMAN, version=present, by_person=True)
         if tick < random_steps:
             if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
                 self._look(tick)
             command = self._kept(self._rng.uniform(self._low, self._high), setup.not_random)
-            return Choice(command, Source.RANDOM, version=present)
+            return TickAction(command, Source.RANDOM, version=present)
         self._planner.plan(tick, lambda: self._look(tick), self._hold)
         queued = setup.queue.pop(tick)
         if queued is None:
-            return Choice(self._hold, Source.HOLD, version=setup.policy.version)
+            return TickAction(self._hold, Source.HOLD, version=setup.policy.version)
         self._decided_at = queued.decision_tick
-        return Choice(self._kept(queued.action, setup.kept), Source.POLICY, queued.decision_tick, queued.version)
+        return TickAction(self._kept(queued.action, setup.kept), Source.POLICY, queued.decision_tick, queued.version)
 
     def _look(self, tick: int) -> Observation:
         """The observation of `tick` with frames: somebody acts on it, and a window begins there if its end has some."""

@@ -14,7 +14,7 @@ from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.actor.recorder import EpisodeSummary, NullSink
-from serl_chunk.actor.runner import EpisodeRunner, never
+from serl_chunk.actor.runner import EpisodeRunner, no_stop
 from serl_chunk.actor.video import EpisodeVideo
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import RobotEnv
@@ -144,7 +144,7 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
     return table
 
 
-def last_line(result: EvalResult, report: str) -> str:
+def summary_line(result: EvalResult, report: str) -> str:
     """What scripts read: the result's rate and episodes, `report`, and what the rate is not the policy's alone for."""
     line = f"evaluation: success_rate={result.success_rate:.2f} n={result.n} report={report}"
     if result.human_ticks:
@@ -167,7 +167,7 @@ def evaluate(
     progress: Callable[[int, EpisodeSummary], None] | None = None,
     clock: Clock | None = None,
     inference: Inference | None = None,
-    stop: Callable[[], str | None] = never,
+    stop: Callable[[], str | None] = no_stop,
     say: Callable[[str], None] | None = None,
 ) -> EvalResult:
     """`n` episodes from the start states `seed_base + i`, with nobody helping and nothing recorded.

@@ -7,7 +7,7 @@ import numpy as np
 from serl_chunk.types import RobotSpec
 
 
-class Hold:
+class HoldPolicy:
     """Commands float32[A], robot units, that keep a robot where it is.
 
     Repeating a position holds it; repeating a difference would keep the robot moving. Dimensions that command a
@@ -21,7 +21,7 @@ class Hold:
         self._low, self._high = np.array(spec.action_low), np.array(spec.action_high)
         self._no_motion = np.clip(0.0, self._low, self._high).astype(np.float32)
 
-    def at_rest(self, state: np.ndarray) -> np.ndarray:
+    def initial(self, state: np.ndarray) -> np.ndarray:
         """Before anything was executed: the joints measured in `state` float32[S], within the limits, else 0."""
         rest = np.where(self._joint >= 0, state[np.maximum(self._joint, 0)], 0.0)
         return np.clip(rest, self._low, self._high).astype(np.float32)

@@ -121,7 +121,7 @@ def choose_inference(
     return mode
 
 
-def own_rate(seconds: Sequence[float], period: float) -> str:
+def slow_step_warning(seconds: Sequence[float], period: float) -> str:
     """What a person should know where steps of the environment, in seconds, fill the tick's `period`; empty if not."""
     if len(seconds) == 0 or (p50 := float(np.median(seconds))) < OWN_RATE_SHARE * period:
         return ""

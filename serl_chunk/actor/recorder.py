@@ -104,7 +104,7 @@ class EpisodeSummary(NamedTuple):
 
 
 @dataclasses.dataclass
-class Tally:
+class EpisodeCounters:
     """Counts an episode while it runs."""
 
     total_reward: float = 0.0

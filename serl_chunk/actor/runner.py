@@ -11,11 +11,11 @@ import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.clock import Clock, Deadlines, Lateness, MonotonicClock, responsive_interpreter
-from serl_chunk.actor.episode import EpisodeRun, Moment, Setup
-from serl_chunk.actor.hold import Hold
+from serl_chunk.actor.episode import ActorContext, EpisodeRun, LazyObservation
+from serl_chunk.actor.hold import HoldPolicy
 from serl_chunk.actor.inference import DelayEstimate, Inference, InferenceThread, measure_inference
 from serl_chunk.actor.intervention import Interventions
-from serl_chunk.actor.planner import LockstepPlanner, Planner, RealtimePlanner, choose_inference, own_rate
+from serl_chunk.actor.planner import LockstepPlanner, Planner, RealtimePlanner, choose_inference, slow_step_warning
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.actor.recorder import EpisodeRecorder, EpisodeSummary, NullSink, commanded_jerk
 from serl_chunk.config.experiment import ExperimentConfig
@@ -25,7 +25,7 @@ from serl_chunk.types import Begin, ConfigError, Observation, Outcome, RecordSin
 RATE_TICKS = 10  # what steps of the environment take is judged after an episode with so many
 
 
-def never() -> str | None:
+def no_stop() -> str | None:
     """A `stop` that nobody uses."""
     return None
 
@@ -65,7 +65,7 @@ class EpisodeRunner:
         clock: Clock | None = None,
         inference: Inference | None = None,
         before_decision: Callable[[], None] | None = None,
-        stop: Callable[[], str | None] = never,
+        stop: Callable[[], str | None] = no_stop,
         observer: Callable[[int], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
@@ -82,12 +82,12 @@ class EpisodeRunner:
         self.spec = spec
         self._config, self._sink, self._actor_id = config, sink, actor_id
         self._inference = inference
-        hold = Hold(spec)
+        hold = HoldPolicy(spec)
         self._queue = ChunkQueue(config.chunk.executed, hold.after, adaptive=actor.adaptive_execution)
         self._planner: Planner | None = None
         if actor.clock == "lockstep":
             self._planner = LockstepPlanner(self._queue, policy, actor.delay_ticks, before_decision)
-        self._setup = Setup(
+        self._setup = ActorContext(
             env=env,
             spec=spec,
             cameras=recorded,
@@ -133,7 +133,7 @@ class EpisodeRunner:
             episode_id, self._config.robot.task, self.spec.name, self.spec.digest(), init_state=f"seed-{seed}"
         )
         recorder = EpisodeRecorder(self._sink if record else NullSink(), begin)
-        first = Moment(setup.env, setup.env.reset(seed=seed)[0], setup.cameras)
+        first = LazyObservation(setup.env, setup.env.reset(seed=seed)[0], setup.cameras)
         planner = self._planner or self._warm_up(first.with_frames(), explore)
         planner.begin(recorder, explore)
         self.interventions.reset(seed)
@@ -186,7 +186,7 @@ class EpisodeRunner:
     def _judge_rate(self, step_seconds: list[float]) -> None:
         """Tell a person, once, where the environment keeps a rate of its own or is too slow for its tick."""
         if self._say is not None and len(step_seconds) >= RATE_TICKS:
-            if warning := own_rate(step_seconds, self.spec.dt):
+            if warning := slow_step_warning(step_seconds, self.spec.dt):
                 self._say(warning)
             self._say = None
 

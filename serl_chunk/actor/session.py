@@ -78,7 +78,7 @@ def training_seed(seed: int, actor_id: str, episode: int) -> int:
     return TRAINING_SEED_BASE + int(words[0]) % (2**31 - TRAINING_SEED_BASE)
 
 
-class _Waiting:
+class _LearnerWait:
     """Waits for the learner, says so, and stops waiting when the session ends."""
 
     def __init__(self, over: Callable[[], str | None], stop: threading.Event, clock: Clock, say: Callable[[str], None]):
@@ -169,7 +169,7 @@ def run_actor(
 
     if isinstance(intervention, ReplayedIntervention):
         intervention.begin_at(first_episode)
-    waiting = _Waiting(over, stop, clock, say)
+    waiting = _LearnerWait(over, stop, clock, say)
 
     def permitted() -> bool:
         allowance = link.allowance
@@ -202,7 +202,7 @@ def run_actor(
         stop=over,
         say=say,
     )
-    board = _Board()
+    board = _SessionStats()
     backlog_said = clock.now() - SAY_EVERY_SECONDS
     episode = first_episode
     limit = config.actor.max_episodes
@@ -255,7 +255,7 @@ def _refuse_random_on_real(config: ExperimentConfig) -> None:
         )
 
 
-class _Board:
+class _SessionStats:
     """Totals of a session and its status line."""
 
     def __init__(self) -> None:

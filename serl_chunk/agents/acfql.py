@@ -23,13 +23,13 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.action_selection import best_of, critic_score, improve, improve_decision, published_candidates
+from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve, improve_decision
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.types import ChunkBatch
@@ -85,18 +85,18 @@ class Acfql(Agent):
 
     # -- critic --------------------------------------------------------------------------------------------
 
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """Of the heads; "tail" float32[B, 1, D] and "next" float32[B, N, D] are standard normal, where needed."""
         k_tail, k_target = jax.random.split(key)
         c, b, draws = self.config, batch.actions.shape[0], {}
         if c.critic.tail == "policy":
             draws["tail"] = jax.random.normal(k_tail, (b, 1, self.chunk_dim))
         if c.target == "expectile":
-            return draws | self.critic.head_draw(k_target)
+            return draws | self.critic.head_noise(k_target)
         k_noise, k_heads = jax.random.split(k_target)
         candidates = c.target_candidates if self.one_step is None else 1
         draws["next"] = jax.random.normal(k_noise, (b, candidates, self.chunk_dim))
-        return draws | self.critic.head_draw(k_heads)
+        return draws | self.critic.head_noise(k_heads)
 
     def next_chunk(self, state: AgentState, observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
         """What the policy would do at o', as the acting critic is shown it (flat), from noise float32[B, N, D].
@@ -107,7 +107,7 @@ class Acfql(Agent):
 
         def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
             chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps)
-            chunks = self.acting_critic.part(chunks)  # [B, N, Hc*A]
+            chunks = self.acting_critic.truncate_flatten(chunks)  # [B, N, Hc*A]
             if chunks.shape[1] == 1:
                 return chunks[:, 0]
             best = jnp.argmax(self.acting_critic.candidate_values(state.critic, observations, chunks), axis=1)
@@ -115,14 +115,14 @@ class Acfql(Agent):
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
-    def critic_target(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws) -> jax.Array:
+    def critic_target(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
         """R + gamma^n mask V', float32[B]: V' the value head's, or the target critic's of `next_chunk`.
 
         With `critic.target_floor` not below a demonstration's realised return.
         """
         if self.config.target == "expectile":
             features = self.critic.features(critic, batch.next_observations)
-            next_value = self.critic.read(self.critic.value_output(critic, features))
+            next_value = self.critic.expected_value(self.critic.value_output(critic, features))
         else:
             chunk = self.next_chunk(state, batch.next_observations, draws["next"])
             features = self.critic.features(state.target, batch.next_observations)
@@ -130,7 +130,7 @@ class Acfql(Agent):
         return self.critic.target(batch, next_value)
 
     def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
     ) -> tuple[jax.Array, Metrics]:
         """Q regression to the target, plus, for `expectile`, V regression to Q (IQL, equations 5 and 6).
 
@@ -146,8 +146,10 @@ class Acfql(Agent):
         metrics = self.critic.metrics(loss, outputs, target, batch)
         if self.prefix is not None:
             actions = self.critic_actions(batch, tail)
-            distilled, more = self.prefix.distil(critic, features, actions, self.critic.read(outputs), batch.weight)
-            loss, metrics, chunk = loss + distilled, metrics | more, self.prefix.part(actions)
+            distilled, more = self.prefix.distil(
+                critic, features, actions, self.critic.expected_value(outputs), batch.weight
+            )
+            loss, metrics, chunk = loss + distilled, metrics | more, self.prefix.truncate_flatten(actions)
         if self.config.target == "expectile":
             q = self.acting_critic.target_values(
                 state.target, draws, self.critic.features(state.target, batch.observations), chunk
@@ -156,12 +158,12 @@ class Acfql(Agent):
             output = self.critic.value_output(critic, jax.lax.stop_gradient(features))
             value_loss = self.critic.expectile_loss(output, q, self.config.expectile, batch.weight)
             loss = loss + value_loss
-            metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(self.critic.read(output))}
+            metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(self.critic.expected_value(output))}
         return loss, metrics
 
     # -- policy --------------------------------------------------------------------------------------------
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """The flow's; for distill-ddpg also "distill" float32[B, D], standard normal.
 
         Where improved chunks are imitated, "improve" float32[B, N, D] too, which their candidates start from, and
@@ -183,7 +185,7 @@ class Acfql(Agent):
     ) -> jax.Array:
         """The policy's chunks at o_t after they climbed the critic, float32[B, H, A], from noise float32[B, N, D].
 
-        Actions that are `given` float32[B, H] are the batch's, and stay (training with a delay).
+        Actions that are `committed_actions` float32[B, H] are the batch's, and stay (training with a delay).
         """
 
         def best(
@@ -191,26 +193,28 @@ class Acfql(Agent):
         ) -> jax.Array:
             prefix = (actions, given) if self.flow.prefixed else None
             chunks = self.flow.sample(policy, observations, noise, prefix)
-            values = self.acting_critic.candidate_values(state.critic, observations, self.acting_critic.part(chunks))
-            score = critic_score(self.acting_critic, state.critic, observations, self.acting_critic.part)
+            values = self.acting_critic.candidate_values(
+                state.critic, observations, self.acting_critic.truncate_flatten(chunks)
+            )
+            score = critic_score(self.acting_critic, state.critic, observations, self.acting_critic.truncate_flatten)
             return improve(score, chunks, values, 1.0 - given, self.config.improve)[0]
 
         arguments = (batch.observations, noise, batch.actions, given)
         return jax.lax.stop_gradient(map_blocks(best, arguments, rows=noise.shape[1]))
 
     def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
         """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8).
 
         For best-of-n with `improve.imitate`: L_flow + imitate * L_flow on `improved_chunks` (PA-RL).
         """
         imitation = self.flow.loss(policy, batch, draws)
-        metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc)}
+        metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc_weight)}
         if self.one_step is None:
             if imitate_only or not self.config.improve.imitate:
                 return imitation, metrics
-            given = self.flow.given(batch, draws)
+            given = self.flow.committed_actions(batch, draws)
             chunks = self.improved_chunks(jax.lax.stop_gradient(policy), state, batch, draws["improve"], given)
             points = {"x0": draws["improve_x0"], "t": draws["improve_t"]}
             improved = self.flow.matching(policy, batch.observations, chunks, jnp.ones_like(given), given, points)
@@ -225,7 +229,7 @@ class Acfql(Agent):
         if imitate_only:
             return loss, metrics
         features = self.critic.features(state.critic, batch.observations)
-        chunk = self.acting_critic.part(jnp.clip(student[:, 0], -1.0, 1.0))
+        chunk = self.acting_critic.truncate_flatten(jnp.clip(student[:, 0], -1.0, 1.0))
         values = self.acting_critic.mean_value(state.critic, features, chunk)
         q = jnp.mean(values)
         scale = jnp.mean(jnp.abs(jax.lax.stop_gradient(values))) if self.config.normalise_q else 1.0
@@ -250,11 +254,11 @@ class Acfql(Agent):
         self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
-        shown = self.acting_critic.part(chunks)
+        shown = self.acting_critic.truncate_flatten(chunks)
         values = self.acting_critic.candidate_values(params["critic"], observation, shown)
-        chunk, q, _ = best_of(values, chunks, params["candidates"])
+        chunk, q, _ = best_of_n(values, chunks, params["candidates"])
         if self.config.improve.steps:
-            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.part)
+            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.truncate_flatten)
             chunk, q = improve_decision(
                 score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
             )
@@ -269,9 +273,7 @@ class Acfql(Agent):
         return {
             "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": published_candidates(
-                self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0
-            ),
+            "candidates": candidate_limit(self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0),
         } | self.shared_params(state)
 
     def with_encoder(self, policy: Params, encoder: Params) -> Params:

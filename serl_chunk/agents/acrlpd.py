@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.action_selection import best_of, critic_score, improve_decision, published_candidates
+from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve_decision
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.distributions import TanhNormal
@@ -82,7 +82,7 @@ class Acrlpd(Agent):
 
     # -- critic --------------------------------------------------------------------------------------------
 
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """Of the heads; "next" and, where the tail is sampled, "tail" float32[B, D] are standard normal.
 
         With several `target_candidates` "next" is float32[B, N, D].
@@ -91,7 +91,7 @@ class Acrlpd(Agent):
         shape = (batch.actions.shape[0], self.chunk_dim)
         n = self.config.target_candidates
         following = shape if n == 1 else (shape[0], n, shape[1])
-        draws = {"next": jax.random.normal(k_next, following)} | self.critic.head_draw(k_heads)
+        draws = {"next": jax.random.normal(k_next, following)} | self.critic.head_noise(k_heads)
         if self.config.critic.tail == "policy":
             draws["tail"] = jax.random.normal(k_tail, shape)
         return draws
@@ -105,13 +105,13 @@ class Acrlpd(Agent):
         def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
             dist = self.distribution(state.policy, observations)
             dist = TanhNormal(*(jnp.broadcast_to(x[:, None], noise.shape) for x in dist))
-            chunks = self.acting_critic.part(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
+            chunks = self.acting_critic.truncate_flatten(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
             best = jnp.argmax(self.acting_critic.candidate_values(state.critic, observations, chunks), axis=1)
             return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
-    def critic_target(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> jax.Array:
+    def critic_target(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
         """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD), or the best of several such a'."""
         observations = batch.next_observations
         if self.config.target_candidates > 1:
@@ -124,14 +124,14 @@ class Acrlpd(Agent):
             state.target,
             draws,
             self.critic.features(state.target, observations),
-            self.acting_critic.part(self.gaussian.chunks(flat)),
+            self.acting_critic.truncate_flatten(self.gaussian.chunks(flat)),
         )
         if self.config.backup_entropy:
             next_value = next_value - jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
         return self.critic.target(batch, next_value)
 
     def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
     ) -> tuple[jax.Array, Metrics]:
         """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
         target = self.critic_target(state, batch, draws)
@@ -146,24 +146,26 @@ class Acrlpd(Agent):
         if self.prefix is None:
             return loss, metrics
         actions = self.critic_actions(batch, tail)
-        distilled, more = self.prefix.distil(critic, features, actions, self.critic.read(outputs), batch.weight)
+        distilled, more = self.prefix.distil(
+            critic, features, actions, self.critic.expected_value(outputs), batch.weight
+        )
         return loss + distilled, metrics | more
 
     # -- policy --------------------------------------------------------------------------------------------
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """Of the sampled action: "pi" float32[B, D], standard normal."""
         return {"pi": jax.random.normal(key, (batch.actions.shape[0], self.chunk_dim))}
 
     def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
         """E[alpha log pi - mean_k Q_k] - bc_alpha mean over imitated steps of log pi(a) (SAC; QC-RLPD).
 
         log pi is the mean over dimensions, or the sum (`log_prob`).
         """
         dist = self.distribution(policy, batch.observations)
-        bc = jnp.ones_like(batch.bc) if self.config.bc_invalid else batch.bc
+        bc = jnp.ones_like(batch.bc_weight) if self.config.bc_invalid else batch.bc_weight
         imitation = self.dimensions * self.gaussian.imitation(dist, batch, bc)
         if imitate_only:
             return imitation, {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(bc)}
@@ -171,7 +173,7 @@ class Acrlpd(Agent):
         entropy = -jnp.mean(self.joint_log_prob(log_prob))
         alpha = jnp.exp(state.temperature["log_alpha"])
         features = jax.lax.stop_gradient(self.critic.features(state.critic, batch.observations))
-        chunk = self.acting_critic.part(self.gaussian.chunks(flat))
+        chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
         q = jnp.mean(self.acting_critic.mean_value(state.critic, features, chunk))
         loss = -alpha * entropy - q + self.config.bc_alpha * imitation
         return loss, {
@@ -213,12 +215,12 @@ class Acrlpd(Agent):
         dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)
         chunks = with_prefix(self.gaussian.chunks(flat), prefix)
-        shown = self.acting_critic.part(chunks)
+        shown = self.acting_critic.truncate_flatten(chunks)
         values = self.acting_critic.candidate_values(params["critic"], observation, shown)
-        chunk, q, best = best_of(values, chunks, params["candidates"])
+        chunk, q, best = best_of_n(values, chunks, params["candidates"])
         drawn = self.gaussian.chunks(log_prob)[best]
         if self.config.improve.steps:
-            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.part)
+            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.truncate_flatten)
             chunk, q = improve_decision(
                 score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
             )
@@ -236,7 +238,5 @@ class Acrlpd(Agent):
         return {
             "policy": self.acting_policy(state),
             "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": published_candidates(
-                self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0
-            ),
+            "candidates": candidate_limit(self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0),
         } | self.shared_params(state)

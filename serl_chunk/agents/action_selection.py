@@ -18,8 +18,8 @@ from serl_chunk.agents.state import Params
 from serl_chunk.config.agents import AgentConfig, ImproveConfig
 
 
-def published_candidates(config: AgentConfig, *, pretrained: bool, climbs: bool = False) -> jax.Array:
-    """How many candidates may be looked at when acting, int32 scalar: what `best_of` takes; 0 for all there are.
+def candidate_limit(config: AgentConfig, *, pretrained: bool, climbs: bool = False) -> jax.Array:
+    """How many candidates may be looked at when acting, int32 scalar: what `best_of_n` takes; 0 for all there are.
 
     Above 0 the critic is not trusted, so that nothing climbs it, and nobody plans anew on its advice: `climbs` says
     whether chunks would, and then (as where it gives advice) one candidate of one is published too.
@@ -29,11 +29,11 @@ def published_candidates(config: AgentConfig, *, pretrained: bool, climbs: bool 
     return jnp.asarray(few if pretrained and limited else 0, jnp.int32)
 
 
-def best_of(values: jax.Array, chunks: jax.Array, published: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def best_of_n(values: jax.Array, chunks: jax.Array, published: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The chunk of the highest value among N candidates, its value float32[], and its index int32[].
 
     N is the acting side's `agent.candidates`, which an evaluation may set to another number than the run had;
-    `published_candidates` bounds it while the critic has seen no failure.
+    `candidate_limit` bounds it while the critic has seen no failure.
     """
     limit = jnp.where(published == 0, len(values), published)
     masked = jnp.where(jnp.arange(len(values)) < limit, values, -jnp.inf)
@@ -59,7 +59,7 @@ def critic_score(
 ) -> ScoreOf:
     """The critic's score of chunks float32[..., N, H, A] at observations with batch axes `...`, encoded once.
 
-    `part` gives the flat part of chunks that the critic scores (`Agent.critic_part`).
+    `truncate_flatten` gives the flat part of chunks that the critic scores (`Agent.critic_part`).
     """
     features = critic.features(params, observation)
 
@@ -72,7 +72,7 @@ def critic_score(
     return score
 
 
-def climb(
+def gradient_ascent(
     score: ScoreOf, start: jax.Array, free: jax.Array, *, steps: int, rate: float, radius: float
 ) -> tuple[jax.Array, jax.Array]:
     """The best-ranked chunks on `steps` steps up the mean score from `start`, float32[..., H, A], and their ranks.
@@ -120,7 +120,7 @@ def improve(
     """
     _, index = jax.lax.top_k(values, min(config.top, values.shape[-1]))
     start = jnp.take_along_axis(chunks, index[..., None, None], axis=-3)
-    ends, ranks = climb(
+    ends, ranks = gradient_ascent(
         score, start, free[..., None, :], steps=config.steps, rate=config.rate, radius=config.radius
     )  # fmt: skip
     best = jnp.argmax(ranks, axis=-1)[..., None]
@@ -139,7 +139,7 @@ def improve_decision(
 ) -> tuple[jax.Array, jax.Array]:
     """What acts, chunk float32[H, A] and rank float32[]: `improve`, or as `chosen` while the critic is not trusted.
 
-    It is not where `published` (`candidates.published_candidates`) is above 0. Actions marked in `committed` float32[H]
+    It is not where `published` (`candidates.candidate_limit`) is above 0. Actions marked in `committed` float32[H]
     stay as they are.
     """
     trusted = published == 0

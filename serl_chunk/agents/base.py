@@ -1,6 +1,6 @@
 """What every agent is: pure functions over one state, compiled once per shape.
 
-An agent supplies its losses, of which `Updates` makes the three compiled updates the learner calls; this module adds
+An agent supplies its losses, of which `UpdateFns` makes the three compiled updates the learner calls; this module adds
 what acts, and the parameter trees that travel.
 """
 
@@ -27,7 +27,7 @@ from serl_chunk.agents.state import (
     param_shapes,
     unflatten_params,
 )
-from serl_chunk.agents.updates import Updates
+from serl_chunk.agents.updates import UpdateFns
 from serl_chunk.agents.vision import FrameEmbedder
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch
@@ -35,7 +35,7 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch
 _BACKBONE = 3  # folded into a key that updates split and fold 0 to 2 into
 
 
-class Agent(Updates):
+class Agent(UpdateFns):
     """Base of the agents: their updates, and acting with what travels of their state."""
 
     supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
@@ -132,7 +132,7 @@ class Agent(Updates):
     def seen_example(self, batch: int) -> dict[str, jax.Array]:
         """`example_observation` as the networks see it: with a frozen backbone's features in place of images."""
         out = self.example_observation(batch)
-        return self.vision.seen(self.vision.zeros(), out) if self.vision.frozen else out
+        return self.vision.encode_images(self.vision.zeros(), out) if self.vision.frozen else out
 
     def fresh_state(
         self, key: jax.Array, policy: Params, critic: Params | None = None, *, averaged: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class Agent(Updates):
     def _sample_chunk(
         self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
     ) -> tuple[jax.Array, Metrics]:
-        observation = self.vision.seen(params.get("frozen", {}), observation)
+        observation = self.vision.encode_images(params.get("frozen", {}), observation)
         if self.config.encoder.trained_by == "critic":
             encoder = params["critic"].get("encoder", {})  # an empty one does not travel
             params = {**params, "policy": self.with_encoder(params["policy"], encoder)}

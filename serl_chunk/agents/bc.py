@@ -14,7 +14,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise, with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Draws, Metrics, Params, Prefix
+from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.types import ChunkBatch
 
@@ -46,13 +46,13 @@ class Bc(Agent):
         """The batch that the policy learns from; beside each critic step (`together`) there is one."""
         return updates if self.config.update_order == "together" else 1
 
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         return {}
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         return {} if self.flow is None else self.flow.draws(key, batch)
 
-    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[Params, Metrics]:
+    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[Params, Metrics]:
         return {}, {}
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
@@ -62,12 +62,12 @@ class Bc(Agent):
         return self.critic_step(state, batch, {})
 
     def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
     ) -> tuple[jax.Array, Metrics]:
         raise NotImplementedError("bc has no critic")
 
     def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
         """Flow matching, or -log pi per dimension, over the steps that `bc` marks."""
         if self.flow is not None:
@@ -75,8 +75,8 @@ class Bc(Agent):
         else:
             assert self.gaussian is not None
             dist = self.gaussian.distribution(policy, batch.observations)
-            loss = self.gaussian.imitation(dist, batch, batch.bc)
-        return loss, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc)}
+            loss = self.gaussian.imitation(dist, batch, batch.bc_weight)
+        return loss, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc_weight)}
 
     def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
         if self.flow is None:  # without noise, the Gaussian's mode

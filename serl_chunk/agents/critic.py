@@ -76,10 +76,10 @@ class ChunkCritic:
         return params
 
     def _fresh_heads(self, key: jax.Array, features: jax.Array) -> Params:
-        chunk = self.part(jnp.zeros((*features.shape[:-1], self.steps, self.spec.action_dim), jnp.float32))
+        chunk = self.truncate_flatten(jnp.zeros((*features.shape[:-1], self.steps, self.spec.action_dim), jnp.float32))
         return self.q.init(key, jnp.concatenate([features, chunk], axis=-1))["params"]
 
-    def part(self, chunk: jax.Array) -> jax.Array:
+    def truncate_flatten(self, chunk: jax.Array) -> jax.Array:
         """What of chunks float32[..., L, A], L at least `steps`, the heads are shown: float32[..., steps * A]."""
         return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
 
@@ -93,7 +93,7 @@ class ChunkCritic:
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Raw outputs of Q heads float32[K, ...], for their parameters `q` and flat chunks; hl_gauss: [K, ..., bins].
 
-        `read` makes values of them. Features may have axes of size 1 where there are many chunks.
+        `expected_value` makes values of them. Features may have axes of size 1 where there are many chunks.
         """
         heads = CriticEnsemble.heads(q)
         apart = features.shape[:-1] != chunk.shape[:-1]
@@ -110,7 +110,7 @@ class ChunkCritic:
     def _outputs_of(self, last: jax.Array) -> jax.Array:
         return last[..., 0] if self.width == 1 else last
 
-    def read(self, outputs: jax.Array) -> jax.Array:
+    def expected_value(self, outputs: jax.Array) -> jax.Array:
         """Values float32[...] of raw outputs, of Q heads as of the value head."""
         return critic_values(outputs, self.config.loss, self.support)
 
@@ -125,7 +125,7 @@ class ChunkCritic:
         0.5 is the targets' mean, 1 would be their maximum (IQL, Kostrikov 2022, equation 5).
         """
         target = jax.lax.stop_gradient(target)
-        rows = expectile_weight(target, self.read(outputs), expectile)
+        rows = expectile_weight(target, self.expected_value(outputs), expectile)
         return self.head_loss(outputs, target, rows * jnp.broadcast_to(weight, rows.shape))
 
     def regression(
@@ -146,7 +146,7 @@ class ChunkCritic:
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Q_k float32[K, ...]."""
-        return self.read(self.outputs(params[self.heads], features, chunk))
+        return self.expected_value(self.outputs(params[self.heads], features, chunk))
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """The mean over heads: what policies climb, float32[B] for batches; a function of the chunks alone."""
@@ -154,7 +154,7 @@ class ChunkCritic:
             return jnp.mean(self.values(params, features, chunk), axis=0)
 
         def values(head: Params, x: jax.Array) -> jax.Array:
-            return self.read(self._of_head(head, x))
+            return self.expected_value(self._of_head(head, x))
 
         return mean_values(
             values, CriticEnsemble.heads(params[self.heads]), jnp.concatenate([features, chunk], axis=-1)
@@ -170,11 +170,11 @@ class ChunkCritic:
         return aggregate_heads(self.values(params, features, chunks), self.choose_by, self.choose_std)
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
-        """Raw output of the value head float32[...], for hl_gauss [..., bins]; `read` makes values of it."""
+        """Raw output of the value head float32[...], for hl_gauss [..., bins]; `expected_value` makes values of it."""
         assert self.v is not None
         return self._outputs_of(self.v.apply({"params": params["v"]}, features))
 
-    def head_draw(self, key: jax.Array) -> dict[str, jax.Array]:
+    def head_noise(self, key: jax.Array) -> dict[str, jax.Array]:
         """The random subset of target heads (REDQ) as draws: "heads" int32[subset], or nothing where all count."""
         if self.config.target_subset == self.config.ensemble:
             return {}
@@ -195,7 +195,7 @@ class ChunkCritic:
 
     def metrics(self, loss: jax.Array, outputs: jax.Array, target: jax.Array, batch: ChunkBatch) -> Metrics:
         """HIL-SERL's critic metrics, the ensemble's spread, and the share of targets that the floor holds up."""
-        values = self.read(outputs)
+        values = self.expected_value(outputs)
         metrics = {
             "critic/critic_loss": loss,
             "critic/predicted_qs": jnp.mean(values),
@@ -204,5 +204,5 @@ class ChunkCritic:
             "critic/head_std": jnp.mean(jnp.std(values, axis=0)),
         }
         if self.config.target_floor == "mc":
-            metrics["critic/floored"] = jnp.mean((target == batch.realised) & (batch.mask > 0))
+            metrics["critic/floored"] = jnp.mean((target == batch.mc_return) & (batch.mask > 0))
         return metrics

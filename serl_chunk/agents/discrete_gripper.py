@@ -16,19 +16,19 @@ import optax
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.grasp_critic import (
-    Choices,
     GraspCritic,
+    GripperActions,
     best_option,
     choice_imitation,
     discounted_penalty,
     grasp_loss,
     grasp_target,
-    of_option,
-    plausible_options,
+    reachable_actions,
+    select_action,
 )
 from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import AgentState, Draws, Metrics, Noise, Params, Prefix
+from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Noise, Params, Prefix
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.types import ChunkBatch, ConfigError
 
@@ -52,7 +52,7 @@ class ArmAndGripper(Agent):
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
         """What the arm's agent learns from."""
-        return batch._replace(actions=batch.actions[..., self.arm], before=None)
+        return batch._replace(actions=batch.actions[..., self.arm], prev_action=None)
 
     def merged(self, arm: jax.Array, gripper: jax.Array, prefix: Prefix) -> jax.Array:
         """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; what is committed is kept."""
@@ -66,35 +66,35 @@ class ArmAndGripper(Agent):
     def init(self, rng: jax.Array) -> AgentState:
         return self.inner.init(rng)
 
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         return self.inner.critic_draws(key, batch._replace(actions=batch.actions[..., self.arm]))
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         return self.inner.policy_draws(key, batch._replace(actions=batch.actions[..., self.arm]))
 
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[AgentState, Metrics]:
         """The arm's."""
         return self.inner.critic_step(state, self.arm_batch(state, batch), draws)
 
     def policy_step(
-        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[AgentState, Metrics]:
         """The arm's."""
         return self.inner.policy_step(state, self.arm_batch(state, batch), draws, imitate_only=imitate_only)
 
     def joint_step(
-        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+        self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
     ) -> tuple[AgentState, Metrics]:
         """The arm's."""
         return self.inner.joint_step(state, self.arm_batch(state, batch), critic_draws, policy_draws)
 
     def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
     ) -> tuple[jax.Array, Metrics]:
         return self.inner._critic_loss(critic, state, self.arm_batch(state, batch), draws)
 
     def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
         return self.inner._policy_loss(policy, state, self.arm_batch(state, batch), draws, imitate_only=imitate_only)
 
@@ -141,7 +141,7 @@ class LearnedGripper(ArmAndGripper):
         # A choice is for what is executed of a chunk, which the experiment checks to be what is compared.
         values, steps = g.values, spec.compared_steps
         held = g.hold_steps or steps
-        self.choices = Choices(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
+        self.choices = GripperActions(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
         seen = self.choices.parts * len(spec.grippers) if g.critic_sees_gripper else 0
         super().__init__(config, spec, build, gripper_inputs=seen)
         self.net = GraspCritic(config, self.choices)
@@ -166,7 +166,7 @@ class LearnedGripper(ArmAndGripper):
 
     def executed(self, batch: ChunkBatch) -> jax.Array:
         """The options that were executed, whoever acted, int32[B, J, P]."""
-        before = None if batch.before is None else batch.before[..., self.grippers]
+        before = None if batch.prev_action is None else batch.prev_action[..., self.grippers]
         part = slice(self.choices.steps)
         return self.choices.label(batch.actions[:, part, self.grippers], batch.valid[:, part], before)
 
@@ -176,7 +176,7 @@ class LearnedGripper(ArmAndGripper):
 
     def preferred(self, grasp: Params, observations: Mapping[str, jax.Array]) -> jax.Array:
         """argmax of the online Q over plausible options, int32[B, J, P]."""
-        allowed = plausible_options(self.net.logits(grasp["policy"], observations), self.config.gripper.plausible)
+        allowed = reachable_actions(self.net.logits(grasp["policy"], observations), self.config.gripper.plausible)
         return best_option(self.net.outputs(grasp["critic"], observations), allowed)
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
@@ -201,25 +201,25 @@ class LearnedGripper(ArmAndGripper):
         g = self.config.gripper
         rewards = jnp.sum(batch.rewards, axis=-1)
         penalties = jnp.zeros_like(rewards)
-        if batch.before is not None and g.penalty:
+        if batch.prev_action is not None and g.penalty:
             returned = slice(self.spec.critic_steps)
-            actions, before = batch.actions[:, returned, self.grippers], batch.before[..., self.grippers]
+            actions, before = batch.actions[:, returned, self.grippers], batch.prev_action[..., self.grippers]
             changes = self.choices.changes(actions, before, batch.valid[:, returned])
             penalties = discounted_penalty(changes, g.penalty, self.spec.discount)
             rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
         preferred = self.preferred(grasp, batch.next_observations)
-        chosen = of_option(self.net.values(grasp["target"], batch.next_observations), preferred)
+        chosen = select_action(self.net.values(grasp["target"], batch.next_observations), preferred)
         target = grasp_target(batch, self.spec.discount, penalties, chosen, self.config.critic.target_floor)
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
         exists = self._of_parts(batch.valid)[..., 0]
         loss = grasp_loss(outputs, option, target, self.net.kind, batch.weight, exists, self.net.support)
-        values = self.net.read(of_option(outputs, option))
+        values = self.net.expected_value(select_action(outputs, option))
         return loss, self.net.metrics(loss, values, target, rewards)
 
     def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
         """`choice_imitation` as a function of `policy`; a part weighs as much as its steps that are imitated."""
         logits, option = self.net.logits(policy, batch.observations), self.executed(batch)
-        bc = jnp.mean(self._of_parts(batch.bc), axis=-1)
+        bc = jnp.mean(self._of_parts(batch.bc_weight), axis=-1)
         loss = choice_imitation(logits, option, bc, self.config.bc_mean)
         hit = (jnp.argmax(logits, axis=-1) == option).astype(jnp.float32)
         weight = jnp.broadcast_to(bc[..., None], hit.shape)
@@ -228,14 +228,14 @@ class LearnedGripper(ArmAndGripper):
 
     # -- steps: the arm's, and the grippers' from the parameters of before it ----------------------------------
 
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[AgentState, Metrics]:
         """The arm's critic, and the grasp critic."""
         grasp, metrics = self._grasp_critic_step(state.grasp, batch)
         state, of_arm = super().critic_step(state, batch, draws)
         return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
 
     def policy_step(
-        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[AgentState, Metrics]:
         """The arm's policy, and the imitated choices."""
         grasp, metrics = self._grasp_policy_step(state, batch)
@@ -243,7 +243,7 @@ class LearnedGripper(ArmAndGripper):
         return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
 
     def joint_step(
-        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+        self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
     ) -> tuple[AgentState, Metrics]:
         """All four, each by its gradient at the parameters of before the step."""
         values, metrics = self._grasp_critic_step(state.grasp, batch)
@@ -288,7 +288,7 @@ class LearnedGripper(ArmAndGripper):
         """Options int32[J, P] for one observation: the best plausible ones, or, with probability epsilon, any."""
         logits = self.net.logits(params["policy"], observation)
         if self.has_critic:
-            allowed = plausible_options(logits, params["plausible"])
+            allowed = reachable_actions(logits, params["plausible"])
             best = best_option(self.net.outputs(params["critic"], observation), allowed)
         else:
             best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -307,7 +307,7 @@ class LearnedGripper(ArmAndGripper):
         arm, record = self.inner.act(of_arm, inputs, noise["arm"], self.arm_prefix(prefix))
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
-            record["gripper_q"] = of_option(self.net.values(grasp["critic"], observation), option)
+            record["gripper_q"] = select_action(self.net.values(grasp["critic"], observation), option)
         return self.merged(arm, self.choices.chunk(option, self.spec.horizon), prefix), record
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:

@@ -12,7 +12,7 @@ from serl_chunk.agents.critic import observation_encoder, own_encoder
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Draws, Params, Prefix
+from serl_chunk.agents.state import LossNoise, Params, Prefix
 from serl_chunk.config.agents import AgentConfig, FlowConfig
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
 from serl_chunk.models.mlp import Mlp
@@ -64,7 +64,7 @@ class FlowPolicy:
         """What the field sees beside x and t: features float32[..., F]; where trained so, `given` float32[..., H]."""
         return jnp.concatenate([features, given], axis=-1) if self.prefixed else features
 
-    def draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """Of `loss`: "x0" float32[B, D], standard normal, and "t" float32[B], uniform in [0, 1).
 
         For train_delay=sampled also "delay" int32[B], uniform in 0..train_delay_max.
@@ -76,7 +76,7 @@ class FlowPolicy:
             draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.train_delay_max + 1)
         return draws
 
-    def given(self, batch: ChunkBatch, draws: Draws) -> jax.Array:
+    def committed_actions(self, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
         """float32[B, H]: 1 for a window's first d actions, which its decision found committed (`train_delay`)."""
         b, h = batch.actions.shape[0], self.spec.horizon
         if not self.prefixed:
@@ -84,9 +84,11 @@ class FlowPolicy:
         delay = batch.delay if self.train_delay == "recorded" else draws["delay"]
         return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
-    def loss(self, params: Params, batch: ChunkBatch, draws: Draws) -> jax.Array:
+    def loss(self, params: Params, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
         """`matching` of the batch's chunks, weighted by its `bc`."""
-        return self.matching(params, batch.observations, batch.actions, batch.bc, self.given(batch, draws), draws)
+        return self.matching(
+            params, batch.observations, batch.actions, batch.bc_weight, self.committed_actions(batch, draws), draws
+        )
 
     def matching(
         self,
@@ -95,7 +97,7 @@ class FlowPolicy:
         chunks: jax.Array,
         weight: jax.Array,
         given: jax.Array,
-        draws: Draws,
+        draws: LossNoise,
     ) -> jax.Array:
         """Conditional flow matching, mean over steps by their weight of |v(o, x_t, t) - (a - z)|^2: float32[].
 

@@ -32,7 +32,7 @@ Loss = Literal["squared", "bounded"]
 _SPEED, _AT = 0.1, 0.25
 
 
-class Choices:
+class GripperActions:
     """What can be decided about G grippers in H ticks of a chunk: J parts, P branches each, O options a branch.
 
     Jointly P is 1 and an option is a value for every gripper, O = C**G of C values; else P is G and O is C. `neutral`
@@ -159,7 +159,7 @@ class Choices:
         return jnp.sum(changed, axis=-1).astype(jnp.float32) * valid
 
 
-def plausible_options(logits: jax.Array, share: jax.Array | float) -> jax.Array:
+def reachable_actions(logits: jax.Array, share: jax.Array | float) -> jax.Array:
     """bool[..., O]: options of at least `share` of the likeliest one's probability (discrete BCQ, Fujimoto 2019).
 
     0 allows all of them, 1 the likeliest alone.
@@ -172,7 +172,7 @@ def best_option(values: jax.Array, allowed: jax.Array) -> jax.Array:
     return jnp.argmax(jnp.where(allowed, values, -jnp.inf), axis=-1).astype(jnp.int32)
 
 
-def of_option(values: jax.Array, option: jax.Array) -> jax.Array:
+def select_action(values: jax.Array, option: jax.Array) -> jax.Array:
     """values float32[..., O] at options int32[...]: float32[...]."""
     return jnp.take_along_axis(values, option[..., None], axis=-1)[..., 0]
 
@@ -214,7 +214,7 @@ def grasp_loss(
         exists: float32[B, J], 0 for parts that begin after the episode's end: their choice had no effect.
         support: the range of a bounded Q.
     """
-    chosen = jnp.moveaxis(of_option(outputs, option), 0, -1)  # [J, P, B]
+    chosen = jnp.moveaxis(select_action(outputs, option), 0, -1)  # [J, P, B]
     weight = jnp.broadcast_to((exists * weight[:, None]).T[:, None], chosen.shape)
     return regression_loss(chosen, target, kind, weight, support)
 
@@ -223,7 +223,7 @@ def choice_imitation(
     logits: jax.Array, option: jax.Array, bc: jax.Array, divisor: Literal["weights", "batch"]
 ) -> jax.Array:
     """Mean under weights `bc` float32[B, J] of -log p(c_{jp} | o), for logits float32[B, J, P, O]."""
-    return imitation_mean(-of_option(jax.nn.log_softmax(logits), option), bc, divisor)
+    return imitation_mean(-select_action(jax.nn.log_softmax(logits), option), bc, divisor)
 
 
 class GraspCritic:
@@ -232,7 +232,7 @@ class GraspCritic:
     Parameters of either: {"encoder", "net"}. Each has an encoder of its own, trained by its own loss alone.
     """
 
-    def __init__(self, config: AgentConfig, choices: Choices) -> None:
+    def __init__(self, config: AgentConfig, choices: GripperActions) -> None:
         g, self.choices = config.gripper, choices
         # One number an option: beside an arm's critic of a known range, in bins or not, Q is bounded by that range.
         self.kind: Loss = "squared" if "squared" in (g.loss, config.critic.loss) else "bounded"
@@ -261,9 +261,9 @@ class GraspCritic:
 
     def values(self, critic: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
         """Q float32[..., J, P, O]."""
-        return self.read(self.outputs(critic, observation))
+        return self.expected_value(self.outputs(critic, observation))
 
-    def read(self, outputs: jax.Array) -> jax.Array:
+    def expected_value(self, outputs: jax.Array) -> jax.Array:
         """Q of raw outputs, in their shape."""
         return critic_values(outputs, self.kind, self.support)
 

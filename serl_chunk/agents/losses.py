@@ -21,13 +21,13 @@ def bootstrap_target(
 ) -> jax.Array:
     """y = R + gamma^n * mask * V(o_{t+n}), without a gradient: float32[B].
 
-    mc: max(y, G), G the return that was realised from o_t to the task's termination (`batch.realised`, -inf where it is
-    not known). What a demonstrator achieved, the best policy achieves at least: the reference values of Cal-QL
+    mc: max(y, G), G the return that was realised from o_t to the task's termination (`batch.mc_return`, -inf where it
+    is not known). What a demonstrator achieved, the best policy achieves at least: the reference values of Cal-QL
     (Nakamoto et al. 2023), applied to the target.
     """
     y = chunk_return(batch.rewards, discount) + batch.discount_n * batch.mask * next_value
     if floor == "mc":
-        y = jnp.maximum(y, batch.realised)
+        y = jnp.maximum(y, batch.mc_return)
     return jax.lax.stop_gradient(y)
 
 

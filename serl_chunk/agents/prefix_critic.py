@@ -47,16 +47,18 @@ class PrefixCritic(ChunkCritic):
         """Fresh heads, for features float32[B, F] of the encoder."""
         return self._fresh_heads(key, features)
 
-    def part(self, chunk: jax.Array, length: int | None = None) -> jax.Array:
+    def truncate_flatten(self, chunk: jax.Array, length: int | None = None) -> jax.Array:
         """What of chunks float32[..., L, A], L at least e, the heads are shown for the first `length` actions, or e.
 
         float32[..., e * A], and with several lengths float32[..., e * A + e].
         """
         if len(self.lengths) == 1:
-            return super().part(chunk)
+            return super().truncate_flatten(chunk)
         shown = (jnp.arange(self.steps) < (self.steps if length is None else length)).astype(jnp.float32)
         shown = jnp.broadcast_to(shown, (*chunk.shape[:-2], self.steps))
-        return jnp.concatenate([super().part(chunk[..., : self.steps, :] * shown[..., None]), shown], axis=-1)
+        return jnp.concatenate(
+            [super().truncate_flatten(chunk[..., : self.steps, :] * shown[..., None]), shown], axis=-1
+        )
 
     def distil(
         self, params: Params, features: jax.Array, actions: jax.Array, teacher: jax.Array, weight: jax.Array
@@ -76,7 +78,7 @@ class PrefixCritic(ChunkCritic):
             weight: float32[B], of the windows.
         """
         count, n = self.config.ensemble, len(self.lengths)
-        chunk = jnp.concatenate([self.part(actions, m) for m in self.lengths])
+        chunk = jnp.concatenate([self.truncate_flatten(actions, m) for m in self.lengths])
         features = jnp.tile(jax.lax.stop_gradient(features), (n, 1))
         targets, weights = jnp.tile(jax.lax.stop_gradient(teacher), (1, n)), jnp.tile(weight, n)
         if one_by_one(count):
@@ -90,7 +92,7 @@ class PrefixCritic(ChunkCritic):
         else:
             outputs = self.outputs(params[self.heads], features, chunk)
             total = self.expectile_loss(outputs, targets, self.expectile, weights)
-        values = self.read(jax.lax.stop_gradient(outputs))[:, -len(weight) :]  # of the e actions
+        values = self.expected_value(jax.lax.stop_gradient(outputs))[:, -len(weight) :]  # of the e actions
         return total, {
             "critic/prefix_loss": total,
             "critic/prefix_values": jnp.mean(values),
@@ -116,7 +118,7 @@ class PrefixCritic(ChunkCritic):
         """
         if self.replan_spread is None:
             return {}
-        shown = jnp.stack([self.part(chunk, m) for m in self.lengths])
+        shown = jnp.stack([self.truncate_flatten(chunk, m) for m in self.lengths])
         features = jnp.tile(self.features(params, observation)[None], (len(shown), 1))
         values = self.values(params, features, shown)
         spread = jnp.std(values - values[:, :1], axis=0)

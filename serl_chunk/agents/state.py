@@ -15,7 +15,7 @@ from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
-Draws = dict[str, jax.Array]  # the random numbers of one loss, by what they are for
+LossNoise = dict[str, jax.Array]  # the random numbers of one loss, by what they are for
 Noise = Any  # an array, or a dict of them: what `acting_noise` gives and `act` takes
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 

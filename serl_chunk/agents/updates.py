@@ -11,7 +11,7 @@ import optax
 
 from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Draws, Metrics, Params
+from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
@@ -24,7 +24,7 @@ _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 _AUGMENTATION = 2  # folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use
 
 
-class Updates(abc.ABC):
+class UpdateFns(abc.ABC):
     """The updates of an agent, from the losses and draws that it supplies.
 
     `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan, the
@@ -65,22 +65,22 @@ class Updates(abc.ABC):
     # -- what an agent supplies ------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """The random numbers of the critic's loss on `batch`."""
 
     @abc.abstractmethod
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Draws:
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """The random numbers of the policy's loss on `batch`."""
 
     @abc.abstractmethod
     def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Draws
+        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
     ) -> tuple[jax.Array, Metrics]:
         """The critic's loss as a function of `critic`; everything in `state` is a constant."""
 
     @abc.abstractmethod
     def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[jax.Array, Metrics]:
         """The policy's loss as a function of `policy`; everything in `state` is a constant.
 
@@ -159,20 +159,20 @@ class Updates(abc.ABC):
 
     # -- one gradient step each, with explicit draws -----------------------------------------------------------
 
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[AgentState, Metrics]:
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[AgentState, Metrics]:
         """One critic update, and the target's: towards the critic of after it, or before (`target_average`)."""
         grads, metrics = self._critic_gradient(state, batch, draws)
         return self._apply_critic_gradient(state, grads), metrics
 
     def policy_step(
-        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[AgentState, Metrics]:
         """One policy update; what else belongs to it (a temperature) is the agent's."""
         grads, metrics = self._policy_gradient(state, batch, draws, imitate_only=imitate_only)
         return self._apply_policy_gradient(state, grads, metrics)
 
     def joint_step(
-        self, state: AgentState, batch: ChunkBatch, critic_draws: Draws, policy_draws: Draws
+        self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
     ) -> tuple[AgentState, Metrics]:
         """Critic and policy, each by its gradient at the parameters of before the step (Q-chunking's code)."""
         critic_grads, metrics = self._critic_gradient(state, batch, critic_draws)
@@ -181,12 +181,12 @@ class Updates(abc.ABC):
         state, policy_metrics = self._apply_policy_gradient(state, policy_grads, policy_metrics)
         return state, {**metrics, **policy_metrics}
 
-    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Draws) -> tuple[Params, Metrics]:
+    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[Params, Metrics]:
         grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, self._whole(state), batch, draws)
         return grads, {**metrics, "critic/grad_norm": optax.tree.norm(grads)}
 
     def _policy_gradient(
-        self, state: AgentState, batch: ChunkBatch, draws: Draws, *, imitate_only: bool
+        self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
     ) -> tuple[Params, Metrics]:
         batch = self.policy_part(batch)
 
@@ -242,8 +242,8 @@ class Updates(abc.ABC):
         networks see them: a frozen backbone looks at each image once, whatever number of networks reads it."""
         batch = self._shifted(state, batch)
         return batch._replace(
-            observations=self.vision.seen(state.frozen, batch.observations),
-            next_observations=self.vision.seen(state.frozen, batch.next_observations),
+            observations=self.vision.encode_images(state.frozen, batch.observations),
+            next_observations=self.vision.encode_images(state.frozen, batch.next_observations),
         )
 
     def _shifted(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
@@ -264,6 +264,6 @@ class Updates(abc.ABC):
         return batch._replace(
             actions=batch.actions[:, :h],
             valid=batch.valid[:, :h],
-            demonstrated=batch.demonstrated[:, :h],
-            bc=batch.bc[:, :h],
+            is_demo=batch.is_demo[:, :h],
+            bc_weight=batch.bc_weight[:, :h],
         )

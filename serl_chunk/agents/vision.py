@@ -85,7 +85,7 @@ class Vision:
         """Zeros in the shape of `init`."""
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self.init, jax.random.key(0)))
 
-    def seen(self, frozen: Params, observation: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def encode_images(self, frozen: Params, observation: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """`observation` with `features/<camera>` float16[..., h, w, 512] in place of `images/<camera>`.
 
         Unchanged where no backbone is frozen. Features that are there already stay.

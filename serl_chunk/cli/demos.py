@@ -14,7 +14,7 @@ from typing import NamedTuple
 from serl_chunk.cli.data.options import parse_scores
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
-from serl_chunk.data.demos import Demonstrations, DemoSet, NothingThere, find_demos, load_demos
+from serl_chunk.data.demos import Demonstrations, DemoSet, NoDemosFoundError, find_demos, load_demos
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
@@ -38,7 +38,7 @@ def as_learner_flags(text: str) -> str:
     return _FLAGS.sub(r"--demo_\1", text)
 
 
-class DemoReading(NamedTuple):
+class DemoOptions(NamedTuple):
     """How `--demo_path` is read: what the files do not say about themselves, and what they are.
 
     `dataset`: the folder of shards that `--dataset_dir` names, read in the same way.
@@ -49,7 +49,7 @@ class DemoReading(NamedTuple):
     dataset: str | None = None
 
     @classmethod
-    def of(cls, flags: argparse.Namespace) -> DemoReading:
+    def of(cls, flags: argparse.Namespace) -> DemoOptions:
         """As `--demo_color` and its like say; raises ConfigError."""
         success = True if flags.demo_success else False if flags.demo_failure else None
         if flags.demo_hz is not None and not 0 < flags.demo_hz < math.inf:
@@ -67,7 +67,7 @@ class DemoReading(NamedTuple):
         )
         return cls(options, flags.demo_format, flags.dataset_dir)
 
-    def of_robot(self, robot: RobotConfig) -> DemoReading:
+    def of_robot(self, robot: RobotConfig) -> DemoOptions:
         """With what a robot says of its data: an OGBench environment is the task whose rewards they get."""
         if not isinstance(robot, OgbenchConfig):
             return self
@@ -83,16 +83,21 @@ def read_demos(
     spec: RobotSpec,
     paths: Sequence[str],
     tell: Callable[[str], None],
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> DemoSet:
     """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
-    check_data(config, paths, reading)
+    check_data(config, paths, demo_options)
     with _learner_flags():
         demos = load_demos(
-            paths, spec, cameras=config.agent.image_keys, options=reading.options, format=reading.format, more=(FORMAT,)
+            paths,
+            spec,
+            cameras=config.agent.image_keys,
+            options=demo_options.options,
+            format=demo_options.format,
+            more=(FORMAT,),
         )
     if paths:
-        _check_task(reading, sorted({origin.format for origin in demos.origins}))
+        _check_task(demo_options, sorted({origin.format for origin in demos.origins}))
         steps = sum(e.steps.n for e in demos.episodes)
         more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
         more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
@@ -102,28 +107,28 @@ def read_demos(
     return demos
 
 
-def _check_task(reading: DemoReading, read: Sequence[str]) -> None:
+def _check_task(demo_options: DemoOptions, read: Sequence[str]) -> None:
     """Raise ConfigError where `--demo_env` is given and nothing of the formats `read` has rewards computed."""
-    asked = reading.options.env and not reading.options.env_if_judged
-    if asked and reading.dataset is None and OgbenchSource.format not in read:
+    asked = demo_options.options.env and not demo_options.options.env_if_judged
+    if asked and demo_options.dataset is None and OgbenchSource.format not in read:
         raise ConfigError(
-            f"--demo_env={reading.options.env}: rewards are computed for data of OGBench, and these are of format "
+            f"--demo_env={demo_options.options.env}: rewards are computed for data of OGBench, and these are of format "
             f"{', '.join(read)}: leave it out, or give the data it is meant for"
         )
 
 
-def check_data(config: ExperimentConfig, paths: Sequence[str], reading: DemoReading) -> None:
+def check_data(config: ExperimentConfig, paths: Sequence[str], demo_options: DemoOptions) -> None:
     """Raise ConfigError where `--demo_path` or `--dataset_dir` leads to nothing, before a run has a folder."""
     try:
         with _learner_flags():
-            find_demos(paths, reading.options, reading.format, (FORMAT,))
-    except NothingThere as error:
-        raise ConfigError(with_hint(str(error), config)) from error
-    if reading.dataset is not None and not Path(reading.dataset).expanduser().is_dir():
-        raise ConfigError(with_hint(f"--dataset_dir={reading.dataset}: there is no such folder", config))
+            find_demos(paths, demo_options.options, demo_options.format, (FORMAT,))
+    except NoDemosFoundError as error:
+        raise ConfigError(append_hint(str(error), config)) from error
+    if demo_options.dataset is not None and not Path(demo_options.dataset).expanduser().is_dir():
+        raise ConfigError(append_hint(f"--dataset_dir={demo_options.dataset}: there is no such folder", config))
 
 
-def with_hint(message: str, config: ExperimentConfig) -> str:
+def append_hint(message: str, config: ExperimentConfig) -> str:
     """`message` and where the robot's published data come from, if it has such."""
     return f"{message}. {config.robot.data_hint}" if config.robot.data_hint else message
 
@@ -131,7 +136,7 @@ def with_hint(message: str, config: ExperimentConfig) -> str:
 def open_dataset(
     config: ExperimentConfig,
     spec: RobotSpec,
-    reading: DemoReading,
+    demo_options: DemoOptions,
     tell: Callable[[str], None],
     updates: int = 0,
 ) -> ShardedSource | None:
@@ -139,12 +144,12 @@ def open_dataset(
 
     `updates`: those that a run which goes on has made, so that it begins with the shard it had.
     """
-    if reading.dataset is None:
+    if demo_options.dataset is None:
         return None
-    check_data(config, (), reading)
-    options = dataclasses.replace(reading.options, spec=spec, cameras=tuple(config.agent.image_keys))
+    check_data(config, (), demo_options)
+    options = dataclasses.replace(demo_options.options, spec=spec, cameras=tuple(config.agent.image_keys))
     dataset = ShardedSource(
-        reading.dataset,
+        demo_options.dataset,
         options,
         replace_interval=config.replay.dataset_replace_interval,
         seed=config.seed,

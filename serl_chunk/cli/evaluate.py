@@ -12,15 +12,15 @@ from serl_chunk.actor.evaluate import (
     VALIDATION_SEED_BASE,
     EvalResult,
     evaluate,
-    last_line,
     results_table,
+    summary_line,
 )
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.actor import _connect, normaliser_of
 from serl_chunk.cli.keys import actor_keys
 from serl_chunk.cli.process import interactive, say, warn_of_lockstep
-from serl_chunk.config.compatibility import acts
+from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -107,7 +107,7 @@ def run_evaluation(
         except OSError as error:  # a full disk: the figures are worth more than a traceback
             say(f"WARNING: the results could not be written to {run} ({error})")
             where, status = "none (it could not be written)", 1
-    say(last_line(results[0], where))
+    say(summary_line(results[0], where))
     return status
 
 
@@ -133,7 +133,7 @@ def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
     Those that only training reads are nobody's business here. One that the run does not know is newer than the run.
     """
     paths = {line: line.partition(": ")[0] for line in recorded}
-    lines = [line for line in recorded if acts(paths[line]) and _known(saved, paths[line])]
+    lines = [line for line in recorded if affects_acting(paths[line]) and _known(saved, paths[line])]
     for line in lines:
         say(f"evaluated with another setting than the run's (run -> here): {line}")
     return lines

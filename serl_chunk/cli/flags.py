@@ -9,7 +9,7 @@ from typing import NamedTuple
 from serl_chunk.cli.process import load, say, split_overrides
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.presets import COMPAT, PRESETS
-from serl_chunk.config.unused_fields import refuse_unread
+from serl_chunk.config.unused_fields import check_unused
 from serl_chunk.types import ConfigError
 
 
@@ -19,7 +19,7 @@ class Alias(NamedTuple):
     flag: str
     path: str
     metavar: str
-    says: str
+    help: str
 
 
 OF_BOTH_SIDES = (
@@ -64,7 +64,7 @@ def add_learner_flags(parser: argparse._ActionsContainer) -> None:
 
 def _add(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) -> None:
     for alias in aliases:
-        parser.add_argument(f"--{alias.flag}", metavar=alias.metavar, help=f"{alias.says} ({alias.path})")
+        parser.add_argument(f"--{alias.flag}", metavar=alias.metavar, help=f"{alias.help} ({alias.path})")
 
 
 def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConfig:
@@ -86,7 +86,7 @@ def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConf
             preset=flags.preset,
             compat=flags.compat,
         )
-        refuse_unread(config, [*given, *(path for path, _ in overrides)])
+        check_unused(config, [*given, *(path for path, _ in overrides)])
         return config
     except ConfigError as error:
         text = str(error)
@@ -114,7 +114,7 @@ def _given(flags: argparse.Namespace) -> dict[str, tuple[str, str]]:
     return out
 
 
-def refuse_what_has_no_use(
+def check_flag_combinations(
     flags: argparse.Namespace, config: ExperimentConfig, *, networked: bool, evaluating: bool
 ) -> None:
     """Raises ConfigError for flags that would be ignored beside the others, as the experiment now is.
@@ -141,5 +141,5 @@ def run_presets() -> int:
     """Print the presets, one a line."""
     width = max(map(len, PRESETS))
     for name, preset in PRESETS.items():
-        say(f"{name:{width}}  {preset.says}")
+        say(f"{name:{width}}  {preset.description}")
     return 0

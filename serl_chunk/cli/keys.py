@@ -13,8 +13,8 @@ from pathlib import Path
 
 from serl_chunk.cli.process import Say, say
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.security.enrollment import PlainError, enrol
-from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
+from serl_chunk.transport.security.join_token import JoinToken
 from serl_chunk.transport.security.keys import (
     THIS_MACHINE,
     ClientKeys,
@@ -84,7 +84,7 @@ def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | N
     return keys
 
 
-def how_to_join(keys: ServerKeys, invitation: Invitation) -> str:
+def how_to_join(keys: ServerKeys, invitation: JoinToken) -> str:
     """The line to paste, and what to know about it."""
     return (
         f"On the robot PC, within ten minutes (it works once):\n\n  serl-chunk keys join '{invitation.encode()}'\n\n"
@@ -131,7 +131,7 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
 
     Raises ConfigError for a line that is none, RefusedError for one that is used up or of another learner.
     """
-    keys = ClientKeys.accept(key_folder(folder), Invitation.decode(line))
+    keys = ClientKeys.accept(key_folder(folder), JoinToken.decode(line))
     before = next((k for k in ClientKeys.all(keys.folder) if k.server == keys.server), None)
     if before is not None and before.line == keys.line:
         keys = before  # pasted twice: the learner may know the pair by now
@@ -144,7 +144,7 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
     where = (ip,) if ip is not None else keys.hosts
     try:
         reached = _enrol(keys, where)
-    except PlainError:
+    except UnencryptedPeerError:
         raise
     except RefusedError:
         if not joins_again:
@@ -174,7 +174,7 @@ def _enrol(keys: ClientKeys, hosts: Sequence[str]) -> str | None:
     """Join at the first address that answers; returns it."""
     for host in hosts:
         try:
-            enrol(keys, TransportConfig(), host, keys.port, JOIN_TIMEOUT)
+            enroll(keys, TransportConfig(), host, keys.port, JOIN_TIMEOUT)
         except UnreachableError:
             continue
         return host

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.demos import DemoReading, check_data, open_dataset, read_demos, with_hint
+from serl_chunk.cli.demos import DemoOptions, append_hint, check_data, open_dataset, read_demos
 from serl_chunk.cli.keys import invite_first, learner_keys
 from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
-from serl_chunk.cli.learner_status import Shown, status_fields
+from serl_chunk.cli.learner_status import StatusReporter, status_fields
 from serl_chunk.cli.log_multiplexer import status_line
-from serl_chunk.cli.process import describe, say, spec_of, stop_on_signals
+from serl_chunk.cli.process import print_config, say, spec_of, stop_on_signals
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
@@ -56,7 +56,7 @@ def build_learner(
     threaded: bool,
     wandb: bool,
     tell: Callable[[str], None],
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
     stopping: Callable[[], bool] = lambda: False,
 ) -> Learner:
     """The learner of a run with its data, metrics and (on resume) its checkpoint; the caller closes both.
@@ -65,14 +65,14 @@ def build_learner(
     CheckpointError.
     """
     check_simulator(config)
-    reading = reading.of_robot(config.robot)
-    demos = read_demos(config, spec, demo_paths, tell, reading)
+    demo_options = demo_options.of_robot(config.robot)
+    demos = read_demos(config, spec, demo_paths, tell, demo_options)
     agent = make_agent(config, spec)
-    dataset = open_dataset(config, spec, reading, tell, max(CheckpointStore(run.path).steps(), default=0))
+    dataset = open_dataset(config, spec, demo_options, tell, max(CheckpointStore(run.path).steps(), default=0))
     try:
         OfflineData.require(config.learner, there=bool(demos.episodes) or dataset is not None)
     except ConfigError as error:
-        raise ConfigError(with_hint(str(error), config)) from error
+        raise ConfigError(append_hint(str(error), config)) from error
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
     normaliser = _normaliser(config, spec, run, fitted, tell)
@@ -95,9 +95,9 @@ def build_learner(
             config, spec, agent, normaliser, demos.episodes, run.path,
             publish=publish, metrics=metrics, threaded=threaded, dataset=dataset, evaluate=evaluate, say=tell,
         )  # fmt: skip
-        run.record()  # not before: what was wrong above is put right, and the run's notes are those of its last life
+        run.write_config()  # not before: until then the files of the previous process stay
         try:
-            write_json(run.path / DEMOS, note_of(demos, reading.options))
+            write_json(run.path / DEMOS, note_of(demos, demo_options.options))
         except OSError as error:
             raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
     except BaseException:
@@ -146,17 +146,17 @@ def run_learner(
     insecure: bool,
     wandb: bool,
     keys: str | None = None,
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> int:
     """Train until `max_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
 
     `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
-    `reading`: how the demonstrations are read.
+    `demo_options`: how the demonstrations are read.
     """
     check_port(port)
     spec = spec_of(config)
-    describe(config, spec)
-    check_data(config, demo_paths, reading)
+    print_config(config, spec)
+    check_data(config, demo_paths, demo_options)
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
     run = open_run(config, spec, checkpoint_path, say)
     holder: dict[str, Learner] = {}
@@ -186,7 +186,7 @@ def run_learner(
         return Snapshot(checkpoint.step, checkpoint.params), {"step": checkpoint.step}
 
     with status_line() as status, contextlib.ExitStack() as stack:
-        stack.enter_context(run.held())
+        stack.enter_context(run.locked())
         store = open_store(config, run.path, status.say) if config.transport.journal else None
         if store is not None:
             stack.callback(store.close)
@@ -217,7 +217,8 @@ def run_learner(
             invite_first(server_keys, bind, port, status.say)
         learner = build_learner(
             config, demo_paths, run, spec,
-            publish=server.publish, threaded=True, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
+            publish=server.publish, threaded=True, wandb=wandb, tell=status.say, demo_options=demo_options,
+            stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
@@ -227,13 +228,13 @@ def run_learner(
             server.resume()
         holder["learner"] = learner
         status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
-        shown = Shown(config, learner, server, status)
+        shown = StatusReporter(config, learner, server, status)
         learner.run(stop, shown.tick)
         status.update(str(learner.phase), status_fields(config, learner))
         server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
         _let_actors_finish(server)
-        say_what_is_written(learner, status.say)
-    return close_run(learner)
+        log_final_checkpoint(learner, status.say)
+    return finish_run(learner)
 
 
 def open_store(config: ExperimentConfig, run: Path, tell: Callable[[str], None]) -> RecordStore:
@@ -266,7 +267,7 @@ def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], sta
                 status.say(f"reading the journal: entry {stored.number:,} of {store.next:,}")
 
     steps = learner.inbox.refill(records())
-    delivered.update({s.session: s.steps for s in store.standings()})
+    delivered.update({s.session: s.steps for s in store.session_states()})
     if store.next:
         status.say(f"journal: {steps:,} online steps put back from {store.nbytes / 2**20:.0f} MiB")
 
@@ -282,13 +283,13 @@ def _let_actors_finish(server: LearnerServer) -> None:
         time.sleep(0.05)
 
 
-def say_what_is_written(learner: Learner, tell: Callable[[str], None]) -> None:
+def log_final_checkpoint(learner: Learner, tell: Callable[[str], None]) -> None:
     """Before a learner is closed: whether that writes a checkpoint."""
     nothing = f"stopped during {learner.phase}: nothing to write"
     tell("writing the last checkpoint" if learner.writes_checkpoint else nothing)
 
 
-def close_run(learner: Learner) -> int:
+def finish_run(learner: Learner) -> int:
     """Totals and report of a run whose learner is closed; returns 1 where something could not be written, else 0."""
     path = learner.checkpoints.run_dir
     say(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")

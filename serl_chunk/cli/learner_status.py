@@ -61,7 +61,7 @@ def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerSer
     return fields
 
 
-class Shown:
+class StatusReporter:
     """Keeps the status line true, and the server's errors from passing unseen."""
 
     def __init__(self, config: ExperimentConfig, learner: Learner, server: LearnerServer, status: StatusLine) -> None:
@@ -74,7 +74,7 @@ class Shown:
         if self._learner.updates != self._poked and now >= self._next_poke:
             # Lockstep actors wait for the updates their steps entitle to: tell them soon, but not for each one.
             self._poked, self._next_poke = self._learner.updates, now + POKE_PERIOD
-            self._server.poke()
+            self._server.push_allowances()
         if now < self._next:
             return
         self._next = now + STATUS_PERIOD

@@ -9,10 +9,10 @@ from typing import Any
 
 from serl_chunk.actor.session import ActorSummary, run_actor
 from serl_chunk.cli.actor import report_session
-from serl_chunk.cli.demos import DemoReading, check_data
-from serl_chunk.cli.learner import STOPPING, build_learner, close_run
+from serl_chunk.cli.demos import DemoOptions, check_data
+from serl_chunk.cli.learner import STOPPING, build_learner, finish_run
 from serl_chunk.cli.learner_status import status_fields
-from serl_chunk.cli.process import describe, say, spec_of, stop_on_signals, warn_of_lockstep
+from serl_chunk.cli.process import print_config, say, spec_of, stop_on_signals, warn_of_lockstep
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.learner.learner import Learner
@@ -100,14 +100,16 @@ def run_local(
     checkpoint_path: str | None,
     *,
     wandb: bool,
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> int:
-    """Train in this process until `max_steps`, Ctrl-C or SIGTERM. `reading`: how the demonstrations are read."""
+    """Train in this process until `max_steps`, Ctrl-C or SIGTERM. `demo_options`: how the demonstrations are read."""
     stop = threading.Event()
     stop_on_signals(stop, say, STOPPING)
-    learner, summary = train_local(config, demo_paths, checkpoint_path, stop=stop, wandb=wandb, reading=reading)
+    learner, summary = train_local(
+        config, demo_paths, checkpoint_path, stop=stop, wandb=wandb, demo_options=demo_options
+    )
     report_session(summary, config)
-    return close_run(learner)
+    return finish_run(learner)
 
 
 def train_local(
@@ -117,7 +119,7 @@ def train_local(
     *,
     stop: threading.Event | None = None,
     wandb: bool = False,
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> tuple[Learner, ActorSummary]:
     """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary.
 
@@ -127,12 +129,12 @@ def train_local(
         raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
     stop = stop or threading.Event()
     spec = spec_of(config)
-    describe(config, spec)
+    print_config(config, spec)
     warn_of_lockstep(config)
-    check_data(config, demo_paths, reading)
+    check_data(config, demo_paths, demo_options)
     with StatusLine() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path, say)
-        stack.enter_context(run.held())
+        stack.enter_context(run.locked())
         link = LocalLink()
         env = make_env(config.robot)
         stack.callback(env.close)
@@ -141,7 +143,8 @@ def train_local(
             stack.callback(intervention.close)
         learner = build_learner(
             config, demo_paths, run, spec,
-            publish=link.publish, threaded=False, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
+            publish=link.publish, threaded=False, wandb=wandb, tell=status.say, demo_options=demo_options,
+            stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from serl_chunk.cli.demos import DemoReading, check_data
-from serl_chunk.cli.learner import STOPPING, build_learner, close_run, say_what_is_written
+from serl_chunk.cli.demos import DemoOptions, check_data
+from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, log_final_checkpoint
 from serl_chunk.cli.learner_status import status_fields
 from serl_chunk.cli.log_multiplexer import status_line
-from serl_chunk.cli.process import describe, say, spec_of, stop_on_signals
+from serl_chunk.cli.process import print_config, say, spec_of, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner
 from serl_chunk.runs.folder import open_run
@@ -25,14 +25,14 @@ def run_offline(
     *,
     wandb: bool,
     threaded: bool = True,
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> int:
     """Train until `offline_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
 
     `threaded`: batches are prepared beside the training thread; without, a seed reproduces a run.
     """
     stop = threading.Event()
-    return close_run(
+    return finish_run(
         train_offline(
             config,
             demo_paths,
@@ -41,7 +41,7 @@ def run_offline(
             signals=True,
             wandb=wandb,
             threaded=threaded,
-            reading=reading,
+            demo_options=demo_options,
         )
     )
 
@@ -55,28 +55,29 @@ def train_offline(
     signals: bool = False,
     wandb: bool = False,
     threaded: bool = False,
-    reading: DemoReading = DemoReading(),  # noqa: B008 (immutable)
+    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> Learner:
     """What `run_offline` does, for benchmarks and tests; returns the closed learner. Raises as `build_learner`."""
     stop = stop or threading.Event()
     spec = spec_of(config)
-    describe(config, spec)
-    check_data(config, demo_paths, reading)
+    print_config(config, spec)
+    check_data(config, demo_paths, demo_options)
     with status_line() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path, say)
-        stack.enter_context(run.held())
+        stack.enter_context(run.locked())
         if signals:
             stop_on_signals(stop, status.say, STOPPING)
         learner = build_learner(
             config, demo_paths, run, spec,
-            publish=_to_nobody, threaded=threaded, wandb=wandb, tell=status.say, reading=reading, stopping=stop.is_set,
+            publish=_to_nobody, threaded=threaded, wandb=wandb, tell=status.say, demo_options=demo_options,
+            stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         status.say(f"offline only, without a network; run folder {run.path}")
         learner.run(stop, lambda: status.update(str(learner.phase), status_fields(config, learner)))
         status.update(str(learner.phase), status_fields(config, learner))
-        say_what_is_written(learner, status.say)
+        log_final_checkpoint(learner, status.say)
     return learner
 
 

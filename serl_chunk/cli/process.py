@@ -85,7 +85,7 @@ def load(
     return configured(load_experiment(exp_name), [*overrides, *extra], preset=preset, compat=compat)
 
 
-def describe(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
+def print_config(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
     """The effective values a person should see before a run starts, with a warning for a short-sighted discount.
 
     Raises ConfigError where `agent.image_keys` names a camera that the robot has not.

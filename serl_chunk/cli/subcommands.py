@@ -143,7 +143,7 @@ def _doctor(arguments: list[str]) -> int:
 
     add_experiment_flags(p)
     flags, rest = p.parse_known_args(arguments)
-    from serl_chunk.cli.doctor.doctor import Where, run_doctor
+    from serl_chunk.cli.doctor.doctor import LearnerAddress, run_doctor
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     if flags.keys is not None and flags.insecure:
@@ -153,7 +153,7 @@ def _doctor(arguments: list[str]) -> int:
     quiet_libraries()
     config = load_flags(flags, rest) if flags.exp_name is not None else None
     port = DEFAULT_PORT if flags.port is None else flags.port
-    where = Where(flags.ip, port, flags.keys, flags.insecure, flags.actor_id, flags.spool_path)
+    where = LearnerAddress(flags.ip, port, flags.keys, flags.insecure, flags.actor_id, flags.spool_path)
     return run_doctor(config, where, flags.json)
 
 

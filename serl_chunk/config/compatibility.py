@@ -9,7 +9,7 @@ from serl_chunk.types import RobotSpec
 
 # Settings that an actor acts by and that no shape of the travelling parameters tells, as users write them. An actor
 # with other ones would not execute the policy that the learner evaluates and trains from.
-ACTED_BY = (
+ACTING_FIELDS = (
     "agent.image_keys",
     "agent.candidates",
     "agent.choose_by",
@@ -39,7 +39,7 @@ ACTED_BY = (
 
 
 # What a checkpoint acts by beside these, where the shapes of its parameters fit.
-_NAMED = (
+_OTHER_ACTING_FIELDS = (
     "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks", "actor.inference",
     "agent.critic.loss", "agent.critic.value_low", "agent.critic.value_high", "agent.critic.sigma_bins",
     "agent.gripper.choices", "agent.gripper.mode", "agent.gripper.fixed_value", "agent.gripper.setup_mode",
@@ -47,19 +47,23 @@ _NAMED = (
 )  # fmt: skip
 
 
-def acts(path: str) -> bool:
+def affects_acting(path: str) -> bool:
     """Whether the setting `path` decides how a checkpoint acts; others only decide how it was trained.
 
     Every one of a robot does, but for its scripted person's.
     """
-    return path in ACTED_BY or path in _NAMED or (path.startswith("robot.") and not path.startswith("robot.helper."))
+    return (
+        path in ACTING_FIELDS
+        or path in _OTHER_ACTING_FIELDS
+        or (path.startswith("robot.") and not path.startswith("robot.helper."))
+    )
 
 
 def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
     """Named values that both sides must share; the handshake names whatever differs.
 
-    `network` is the agent's `network_shape`. Settings of `ACTED_BY` that this agent does not have or does not look at
-    are left out.
+    `network` is the agent's `network_shape`. Settings of `ACTING_FIELDS` that this agent does not have or does not look
+    at are left out.
     """
     critic = config.agent.critic
     # Networks of equal shape whose outputs mean other values.
@@ -85,7 +89,7 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
     }
     if config.agent.image_keys:  # an actor records frames where windows end
         named["return_steps"] = str(config.chunk.returned)
-    return named | {path: _text(value) for path in ACTED_BY if (value := _read(config, path)) is not _ABSENT}
+    return named | {path: _text(value) for path in ACTING_FIELDS if (value := _read(config, path)) is not _ABSENT}
 
 
 _ABSENT = object()

@@ -118,7 +118,7 @@ class NormaliserConfig:
         )
 
 
-def return_for_ever(reward: float, discount: float) -> float:
+def infinite_horizon_return(reward: float, discount: float) -> float:
     """The discounted sum of `reward` on every tick from now on."""
     return reward / (1 - discount)
 
@@ -149,7 +149,7 @@ def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, floa
     c / (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever).
     One take-over costs its penalty; an episode with several may return less, which a critic of a range does not tell.
     """
-    ends = return_for_ever(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
+    ends = infinite_horizon_return(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
     return min(ends) - reward.intervention_penalty, max(ends)
 
 
@@ -212,7 +212,7 @@ class ExperimentConfig:
         require(0 <= self.seed < 2**31 - 1, f"seed must be in 0 .. {2**31 - 2}, got {self.seed}")
         step_reward = self.reward.offset
         if step_reward < 0:
-            worst = return_for_ever(step_reward, self.discount)
+            worst = infinite_horizon_return(step_reward, self.discount)
             named = math.floor(worst * 1e4) / 1e4  # whoever sets what he read is within the bound
             require(
                 self.reward.failure_reward <= worst,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig, FlowConfig, ImproveConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, return_for_ever
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, infinite_horizon_return
 from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.config.validation import require
@@ -34,7 +34,7 @@ Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
 class Preset(NamedTuple):
     """One algorithm: a line for --help, and what it changes of an experiment, given the discount it will have."""
 
-    says: str
+    description: str
     changes: Callable[[ExperimentConfig, float], Changes]
 
 
@@ -46,7 +46,7 @@ def _lengths(config: ExperimentConfig, horizon: int, return_steps: int | None = 
 
 def _rewards_of(config: ExperimentConfig, discount: float) -> RewardConfig:
     """-1 until success and 0 at it: what the published weights (alpha, temperature) are scaled for."""
-    worst = return_for_ever(-1.0, discount)  # of failing: as bad as never succeeding
+    worst = infinite_horizon_return(-1.0, discount)  # of failing: as bad as never succeeding
     return dataclasses.replace(config.reward, scale=1.0, offset=-1.0, failure_reward=worst)
 
 

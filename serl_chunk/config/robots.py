@@ -11,7 +11,7 @@ from serl_chunk.config.validation import require, require_choices
 
 
 @dataclasses.dataclass(frozen=True)
-class HelperConfig:
+class ScriptedHumanConfig:
     """The scripted person of the fake ALOHA task (`actor.intervention="scripted"`), faults included."""
 
     stall_ticks: int = 15  # without progress before the person starts to react
@@ -84,7 +84,9 @@ class FakeAlohaConfig(RobotConfig):
     place_tolerance: float = 0.05  # metres from the target at which releasing counts
     image_size: int = 64  # pixels, square
     observe_objects: bool = True  # the cube in the state; without it cameras alone show where it is
-    helper: HelperConfig = dataclasses.field(default_factory=HelperConfig)  # the person of actor.intervention=scripted
+    helper: ScriptedHumanConfig = dataclasses.field(
+        default_factory=ScriptedHumanConfig
+    )  # the person of actor.intervention=scripted
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import ConfigError
 
 
-class Switch(NamedTuple):
+class FieldCondition(NamedTuple):
     """Fields that count only while another one is as it must be."""
 
     group: str  # the fields' path without their names
@@ -59,67 +59,73 @@ def _of_policy(target: str) -> Callable[[ExperimentConfig], bool]:
 
 
 _HAS_CRITIC = "an agent with a critic (acfql or acrlpd)"
-_SWITCHES = (
-    Switch("agent.critic", (), _critic, _HAS_CRITIC),
-    Switch("agent", ("choose_by", "choose_std", "act_by", "pretrain_candidates"), _critic, _HAS_CRITIC),
-    Switch("learner", ("critic_pretrain_steps",), _or_none("learner.critic_pretrain_steps", _critic), _HAS_CRITIC),
-    Switch("learner", ("critic_warmup_steps",), _or_none("learner.critic_warmup_steps", _critic), _HAS_CRITIC),
-    Switch("agent.gripper", ("penalty", "plausible", "tau", "loss", "critic_sees_gripper"), _critic, _HAS_CRITIC),
-    Switch("agent.encoder", ("trained_by",), lambda c: _cameras(c) or _at(c, "agent.encoder.state_latent") > 0,
-           "cameras in agent.image_keys, or agent.encoder.state_latent above 0"),
-    Switch("agent.encoder", ("state_latent",), _or_none("agent.encoder.state_latent", lambda c: c.agent.use_state),
-           "agent.use_state=True"),
-    Switch("agent.critic", ("bins", "sigma_bins"), lambda c: c.agent.critic.loss == "hl_gauss",
-           "agent.critic.loss=hl_gauss"),
-    Switch("agent.critic", ("value_low", "value_high", "initial_logit"), lambda c: c.agent.critic.loss != "squared",
-           "agent.critic.loss=bounded or hl_gauss"),
-    Switch("agent.encoder", ("kind", "features", "pooling", "latent", "share_cameras", "frozen_backbone", "shift"),
-           _cameras, "cameras in agent.image_keys"),
-    Switch("agent.encoder", ("features",), lambda c: c.agent.encoder.kind != "resnet10",
-           "agent.encoder.kind=conv or impala (ResNet-10 has channels of its own)"),
-    Switch("agent.flow", (), lambda c: not isinstance(c.agent, BcConfig) or c.agent.policy == "flow",
-           "agent.policy=flow (the Gaussian's layers are agent.hidden)"),
-    Switch("agent", ("hidden",), lambda c: not isinstance(c.agent, BcConfig) or c.agent.policy == "gaussian",
-           "agent.policy=gaussian (the flow's layers are agent.flow.hidden)"),
-    Switch("agent.flow", ("train_delay_max",), lambda c: _at(c, "agent.flow.train_delay") == "sampled",
-           "agent.flow.train_delay=sampled"),
-    Switch("agent.flow", ("fourier_dim",), lambda c: _at(c, "agent.flow.time") == "fourier",
-           "agent.flow.time=fourier"),
-    Switch("agent", ("alpha", "normalise_q"), lambda c: getattr(c.agent, "actor_type", "") == "distill-ddpg",
-           "agent.actor_type=distill-ddpg"),
-    Switch("agent", ("expectile",), _of_policy("expectile"), "agent.target=expectile"),
-    Switch("agent", ("target_candidates", "target_flow_steps"), _of_policy("policy"), "agent.target=policy"),
-    Switch("agent", ("target_candidates", "target_flow_steps"), _best_of_n, "agent.actor_type=best-of-n"),
-    Switch("agent", ("prefix_expectile",), lambda c: c.agent.prefix_critic, "agent.prefix_critic=True"),
-    Switch("agent.improve", ("top", "rate", "radius"), lambda c: _at(c, "agent.improve.steps") > 0,
-           "agent.improve.steps above 0"),
-    Switch("agent.improve", ("candidates",), lambda c: _at(c, "agent.improve.imitate") > 0,
-           "agent.improve.imitate above 0"),
-    Switch("agent.gripper",
-           ("joint", "epsilon", "plausible", "hidden", "lr", "tau", "loss", "critic_sees_gripper"),
-           lambda c: c.agent.gripper.composition == "learned",
-           "agent.gripper.choices, or a learned-gripper setup_mode"),
-    Switch("replay", ("image_capacity", "max_image_age"), _cameras, "cameras in agent.image_keys"),
-    Switch("replay", ("frame_cache_bytes",), _or_none("replay.frame_cache_bytes", _cameras),
-           "cameras in agent.image_keys"),
-    Switch("replay", ("frame_cache_bytes",),
-           _or_none("replay.frame_cache_bytes", lambda c: not c.agent.encoder.cache_features),
-           "agent.encoder.cache_features=False (features stand for decoded frames)"),
-    Switch("replay", ("exclude_before_takeover",), lambda c: c.agent.bc_on == "+successes", "agent.bc_on=+successes"),
-    Switch("actor", ("max_human_ticks",), lambda c: c.actor.intervention != "none", "actor.intervention"),
-    Switch("actor", ("inference",), lambda c: c.actor.clock == "realtime", "actor.clock=realtime"),
-    Switch("robot.helper", (), lambda c: c.actor.intervention == "scripted", "actor.intervention=scripted"),
+_CONDITIONS = (
+    FieldCondition("agent.critic", (), _critic, _HAS_CRITIC),
+    FieldCondition("agent", ("choose_by", "choose_std", "act_by", "pretrain_candidates"), _critic, _HAS_CRITIC),
+    FieldCondition("learner", ("critic_pretrain_steps",),
+                   _or_none("learner.critic_pretrain_steps", _critic), _HAS_CRITIC),
+    FieldCondition("learner", ("critic_warmup_steps",), _or_none("learner.critic_warmup_steps", _critic), _HAS_CRITIC),
+    FieldCondition("agent.gripper", ("penalty", "plausible", "tau", "loss", "critic_sees_gripper"),
+                   _critic, _HAS_CRITIC),
+    FieldCondition("agent.encoder", ("trained_by",), lambda c: _cameras(c) or _at(c, "agent.encoder.state_latent") > 0,
+                   "cameras in agent.image_keys, or agent.encoder.state_latent above 0"),
+    FieldCondition("agent.encoder", ("state_latent",),
+                   _or_none("agent.encoder.state_latent", lambda c: c.agent.use_state),
+                   "agent.use_state=True"),
+    FieldCondition("agent.critic", ("bins", "sigma_bins"), lambda c: c.agent.critic.loss == "hl_gauss",
+                   "agent.critic.loss=hl_gauss"),
+    FieldCondition("agent.critic", ("value_low", "value_high", "initial_logit"),
+                   lambda c: c.agent.critic.loss != "squared",
+                   "agent.critic.loss=bounded or hl_gauss"),
+    FieldCondition("agent.encoder",
+                   ("kind", "features", "pooling", "latent", "share_cameras", "frozen_backbone", "shift"),
+                   _cameras, "cameras in agent.image_keys"),
+    FieldCondition("agent.encoder", ("features",), lambda c: c.agent.encoder.kind != "resnet10",
+                   "agent.encoder.kind=conv or impala (ResNet-10 has channels of its own)"),
+    FieldCondition("agent.flow", (), lambda c: not isinstance(c.agent, BcConfig) or c.agent.policy == "flow",
+                   "agent.policy=flow (the Gaussian's layers are agent.hidden)"),
+    FieldCondition("agent", ("hidden",), lambda c: not isinstance(c.agent, BcConfig) or c.agent.policy == "gaussian",
+                   "agent.policy=gaussian (the flow's layers are agent.flow.hidden)"),
+    FieldCondition("agent.flow", ("train_delay_max",), lambda c: _at(c, "agent.flow.train_delay") == "sampled",
+                   "agent.flow.train_delay=sampled"),
+    FieldCondition("agent.flow", ("fourier_dim",), lambda c: _at(c, "agent.flow.time") == "fourier",
+                   "agent.flow.time=fourier"),
+    FieldCondition("agent", ("alpha", "normalise_q"), lambda c: getattr(c.agent, "actor_type", "") == "distill-ddpg",
+                   "agent.actor_type=distill-ddpg"),
+    FieldCondition("agent", ("expectile",), _of_policy("expectile"), "agent.target=expectile"),
+    FieldCondition("agent", ("target_candidates", "target_flow_steps"), _of_policy("policy"), "agent.target=policy"),
+    FieldCondition("agent", ("target_candidates", "target_flow_steps"), _best_of_n, "agent.actor_type=best-of-n"),
+    FieldCondition("agent", ("prefix_expectile",), lambda c: c.agent.prefix_critic, "agent.prefix_critic=True"),
+    FieldCondition("agent.improve", ("top", "rate", "radius"), lambda c: _at(c, "agent.improve.steps") > 0,
+                   "agent.improve.steps above 0"),
+    FieldCondition("agent.improve", ("candidates",), lambda c: _at(c, "agent.improve.imitate") > 0,
+                   "agent.improve.imitate above 0"),
+    FieldCondition("agent.gripper",
+                   ("joint", "epsilon", "plausible", "hidden", "lr", "tau", "loss", "critic_sees_gripper"),
+                   lambda c: c.agent.gripper.composition == "learned",
+                   "agent.gripper.choices, or a learned-gripper setup_mode"),
+    FieldCondition("replay", ("image_capacity", "max_image_age"), _cameras, "cameras in agent.image_keys"),
+    FieldCondition("replay", ("frame_cache_bytes",), _or_none("replay.frame_cache_bytes", _cameras),
+                   "cameras in agent.image_keys"),
+    FieldCondition("replay", ("frame_cache_bytes",),
+                   _or_none("replay.frame_cache_bytes", lambda c: not c.agent.encoder.cache_features),
+                   "agent.encoder.cache_features=False (features stand for decoded frames)"),
+    FieldCondition("replay", ("exclude_before_takeover",),
+                   lambda c: c.agent.bc_on == "+successes", "agent.bc_on=+successes"),
+    FieldCondition("actor", ("max_human_ticks",), lambda c: c.actor.intervention != "none", "actor.intervention"),
+    FieldCondition("actor", ("inference",), lambda c: c.actor.clock == "realtime", "actor.clock=realtime"),
+    FieldCondition("robot.helper", (), lambda c: c.actor.intervention == "scripted", "actor.intervention=scripted"),
 )  # fmt: skip
 
 
-def refuse_unread(config: ExperimentConfig, paths: Iterable[str]) -> None:
+def check_unused(config: ExperimentConfig, paths: Iterable[str]) -> None:
     """Raise ConfigError for the first of the fields `paths` (dotted, such as "agent.critic.bins") that is not read."""
     for path in paths:
-        for switch in _SWITCHES:
-            if switch.covers(path) and not switch.read(config):
+        for condition in _CONDITIONS:
+            if condition.covers(path) and not condition.read(config):
                 raise ConfigError(
-                    f"--config.{path}={_text(_at(config, path))} would not be read: it needs {switch.needs}. Set that "
-                    "too, or leave it out"
+                    f"--config.{path}={_text(_at(config, path))} would not be read: it needs {condition.needs}. Set "
+                    "that too, or leave it out"
                 )
 
 

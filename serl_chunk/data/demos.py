@@ -14,8 +14,8 @@ import numpy as np
 
 from serl_chunk.data.formats import formats
 from serl_chunk.data.frames import observation_at
-from serl_chunk.data.source import Format, ReadOptions, Source, first_of
-from serl_chunk.data.validate import natural
+from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
+from serl_chunk.data.validate import natural_sort_key
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
@@ -34,7 +34,7 @@ _SAME_GREY = 6.0  # by which the mean of a block may differ between two encoding
 _HDF5 = "episodes"  # the format of HDF5 files that hold one episode each
 
 
-class NothingThere(ConfigError):
+class NoDemosFoundError(ConfigError):
     """A path of demonstrations leads to none."""
 
 
@@ -105,7 +105,7 @@ def load_demos(
     if empty is not None:
         raise ConfigError(f"{empty.path}: no episode that could be a demonstration ({empty.format})")
     if wanted:
-        wanted = wanted[: len(first_of([key for _, key in wanted], said.proportion, _lengths(sources)))]
+        wanted = wanted[: len(take_fraction([key for _, key in wanted], said.proportion, _lengths(sources)))]
     loaded = DemoSet([], [], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
@@ -309,25 +309,25 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
 def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool) -> list[Path]:
     valid = "give an HDF5 file, a folder of *.hdf5 files, a data set, or a pattern such as 'demos/*.hdf5'"
     if not text.strip():
-        raise NothingThere(f"a demonstration path is empty; {valid}")
+        raise NoDemosFoundError(f"a demonstration path is empty; {valid}")
     path = Path(text).expanduser()
     if not path.is_dir():
         if path.exists():
             return [path]
         matches = (Path(p) for p in glob.glob(str(path), recursive=True))
         files = sorted(
-            (p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=lambda p: natural(str(p))
+            (p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=lambda p: natural_sort_key(str(p))
         )
         if not files:
-            raise NothingThere(f"no demonstration matches {text!r}; {valid}")
+            raise NoDemosFoundError(f"no demonstration matches {text!r}; {valid}")
         return files
-    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=lambda p: natural(str(p)))
+    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=lambda p: natural_sort_key(str(p)))
     if files and format in (None, _HDF5) and not scored:
         return files
     if format is None and _format_of(path, more) is None:
         suffixes = Counter(p.suffix or "no suffix" for p in path.iterdir() if p.is_file())
         holds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items())) or "no file"
-        raise NothingThere(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}); {valid}")
+        raise NoDemosFoundError(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}); {valid}")
     return [path]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from serl_chunk.data.formats.ogbench import OgbenchSource, shard_files
-from serl_chunk.data.source import ReadOptions, Source, materialised
+from serl_chunk.data.source import ReadOptions, Source, decode_images
 from serl_chunk.types import ConfigError, Episode
 
 Open = Callable[[Path, ReadOptions], Source]
@@ -161,7 +161,7 @@ class ShardedSource:
 
     def _read(self, turn: int, notes: list[str] | None = None) -> list[Episode]:
         source = self._open(self.files[self._number(turn)], self._options)
-        episodes = [materialised(source.read(key)) for key in source.keys()]
+        episodes = [decode_images(source.read(key)) for key in source.keys()]
         if notes is not None:
             notes += source.notes()
         return episodes

@@ -88,12 +88,12 @@ class Format:
     """A format that can be read."""
 
     name: str
-    says: str  # one line for --help
+    description: str  # one line for --help
     matches: Callable[[Path], bool]  # whether a path looks like it; cheap, never raises
     open: Callable[[Path, ReadOptions], Source]  # raises DataError
 
 
-def materialised(episode: Episode) -> Episode:
+def decode_images(episode: Episode) -> Episode:
     """`episode` with every image decoded, uint8 arrays in the place of Frames."""
     begin, steps, end = episode
     sparse = {k: SparseRows(rows.index, np.asarray(rows.values)) for k, rows in steps.sparse.items()}
@@ -103,7 +103,7 @@ def materialised(episode: Episode) -> Episode:
     return Episode(begin, dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final))
 
 
-def first_of(keys: list[str], proportion: float, lengths: Sequence[int] | None = None) -> list[str]:
+def take_fraction(keys: list[str], proportion: float, lengths: Sequence[int] | None = None) -> list[str]:
     """The first `proportion` of the episodes, whole ones, at least one.
 
     With the `lengths` of all of them, as many as come nearest to that share of the steps: published shares are of a

@@ -185,7 +185,7 @@ def imported_episode(
     return episode
 
 
-def rate(options: ReadOptions, recorded: float | None = None, where: object = "") -> float | None:
+def resolve_rate(options: ReadOptions, recorded: float | None = None, where: object = "") -> float | None:
     """Steps a second: what the file records, else what the caller says, else the robot's, else unknown.
 
     Raises DataError beginning with `where`: the file and the caller say different things.
@@ -197,7 +197,7 @@ def rate(options: ReadOptions, recorded: float | None = None, where: object = ""
     return options.hz or (options.spec.control_hz if options.spec else None)
 
 
-def position(keys: list[str], key: str, path: Path) -> int:
+def index_of(keys: list[str], key: str, path: Path) -> int:
     """The index of `key` in `keys`; raises DataError."""
     try:
         return keys.index(key)
@@ -207,12 +207,12 @@ def position(keys: list[str], key: str, path: Path) -> int:
         ) from None
 
 
-def natural(text: str) -> list[tuple[int, int, str]]:
+def natural_sort_key(text: str) -> list[tuple[int, int, str]]:
     """A sort key under which `demo_2` comes before `demo_10`."""
     parts = re.findall(r"\d+|\D+", text, flags=re.ASCII)
     return [(0, int(p), p) if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
 
 
-def said(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """`1 episode`, `2 episodes`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -14,13 +14,13 @@ from serl_chunk.agents.state import AgentState
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.learner.checks import ValueRange, restored_normaliser, warn_of_imitated_critic, warn_of_random_backbone
-from serl_chunk.learner.ingest import Inbox, Taken
+from serl_chunk.learner.ingest import IngestState, RecordIngest
 from serl_chunk.learner.offline_data import Dataset, FeaturePrecomputation, OfflineData
-from serl_chunk.learner.phases import Phase, Progress, how_to_go_on, resumed_phase
+from serl_chunk.learner.phases import Phase, TrainingProgress, resume_hint, resumed_phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
-from serl_chunk.learner.schedule import Evaluate, Pace, Schedule, last_evaluated
-from serl_chunk.learner.training_stats import Accounts
-from serl_chunk.replay.batch_loader import PhaseBatches, updates_at_once
+from serl_chunk.learner.schedule import EvalSchedule, Evaluate, TrainingSchedule, last_evaluated
+from serl_chunk.learner.training_stats import TrainingStats
+from serl_chunk.replay.batch_loader import BatchLoader, updates_at_once
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -82,7 +82,7 @@ class LearnerHost:
                 spec, config, self.normaliser, image_keys=a.image_keys, bc_on=a.bc_on, on_episode=ended, embed=embed
             )
 
-        self.inbox = Inbox(make_replay, say)
+        self.inbox = RecordIngest(make_replay, say)
         self.replay = self.inbox.replay
         self._precompute = None if embed is None else FeaturePrecomputation(self.replay, say)
         self._range = ValueRange(config, say)
@@ -90,11 +90,11 @@ class LearnerHost:
             self.replay, demos, dataset,
             seek=None if restored is None else restored.step, seen=self._range.demonstrations,
         )  # fmt: skip
-        self.pace = Pace(c, self.inbox)
+        self.pace = TrainingSchedule(c, self.inbox)
         self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
         self._rng = np.random.default_rng(config.seed)
         prefetch = config.replay.prefetch if threaded else 0
-        self._batches = PhaseBatches(self.replay, self._rng, c.batch_size, prefetch)
+        self._batches = BatchLoader(self.replay, self._rng, c.batch_size, prefetch)
         self._updates_at_once = updates_at_once(c.batch_size, [spec.camera(k) for k in config.agent.image_keys])
         self.phase = Phase.PRETRAIN
         self.phase_updates = 0
@@ -102,9 +102,9 @@ class LearnerHost:
         self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
         self.human_ticks = 0
         self.episodes = 0
-        self._evaluate, self._schedule = evaluate, Schedule(c.eval_interval)
+        self._evaluate, self._schedule = evaluate, EvalSchedule(c.eval_interval)
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
-        self.accounts = Accounts(metrics, self.replay, c.log_period, self.counters)
+        self.accounts = TrainingStats(metrics, self.replay, c.log_period, self.counters)
         if restored is not None:
             self._resume(*restored[:3])
         pretrains = self.phase is Phase.PRETRAIN and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
@@ -167,7 +167,7 @@ class LearnerHost:
         """Where the run stands."""
         return Counters(self.updates, self.env_steps, self.human_ticks)
 
-    def _count_episodes(self) -> Taken:
+    def _count_episodes(self) -> IngestState:
         """Note what ended since the last time; what had come in at that moment."""
         taken = self.inbox.take()
         for e in taken.episodes:
@@ -209,7 +209,7 @@ class LearnerHost:
             "agent": self.config.agent.kind,
             "normaliser_mode": self.normaliser.mode,
             "normaliser_digest": self.normaliser.digest(),
-            **Progress(
+            **TrainingProgress(
                 env_steps=taken.env_steps,
                 human_ticks=self.human_ticks,
                 episodes=self.episodes,
@@ -246,7 +246,7 @@ class LearnerHost:
             self._say(f"WARNING: the newest snapshot did not reach the actors ({type(error).__name__}: {error})")
 
     def _resume(self, step: int, state: AgentState, meta: dict[str, Any]) -> None:
-        saved = Progress.of(meta)
+        saved = TrainingProgress.of(meta)
         self.state = state
         self.updates = step
         self.inbox.resume(saved.env_steps, saved.journal_position, saved.human_steps_held)
@@ -278,4 +278,4 @@ class LearnerHost:
             self.publish()
 
     def _how_to_go_on(self) -> str:
-        return how_to_go_on(self.config.learner, online_updates=self.online_updates, steps_over=self.pace.steps_over)
+        return resume_hint(self.config.learner, online_updates=self.online_updates, steps_over=self.pace.steps_over)

@@ -11,7 +11,7 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.types import DataError, Record
 
 
-class Taken(NamedTuple):
+class IngestState(NamedTuple):
     """What had come in at one moment."""
 
     env_steps: int  # online steps, those of earlier lives included
@@ -19,7 +19,7 @@ class Taken(NamedTuple):
     episodes: list[EpisodeStats]  # that ended since the last time, oldest first
 
 
-class Inbox:
+class RecordIngest:
     """Fills the replay and counts. One thread inserts; the thread that trains takes what there is.
 
     Args:
@@ -125,11 +125,11 @@ class Inbox:
 
     # -- out, to the thread that trains ----------------------------------------------------------------------
 
-    def take(self) -> Taken:
+    def take(self) -> IngestState:
         """The counters, and the episodes that ended since the last call: of one moment."""
         with self._changed:
             episodes, self._finished = self._finished, []
-            return Taken(self.env_steps, self._position, episodes)
+            return IngestState(self.env_steps, self._position, episodes)
 
     def wait(self, seconds: float) -> None:
         """Until a record comes in, at most so long."""

@@ -23,7 +23,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """What a checkpoint notes beside the agent's state; plain values."""
 
     env_steps: int
@@ -38,7 +38,7 @@ class Progress:
     updates_owed: float | None = None
 
     @classmethod
-    def of(cls, meta: Mapping[str, Any]) -> Progress:
+    def of(cls, meta: Mapping[str, Any]) -> TrainingProgress:
         """From a checkpoint's notes, among which others may be."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in meta.items() if name in names})
@@ -64,7 +64,7 @@ def resumed_phase(
     return Phase.WARMUP
 
 
-def how_to_go_on(config: LearnerConfig, *, online_updates: int, steps_over: bool) -> str:
+def resume_hint(config: LearnerConfig, *, online_updates: int, steps_over: bool) -> str:
     """What to change so that a finished run goes on."""
     if config.online_steps == 0 and online_updates:
         return "after online updates the offline phase is over; leave --online_steps 0 out to go on online"

@@ -7,7 +7,7 @@ import math
 from typing import Protocol
 
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.learner.ingest import Inbox
+from serl_chunk.learner.ingest import RecordIngest
 from serl_chunk.learner.phases import Phase
 from serl_chunk.runs.metric_rows import Counters, RunMetrics
 from serl_chunk.types import Snapshot
@@ -78,10 +78,10 @@ class RateLimiter:
         return max(0, limit - online_steps)
 
 
-class Pace:
+class TrainingSchedule:
     """The rate limiter, with the end that `learner.online_steps` and `max_steps` set."""
 
-    def __init__(self, config: LearnerConfig, inbox: Inbox) -> None:
+    def __init__(self, config: LearnerConfig, inbox: RecordIngest) -> None:
         self._config, self._inbox = config, inbox
         self.limiter = RateLimiter(config.utd_ratio, config.max_lag_steps)
         self._begun = False  # whether steps entitle to updates already; in an earlier life, as they did there
@@ -188,7 +188,7 @@ class Evaluate(Protocol):
         """Let go of the environment."""
 
 
-class Schedule:
+class EvalSchedule:
     """At every multiple of `interval` updates, once each, and where `now` asks for one beside them.
 
     `last` is the step of the newest evaluation: of an earlier life, on a resume.

@@ -16,7 +16,7 @@ from serl_chunk.runs.metric_rows import Counters
 from serl_chunk.runs.metrics import MetricsLog
 
 
-class Period:
+class IntervalStats:
     """What the training loop adds up between two metric rows; times in seconds."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Period:
 MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
 
 
-class Accounts:
+class TrainingStats:
     """Writes a metric row every `log_period` updates and one for every episode.
 
     Args:
@@ -70,7 +70,7 @@ class Accounts:
     def __init__(self, metrics: MetricsLog, replay: Replay, log_period: int, counters: Callable[[], Counters]) -> None:
         self.metrics = metrics
         self._replay, self._log_period, self._counters = replay, log_period, counters
-        self._period = Period()
+        self._period = IntervalStats()
         self.rates: dict[str, float] = {}
         self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates, of late
         self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, helped) of the last episodes

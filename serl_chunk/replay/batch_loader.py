@@ -120,7 +120,7 @@ def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
     return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
 
 
-class PhaseBatches:
+class BatchLoader:
     """One stream of batches at a time, on the device; another size or half of the data gets another stream."""
 
     def __init__(self, replay: Replay, rng: np.random.Generator, batch_size: int, prefetch: int) -> None:

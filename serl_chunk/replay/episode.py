@@ -22,7 +22,7 @@ Key = tuple[str, str]  # (session, episode id)
 
 
 @dataclasses.dataclass
-class Store:
+class Partition:
     """A quota of the pool and the episodes that use it, oldest first."""
 
     name: str
@@ -91,7 +91,7 @@ class StoredEpisode:
     length: int = 0  # steps
     end: End | None = None  # None while open
     provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
-    given_up: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
+    abandoned: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
     human: bool = False  # some step was executed by a person
     cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks windows stop at
     frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays

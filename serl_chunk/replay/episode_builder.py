@@ -6,23 +6,23 @@ from collections import Counter
 
 import numpy as np
 
-from serl_chunk.replay.episode import EpisodeStats, Key, Store, StoredEpisode, decision_values, summarise
-from serl_chunk.replay.partitions import Stores
+from serl_chunk.replay.episode import EpisodeStats, Key, Partition, StoredEpisode, decision_values, summarise
+from serl_chunk.replay.partitions import Partitions
 from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Source, StepBlock
 
 
-class Recording:
+class EpisodeBuilder:
     """Writes records into the stores. Its caller holds the replay's lock.
 
     Records of an episode that no store holds any more are counted in `count` and otherwise ignored. Raises DataError
     for steps that come twice or leave a gap, for an end that does not fit, and for arrays of another robot.
     """
 
-    def __init__(self, stores: Stores, discount: float, count: Counter[str]) -> None:
+    def __init__(self, stores: Partitions, discount: float, count: Counter[str]) -> None:
         self._stores, self._discount, self._count = stores, discount, count
         self._current: dict[str, StoredEpisode] = {}  # the episode each session is in; it may have been dropped
 
-    def begin(self, session: str, begin: Begin, store: Store) -> EpisodeStats | None:
+    def begin(self, session: str, begin: Begin, store: Partition) -> EpisodeStats | None:
         """A session's next episode goes into `store`; figures of the one before, where its end never came."""
         abandoned = self._held(session)
         finished = None if abandoned is None else self.end(session, _died(abandoned))  # its end will never come
@@ -66,7 +66,7 @@ class Recording:
         episode.human |= bool((block.source == Source.HUMAN).any())
         episode.decisions += decisions
         if not episode.demonstration:  # which is whole at once: its end says all of it
-            self._stores.label(episode, first)
+            self._stores.relabel(episode, first)
             self._stores.index(episode)
         return block.n
 
@@ -98,7 +98,7 @@ class Recording:
         elif amend.discard:
             self._count["discarded_episodes"] += 1
             self._stores.remove(episode)
-        elif episode.given_up:  # what it was judged by is not here
+        elif episode.abandoned:  # what it was judged by is not here
             self._count["orphan_records"] += 1
         elif episode.end is None:
             raise DataError(f"episode {amend.episode_id} of session {session!r} is amended before its end")
@@ -112,7 +112,7 @@ class Recording:
         episode = self._held(session)
         if episode is not None and gone:
             finished = self.end(session, _died(episode))
-            episode.given_up = True
+            episode.abandoned = True
             return finished
         if episode is not None and episode.end is None and episode.length:
             self._close(episode, _died(episode))
@@ -156,7 +156,7 @@ class Recording:
         if reward is not None:
             pool.reward[episode.rows[episode.length - 1]] = reward
         pool.close(episode)
-        self._stores.label(episode)
+        self._stores.relabel(episode)
         self._stores.index(episode)
 
     def _reopen(self, episode: StoredEpisode) -> None:

@@ -28,14 +28,14 @@ def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
     return 2 * int(np.prod(embed.shape(camera)))
 
 
-class Fetch(Protocol):
+class PendingFetch(Protocol):
     """A part of a batch that is still to come; nobody holds a lock while it does."""
 
     def fetch(self) -> None:
         """Fill it in; raises DataError."""
 
 
-class Gaps(NamedTuple):
+class FeatureMask(NamedTuple):
     """Different frames without features: their slots int64[K], and how often each slot had been written, int64[K]."""
 
     slots: np.ndarray
@@ -111,16 +111,16 @@ class FrameFeatures:
             self.asked += len(slots)
             return self._values[slots], self._holds[slots] == _KNOWN
 
-    def gaps(self, slots: np.ndarray) -> Gaps:
+    def gaps(self, slots: np.ndarray) -> FeatureMask:
         """`slots` int64[K], as they are now."""
         with self._lock:
-            return Gaps(slots, self._writes[slots])
+            return FeatureMask(slots, self._writes[slots])
 
     def first_missing(self, limit: int) -> np.ndarray:
         """Up to `limit` slots of frames without features, int64[K]."""
         return np.flatnonzero(self._holds == _FRAME)[:limit]
 
-    def keep(self, gaps: Gaps, values: np.ndarray) -> None:
+    def keep(self, gaps: FeatureMask, values: np.ndarray) -> None:
         """Keep `values` float16[K, h, w, C] of frames that are still where they were when `gaps` was made."""
         with self._lock:
             self.computed += len(values)
@@ -130,7 +130,7 @@ class FrameFeatures:
             self._holds[slots] = _KNOWN
 
 
-class Lacking(NamedTuple):
+class MissingFeatures(NamedTuple):
     """Where a batch lacks features: `out[at] = those of frames[which]`, at and which int64[M]."""
 
     out: np.ndarray
@@ -138,17 +138,17 @@ class Lacking(NamedTuple):
     which: np.ndarray
 
 
-class Unseen(NamedTuple):
+class UncachedFrames(NamedTuple):
     """Frames whose features are still to be computed, and the batch that lacks them, if one does.
 
     `images` uint8[K, H, W, 3] are of the frames in `gaps`; those that lie in files come with `files`.
     """
 
     features: FrameFeatures
-    gaps: Gaps
+    gaps: FeatureMask
     images: np.ndarray
-    files: Fetch | None
-    batch: Lacking | None = None
+    files: PendingFetch | None
+    batch: MissingFeatures | None = None
 
     def fetch(self) -> None:
         """Compute them into the batch, and keep them; raises DataError for a file that cannot be read."""

@@ -19,7 +19,7 @@ class Windows(Protocol):
         ...
 
 
-class IndexView:
+class IndexSet:
     """A set of integers in `0 <= row < capacity` that adds, removes and draws without a Python loop.
 
     Members lie densely in one array, so that a draw is one lookup; a removal moves the members at the array's end
@@ -74,13 +74,13 @@ class IndexView:
         return self._members[rng.integers(self._count, size=shape)]
 
 
-class BalancedView:
+class StratifiedSampler:
     """Draws from `view` such that of the members in `positive` or `negative` a share of `share` is positive.
 
     Members of neither keep their share. Where one of the two is empty the draw is uniform.
     """
 
-    def __init__(self, view: IndexView, positive: IndexView, negative: IndexView, share: float) -> None:
+    def __init__(self, view: IndexSet, positive: IndexSet, negative: IndexSet, share: float) -> None:
         self._view, self._positive, self._negative, self._share = view, positive, negative, share
 
     def __len__(self) -> int:

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.replay.episode import Key, Store, StoredEpisode, effective_rewards, returns_to_go, takeovers
+from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, returns_to_go, takeovers
 from serl_chunk.replay.feature_cache import Embedder
-from serl_chunk.replay.index_sets import BalancedView, IndexView, Windows
+from serl_chunk.replay.index_sets import IndexSet, StratifiedSampler, Windows
 from serl_chunk.replay.memory import STORES
-from serl_chunk.replay.qc_sampler import Neighbours
-from serl_chunk.replay.step_storage import StepPool
+from serl_chunk.replay.qc_sampler import QCWindowSampler
+from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.replay.windows import BcOn, eligible_starts, imitation_weights
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
 
-class Stores:
+class Partitions:
     """The stores `online`, `demo` and `human`, over one pool and three index views.
 
     Demonstrations stay. Online episodes leave whole, oldest first; those with interventions move to the human
@@ -41,7 +41,7 @@ class Stores:
         self._config, self._bc_on, self._count = config, bc_on, count
         r = config.replay
         rows = r.capacity + r.demo_capacity + r.human_capacity
-        self.pool = StepPool(
+        self.pool = StepStorage(
             spec,
             cameras,
             rows=rows,
@@ -52,25 +52,27 @@ class Stores:
             embed=embed,
         )
         self.online, self.demo, self.human = (
-            Store(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
+            Partition(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
             for name, size in (("online", r.capacity), ("demo", r.demo_capacity), ("human", r.human_capacity))
         )
-        self.view_online, self.view_demo, self.view_all = (IndexView(rows) for _ in range(3))
+        self.view_online, self.view_demo, self.view_all = (IndexSet(rows) for _ in range(3))
         # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
-        self._balanced = [] if r.positive_fraction is None else [IndexView(rows), IndexView(rows)]
+        self._balanced = [] if r.positive_fraction is None else [IndexSet(rows), IndexSet(rows)]
         self.windows_online: Windows = self.view_online
         self.windows_demo: Windows = self.view_demo
         self.windows_all: Windows = self.view_all
         if r.positive_fraction is not None:
-            self.windows_demo = BalancedView(self.view_demo, self._balanced[0], self._balanced[1], r.positive_fraction)
+            self.windows_demo = StratifiedSampler(
+                self.view_demo, self._balanced[0], self._balanced[1], r.positive_fraction
+            )
         if r.windows == "adjacent":
             length = max(config.chunk.carried, config.chunk.returned)
             self.windows_online, self.windows_demo, self.windows_all = (
-                Neighbours(stores, length) for stores in ([self.online], [self.demo], [self.demo, self.online])
+                QCWindowSampler(stores, length) for stores in ([self.online], [self.demo], [self.demo, self.online])
             )
 
     @property
-    def all(self) -> tuple[Store, Store, Store]:
+    def all(self) -> tuple[Partition, Partition, Partition]:
         """Online, demo, human."""
         return self.online, self.demo, self.human
 
@@ -78,11 +80,11 @@ class Stores:
         """The episode under `key`, if some store holds it."""
         return next((s.episodes[key] for s in self.all if key in s.episodes), None)
 
-    def of(self, episode: StoredEpisode) -> Store:
+    def of(self, episode: StoredEpisode) -> Partition:
         """The store that holds `episode`."""
         return next(s for s in self.all if s.episodes.get(episode.key) is episode)
 
-    def make_room(self, store: Store, writer: StoredEpisode, rows: int, frames: np.ndarray) -> bool:
+    def make_room(self, store: Partition, writer: StoredEpisode, rows: int, frames: np.ndarray) -> bool:
         """Evict from `store` until `rows` and `frames` fit; False if `writer` itself had to be dropped for it."""
         while not store.fits(rows, frames):
             others = [e for e in store.episodes.values() if e is not writer]
@@ -93,16 +95,16 @@ class Stores:
                 return False
         return True
 
-    def _evict(self, store: Store, episode: StoredEpisode) -> None:
+    def _evict(self, store: Partition, episode: StoredEpisode) -> None:
         if episode.end is None:
             self._count["dropped_open_episodes"] += 1
-        elif store is self.online and episode.human and self._retire(episode):
+        elif store is self.online and episode.human and self._move_to_human(episode):
             self._count["kept_for_interventions"] += 1
             return
         self._count["evicted_episodes"] += 1
         self.remove(episode)
 
-    def _retire(self, episode: StoredEpisode) -> bool:
+    def _move_to_human(self, episode: StoredEpisode) -> bool:
         """Move an online episode to the human store, where only its intervened starts stay sampled."""
         frames = episode.frame_counts
         if len(episode.rows) > self.human.max_rows or bool((frames > self.human.max_frames).any()):
@@ -127,7 +129,7 @@ class Stores:
             self.of(episode).pop(episode)
             self.pool.release(episode)
 
-    def label(self, episode: StoredEpisode, first: int = 0) -> None:
+    def relabel(self, episode: StoredEpisode, first: int = 0) -> None:
         """Effective rewards, realised returns and imitation weights of the steps from tick `first` on.
 
         A realised return is known of demonstrations whose end the task made, and they come whole (`first` is 0).
@@ -138,16 +140,16 @@ class Stores:
         failed = episode.terminated and episode.outcome == Outcome.FAILURE
         pool.effective[rows] = effective_rewards(pool.reward[rows], reward, failed=failed)
         # Corrections may move either, and call this for the whole episode.
-        pool.realised[rows] = -np.inf
+        pool.mc_return[rows] = -np.inf
         if episode.terminated and episode.demonstration:
             known, episode.returns = episode.returns, None  # for once: a correction changes them
             if known is None:
                 known = returns_to_go(pool.effective[rows], self._config.discount)[:-1]
-            pool.realised[rows] = known
+            pool.mc_return[rows] = known
         if (source == Source.HUMAN).any():
             self._mark_takeovers(episode, first)
-        pool.demonstrated[rows] = episode.demonstration | (source == Source.HUMAN)
-        pool.bc[rows] = imitation_weights(
+        pool.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
+        pool.bc_weight[rows] = imitation_weights(
             source,
             bc_on=self._bc_on,
             demonstration=episode.demonstration,

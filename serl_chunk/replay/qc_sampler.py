@@ -20,12 +20,12 @@ import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.replay.step_storage import StepPool
+from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.replay.windows import Gathered
 from serl_chunk.types import STATE, CameraSpec, ChunkBatch, ConfigError
 
 if TYPE_CHECKING:
-    from serl_chunk.replay.episode import Store
+    from serl_chunk.replay.episode import Partition
 
 
 def check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> None:
@@ -76,16 +76,16 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
         mask=rows.mask[at[:, :returned]].min(1),
         discount_n=np.full(len(starts), discount**returned, np.float32),
         next_observations={STATE: rows.next_state[at[:, returned - 1]]},
-        demonstrated=valid.copy(),
-        bc=valid.copy(),
+        is_demo=valid.copy(),
+        bc_weight=valid.copy(),
         delay=np.zeros(len(starts), np.int32),
         weight=reached[:, returned - 1].copy(),
-        realised=np.full(len(starts), -np.inf, np.float32),  # windows across ends belong to no episode
+        mc_return=np.full(len(starts), -np.inf, np.float32),  # windows across ends belong to no episode
     )
 
 
-def gather_neighbours(
-    pool: StepPool,
+def gather_qc_windows(
+    pool: StepStorage,
     normaliser: Normaliser,
     rows: np.ndarray,
     *,
@@ -123,31 +123,31 @@ def gather_neighbours(
         observations={STATE: normaliser.observe(state)},
         actions=actions,
         next_observations={STATE: normaliser.observe(raw.next_observations[STATE])},
-        demonstrated=pool.demonstrated[steps] * raw.valid,
-        bc=raw.bc if bc_all else pool.bc[steps] * raw.valid,
+        is_demo=pool.is_demo[steps] * raw.valid,
+        bc_weight=raw.bc_weight if bc_all else pool.bc_weight[steps] * raw.valid,
         delay=decided.argmax(1).astype(np.int32),
     )
     beyond = (np.abs(actions) > 1).sum(2)
     return Gathered(batch, int(beyond[live].sum()), int(live.sum()) * actions.shape[2], [])
 
 
-def _goes_on(pool: StepPool, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
+def _goes_on(pool: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Whether the episodes that begin with pool rows `first` int64[K] are the same trajectories as those before.
 
     `last` and `final` are the last step of each of those and the row of its final observation; returns bool[K].
     """
     same = (pool.state[final] == pool.state[first]).all(1) & pool.terminal[final]
-    return same & (pool.tick[first] == 0) & (pool.demonstrated[last] > 0) & (pool.demonstrated[first] > 0)
+    return same & (pool.tick[first] == 0) & (pool.is_demo[last] > 0) & (pool.is_demo[first] > 0)
 
 
-class StoreOrder:
+class PartitionOrder:
     """The steps of one store in the order in which its episodes began, oldest first.
 
     The rows of the closed episodes at the front are kept until one of them changes; those of the few behind them are
     looked up every time, for they grow.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Partition) -> None:
         self._store = store
         self._settled = np.empty(0, np.int64)
         self._episodes = 0  # of `_settled`
@@ -165,11 +165,11 @@ class StoreOrder:
         return [self._settled, *(e.rows[: max(0, e.last)] for e in rest[len(closed) :])]
 
 
-class Neighbours:
+class QCWindowSampler:
     """The windows of `length` neighbouring steps of a few stores, one after the other; may be drawn like a view."""
 
-    def __init__(self, stores: Sequence[Store], length: int) -> None:
-        self._orders, self._length = [StoreOrder(s) for s in stores], length
+    def __init__(self, stores: Sequence[Partition], length: int) -> None:
+        self._orders, self._length = [PartitionOrder(s) for s in stores], length
 
     def __len__(self) -> int:
         """How many starts there are, N - length + 1 for N steps, or 0."""

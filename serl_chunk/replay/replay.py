@@ -12,11 +12,11 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import EpisodeStats, Key, realised_returns
-from serl_chunk.replay.episode_builder import Recording
+from serl_chunk.replay.episode_builder import EpisodeBuilder
 from serl_chunk.replay.feature_cache import Embedder, feature_bytes
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
-from serl_chunk.replay.partitions import Stores
-from serl_chunk.replay.qc_sampler import check_adjacent, gather_neighbours
+from serl_chunk.replay.partitions import Partitions
+from serl_chunk.replay.qc_sampler import check_adjacent, gather_qc_windows
 from serl_chunk.replay.windows import BcOn, Gathered, gather
 from serl_chunk.types import Begin, ChunkBatch, ConfigError, DataError, End, Episode, Record, RobotSpec, StepBlock
 
@@ -87,8 +87,8 @@ class Replay:
         self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
         self._bc_on = bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-        self._stores = Stores(spec, config, cameras, bc_on, self._count, embed)
-        self._recording = Recording(self._stores, config.discount, self._count)
+        self._stores = Partitions(spec, config, cameras, bc_on, self._count, embed)
+        self._recording = EpisodeBuilder(self._stores, config.discount, self._count)
         self._sampled = self._sampled_demo = self._actions = self._clipped = 0
         self._lock = threading.RLock()
 
@@ -248,7 +248,7 @@ class Replay:
         if self._config.replay.windows == "adjacent" and self._config.agent.bc_on == "all":
             return True  # also failed ones, as the published code has it
         with self._lock:
-            held, weight = self._stores.demo.episodes.values(), self._stores.pool.bc
+            held, weight = self._stores.demo.episodes.values(), self._stores.pool.bc_weight
             return any(weight[e.rows[: e.length]].any() for e in held)
 
     def _no_window(self) -> str:
@@ -272,9 +272,9 @@ class Replay:
                 returned=returned,
                 discount=c.discount,
                 cut=c.replay.intervention_windows == "cut",
-                before=c.agent.gripper.reads_before,
+                with_prev_action=c.agent.gripper.reads_before,
             )
-        return gather_neighbours(
+        return gather_qc_windows(
             pool,
             self._normaliser,
             drawn.reshape(-1, drawn.shape[-1]),

@@ -9,7 +9,7 @@ import numpy as np
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.replay.episode import StoredEpisode
-from serl_chunk.replay.feature_cache import Embedder, Fetch, FrameFeatures, Lacking, Unseen
+from serl_chunk.replay.feature_cache import Embedder, FrameFeatures, MissingFeatures, PendingFetch, UncachedFrames
 from serl_chunk.replay.frame_cache import FrameCache, copy_frames, frame_caches
 from serl_chunk.types import (
     FEATURE_PREFIX,
@@ -25,7 +25,7 @@ from serl_chunk.types import (
 )
 
 
-class Slots:
+class FreeList:
     """Which of `capacity` places are free. Returned places are handed out before fresh ones, so that memory which
     was never needed is never touched."""
 
@@ -65,7 +65,7 @@ class Slots:
 NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
 
 
-class Deferred(NamedTuple):
+class PendingImages(NamedTuple):
     """Images that a batch still lacks. Only demonstrations that never leave have such: no lock has to be held."""
 
     cache: FrameCache
@@ -78,7 +78,7 @@ class Deferred(NamedTuple):
         self.cache.fill(self.out, self.at, self.numbers)
 
 
-class StepPool:
+class StepStorage:
     """Columns with one row per step, and one more per closed episode for its final observation.
 
     Rows of an episode need not be neighbours (several robots write at once): `succ[row]` leads to the next tick's
@@ -88,8 +88,8 @@ class StepPool:
     Images are held once, `images[c][slot]` uint8[H, W, 3]. `frame[row, c]` is the slot of camera c's newest frame at
     or before the row within the episode, or -1; `recent[row]` says whether all of them are at most
     `max_image_age` ticks old. Images of demonstrations that come as `Frames` stay where they are: slots beyond those
-    of `images[c]` are the numbers of `deferred[c]`, see `look`. With `embed`, `features[c]` are what it makes of the
-    frames, by the same slots.
+    of `images[c]` are the numbers of `deferred[c]`, see `images_at`. With `embed`, `features[c]` are what it makes of
+    the frames, by the same slots.
 
     One pool serves all stores; a store is a quota and a set of episodes. So an episode changes stores without
     being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
@@ -114,7 +114,7 @@ class StepPool:
         self.reward = np.empty(n, np.float32)  # as recorded
         self.effective = np.empty(n, np.float32)  # as trained on
         # Discounted sum of `effective` from here to the task's termination; -inf where none is known.
-        self.realised = np.empty(n, np.float32)
+        self.mc_return = np.empty(n, np.float32)
         self.source = np.empty(n, np.uint8)
         self.tick = np.empty(n, np.int32)
         self.decision_tick = np.empty(n, np.int32)
@@ -126,8 +126,8 @@ class StepPool:
         self.live = np.zeros(n, np.bool_)
         self.terminal = np.zeros(n, np.bool_)  # the observation after a true termination
         self.cut = np.zeros(n, np.bool_)  # windows that began before end here (`replay.intervention_windows=cut`)
-        self.demonstrated = np.zeros(n, np.float32)
-        self.bc = np.zeros(n, np.float32)
+        self.is_demo = np.zeros(n, np.float32)
+        self.bc_weight = np.zeros(n, np.float32)
         self.frame = np.empty((n, c), np.int64)
         self.age = np.empty((n, c), np.int32)  # ticks
         self.recent = np.empty(n, np.bool_)
@@ -136,8 +136,8 @@ class StepPool:
         self.deferred = frame_caches(self.cameras, 0 if embed is not None else cache_bytes, most=deferred)
         places = frames + deferred
         self.features = [] if embed is None else [FrameFeatures(embed, cam, places) for cam in self.cameras]
-        self.row_slots = Slots(n)
-        self.frame_slots = [Slots(frames) for _ in self.cameras]
+        self.row_slots = FreeList(n)
+        self.frame_slots = [FreeList(frames) for _ in self.cameras]
 
     @property
     def nbytes(self) -> int:
@@ -273,7 +273,7 @@ class StepPool:
         """Link `rows` behind the episode's last row; the newest one ends every window for now."""
         self.recent[rows] = (self.age[rows] <= self.max_image_age).all(1)
         self.terminal[rows] = self.cut[rows] = False
-        self.realised[rows] = -np.inf
+        self.mc_return[rows] = -np.inf
         before = np.concatenate([episode.rows[-1:], rows[:-1]])
         after = rows if len(episode.rows) else rows[1:]
         self.succ[before] = after
@@ -321,8 +321,8 @@ class StepPool:
         )
         return block, last
 
-    def look(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Deferred | None]:
-        """Images uint8[B, H, W, 3] of camera c at `slots` int64[B]; what is in files comes with `Deferred.fetch`."""
+    def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, PendingImages | None]:
+        """Images uint8[B, H, W, 3] of camera c at `slots` int64[B]; images in files come with `PendingImages.fetch`."""
         held = len(self.images[c])
         away = slots >= held
         if not away.any():
@@ -330,9 +330,9 @@ class StepPool:
         out = np.empty((len(slots), *self.images[c].shape[1:]), np.uint8)
         copy_frames(out, np.flatnonzero(~away), self.images[c], slots[~away])
         at = np.flatnonzero(away)
-        return out, Deferred(self.deferred[c], out, at, slots[at] - held)
+        return out, PendingImages(self.deferred[c], out, at, slots[at] - held)
 
-    def show(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, Fetch | None]:
+    def observation_at(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, PendingFetch | None]:
         """What batches have of camera c at `slots` int64[B]: its key in an observation, an array of its own, and what
         is still to be fetched into it.
 
@@ -340,19 +340,19 @@ class StepPool:
         """
         name = self.cameras[c].name
         if not self.features:
-            images, deferred = self.look(c, slots)
+            images, deferred = self.images_at(c, slots)
             return IMAGE_PREFIX + name, images, deferred
         values, known = self.features[c].read(slots)
         if known.all():
             return FEATURE_PREFIX + name, values, None
         at = np.flatnonzero(~known)
         different, which = np.unique(slots[at], return_inverse=True)
-        return FEATURE_PREFIX + name, values, self._unseen(c, different, Lacking(values, at, which))
+        return FEATURE_PREFIX + name, values, self._unseen(c, different, MissingFeatures(values, at, which))
 
-    def _unseen(self, c: int, slots: np.ndarray, batch: Lacking | None = None) -> Unseen:
-        return Unseen(self.features[c], self.features[c].gaps(slots), *self.look(c, slots), batch)
+    def _unseen(self, c: int, slots: np.ndarray, batch: MissingFeatures | None = None) -> UncachedFrames:
+        return UncachedFrames(self.features[c], self.features[c].gaps(slots), *self.images_at(c, slots), batch)
 
-    def unseen(self, limit: int) -> Unseen | None:
+    def unseen(self, limit: int) -> UncachedFrames | None:
         """Up to `limit` frames of a camera that lack their features; none where no frame does."""
         for c, features in enumerate(self.features):
             slots = features.first_missing(limit)
@@ -361,7 +361,7 @@ class StepPool:
         return None
 
     def _decoded(self, c: int, slots: np.ndarray) -> np.ndarray:
-        images, deferred = self.look(c, slots)
+        images, deferred = self.images_at(c, slots)
         if deferred is not None:
             deferred.fetch()
         return images

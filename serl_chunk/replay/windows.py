@@ -13,8 +13,8 @@ import numpy as np
 
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import human_segments
-from serl_chunk.replay.feature_cache import Fetch
-from serl_chunk.replay.step_storage import StepPool
+from serl_chunk.replay.feature_cache import PendingFetch
+from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 
 BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
@@ -94,11 +94,11 @@ class Gathered(NamedTuple):
     batch: ChunkBatch
     clipped: int
     actions: int
-    deferred: list[Fetch]
+    deferred: list[PendingFetch]
 
 
 def gather(
-    pool: StepPool,
+    pool: StepStorage,
     normaliser: Normaliser,
     starts: np.ndarray,
     *,
@@ -106,7 +106,7 @@ def gather(
     returned: int,
     discount: float,
     cut: bool,
-    before: bool = False,
+    with_prev_action: bool = False,
 ) -> Gathered:
     """The windows that start at pool rows `starts` int64[B], in model space; every array is fresh.
 
@@ -114,8 +114,8 @@ def gather(
     `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
     actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
     observation; 0 where the window does not start on a decision. With `cut` a window also ends where a person took over
-    after its first step (`pool.cut`): as at an episode's end, but its mask is 1. `before`: also the action executed on
-    the tick before.
+    after its first step (`pool.cut`): as at an episode's end, but its mask is 1. `with_prev_action`: also the action
+    executed on the tick before.
     """
     b, reach = len(starts), max(horizon, returned)
     rows = np.empty((b, reach + 1), np.int64)
@@ -138,7 +138,7 @@ def gather(
     next_observations = {STATE: normaliser.observe(pool.state[ends])}
     deferred, both = [], np.concatenate([starts, ends])
     for c in range(len(pool.cameras)):
-        key, shown, missing = pool.show(c, pool.frame[both, c])
+        key, shown, missing = pool.observation_at(c, pool.frame[both, c])
         observations[key], next_observations[key] = shown[:b], shown[b:]
         deferred += [] if missing is None else [missing]
     batch = ChunkBatch(
@@ -149,19 +149,21 @@ def gather(
         mask=(~pool.terminal[ends]).astype(np.float32),
         discount_n=np.power(discount, n).astype(np.float32),
         next_observations=next_observations,
-        demonstrated=pool.demonstrated[steps] * valid,
-        bc=pool.bc[steps] * valid,
+        is_demo=pool.is_demo[steps] * valid,
+        bc_weight=pool.bc_weight[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
-        realised=pool.realised[starts],
-        before=normaliser.encode(state, pool.action[pool.pred[starts]][:, None])[:, 0] if before else None,
+        mc_return=pool.mc_return[starts],
+        prev_action=normaliser.encode(state, pool.action[pool.pred[starts]][:, None])[:, 0]
+        if with_prev_action
+        else None,
     )
     beyond = (np.abs(actions) > 1).sum(2)
     counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]
     return Gathered(batch, *counted, deferred)
 
 
-def _stop_at_cuts(pool: StepPool, rows: np.ndarray, exists: np.ndarray) -> None:
+def _stop_at_cuts(pool: StepStorage, rows: np.ndarray, exists: np.ndarray) -> None:
     """Let windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
     crossed = np.logical_or.accumulate(pool.cut[rows[:, 1:]], axis=1)  # by the step that leads to each row, and later
     exists[:, 1:] &= ~crossed[:, :-1]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of, open_demos
-from serl_chunk.data.source import Format, ReadOptions, Source, first_of
+from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
 from serl_chunk.runs.episodes import FORMAT, read_json, spec_of_run
 from serl_chunk.types import DataError, Episode, RobotSpec
 
@@ -64,7 +64,7 @@ class RunDemos:
     def keys(self) -> list[str]:
         """See Source."""
         keys = [f"{i:06d}" for i in range(len(self._origins))]
-        return first_of(keys, self._given.proportion) if keys else keys
+        return take_fraction(keys, self._given.proportion) if keys else keys
 
     def read(self, key: str) -> Episode:
         """See Source. Raises DataError also where a file is not what it was when the run read it."""

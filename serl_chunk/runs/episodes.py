@@ -13,9 +13,17 @@ import numpy as np
 
 from serl_chunk.data.formats.hdf5_writer import amended
 from serl_chunk.data.frames import Encoded, Frames, decode_image
-from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
-from serl_chunk.runs.journal_index import LIMITS, Index, Indexed, Segment, read_index, segments_of, sentences
+from serl_chunk.runs.journal_index import (
+    LIMITS,
+    EpisodeIndexEntry,
+    Index,
+    JournalFile,
+    error_summaries,
+    read_index,
+    segments_of,
+)
 from serl_chunk.transport.storage import segment
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Message, WireError
@@ -33,7 +41,7 @@ from serl_chunk.types import (
 )
 
 
-class Piece(NamedTuple):
+class FrameLocation(NamedTuple):
     """Where the bytes of one frame lie: in a file, or here where the message held them in its header."""
 
     segment: int  # names the file
@@ -54,7 +62,7 @@ class JournalFrames(Frames):
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], pieces: list[Piece], segments: Mapping[int, Segment], where: str
+        self, shape: tuple[int, int, int], pieces: list[FrameLocation], segments: Mapping[int, JournalFile], where: str
     ) -> None:
         super().__init__(shape, np.arange(len(pieces)))
         self._pieces, self._where = pieces, where
@@ -73,7 +81,7 @@ class JournalFrames(Frames):
         piece = self._pieces[at]
         return Encoded("jpeg", self._read(piece)) if piece.jpeg else None
 
-    def _read(self, piece: Piece) -> bytes:
+    def _read(self, piece: FrameLocation) -> bytes:
         if piece.data is not None:
             return piece.data
         segment = self._segments[piece.segment]
@@ -114,7 +122,7 @@ class RunSource:
             )
         self._folder = self.path / JOURNAL
         self._index: Index | None = None
-        self._held: dict[int, Segment] | None = None  # where segments are held: all of them, by number
+        self._held: dict[int, JournalFile] | None = None  # where segments are held: all of them, by number
         if not self._folder.is_dir():
             raise ConfigError(
                 f"{self.path}: this run kept no journal (there is no {JOURNAL}): its episodes are gone. Journals are "
@@ -132,7 +140,7 @@ class RunSource:
             self._index = read_index(self._folder)
             self._hold()  # those that the learner began meanwhile
         keys = list(self._index.episodes)
-        return keys if self._options.proportion == 1 else first_of(keys, self._options.proportion)
+        return keys if self._options.proportion == 1 else take_fraction(keys, self._options.proportion)
 
     def hold(self) -> None:
         """From now on, `keys` keeps the segments of the journal open, and so do the frames of episodes.
@@ -146,7 +154,7 @@ class RunSource:
         if self._held is None:
             return
         for name, _ in segments_of(self._folder):
-            segment = Segment(self._folder, int(Path(name).stem))
+            segment = JournalFile(self._folder, int(Path(name).stem))
             with contextlib.suppress(FileNotFoundError):  # dropped this moment: its episodes are not listed
                 self._held.setdefault(int(Path(name).stem), segment).hold()
 
@@ -158,9 +166,9 @@ class RunSource:
         if self._index is None:
             self.keys()
         assert self._index is not None
-        return sentences(self._index.counts)
+        return error_summaries(self._index.counts)
 
-    def about(self, key: str) -> Indexed:
+    def about(self, key: str) -> EpisodeIndexEntry:
         """What the index knows of an episode: outcome, steps, steps of a person. Raises DataError for another key."""
         if self._index is None:
             self.keys()
@@ -197,11 +205,11 @@ class RunSource:
         check_episode(where, episode, self._options.spec or self.spec)
         return episode
 
-    def _segment(self, stack: contextlib.ExitStack, number: int, where: str) -> Segment:
+    def _segment(self, stack: contextlib.ExitStack, number: int, where: str) -> JournalFile:
         """One that is held, or one that is open until `stack` is left."""
         if self._held is not None and number in self._held:
             return self._held[number]
-        out = Segment(self._folder, number)
+        out = JournalFile(self._folder, number)
         try:
             out.hold()
         except FileNotFoundError:
@@ -211,7 +219,7 @@ class RunSource:
         stack.callback(out.release)
         return out
 
-    def _fetch(self, segments: dict[int, Segment], place: list[int], where: str, frames: _Images) -> Message:
+    def _fetch(self, segments: dict[int, JournalFile], place: list[int], where: str, frames: _Images) -> Message:
         """One entry's message; the images of a block of steps go to `frames` instead."""
         number, offset, size = place
         file = segments[number]
@@ -235,7 +243,7 @@ class _Images:
     def __init__(self, where: str, spec: RobotSpec, cameras: tuple[str, ...] | None) -> None:
         self._where, self._cameras = where, cameras
         self._shapes: dict[str, tuple[int, ...]] = {IMAGE_PREFIX + c.name: (c.height, c.width, 3) for c in spec.cameras}
-        self._pieces: dict[str, list[Piece]] = {}
+        self._pieces: dict[str, list[FrameLocation]] = {}
         self._ticks: dict[str, list[np.ndarray]] = {}
 
     def take(self, message: Message, number: int, offset: int, data: bytes) -> Message:
@@ -244,11 +252,11 @@ class _Images:
         first = codec.count(message.header, "first_tick")
         base = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
 
-        def piece(array: np.ndarray, jpeg: bool) -> Piece:
+        def piece(array: np.ndarray, jpeg: bool) -> FrameLocation:
             at = array.__array_interface__["data"][0] - base
             if 0 <= at < len(data):
-                return Piece(number, offset + at, array.nbytes, jpeg)
-            return Piece(number, 0, array.nbytes, jpeg, array.tobytes())  # it travelled in the header
+                return FrameLocation(number, offset + at, array.nbytes, jpeg)
+            return FrameLocation(number, 0, array.nbytes, jpeg, array.tobytes())  # it travelled in the header
 
         for name in [n for n in arrays if n.startswith(f"index/{IMAGE_PREFIX}")]:
             key, index = name.removeprefix("index/"), arrays.pop(name)
@@ -277,7 +285,7 @@ class _Images:
         if values.dtype != np.uint8 or values.shape[1:] != shape:
             raise WireError(f"{key} has frames {values.dtype}{values.shape[1:]} among those of uint8{shape}")
 
-    def rows(self, segments: dict[int, Segment]) -> dict[str, SparseRows]:
+    def rows(self, segments: dict[int, JournalFile]) -> dict[str, SparseRows]:
         """The frames, with the ticks they belong to."""
         out = {}
         for key, pieces in self._pieces.items():

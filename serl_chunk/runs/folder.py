@@ -27,11 +27,11 @@ class RunFolder(NamedTuple):
     run_id: str
     resumed: bool
     lock: IO[str]
-    config: dict[str, Any]  # what `record` writes
+    config: dict[str, Any]  # what `write_config` writes
     fresh: bool = False  # this process made it
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock it until the end. A start that was refused takes a fresh folder away again: nothing was recorded."""
         with self.lock:
             try:
@@ -40,7 +40,7 @@ class RunFolder(NamedTuple):
                 if self.fresh and not (self.path / CONFIG).exists():
                     shutil.rmtree(self.path, ignore_errors=True)
 
-    def record(self) -> None:
+    def write_config(self) -> None:
         """Write config.json, once this life has all that it starts with: until then the last life's stays.
 
         Raises ConfigError where it cannot be written.
@@ -56,8 +56,8 @@ def open_run(
 ) -> RunFolder:
     """Create or resume the run folder; prints what changed since the last life.
 
-    `lock` is held until it is closed; config.json is written by `RunFolder.record`. Raises ConfigError where another
-    learner holds the folder, where it is another experiment's, and where it cannot be used.
+    `lock` is held until it is closed; config.json is written by `RunFolder.write_config`. Raises ConfigError where
+    another learner holds the folder, where it is another experiment's, and where it cannot be used.
     """
     if checkpoint_path is None:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

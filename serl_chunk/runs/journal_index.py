@@ -29,7 +29,7 @@ from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome,
 _LEFT = 64  # files that the rest of the process may want to open
 
 
-class Segment:
+class JournalFile:
     """One file of a journal. Nothing in it ever changes.
 
     Held, it stays readable when its learner has dropped it: an open file outlives its name, needs no place to be
@@ -44,7 +44,7 @@ class Segment:
         self.path, self._number, self._fd = folder / f"{number:020d}{SUFFIX}", number, -1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Segment, (self.path.parent, self._number)
+        return JournalFile, (self.path.parent, self._number)
 
     def __del__(self) -> None:
         self.release()
@@ -105,7 +105,7 @@ _TABLE, _RECORD, _PLACE = 0, 1, 2  # first element of an entry's tag, as in tran
 
 
 @dataclasses.dataclass(frozen=True)
-class Indexed:
+class EpisodeIndexEntry:
     """A closed episode of the journal. `places` int64[K, 3] are segment, offset and size of its entries, in order."""
 
     key: str  # SESSION/EPISODE
@@ -126,8 +126,8 @@ class Indexed:
 class Index(NamedTuple):
     """Closed episodes in the order of their ends, so that a run that goes on appends; and what is not among them."""
 
-    episodes: dict[str, Indexed]
-    counts: Counter[str]  # see `sentences`
+    episodes: dict[str, EpisodeIndexEntry]
+    counts: Counter[str]  # see `error_summaries`
     segments: tuple[tuple[str, int], ...]  # name and size of the files it was made from
 
 
@@ -146,7 +146,7 @@ _SAYS = {
 }
 
 
-def sentences(counts: Counter[str]) -> list[str]:
+def error_summaries(counts: Counter[str]) -> list[str]:
     """What a person should know of an index."""
     return [f"{counts[name]} {says}" for name, says in _SAYS.items() if counts[name]]
 
@@ -216,7 +216,7 @@ class _Pass:
         self.counts: Counter[str] = Counter()
         self._expected: dict[str, int] = {}  # session -> next sequence number
         self._open: dict[str, _Open] = {}
-        self._closed: dict[str, Indexed] = {}
+        self._closed: dict[str, EpisodeIndexEntry] = {}
         self._cut: set[str] = set()  # keys of closed episodes that lack what followed
         self._stood: dict[str, int] = {}  # session -> steps delivered
 
@@ -327,7 +327,7 @@ class _Pass:
             self.counts["empty"] += 1
         else:
             self.counts[why] += end is None
-            self._closed[key] = Indexed(
+            self._closed[key] = EpisodeIndexEntry(
                 key=key,
                 actor_id=episode.actor_id,
                 places=np.array(episode.places, np.int64).reshape(-1, 3),
@@ -350,7 +350,7 @@ class _Pass:
         else:
             self.counts["amends"] += 1
 
-    def finish(self) -> tuple[dict[str, Indexed], Counter[str]]:
+    def finish(self) -> tuple[dict[str, EpisodeIndexEntry], Counter[str]]:
         """The episodes and the counts."""
         self.counts["open"] += sum(not e.discarded for e in self._open.values())
         return self._closed, self.counts

@@ -52,7 +52,7 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
     no_episode = "No episode has finished in this run yet."
     no_training = "No training step has been logged in this run yet."
     losses = panels.loss_keys(metrics)
-    helped = panels.moved(metrics, "human_ticks")
+    helped = panels.has_changed(metrics, "human_ticks")
     return [
         Figure(
             key="success",
@@ -60,7 +60,9 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             alt=f"Line charts of the success rate of {episodes}, over critic updates and {span}: all episodes, "
             "episodes without take-over, and evaluations with their 95 % intervals.",
             caption=f"Lines: {rolling}. Grey: before training on online steps.{_OF_A_PERSON if helped else ''}",
-            svg=draw_figure(metrics, [panels.over(panels.draw_success, axis) for axis in (panels.UPDATES, *axes)]),
+            svg=draw_figure(
+                metrics, [panels.panel_over(panels.draw_success, axis) for axis in (panels.UPDATES, *axes)]
+            ),
             missing=no_episode,
         ),
         Figure(
@@ -68,7 +70,7 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             title="Return",
             alt=f"Charts of the undiscounted return of {episodes}, {span}: a dot an episode and the {rolling}.",
             caption=f"Sum of an episode's rewards, and the {rolling}.",
-            svg=draw_figure(metrics, [panels.over(panels.draw_return, axis) for axis in axes]),
+            svg=draw_figure(metrics, [panels.panel_over(panels.draw_return, axis) for axis in axes]),
             missing=no_episode,
         ),
         Figure(
@@ -77,7 +79,9 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             alt=f"Line charts of the share of steps a person acted and of episodes with a take-over, {span}.",
             caption=f"Steps on which a person had the robot, idle ones included, and episodes with a take-over; "
             f"{rolling}. Both should fall as the policy learns.",
-            svg=draw_figure(metrics, [panels.over(panels.draw_intervention, axis) for axis in axes] if helped else []),
+            svg=draw_figure(
+                metrics, [panels.panel_over(panels.draw_intervention, axis) for axis in axes] if helped else []
+            ),
             missing="No person has acted in this run." if metrics["episode"] else no_episode,
         ),
         Figure(

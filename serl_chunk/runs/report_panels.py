@@ -17,13 +17,13 @@ from serl_chunk.runs.report_style import (
     VERMILLION,
     WINDOW,
     add_legend,
+    downsample,
+    draw_no_data,
     percent_axis,
     plot_train,
     rolling_mean,
-    say_empty,
     shade_warmup,
     text_colour,
-    thinned,
     x_values,
 )
 
@@ -50,7 +50,7 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
     ):
         if rows:
             ax.plot(
-                *thinned(x_values(rows, x_key), rolling_mean([r["succeed"] for r in rows])),
+                *downsample(x_values(rows, x_key), rolling_mean([r["succeed"] for r in rows])),
                 style,
                 color=colour,
                 label=label,
@@ -76,8 +76,8 @@ def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
     rows = [row for row in metrics["episode"] if row.get("episode/r") is not None]
     if rows:
         x, returns = x_values(rows, x_key), [row["episode/r"] for row in rows]
-        ax.plot(*thinned(x, np.array(returns, float)), ".", color=PURPLE, ms=3, alpha=0.6, label="episode")
-        ax.plot(*thinned(x, rolling_mean(returns)), color=BLUE, label=f"mean of {WINDOW}")
+        ax.plot(*downsample(x, np.array(returns, float)), ".", color=PURPLE, ms=3, alpha=0.6, label="episode")
+        ax.plot(*downsample(x, rolling_mean(returns)), color=BLUE, label=f"mean of {WINDOW}")
     shade_warmup(ax, metrics, x_key)
     ax.set_ylabel("return")
     return bool(rows)
@@ -91,8 +91,8 @@ def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         steps = rolling_mean([row.get("intervention_steps") or 0 for row in rows])
         share = steps / rolling_mean([row["episode/l"] for row in rows])
         touched = rolling_mean([bool(row.get("intervention_count")) for row in rows])
-        ax.plot(*thinned(x, touched), "--", color=BLUE, label="of episodes")
-        ax.plot(*thinned(x, share), color=VERMILLION, label="of steps")
+        ax.plot(*downsample(x, touched), "--", color=BLUE, label="of episodes")
+        ax.plot(*downsample(x, share), color=VERMILLION, label="of steps")
     shade_warmup(ax, metrics, x_key)
     percent_axis(ax, "share with a person acting")
     return bool(rows)
@@ -113,7 +113,7 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
             return False
         for d, label, marker, colour in ((helped, "with take-over", "x", VERMILLION), (alone, "without", ".", BLUE)):
             if len(d.value):
-                ax.plot(*thinned(d.value, d.realised), marker, color=colour, ms=4, alpha=0.3, label=label)
+                ax.plot(*downsample(d.value, d.realised), marker, color=colour, ms=4, alpha=0.3, label=label)
         ends = np.concatenate([*alone[:2], *helped[:2], limits or ()])
         span = [ends.min(), ends.max()]
         ax.plot(span, span, "--", color=text_colour(), lw=1, label="equal: calibrated")
@@ -146,8 +146,8 @@ def draw_q_trend(ax: Axes, metrics: RunMetrics) -> bool:
     if told:
         means = np.array([(d.value.mean(), d.realised.mean()) for _, d in told])
         x = x_values([row for row, _ in told], "env_steps")
-        ax.plot(*thinned(x, rolling_mean(means[:, 0])), color=BLUE, label="Q")
-        ax.plot(*thinned(x, rolling_mean(means[:, 1])), "--", color=VERMILLION, label="realised return")
+        ax.plot(*downsample(x, rolling_mean(means[:, 0])), color=BLUE, label="Q")
+        ax.plot(*downsample(x, rolling_mean(means[:, 1])), "--", color=VERMILLION, label="realised return")
         add_legend(ax)
     ax.set_xlabel("environment steps")
     ax.set_ylabel("mean over an episode")
@@ -178,7 +178,7 @@ def draw_waits(ax: Axes, metrics: RunMetrics) -> bool:
     ):
         waited = np.array([row.get(key) for row in rows], float)
         if np.isfinite(waited).any():
-            ax.plot(*thinned(x_values(rows, "wall"), waited / period), style, color=colour, label=label)
+            ax.plot(*downsample(x_values(rows, "wall"), waited / period), style, color=colour, label=label)
             drawn = True
     if drawn:
         add_legend(ax)
@@ -217,14 +217,14 @@ def loss_panel(key: str) -> Draw:
     return draw
 
 
-def over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, str]) -> Draw:
+def panel_over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, str]) -> Draw:
     """`draw` over `UPDATES` or one of `AXES`, with its label; says so where that axis never moved."""
     key, label = axis
 
     def panel(ax: Axes, metrics: RunMetrics) -> bool:
         ax.set_xlabel(label)
-        if key in NEVER and not moved(metrics, key):
-            say_empty(ax, NEVER[key])
+        if key in NEVER and not has_changed(metrics, key):
+            draw_no_data(ax, NEVER[key])
             return False
         drawn = draw(ax, metrics, key)
         if drawn and key in ("step", "env_steps"):  # not in every column
@@ -236,9 +236,9 @@ def over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, str]) -
 
 def axes_of(metrics: RunMetrics) -> list[tuple[str, str]]:
     """Those of `AXES` along which anything happened in this run; wall time always."""
-    return [axis for axis in AXES if axis[0] not in NEVER or moved(metrics, axis[0])]
+    return [axis for axis in AXES if axis[0] not in NEVER or has_changed(metrics, axis[0])]
 
 
-def moved(metrics: RunMetrics, key: str) -> bool:
+def has_changed(metrics: RunMetrics, key: str) -> bool:
     """Whether a counter of the rows is above 0 anywhere."""
     return any(row[key] for rows in metrics.values() for row in rows)

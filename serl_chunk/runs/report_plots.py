@@ -23,12 +23,12 @@ from serl_chunk.runs.report_panels import (
     calibration_panel,
     draw_intervention,
     draw_success,
+    has_changed,
     loss_keys,
     loss_panel,
-    moved,
-    over,
+    panel_over,
 )
-from serl_chunk.runs.report_style import INK, inked, say_empty
+from serl_chunk.runs.report_style import INK, draw_no_data, figure_style
 
 _PNG_INK = "#1b1f24"
 _STYLE = "<style>:root{color:#1b1f24}@media(prefers-color-scheme:dark){:root{color:#e6e8eb}}</style>"
@@ -40,14 +40,14 @@ def draw_figure(metrics: RunMetrics, panels: Sequence[Draw]) -> str | None:
     rows = math.ceil(len(panels) / columns)
     if not rows:
         return None
-    with inked(INK):
+    with figure_style(INK):
         figure = Figure(figsize=(11, 3.1 * rows), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         drawn = []
         for ax, draw in zip(axes, panels, strict=False):
             drawn.append(draw(ax, metrics))
             if not drawn[-1] and not ax.texts:
-                say_empty(ax, "nothing recorded yet")
+                draw_no_data(ax, "nothing recorded yet")
         for ax in axes[len(panels) :]:
             ax.remove()
         return _svg(figure) if any(drawn) else None
@@ -60,12 +60,12 @@ def save_summary(metrics: RunMetrics, headline: str, path: Path, *, limits: tupl
     """
     losses = loss_keys(metrics)
     panels: list[tuple[str, Draw]] = [
-        ("Success rate", over(draw_success, AXES[0] if moved(metrics, "env_steps") else UPDATES)),
-        ("Intervention share", over(draw_intervention, AXES[0])),
+        ("Success rate", panel_over(draw_success, AXES[0] if has_changed(metrics, "env_steps") else UPDATES)),
+        ("Intervention share", panel_over(draw_intervention, AXES[0])),
         ("Q against realised return", calibration_panel(limits)),
         (losses[0] if losses else "Losses", loss_panel(losses[0]) if losses else (lambda ax, metrics: False)),
     ]
-    with inked(_PNG_INK):
+    with figure_style(_PNG_INK):
         figure = Figure(figsize=(14, 10), dpi=100, layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
         figure.suptitle(headline, fontsize=13)
@@ -73,7 +73,7 @@ def save_summary(metrics: RunMetrics, headline: str, path: Path, *, limits: tupl
             drawn = draw(ax, metrics)
             ax.set_title(f"{title} ({ax.get_title()})" if ax.get_title() else title)
             if not drawn and not ax.texts:
-                say_empty(ax, "nothing recorded yet")
+                draw_no_data(ax, "nothing recorded yet")
         figure.savefig(path, format="png")
 
 

@@ -24,7 +24,7 @@ INK = "#010203"  # stands for the page's text colour, which follows the reader's
 
 
 @contextmanager
-def inked(ink: str) -> Iterator[None]:
+def figure_style(ink: str) -> Iterator[None]:
     """The style of every figure of a report, its text and axes in the colour `ink`."""
     coloured = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color")
     parameters: Any = dict.fromkeys(coloured, ink) | {
@@ -64,7 +64,7 @@ def rolling_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return means
 
 
-def thinned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def downsample(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """At most `MAX_POINTS` of the points, evenly, the first and the last among them."""
     if len(x) <= MAX_POINTS:
         return x, y
@@ -83,7 +83,7 @@ def plot_train(
         rows = [row for row in metrics["train"] if key in row]
         if any(row[key] is not None for row in rows):
             y = np.array([row[key] for row in rows], float) * scale
-            ax.plot(*thinned(x_values(rows, "wall"), y), style, color=colour, label=label)
+            ax.plot(*downsample(x_values(rows, "wall"), y), style, color=colour, label=label)
             drawn = True
     if drawn and legend:
         add_legend(ax)
@@ -119,7 +119,7 @@ def add_legend(ax: Axes, place: Literal["best", "upper left"] = "best") -> None:
             handle.set_markersize(max(6.0, handle.get_markersize()))
 
 
-def say_empty(ax: Axes, text: str) -> None:
+def draw_no_data(ax: Axes, text: str) -> None:
     """`text` in the place of a panel."""
     ax.set_axis_off()
     ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes, style="italic")

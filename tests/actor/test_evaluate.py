@@ -20,8 +20,8 @@ from serl_chunk.actor.evaluate import (
     EVAL_SEED_BASE,
     VALIDATION_SEED_BASE,
     evaluate,
-    last_line,
     results_table,
+    summary_line,
     wilson_interval,
 )
 from serl_chunk.actor.video import EpisodeVideo, VideoError, side_by_side
@@ -102,7 +102,7 @@ def test_the_table():
     for expected in ("no helper", "mean (version 3)", "50.0 %", "0.20 s", "12.5 ticks"):
         assert expected in text.getvalue()
     assert "starved" not in text.getvalue()
-    assert last_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html"
+    assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html"
 
 
 def test_a_person_who_acts_inside_the_environment_is_named():
@@ -113,7 +113,7 @@ def test_a_person_who_acts_inside_the_environment_is_named():
     text = io.StringIO()
     rich.console.Console(file=text, width=120).print(results_table([result]))
     assert "a person acted on 4 ticks" in text.getvalue()
-    assert last_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html human_ticks=4"
+    assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html human_ticks=4"
 
 
 def test_starved_ticks_are_shown_where_there_are_any():
@@ -127,7 +127,7 @@ def test_starved_ticks_are_shown_where_there_are_any():
     rich.console.Console(file=text, width=120).print(results_table([result]))
     assert "starved" in text.getvalue()
     assert "4 ticks" in text.getvalue()
-    assert last_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html starved_ticks=4"
+    assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html starved_ticks=4"
 
 
 def test_an_evaluation_of_nothing_is_refused():

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="module", autouse=True)
 def few_optimisations() -> Iterator[None]:
     """Compile quickly rather than well; what is computed stays the same."""
-    before = jax.config.read("jax_disable_most_optimizations")
+    before = jax.config.expected_value("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)

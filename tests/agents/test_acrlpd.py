@@ -91,7 +91,9 @@ def test_the_policys_loss_by_hand():
     dist = agent.distribution(state.policy, batch.observations)
     action, log_prob = dist.sample_and_log_prob(draws["pi"])
     q = agent.critic.outputs(state.critic["q"], batch.observations["state"], action).mean()
-    shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 6)).reshape(8, 3, 2))[np.asarray(batch.bc) > 0].mean()
+    shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 6)).reshape(8, 3, 2))[
+        np.asarray(batch.bc_weight) > 0
+    ].mean()
     assert float(loss) == pytest.approx(float(jnp.exp(-1.0) * log_prob.mean() - q - 0.5 * shown), abs=1e-4)
     assert float(metrics["actor/entropy"]) == pytest.approx(-float(log_prob.mean()), abs=1e-5)
 
@@ -116,7 +118,7 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     bc = np.zeros((8, 3), np.float32)
     bc[2, 1] = 1
-    loss, _ = agent._policy_loss(state.policy, state, batch._replace(bc=jnp.asarray(bc)), {}, imitate_only=True)
+    loss, _ = agent._policy_loss(state.policy, state, batch._replace(bc_weight=jnp.asarray(bc)), {}, imitate_only=True)
     log_prob = agent.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
     assert float(loss) == pytest.approx(-float(log_prob.reshape(8, 3, 2)[2, 1].mean()), abs=1e-4)
 

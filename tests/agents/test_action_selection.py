@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from agent_tools import bandit, build, config_of, critic, make_batches, on_device, same
 
-from serl_chunk.agents.action_selection import Score, climb, critic_score, improve
+from serl_chunk.agents.action_selection import Score, critic_score, gradient_ascent, improve
 from serl_chunk.config.agents import FlowConfig, ImproveConfig
 
 PEAK = 0.5
@@ -27,7 +27,7 @@ def starts(count=4, horizon=3, actions=2, seed=0):
 
 
 def test_a_long_climb_reaches_the_top():
-    end, rank = climb(hill, starts(), jnp.ones((4, 3)), steps=400, rate=0.01, radius=2.0)
+    end, rank = gradient_ascent(hill, starts(), jnp.ones((4, 3)), steps=400, rate=0.01, radius=2.0)
     np.testing.assert_allclose(end, np.full(end.shape, PEAK), atol=0.02)
     np.testing.assert_allclose(rank, np.zeros(4), atol=1e-2)
 
@@ -40,7 +40,7 @@ def test_a_step_is_as_long_as_the_rate_whatever_the_critics_scale():
         def scaled(x, scale=scale):
             return Score(scale * hill(x).mean, scale * hill(x).rank)  # fmt: skip
 
-        end, _ = climb(scaled, start, jnp.ones((4, 3)), steps=1, rate=0.05, radius=2.0)
+        end, _ = gradient_ascent(scaled, start, jnp.ones((4, 3)), steps=1, rate=0.05, radius=2.0)
         ends.append(np.asarray(end))
         moved = np.abs(ends[-1] - start).max((1, 2))
         np.testing.assert_allclose(moved, np.full(4, 0.05), atol=1e-5)
@@ -50,14 +50,14 @@ def test_a_step_is_as_long_as_the_rate_whatever_the_critics_scale():
 def test_no_action_leaves_the_radius_or_the_unit_box():
     uphill = lambda x: Score(jnp.sum(x, axis=(-2, -1)), jnp.sum(x, axis=(-2, -1)))  # noqa: E731
     start = starts().at[0, 0, 0].set(0.98)
-    end, _ = climb(uphill, start, jnp.ones((4, 3)), steps=20, rate=0.05, radius=0.1)
+    end, _ = gradient_ascent(uphill, start, jnp.ones((4, 3)), steps=20, rate=0.05, radius=0.1)
     np.testing.assert_allclose(end, np.minimum(np.asarray(start) + 0.1, 1.0), atol=1e-6)
 
 
 def test_committed_actions_do_not_move_and_the_others_do():
     free = jnp.broadcast_to(jnp.array([0.0, 1.0, 1.0]), (4, 3))
     start = starts().at[:, 0].set(1.7)  # outside the box: a person's action may be
-    end, _ = climb(hill, start, free, steps=5, rate=0.05, radius=0.2)
+    end, _ = gradient_ascent(hill, start, free, steps=5, rate=0.05, radius=0.2)
     np.testing.assert_array_equal(end[:, 0], start[:, 0])
     assert (np.abs(end[:, 1:] - start[:, 1:]).max((1, 2)) > 0.1).all()
 
@@ -65,17 +65,17 @@ def test_committed_actions_do_not_move_and_the_others_do():
 def test_no_rank_gets_worse_where_steps_overshoot_or_the_heads_disagree():
     start = starts(16)
     before = hill(start).rank
-    end, rank = climb(hill, start, jnp.ones((16, 3)), steps=7, rate=0.9, radius=2.0)
+    end, rank = gradient_ascent(hill, start, jnp.ones((16, 3)), steps=7, rate=0.9, radius=2.0)
     assert (rank >= before).all()
     np.testing.assert_allclose(hill(end).rank, rank, atol=1e-6)
     # the mean leads away from what ranks
     against = lambda x: Score(-hill(x).mean, hill(x).rank)  # noqa: E731
-    end, _ = climb(against, start, jnp.ones((16, 3)), steps=5, rate=0.05, radius=2.0)
+    end, _ = gradient_ascent(against, start, jnp.ones((16, 3)), steps=5, rate=0.05, radius=2.0)
     np.testing.assert_array_equal(end, start)
 
 
 def test_a_flat_critic_moves_nothing():
-    end, _ = climb(lambda x: Score(0 * hill(x).mean, 0 * hill(x).rank), starts(), jnp.ones((4, 3)),
+    end, _ = gradient_ascent(lambda x: Score(0 * hill(x).mean, 0 * hill(x).rank), starts(), jnp.ones((4, 3)),
                    steps=3, rate=0.1, radius=1.0)  # fmt: skip
     np.testing.assert_array_equal(end, starts())
 
@@ -158,7 +158,7 @@ def test_what_is_imitated_is_the_policys_best_chunk_after_its_climb():
     assert (value(target[:, None])[:, 0] > value(candidates).max(1)).all()
     improved = agent.flow.loss(
         state.policy,
-        batch._replace(actions=target, bc=jnp.ones((8, 3))),
+        batch._replace(actions=target, bc_weight=jnp.ones((8, 3))),
         {"x0": draws["improve_x0"], "t": draws["improve_t"]},
     )
     assert float(metrics["actor/improve_loss"]) == pytest.approx(float(improved), abs=1e-5)
@@ -177,7 +177,7 @@ def test_no_gradient_flows_through_the_climb():
     points = {"x0": draws["improve_x0"], "t": draws["improve_t"]}
 
     def by_hand(policy):
-        fixed = batch._replace(actions=target, bc=jnp.ones((8, 3)))
+        fixed = batch._replace(actions=target, bc_weight=jnp.ones((8, 3)))
         return agent.flow.loss(policy, batch, draws) + 0.5 * agent.flow.loss(policy, fixed, points)
 
     got = jax.grad(lambda p: agent._policy_loss(p, state, batch, draws, imitate_only=False)[0])(state.policy)

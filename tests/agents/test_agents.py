@@ -139,7 +139,7 @@ def test_nothing_to_imitate_means_no_step_of_the_policy(variant):
     agent, before = fresh(variant)
     batches = on_device(agent.spec)
     after, metrics = agent.update_policy(
-        jax.tree.map(jnp.copy, before), batches._replace(bc=jnp.zeros_like(batches.bc))
+        jax.tree.map(jnp.copy, before), batches._replace(bc_weight=jnp.zeros_like(batches.bc_weight))
     )
     assert same(after.policy, before.policy)
     assert float(metrics["actor/bc_loss"]) == 0
@@ -348,7 +348,7 @@ def test_weight_decay_shrinks_the_networks_by_lr_times_decay_and_not_the_tempera
     after = []
     for decay in (0.0, 0.5):
         agent = build(config_of("acrlpd", weight_decay=decay))
-        after.append(agent.update(agent.init(jax.random.key(0)), on_device(agent.spec, bc=np.ones((2, 8, 3)))))
+        after.append(agent.update(agent.init(jax.random.key(0)), on_device(agent.spec, bc_weight=np.ones((2, 8, 3)))))
     (plain, _), (decayed, _) = after
     assert same(plain.temperature, decayed.temperature)
     start = agent.init(jax.random.key(0)).policy  # one policy step was taken

@@ -21,8 +21,8 @@ def test_only_marked_steps_are_cloned():
         batch, best = bandit(agent.spec, 20, 64, i)
         shown = np.arange(64) < 16  # a quarter is demonstrated; the rest is noise that must not be imitated
         actions = np.where(shown[:, None, None], best, batch.actions)
-        bc = np.broadcast_to(shown[:, None].astype(np.float32), batch.bc.shape)
-        state, _ = agent.update_policy(state, jax.device_put(batch._replace(actions=actions, bc=bc)))
+        bc = np.broadcast_to(shown[:, None].astype(np.float32), batch.bc_weight.shape)
+        state, _ = agent.update_policy(state, jax.device_put(batch._replace(actions=actions, bc_weight=bc)))
     assert bandit_error(agent, state) < min(0.1, untrained / 2)
 
 
@@ -65,7 +65,7 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     state = agent.init(jax.random.key(0))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     dist = agent.gaussian.distribution(state.policy, batch.observations)
-    shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 2))).reshape(8, 2, 1)[np.asarray(batch.bc) > 0]
+    shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 2))).reshape(8, 2, 1)[np.asarray(batch.bc_weight) > 0]
     loss, _ = agent._policy_loss(state.policy, state, batch, {}, imitate_only=False)
     assert float(loss) == pytest.approx(-shown.mean(), abs=1e-5)
     for i in range(20):
@@ -89,7 +89,7 @@ def test_imitation_trains_the_image_encoder(policy):
         for weight, moves in ((shown, True), (0 * shown, False)):
             state = agent.init(jax.random.key(0))
             before = jax.tree.map(np.array, state.policy["encoder"])
-            state, _ = update(state, on_device(agent.spec, bc=weight, valid=shown))
+            state, _ = update(state, on_device(agent.spec, bc_weight=weight, valid=shown))
             after = jax.tree.map(np.array, state.policy["encoder"])
             changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after)
             assert set(jax.tree.leaves(changed)) == {moves}, changed

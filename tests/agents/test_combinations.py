@@ -82,7 +82,7 @@ def test_trains_travels_acts_and_is_saved(name: str, tmp_path: Path) -> None:
 
     def batches(seed: int):
         drawn = make_batches(agent.spec, seed=seed)
-        return jax.device_put(drawn._replace(before=drawn.actions[:, :, 0]) if "penalty" in name else drawn)
+        return jax.device_put(drawn._replace(prev_action=drawn.actions[:, :, 0]) if "penalty" in name else drawn)
 
     state = agent.init(jax.random.key(0))
     fresh = jax.tree.map(jnp.copy, (state.policy, state.critic, state.target, state.grasp))

@@ -88,7 +88,7 @@ def test_no_ranks_are_promoted_silently(variant):
     for gripper in (learned(joint=True, penalty=-0.1), learned(joint=False, hold_steps=1, critic_sees_gripper=False)):
         agent = compose(variant, gripper, steps=PART if "prefix" in variant else None)
         batches = make_batches(agent.spec)
-        batches = batches._replace(before=batches.actions[:, :, 0])
+        batches = batches._replace(prev_action=batches.actions[:, :, 0])
         prefix = (np.zeros((HORIZON, ACTIONS), np.float32), np.zeros(HORIZON, np.float32))
         state = jax.eval_shape(agent.init, jax.random.key(0))
         with jax.numpy_rank_promotion("raise"):
@@ -166,7 +166,7 @@ def test_a_change_is_charged_as_far_as_the_return_goes(critic_steps, prefix_step
     length = batches.actions.shape[2]
     actions = np.array(batches.actions)
     actions[..., GRIPPERS] = 1
-    batches = batches._replace(before=actions[:, :, 0], valid=np.ones_like(batches.valid), actions=actions)
+    batches = batches._replace(prev_action=actions[:, :, 0], valid=np.ones_like(batches.valid), actions=actions)
     charged = []
     for tick in range(length):  # both grippers close on this tick and stay closed
         closing = np.array(actions)
@@ -208,7 +208,7 @@ def gripper_task(spec: AgentSpec, updates: int, size: int, seed: int):
     ones = np.ones((updates, size, HORIZON), np.float32)
     return batch._replace(
         observations={"state": state}, actions=actions, rewards=rewards, mask=np.zeros((updates, size), np.float32),
-        valid=ones, bc=good[..., None] * ones,
+        valid=ones, bc_weight=good[..., None] * ones,
     )  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def test_whether_the_arms_critic_sees_the_gripper(sees):
 
 def test_the_penalty_of_a_change_reaches_the_grasp_critic_alone():
     batches = make_batches(compose("acrlpd", learned()).spec)
-    batches = batches._replace(before=-batches.actions[:, :, 0])
+    batches = batches._replace(prev_action=-batches.actions[:, :, 0])
     after = {}
     for penalty in (0.0, -0.5):
         agent = compose("acrlpd", learned(penalty=penalty, critic_sees_gripper=False))

@@ -8,14 +8,14 @@ import pytest
 from agent_tools import make_batches
 
 from serl_chunk.agents.grasp_critic import (
-    Choices,
+    GripperActions,
     best_option,
     choice_imitation,
     discounted_penalty,
     grasp_loss,
     grasp_target,
-    of_option,
-    plausible_options,
+    reachable_actions,
+    select_action,
 )
 from serl_chunk.agents.spec import AgentSpec
 
@@ -24,7 +24,7 @@ THREE = (-1.0, 0.0, 1.0)
 
 @pytest.mark.parametrize(("joint", "shape"), [(True, (2, 1, 9)), (False, (2, 2, 3))])
 def test_a_label_is_what_was_executed_and_decodes_to_it(joint, shape):
-    choices = Choices(THREE, 2, 4, 2, joint=joint)
+    choices = GripperActions(THREE, 2, 4, 2, joint=joint)
     assert choices.shape == shape
     rng = np.random.default_rng(0)
     wanted = rng.choice(THREE, (8, 2, 2)).astype(np.float32)
@@ -38,32 +38,32 @@ def test_a_label_is_what_was_executed_and_decodes_to_it(joint, shape):
 
 
 def test_a_part_is_where_most_of_its_steps_that_exist_go():
-    choices = Choices((-1.0, 1.0), 1, 4, 4, joint=True)
+    choices = GripperActions((-1.0, 1.0), 1, 4, 4, joint=True)
     closing = np.array([[[1.0], [0.6], [0.5], [-0.9]], [[1.0], [0.6], [0.5], [-0.9]]], np.float32)
     valid = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
     before = np.ones((2, 1), np.float32)
     assert choices.label(closing, valid, before)[:, 0, 0].tolist() == [1, 1]  # 3 : 1 open, the last one closes
     closing[:, 2] = -0.2
     assert choices.label(closing, valid, before)[:, 0, 0].tolist() == [0, 1]  # 2 : 2, and the later ones close
-    halves = Choices((-1.0, 1.0), 1, 4, 2, joint=True)
+    halves = GripperActions((-1.0, 1.0), 1, 4, 2, joint=True)
     assert halves.label(closing, valid, before)[1, :, 0].tolist() == [1, 0]  # nothing exists: what the sampler repeats
 
 
 @pytest.mark.parametrize("values", [(-0.9, 0.9), (0.9, -0.9)])
 def test_a_limited_gripper_is_on_its_way_from_its_first_ticks_on(values):
     """The positions that a driver records which allows 0.4 a tick: an episode that ends when the fingers let go."""
-    choices = Choices(values, 1, 1, 1, joint=True)
+    choices = GripperActions(values, 1, 1, 1, joint=True)
     opens, closes = values.index(0.9), values.index(-0.9)
     way = np.array([0.9, 0.9, 0.5, 0.1, -0.3, -0.7, -0.9, -0.9, -0.9, -0.15], np.float32)
     expected = [opens] * 3 + [closes] * 6 + [opens]
     got = choices.label(way[1:, None, None], np.ones((9, 1), np.float32), way[:-1, None])
     assert got[:, 0, 0].tolist() == expected[1:]
-    whole = Choices(values, 1, 9, 1, joint=True).label(way[None, 1:, None], np.ones((1, 9), np.float32))
+    whole = GripperActions(values, 1, 9, 1, joint=True).label(way[None, 1:, None], np.ones((1, 9), np.float32))
     assert whole[0, :, 0].tolist() == expected[1:]  # the tick before is no matter here: nothing moves at first
 
 
 def test_a_command_between_two_of_three_goes_to_the_next_one_in_its_direction():
-    choices = Choices(THREE, 1, 1, 1, joint=True)
+    choices = GripperActions(THREE, 1, 1, 1, joint=True)
     now, earlier = np.array([0.4, 0.4, 0.4, -0.6, -0.6]), np.array([0.1, 0.9, 0.4, -0.2, -1.0])
     got = choices.label(now[:, None, None].astype(np.float32), np.ones((5, 1), np.float32), earlier[:, None])
     assert choices.values[got[:, 0, 0]].tolist() == [1, 0, 0, -1, 0]
@@ -71,21 +71,21 @@ def test_a_command_between_two_of_three_goes_to_the_next_one_in_its_direction():
 
 def test_a_tap_is_a_decision_where_a_value_is_neutral():
     """HIL-SERL's SpaceMouse: about -1 while the button is held, and 0 means that the gripper stays as it is."""
-    choices = Choices(THREE, 1, 4, 4, joint=True, neutral=0.0)
+    choices = GripperActions(THREE, 1, 4, 4, joint=True, neutral=0.0)
     taps = [[0, -0.95, 0, 0], [0, 0, 0, -0.95], [-0.95, 0, 0, 0], [-0.95, 0, 0.9, 0], [0, 0, 0, 0], [0, 0, -1, 0]]
     valid = np.ones((6, 4), np.float32)
     valid[5, 2:] = 0  # the tap is beyond the episode's end
     actions = np.array(taps, np.float32)[..., None]
     assert choices.values[choices.label(actions, valid)[:, 0, 0]].tolist() == [-1, -1, -1, 1, 0, 0]
-    halves = Choices(THREE, 1, 4, 2, joint=True, neutral=0.0).label(actions, valid)[:, :, 0]
+    halves = GripperActions(THREE, 1, 4, 2, joint=True, neutral=0.0).label(actions, valid)[:, :, 0]
     assert halves.tolist() == [[0, 1], [1, 0], [0, 1], [0, 2], [1, 1], [1, 1]]
-    two = Choices(THREE, 2, 4, 4, joint=True, neutral=0.0)
+    two = GripperActions(THREE, 2, 4, 4, joint=True, neutral=0.0)
     both = np.stack([actions[0], actions[3]], axis=-1).reshape(1, 4, 2)
     assert two.decode(two.label(both, valid[:1]))[0, 0].tolist() == [-1, 1]
 
 
 def test_a_push_changes_a_gripper_once_and_letting_go_does_not():
-    choices = Choices(THREE, 1, 5, 5, joint=True, neutral=0.0)
+    choices = GripperActions(THREE, 1, 5, 5, joint=True, neutral=0.0)
     valid = np.ones((1, 5), np.float32)
 
     def changes(before, *ticks):
@@ -98,7 +98,7 @@ def test_a_push_changes_a_gripper_once_and_letting_go_does_not():
 
 
 def test_changes_are_counted_against_the_tick_before():
-    choices = Choices((-1.0, 1.0), 2, 3, 3, joint=False)
+    choices = GripperActions((-1.0, 1.0), 2, 3, 3, joint=False)
     actions = np.array([[[0.9, -0.9], [0.2, 0.8], [-0.7, 0.9]]], np.float32)
     before = np.array([[-0.5, -0.5]], np.float32)
     changes = choices.changes(actions, before, np.ones((1, 3), np.float32))
@@ -118,7 +118,7 @@ def test_the_target_is_double_dqn_averaged_over_branches():
     allowed = jnp.ones((2, 2, 1, 3), bool).at[:, 1, 0, 2].set(False)
     option = best_option(online, allowed)
     assert option[0, :, 0].tolist() == [1, 0]
-    y = grasp_target(batch, 0.5, jnp.array([-0.5, 0.0]), of_option(target, option))
+    y = grasp_target(batch, 0.5, jnp.array([-0.5, 0.0]), select_action(target, option))
     np.testing.assert_allclose(y, [1 + 0.5 * 2 - 0.5 + 0.25 * (20 + 40) / 2, 1.0])
 
 
@@ -126,7 +126,7 @@ def test_the_target_is_not_below_what_a_demonstration_achieved():
     batch = make_batches(AgentSpec(4, 2, 2, 2, (), 0.5), 1, 3)
     batch = batch._replace(
         rewards=np.zeros((3, 2), np.float32), mask=np.ones(3, np.float32), discount_n=np.full(3, 0.25, np.float32),
-        realised=np.array([0.75, 0.5, -np.inf], np.float32),
+        mc_return=np.array([0.75, 0.5, -np.inf], np.float32),
     )  # fmt: skip
     chosen = jnp.full((3, 1, 1), 2.4)
     nothing = jnp.zeros(3)
@@ -145,7 +145,7 @@ def test_the_loss_is_of_the_executed_choice_where_it_had_an_effect():
 def test_plausible_options():
     logits = jnp.log(jnp.array([0.6, 0.3, 0.1]))
     for share, allowed in ((0.0, [True] * 3), (0.4, [True, True, False]), (1.0, [True, False, False])):
-        assert plausible_options(logits, share).tolist() == allowed
+        assert reachable_actions(logits, share).tolist() == allowed
 
 
 def test_imitation_is_the_cross_entropy_of_marked_parts():

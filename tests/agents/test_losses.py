@@ -47,7 +47,7 @@ def test_the_target_bootstraps_after_n_steps_and_not_after_a_termination():
 
 def test_a_target_is_not_below_what_was_realised_where_that_is_known():
     batch = windows([[0.0, 1.0]] * 3, [1.0, 1.0, 0.0], [0.25, 0.25, 0.25])
-    batch = batch._replace(realised=np.array([2.0, -np.inf, 0.1], np.float32))
+    batch = batch._replace(mc_return=np.array([2.0, -np.inf, 0.1], np.float32))
     assert bootstrap_target(batch, 0.5, jnp.array([2.0, 2.0, 2.0]), "mc").tolist() == [2.0, 1.0, 0.5]
     assert bootstrap_target(batch, 0.5, jnp.array([2.0, 2.0, 2.0])).tolist() == [1.0, 1.0, 0.5]
 

@@ -85,7 +85,7 @@ def test_the_long_critic_sees_all_its_actions_and_the_prefix_critic_the_executed
     batch = one_batch(agent)
     features = batch.observations["state"]
     long = lambda actions: agent.critic.values(state.critic, features, agent.critic_part(actions))  # noqa: E731
-    short = lambda actions: agent.prefix.values(state.critic, features, agent.prefix.part(actions))  # noqa: E731
+    short = lambda actions: agent.prefix.values(state.critic, features, agent.prefix.truncate_flatten(actions))  # noqa: E731
     last, behind, executed = (batch.actions.at[:, i].add(0.3) for i in (4, 2, 1))
     assert not np.array_equal(long(batch.actions), long(last))
     assert np.array_equal(short(batch.actions), short(last))
@@ -103,7 +103,7 @@ def test_only_the_prefix_critic_has_a_target_and_travels(variant):
     chunk, record = agent.sample(params, observation, jax.random.key(1), explore=True)
     assert chunk.shape == (3, 2)
     one = jnp.asarray(observation["state"])[None]
-    value = agent.prefix.values(params["critic"], one, agent.prefix.part(chunk[None])).mean()
+    value = agent.prefix.values(params["critic"], one, agent.prefix.truncate_flatten(chunk[None])).mean()
     assert float(record["q"]) == pytest.approx(float(value), abs=1e-6)
     # Another long critic does not change what is chosen.
     other = state.replace(critic={**state.critic, "q": jax.tree.map(lambda p: p + 1, state.critic["q"])})
@@ -155,7 +155,9 @@ def test_the_policy_is_taught_its_own_actions_alone(variant):
     step = jax.jit(lambda b: agent._policy_gradient(state, b, draws, imitate_only=False)[0])
     plain = step(batch)
     behind = batch._replace(
-        actions=batch.actions.at[:, 3:].add(0.5), bc=batch.bc.at[:, 3:].set(0), valid=batch.valid.at[:, 3:].set(0)
+        actions=batch.actions.at[:, 3:].add(0.5),
+        bc_weight=batch.bc_weight.at[:, 3:].set(0),
+        valid=batch.valid.at[:, 3:].set(0),
     )
     assert same(plain, step(behind))
     assert not same(plain, step(batch._replace(actions=batch.actions.at[:, 2].add(0.5))))
@@ -194,7 +196,7 @@ def test_the_prefix_critic_finds_the_chunk_whose_best_continuation_is_rewarded()
         ones = np.ones((20, 64, 3), np.float32)
         batch = make_batches(
             agent.spec, 20, 64, i, actions=actions, rewards=rewards, mask=np.zeros((20, 64), np.float32),
-            valid=ones, bc=ones,
+            valid=ones, bc_weight=ones,
         )  # fmt: skip
         batch = jax.device_put(batch)
         state, _ = agent.update_policy(state, batch)

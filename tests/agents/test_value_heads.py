@@ -129,7 +129,7 @@ def test_heads_of_bins_one_by_one_and_side_by_side_are_the_same(monkeypatch):
         gradient = jax.jit(jax.value_and_grad(lambda *a: everything(*a), argnums=(0, 1), has_aux=True))
         (loss, outputs), grads = gradient(params["q"], chunk)
         assert outputs.shape == (2, 160, 21)
-        assert c.read(outputs).shape == (2, 160)
+        assert c.expected_value(outputs).shape == (2, 160)
         got.append((loss, outputs, grads))
     for a, b in zip(jax.tree.leaves(got[0]), jax.tree.leaves(got[1]), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
@@ -170,7 +170,7 @@ def test_the_floor_lifts_targets_to_the_realised_return_and_nothing_else():
             agent = build(config_of(variant, critic=critic(loss="squared", target_floor=floor)))
             state, batch = agent.init(jax.random.key(0)), one(agent)
             realised = jnp.where(jnp.arange(8) % 2 == 0, 50.0, -jnp.inf).at[6].set(-50.0)
-            batch = batch._replace(realised=realised)
+            batch = batch._replace(mc_return=realised)
             draws = agent.critic_draws(jax.random.key(1), batch)
             args = (state.critic, state, batch, draws) if variant != "acrlpd" else (state, batch, draws)
             values[floor, variant] = np.asarray(agent.critic_target(*args))

@@ -171,11 +171,11 @@ def test_features_that_an_observation_brings_are_not_computed_again(small_backbo
     looks = Vision(AcrlpdConfig(encoder=FROZEN, image_keys=(CAMERA.name,)), (CAMERA,))
     frozen = looks.init(jax.random.key(0))
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
-    seen = looks.seen(frozen, {"state": jnp.zeros((3, 4)), "images/top": images})
+    seen = looks.encode_images(frozen, {"state": jnp.zeros((3, 4)), "images/top": images})
     assert set(seen) == {"state", "features/top"}
     assert (seen["features/top"].shape, seen["features/top"].dtype) == ((3, 4, 4, 2), jnp.float16)
-    assert looks.seen(frozen, seen)["features/top"] is seen["features/top"]
-    alone = looks.seen(frozen, {"images/top": images[1]})["features/top"]
+    assert looks.encode_images(frozen, seen)["features/top"] is seen["features/top"]
+    alone = looks.encode_images(frozen, {"images/top": images[1]})["features/top"]
     np.testing.assert_allclose(alone, seen["features/top"][1], atol=2e-3)
 
 

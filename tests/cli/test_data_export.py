@@ -17,10 +17,10 @@ from journal_runs import Run, assert_equal
 
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.data.options import open_any
-from serl_chunk.cli.demos import DemoReading
+from serl_chunk.cli.demos import DemoOptions
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.main import main
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.demos import DEMOS, RunDemos, note_of
@@ -224,7 +224,7 @@ def test_how_they_were_read_is_remembered(run, tmp_path):
     assert (other.path / JOURNAL).exists() is False
     with pytest.raises(ConfigError):
         RunSource(other.path)
-    assert materialised(load_demos([tmp_path / "plain.hdf5"], plain).episodes[0]).end.outcome is Outcome.UNKNOWN
+    assert decode_images(load_demos([tmp_path / "plain.hdf5"], plain).episodes[0]).end.outcome is Outcome.UNKNOWN
 
 
 def test_a_learner_notes_its_demonstrations(tmp_path):
@@ -254,14 +254,14 @@ def test_flags_say_how_demonstrations_are_read():
         demo_color=None, demo_hz=None, demo_success=False, demo_failure=False, demo_scores=None, demo_env="",
         demo_format=None, demo_proportion=1.0, demo_solved="keep", dataset_dir=None,
     )  # fmt: skip
-    assert DemoReading.of(plain) == DemoReading()
+    assert DemoOptions.of(plain) == DemoOptions()
     flags = argparse.Namespace(
         **(vars(plain) | {"demo_color": "bgr", "demo_hz": 30.0, "demo_failure": True, "demo_format": "robomimic"})
     )
-    reading = DemoReading.of(flags)
-    assert reading == (ReadOptions(color="bgr", hz=30.0, success=False, solved="keep"), "robomimic", None)
+    demo_options = DemoOptions.of(flags)
+    assert demo_options == (ReadOptions(color="bgr", hz=30.0, success=False, solved="keep"), "robomimic", None)
     flags.demo_scores = "score_5=1,score_1=0"
-    assert DemoReading.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
+    assert DemoOptions.of(flags).options.scores == (("score_5", 1.0), ("score_1", 0.0))
     flags.demo_scores = "score_5"
     with pytest.raises(ConfigError, match=naming("--demo_scores", "score_5", "FOLDER=REWARD")):
-        DemoReading.of(flags)
+        DemoOptions.of(flags)

@@ -15,7 +15,7 @@ from errors import naming
 
 from serl_chunk.cli import demos as demos_command
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.demos import DemoReading, open_dataset, read_demos
+from serl_chunk.cli.demos import DemoOptions, open_dataset, read_demos
 from serl_chunk.cli.learner import build_learner
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.offline import train_offline
@@ -52,8 +52,8 @@ def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
 ) -> None:
     path = write(tmp_path / "cube.npz")
     said: list[str] = []
-    reading = DemoReading().of_robot(OGBENCH.robot)
-    demos = read_demos(OGBENCH, SPEC, [str(path)], said.append, reading)
+    demo_options = DemoOptions().of_robot(OGBENCH.robot)
+    demos = read_demos(OGBENCH, SPEC, [str(path)], said.append, demo_options)
     assert [(e.steps.n, e.end.outcome) for e in demos.episodes] == [(6, Outcome.SUCCESS), (1, Outcome.SUCCESS)]
     assert any("by the file's own labels (it has no qpos to judge cube-single" in line for line in said)
     asked: list[str] = []
@@ -62,20 +62,20 @@ def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
         asked.append(task)
         raise DataError("asked")
 
-    monkeypatch.setattr(success_labels, "judge_by_task", judge)
-    by_flag = DemoReading(ReadOptions(env="other-task")).of_robot(OGBENCH.robot)
-    for options, file in ((by_flag.options, path), (reading.options, write(tmp_path / "bare.npz", labels=False))):
+    monkeypatch.setattr(success_labels, "relabel_for_task", judge)
+    by_flag = DemoOptions(ReadOptions(env="other-task")).of_robot(OGBENCH.robot)
+    for options, file in ((by_flag.options, path), (demo_options.options, write(tmp_path / "bare.npz", labels=False))):
         with pytest.raises(DataError, match="asked"):
             load_demos([file], SPEC, cameras=(), options=options)
-    assert asked == ["other-task", reading.options.env]
+    assert asked == ["other-task", demo_options.options.env]
 
 
 def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=naming(tmp_path / "absent.npz", TOLD)):
         read_demos(OGBENCH, SPEC, [str(tmp_path / "absent.npz")], print)
     with pytest.raises(ConfigError, match=naming("--dataset_dir", tmp_path / "absent", TOLD)):
-        open_dataset(OGBENCH, SPEC, DemoReading(dataset=str(tmp_path / "absent")), print)
-    wrong = DemoReading(format="no_such")
+        open_dataset(OGBENCH, SPEC, DemoOptions(dataset=str(tmp_path / "absent")), print)
+    wrong = DemoOptions(format="no_such")
     with pytest.raises(ConfigError, match=naming("--demo_format", "no_such", "lerobot", "robomimic")) as error:
         read_demos(OGBENCH, SPEC, [str(write(tmp_path / "cube.npz"))], print, wrong)
     assert TOLD not in str(error.value)
@@ -84,19 +84,19 @@ def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> N
 def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) -> None:
     """Else a person believes that the rewards are the task's, and they are the files' own."""
     run_record(FAKE, 1, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
-    asked = DemoReading(ReadOptions(env="cube-single-play-singletask-task1-v0"))
+    asked = DemoOptions(ReadOptions(env="cube-single-play-singletask-task1-v0"))
     with pytest.raises(ConfigError, match=naming("--demo_env", "cube-single-play-singletask-task1-v0", "episodes")):
         read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, asked)
     with_shards = asked._replace(dataset=str(tmp_path))  # it may be meant for them
     assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, with_shards).episodes) == 1
-    of_robot = DemoReading().of_robot(OGBENCH.robot)  # nobody asked
+    of_robot = DemoOptions().of_robot(OGBENCH.robot)  # nobody asked
     assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, of_robot).episodes) == 1
 
 
 def test_what_is_to_be_known_of_a_data_set_is_said(tmp_path: Path) -> None:
     write(tmp_path / "cube.npz")
     said: list[str] = []
-    dataset = open_dataset(FAKE, SPEC, DemoReading(dataset=str(tmp_path)), said.append)
+    dataset = open_dataset(FAKE, SPEC, DemoOptions(dataset=str(tmp_path)), said.append)
     assert dataset is not None
     dataset.close()
     assert any(line.startswith("data set: successes by the file's own labels") for line in said)
@@ -132,7 +132,7 @@ def test_nobody_but_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_o
     with run.lock:
         learner = build_learner(
             FAKE, [], run, SPEC, publish=lambda snapshot, info: None, threaded=False, wandb=False,
-            tell=lambda line: None, reading=DemoReading(dataset=str(tmp_path / "shards")),
+            tell=lambda line: None, demo_options=DemoOptions(dataset=str(tmp_path / "shards")),
         )  # fmt: skip
     gc.collect()
     assert learner.shard
@@ -145,7 +145,7 @@ def test_a_mistyped_path_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
     run = tmp_path / "runs" / "first"
     for paths, dataset in (([str(tmp_path / "absent")], None), ([], str(tmp_path / "absent"))):
         with pytest.raises(ConfigError, match=naming(tmp_path / "absent")):
-            train(FAKE, paths, str(run), reading=DemoReading(dataset=dataset))
+            train(FAKE, paths, str(run), demo_options=DemoOptions(dataset=dataset))
     assert not run.parent.exists()
 
 
@@ -160,8 +160,8 @@ def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
             train(config, paths, str(tmp_path / "run"))
         assert not (tmp_path / "run").exists()
     old = open_run(FAKE, SPEC, str(tmp_path / "old"))
-    with old.held():
-        old.record()
+    with old.locked():
+        old.write_config()
     with pytest.raises((ConfigError, DataError), match=naming("bad.npz")):
         train(FAKE, [str(bad)], str(tmp_path / "old"))
     assert (tmp_path / "old" / "config.json").exists()
@@ -210,5 +210,5 @@ def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
     with pytest.raises(DataError, match=naming("bad, good", "--demo_scores", "bad=REWARD,good=REWARD")):
         read_demos(FAKE, SPEC, [str(tmp_path)], print)
     with pytest.raises(ConfigError, match=naming("--demo_proportion", 2, "(0, 1]")):
-        read_demos(FAKE, SPEC, [str(tmp_path / "good")], print, demos_command.DemoReading(ReadOptions(proportion=2.0)))
+        read_demos(FAKE, SPEC, [str(tmp_path / "good")], print, demos_command.DemoOptions(ReadOptions(proportion=2.0)))
     assert demos_command.as_learner_flags("--success or --demo_success") == "--demo_success or --demo_success"

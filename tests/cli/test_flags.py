@@ -10,7 +10,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli.flags import OF_BOTH_SIDES, OF_THE_LEARNER
-from serl_chunk.cli.process import describe, load, spec_of
+from serl_chunk.cli.process import load, print_config, spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.presets import PRESETS
@@ -86,10 +86,10 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path):
     assert (learner.agent.candidates, learner.chunk.horizon, learner.agent.target_candidates) == (4, 3, 32)
     assert learner.replay.windows == "adjacent"
     said: list[str] = []
-    describe(learner, spec_of(learner), said.append)
+    print_config(learner, spec_of(learner), said.append)
     assert "preset qc, conventions of the published code qc" in said
     run = open_run(learner, spec_of(learner), str(tmp_path), said.append)
-    run.record()
+    run.write_config()
     run.lock.close()
     saved = read_config(tmp_path)
     assert (saved["preset"], saved["compat"]) == ("qc", "qc")

@@ -13,7 +13,7 @@ from serl_chunk.cli import keys as commands
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.main import main
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.join_token import JoinToken
 from serl_chunk.transport.security.keys import ClientKeys, ServerKeys, fingerprint
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
@@ -206,7 +206,7 @@ def test_revoking(capsys, home):
 def test_no_command_prints_a_secret_but_the_line(capsys, home, robot):
     outputs = [run(capsys, "init"), run(capsys, "list")]
     added = run(capsys, "add", "left", "--host", HERE, "--port", str(free_port()))
-    ticket = Invitation.decode(word_of(added)).ticket
+    ticket = JoinToken.decode(word_of(added)).ticket
     outputs += [run(capsys, "join", word_of(added), "--keys", robot), run(capsys, "list", "--keys", robot)]
     [own] = ClientKeys.all(Path(robot))
     secrets = (ServerKeys.open(home).pair.secret, own.pair.secret, ticket)
@@ -228,11 +228,11 @@ def test_a_learner_makes_keys_and_prints_a_line_until_somebody_has_joined(home):
 
     keys = start()
     assert f"made in {home}" in said[0]
-    invitation = Invitation.decode(word_of("\n".join(said)))
+    invitation = JoinToken.decode(word_of("\n".join(said)))
     assert (invitation.name, invitation.port, invitation.server) == ("robot", 7000, keys.pair.public)
     assert start().pair == keys.pair  # nobody has joined: another line, which replaces the first
     assert len(said) == 1
-    second = ClientKeys.accept(home, Invitation.decode(word_of(said[0])))
+    second = ClientKeys.accept(home, JoinToken.decode(word_of(said[0])))
     assert keys.enrol(ClientKeys.accept(home, invitation).ticket.public, second.pair.public) is None
     assert keys.enrol(second.ticket.public, second.pair.public) == "robot"
     start()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.cli.demos import DemoReading
+from serl_chunk.cli.demos import DemoOptions
 from serl_chunk.main import main
 
 RUN = ["--exp_name", "fake_aloha"]
@@ -203,15 +203,15 @@ def test_flags_reach_the_learner(called):
     assert main([*RUN, *flags]) == 0
     [(name, (config, demos, run), keywords)] = called
     assert (name, demos, run, config.seed, config.agent.lr) == ("run_learner", ["a", "b"], "run", 3, 0.5)
-    reading = keywords.pop("reading")
-    assert (reading.options.color, reading.options.success, reading.format) == ("bgr", True, "episodes")
+    demo_options = keywords.pop("reading")
+    assert (demo_options.options.color, demo_options.options.success, demo_options.format) == ("bgr", True, "episodes")
     assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "wandb": False, "keys": None}
 
 
 def test_a_learner_listens_to_this_machine_unless_told_otherwise(called):
     assert main([*RUN, "--learner"]) == 0
     assert called[0][2] == {
-        "bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None, "reading": DemoReading()
+        "bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None, "reading": DemoOptions()
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
-from serl_chunk.config.compatibility import ACTED_BY, acts, contract
+from serl_chunk.config.compatibility import ACTING_FIELDS, affects_acting, contract
 from serl_chunk.transport.wire.handshake import compare
 
 CONFIG = load("fake_aloha", [])
@@ -115,13 +115,18 @@ def paths(config: object, prefix: str) -> set[str]:
 def test_every_setting_of_an_agent_is_compared_or_does_not_matter_to_acting():
     """A new one is put where it belongs, which is a question about `Agent.sample`."""
     known = set().union(*(paths(kind(), "agent.") for kind in (AgentConfig, AcfqlConfig, AcrlpdConfig, BcConfig)))
-    groups = [{p for p in ACTED_BY if p.startswith("agent.")}, SHAPES, NAMED, LEARNT_BY]
+    groups = [{p for p in ACTING_FIELDS if p.startswith("agent.")}, SHAPES, NAMED, LEARNT_BY]
     assert known == set().union(*groups)
     assert sum(map(len, groups)) == len(known)
 
 
 def test_an_evaluation_is_the_runs_own_whatever_only_trained():
-    assert all(map(acts, {*ACTED_BY, *NAMED, "chunk.execute_steps", "actor.delay_ticks", "robot.max_episode_steps"}))
+    assert all(
+        map(
+            affects_acting,
+            {*ACTING_FIELDS, *NAMED, "chunk.execute_steps", "actor.delay_ticks", "robot.max_episode_steps"},
+        )
+    )
     trained = {
         "chunk.return_steps",
         "actor.intervention",
@@ -129,10 +134,10 @@ def test_an_evaluation_is_the_runs_own_whatever_only_trained():
         "robot.helper.speed",
         "reward.scale",
     }
-    assert not any(map(acts, LEARNT_BY | trained))
+    assert not any(map(affects_acting, LEARNT_BY | trained))
 
 
-@pytest.mark.parametrize("path", ACTED_BY)
+@pytest.mark.parametrize("path", ACTING_FIELDS)
 def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     *first, last = OTHER[path]
     gaussian = path == "agent.log_std_min"

@@ -12,7 +12,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.config.unused_fields import _SWITCHES, refuse_unread
+from serl_chunk.config.unused_fields import _SWITCHES, check_unused
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", FakeAlohaConfig())
@@ -45,7 +45,7 @@ CASES = [
 
 
 def asked(preset: str | None, *overrides: tuple[str, str]) -> None:
-    refuse_unread(configured(BASE, overrides, preset=preset), [path for path, _ in overrides])
+    check_unused(configured(BASE, overrides, preset=preset), [path for path, _ in overrides])
 
 
 @pytest.mark.parametrize(("preset", "path", "value", "switched"), CASES, ids=[c[1] for c in CASES])
@@ -107,7 +107,7 @@ def test_a_default_in_a_file_is_nobodys_mistake():
     critic = dataclasses.replace(BASE.agent.critic, loss="squared", bins=51)
     agent = dataclasses.replace(BASE.agent, critic=critic)
     config = configured(dataclasses.replace(BASE, agent=agent), [("agent.lr", "0.1")])
-    refuse_unread(config, ["agent.lr"])
+    check_unused(config, ["agent.lr"])
     assert config.agent.critic == CriticConfig(
         ensemble=4, target_subset=4, target_aggregate="mean", loss="squared", tau=0.01, bins=51
     )

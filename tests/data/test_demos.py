@@ -19,7 +19,7 @@ from serl_chunk.data.demos import content_digest, end_at_first_success, find_dem
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.frames import Frames, SingleFrame, observation_at
-from serl_chunk.data.source import Format, ReadOptions, materialised
+from serl_chunk.data.source import Format, ReadOptions, decode_images
 from serl_chunk.types import ConfigError, DataError, Episode, Outcome, SparseRows, StepBlock
 
 
@@ -286,11 +286,11 @@ def test_a_data_set_gives_its_episodes_with_their_frames_left_where_they_are(tmp
         ("one.many", "many", "a"),
         ("one.many", "many", "b"),
     ]
-    assert_same(materialised(demos.episodes[0]), given["a"])
+    assert_same(decode_images(demos.episodes[0]), given["a"])
     cut = demos.episodes[1]
     assert isinstance(cut.steps.sparse["images/top"].values, Frames)
     assert isinstance(cut.end.final_observation["images/top"], SingleFrame)
-    assert_same(materialised(cut), end_at_first_success(given["b"])[0])
+    assert_same(decode_images(cut), end_at_first_success(given["b"])[0])
 
 
 def test_a_pattern_names_data_sets_that_are_folders_and_files_in_others(folder, spec, make_episode):
@@ -335,7 +335,7 @@ def test_frames_of_files_are_left_there_and_are_equal(folder, spec, assert_same)
     demos = load_demos([folder], spec)
     for episode, file in zip(demos.episodes, demos.files, strict=True):
         assert isinstance(episode.steps.sparse["images/top"].values, Frames)
-        assert_same(materialised(episode), read_episode(file, spec))
+        assert_same(decode_images(episode), read_episode(file, spec))
 
 
 def test_options_reach_the_files(tmp_path, joints_spec):

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from errors import naming
 
-from serl_chunk.data.convert.workers import Fault, Job, Refused, Work, stage
+from serl_chunk.data.convert.workers import ConversionSpec, EpisodeJob, RefusedEpisode, WorkerFault, stage
 from serl_chunk.data.formats import d4rl, episodes, hdf5, hdf5_frames, hil_serl, npz, ogbench, robomimic
 from serl_chunk.data.formats.hdf5 import open_episode
 from serl_chunk.data.formats.hdf5_io import MachineError, NoMemoryError, checked, member, opened, raise_machine_fault
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.data.validate import rate
+from serl_chunk.data.validate import resolve_rate
 from serl_chunk.main import main
 from serl_chunk.types import DataError
 
@@ -298,8 +298,8 @@ def test_a_failure_of_the_machine_is_no_bad_episode(
     monkeypatch.setattr(h5py, "File", fail)
     hdf5_frames.close_files()
     for each, key in ((source, "a.hdf5"), (other, "demo_0")):
-        result = stage(Work(each, None, {}, None), Job(0, key))  # type: ignore[arg-type]
-        assert isinstance(result, Fault)
+        result = stage(ConversionSpec(each, None, {}, None), EpisodeJob(0, key))  # type: ignore[arg-type]
+        assert isinstance(result, WorkerFault)
         assert "mistake in this program" not in result.error
     with pytest.raises(kind, match=naming("a.hdf5", "/observations/images/top", 0)):
         np.asarray(frames[0])
@@ -320,7 +320,7 @@ def test_damage_is_a_bad_episode(tmp_path: Path) -> None:
     path = aloha(tmp_path / "a.hdf5")
     source = episodes.FORMAT.open(path, RGB)
     path.write_bytes(path.read_bytes()[:900])
-    assert isinstance(stage(Work(source, None, {}, None), Job(0, "a.hdf5")), Refused)  # type: ignore[arg-type]
+    assert isinstance(stage(ConversionSpec(source, None, {}, None), EpisodeJob(0, "a.hdf5")), RefusedEpisode)  # type: ignore[arg-type]
     for error in (OSError("file signature not found"), OSError(errno.EISDIR, "a folder"), KeyError("errno = 5")):
         raise_machine_fault(path, error)
 
@@ -331,7 +331,7 @@ def test_a_rate_that_contradicts_the_files(tmp_path: Path) -> None:
         assert robomimic.RobomimicSource(path, ReadOptions(hz=hz)).hz == 20
     with pytest.raises(DataError, match=naming("a.hdf5", 20, 10, "--hz")):
         robomimic.RobomimicSource(path, RGB)
-    assert rate(RGB) == 10
+    assert resolve_rate(RGB) == 10
 
 
 @pytest.mark.parametrize("hz", ["Infinity", "1" + 400 * "0"])

@@ -29,7 +29,7 @@ from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
-from serl_chunk.learner.schedule import Schedule
+from serl_chunk.learner.schedule import EvalSchedule
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run
@@ -54,14 +54,14 @@ def evaluated(run: Path) -> list[int]:
 
 
 def test_multiples_are_due_once_each_and_ends_where_they_are_none():
-    schedule = Schedule(10)
+    schedule = EvalSchedule(10)
     assert [s for s in range(25) if schedule.due(s)] == list(range(10, 25))
     schedule.last = 12  # of steps by twos
     assert not schedule.due(18)
     assert schedule.due(20)
     assert schedule.due(18, now=True)
     assert not schedule.due(12, now=True)
-    assert not Schedule(0).due(10, now=True)
+    assert not EvalSchedule(0).due(10, now=True)
 
 
 def test_the_curve_of_a_run_from_offline_to_online(demos, tmp_path):

@@ -21,7 +21,7 @@ from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.demos import load_demos
-from serl_chunk.data.source import materialised
+from serl_chunk.data.source import decode_images
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
 from serl_chunk.models.encoder import Impala
@@ -73,7 +73,7 @@ def demos(tmp_path_factory) -> str:
 
 def episode_of(demos: str, config: ExperimentConfig) -> Episode:
     (demo,) = load_demos([demos], robot_spec(config.robot), cameras=("top",)).episodes
-    return materialised(demo)
+    return decode_images(demo)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from learner_tools import by_kind, learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
 from serl_chunk.cli import demos as demos_command
-from serl_chunk.cli.demos import DemoReading
+from serl_chunk.cli.demos import DemoOptions
 from serl_chunk.cli.learner import build_learner
 from serl_chunk.cli.learner_status import status_fields
 from serl_chunk.cli.local import LocalLink, train_local
@@ -21,7 +21,7 @@ from serl_chunk.config.agents import ImproveConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
-from serl_chunk.learner.training_stats import Accounts
+from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run, read_config
@@ -256,7 +256,7 @@ def write_shards(folder: Path, count: int) -> str:
 
 
 def test_shards_take_turns_and_a_resume_finds_the_right_one(demos, tmp_path):
-    reading = DemoReading(dataset=write_shards(tmp_path / "shards", 3))
+    demo_options = DemoOptions(dataset=write_shards(tmp_path / "shards", 3))
     config = experiment(**OFFLINE | {"offline_steps": 35})
     config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, dataset_replace_interval=10))
     seen: dict[int, tuple[str, ...]] = {}
@@ -269,16 +269,16 @@ def test_shards_take_turns_and_a_resume_finds_the_right_one(demos, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learner, "_update", watched)
-        whole = train_offline(config, [demos], str(tmp_path / "whole"), reading=reading)
+        whole = train_offline(config, [demos], str(tmp_path / "whole"), demo_options=demo_options)
         turns = [seen[step] for step in (0, 10, 20, 30)]
         assert all(seen[step] == turns[step // 10] for step in range(35))
         assert len(set(turns[:3])) == 3  # each once before one comes again
         first = dict(seen)
         run, stop = str(tmp_path / "run"), threading.Event()
         half = dataclasses.replace(config, learner=dataclasses.replace(config.learner, offline_steps=25))
-        train_offline(half, [demos], run, reading=reading, stop=stop)
+        train_offline(half, [demos], run, demo_options=demo_options, stop=stop)
         seen.clear()
-        rest = train_offline(config, [demos], run, reading=reading)
+        rest = train_offline(config, [demos], run, demo_options=demo_options)
     assert seen == {step: first[step] for step in range(25, 35)}
     same_state(whole, rest)
 
@@ -306,16 +306,16 @@ def records(config, demos: str, steps: int) -> list[tuple[int, str, object]]:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_update_that_was_interrupted_does_not_end_the_offline_phase(demos, tmp_path, error):
-    counted, calls = Accounts.updated, []
+    counted, calls = TrainingStats.updated, []
 
-    def interrupted(self: Accounts, updates: int, metrics: dict) -> None:
+    def interrupted(self: TrainingStats, updates: int, metrics: dict) -> None:
         counted(self, updates, metrics)
         calls.append(updates)
         if sum(calls) == 25:
             raise error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Accounts, "updated", interrupted)
+        patch.setattr(TrainingStats, "updated", interrupted)
         with pytest.raises(error):
             train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
     rest = train_offline(experiment(**OFFLINE), [demos], str(tmp_path))

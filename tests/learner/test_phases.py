@@ -8,18 +8,18 @@ import json
 import pytest
 
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.learner.phases import Phase, Progress, how_to_go_on, resumed_phase
+from serl_chunk.learner.phases import Phase, TrainingProgress, resume_hint, resumed_phase
 
 
 def test_notes_survive_a_file_and_other_notes():
-    progress = Progress(9, 2, 1, {"state": 5}, journal_position=4, phase="train", updates_owed=1.5)
+    progress = TrainingProgress(9, 2, 1, {"state": 5}, journal_position=4, phase="train", updates_owed=1.5)
     notes = json.loads(json.dumps({"agent": "acfql", **progress.notes()}))
-    assert Progress.of(notes) == progress
+    assert TrainingProgress.of(notes) == progress
 
 
 def test_notes_of_an_older_run():
     notes = {"env_steps": 9, "human_ticks": 2, "episodes": 1, "sampler_rng": {}}
-    assert Progress.of(notes) == Progress(9, 2, 1, {})
+    assert TrainingProgress.of(notes) == TrainingProgress(9, 2, 1, {})
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_where_a_run_goes_on(saved, changes, expected):
 def test_how_to_go_on_names_what_to_raise():
     config = LearnerConfig(offline_steps=10, online_steps=0)
     told = {
-        "--offline_steps": how_to_go_on(config, online_updates=0, steps_over=True),
-        "leave --online_steps 0 out": how_to_go_on(config, online_updates=4, steps_over=True),
-        "raise --online_steps": how_to_go_on(
+        "--offline_steps": resume_hint(config, online_updates=0, steps_over=True),
+        "leave --online_steps 0 out": resume_hint(config, online_updates=4, steps_over=True),
+        "raise --online_steps": resume_hint(
             dataclasses.replace(config, online_steps=500), online_updates=4, steps_over=True
         ),
-        "learner.max_steps": how_to_go_on(LearnerConfig(), online_updates=4, steps_over=False),
+        "learner.max_steps": resume_hint(LearnerConfig(), online_updates=4, steps_over=False),
     }
     for remedy, text in told.items():
         assert remedy in text

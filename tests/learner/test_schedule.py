@@ -6,7 +6,7 @@ import pytest
 
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.learner.phases import Phase
-from serl_chunk.learner.schedule import Pace
+from serl_chunk.learner.schedule import TrainingSchedule
 
 
 class Steps:
@@ -20,9 +20,9 @@ class Steps:
         return self.env_steps - self.resumed_steps
 
 
-def pace(inbox: Steps, **config) -> Pace:
+def pace(inbox: Steps, **config) -> TrainingSchedule:
     settings = {"utd_ratio": 0.5, "max_lag_steps": 40, "training_starts": 20, "warmup_episodes": 2, **config}
-    return Pace(LearnerConfig(**settings), inbox)  # type: ignore[arg-type]
+    return TrainingSchedule(LearnerConfig(**settings), inbox)  # type: ignore[arg-type]
 
 
 def test_nothing_is_limited_before_training_but_an_offline_phase_stops_the_actors():

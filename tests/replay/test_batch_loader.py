@@ -50,7 +50,9 @@ def test_put_is_applied_where_the_batch_is_prepared(replay, prefetch):
 def test_no_two_batches_share_memory(replay, prefetch):
     stream = BatchStream(replay, np.random.default_rng(0), 16, 2, prefetch=prefetch)
     batches = [stream.next() for _ in range(5)]
-    arrays = [[*b.observations.values(), *b.next_observations.values(), b.actions, b.rewards, b.bc] for b in batches]
+    arrays = [
+        [*b.observations.values(), *b.next_observations.values(), b.actions, b.rewards, b.bc_weight] for b in batches
+    ]
     for i, first in enumerate(arrays):
         for second in arrays[i + 1 :]:
             assert not any(np.shares_memory(a, b) for a in first for b in second)

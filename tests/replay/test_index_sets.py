@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serl_chunk.replay.index_sets import IndexView
+from serl_chunk.replay.index_sets import IndexSet
 
 CAPACITY = 24
 rows = st.lists(st.integers(0, CAPACITY - 1), unique=True, max_size=CAPACITY)
@@ -11,7 +11,7 @@ rows = st.lists(st.integers(0, CAPACITY - 1), unique=True, max_size=CAPACITY)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), rows), max_size=12))
 def test_behaves_like_a_set(calls):
-    view, model = IndexView(CAPACITY), set()
+    view, model = IndexSet(CAPACITY), set()
     for add, values in calls:
         array = np.array(values, np.int64)
         (view.add if add else view.discard)(array)
@@ -22,7 +22,7 @@ def test_behaves_like_a_set(calls):
 
 
 def test_draws_every_member_alike_and_nothing_else():
-    view = IndexView(100)
+    view = IndexSet(100)
     view.add(np.arange(0, 100, 2))
     view.discard(np.arange(0, 50))
     drawn = view.draw(np.random.default_rng(0), (100, 250))

@@ -64,7 +64,7 @@ def decode(replay, cfg, sequence, *, size=3_000):
     executed = batch.actions * norm.scale + norm.centre
     executed[..., 1] += state[:, None, 1]
     scale, offset, failure = cfg.reward.scale, cfg.reward.offset, cfg.reward.failure_reward
-    assert (batch.realised == -np.inf).all()
+    assert (batch.mc_return == -np.inf).all()
     for b in range(size):
         p = place[int(state[b, 0]), int(state[b, 1])]
         seen.add(p)
@@ -193,11 +193,11 @@ def test_without_bc_on_all_the_weights_of_imitation_are_those_of_the_steps():
     for replay in (everything, some):
         feed(replay, [coded(0, end="limit"), coded(1, end="success")], RNG(0))
     batch = everything.sample(RNG(0), 200)
-    np.testing.assert_array_equal(batch.bc, batch.valid)
+    np.testing.assert_array_equal(batch.bc_weight, batch.valid)
     batch = some.sample(RNG(0), 200)
     number = batch.observations["state"][:, 0] * 2 + 8
-    np.testing.assert_array_equal(batch.bc, batch.valid * (number == 1)[:, None])
-    assert 0 < batch.bc.mean() < 1
+    np.testing.assert_array_equal(batch.bc_weight, batch.valid * (number == 1)[:, None])
+    assert 0 < batch.bc_weight.mean() < 1
 
 
 @pytest.mark.parametrize("solved", ["keep", "drop"])

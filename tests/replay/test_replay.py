@@ -241,7 +241,7 @@ def test_realised_returns_follow_corrections_and_are_of_demonstrations_that_the_
         batch = replay.sample(RNG(0), 4_000)
         state = batch.observations["state"]
         found = {}
-        for number, value in zip((state[:, 0] * 2 + 8).astype(int), batch.realised, strict=True):
+        for number, value in zip((state[:, 0] * 2 + 8).astype(int), batch.mc_return, strict=True):
             found.setdefault(int(number), set()).add(float(value))
         return found
 

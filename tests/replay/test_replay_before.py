@@ -28,11 +28,11 @@ def test_it_is_the_tick_befores_of_the_same_episode(capacity):
     for _ in range(8):
         seen |= checker.check(replay.sample(rng, 4_000))
     assert {t for _, t in seen} >= {0, 1, 2}
-    assert replay.sample(rng, 6, 2).before.shape == (2, 6, 2)
+    assert replay.sample(rng, 6, 2).prev_action.shape == (2, 6, 2)
 
 
 def test_without_chosen_grippers_nobody_pays_for_it():
     rng = np.random.default_rng(1)
     replay = build(config(4, 4))
     feed(replay, [make(rng, i) for i in range(9)], rng)
-    assert replay.sample(rng, 6, 2).before is None
+    assert replay.sample(rng, 6, 2).prev_action is None

@@ -134,7 +134,7 @@ def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypa
         other._recording.begin("x", e.begin, other._stores.demo)
         other._recording.steps("x", e.steps)
         other._recording.end("x", e.end)
-    for column in ("realised", "effective"):
+    for column in ("mc_return", "effective"):
         ours, theirs = getattr(pool, column), getattr(other._stores.pool, column)
         for key, episode in replay._stores.demo.episodes.items():
             twin = other._stores.demo.episodes["x", key[1]]

@@ -4,7 +4,7 @@ from errors import naming
 
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.config.robots import FakeAlohaConfig, HelperConfig
+from serl_chunk.config.robots import FakeAlohaConfig, ScriptedHumanConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots.fake import scripted_human as helper_module
 from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
@@ -13,7 +13,7 @@ from serl_chunk.robots.fake.scripted_human import progress
 from serl_chunk.robots.fake.spec import GRIPPER
 from serl_chunk.types import ConfigError
 
-USUAL = HelperConfig()
+USUAL = ScriptedHumanConfig()
 STALL_TICKS, REACTION_TICKS, CORRECTION_TICKS = USUAL.stall_ticks, USUAL.reaction_ticks, USUAL.correction_ticks
 
 
@@ -174,13 +174,14 @@ def _takeovers(config, seeds=30, ticks=60):
 
 
 def test_the_delay_is_as_configured():
-    begins = _takeovers(HelperConfig(stall_ticks=5, reaction_ticks=(3, 3)))
+    begins = _takeovers(ScriptedHumanConfig(stall_ticks=5, reaction_ticks=(3, 3)))
     assert set(begins) == {5 + 3 - 1}  # counted from tick 0
 
 
 def test_a_person_who_misses_occasions_comes_later_or_not_at_all():
     often, half, never = (
-        _takeovers(HelperConfig(stall_ticks=10, reaction_ticks=(2, 2), miss_rate=rate)) for rate in (0.0, 0.5, 1.0)
+        _takeovers(ScriptedHumanConfig(stall_ticks=10, reaction_ticks=(2, 2), miss_rate=rate))
+        for rate in (0.0, 0.5, 1.0)
     )
     assert set(often) == {11}
     assert set(never) == {None}
@@ -192,7 +193,9 @@ def test_a_person_who_misses_occasions_comes_later_or_not_at_all():
 def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
     usual, fumbled = [], []
     for rate, out in ((0.0, usual), (1.0, fumbled)):
-        env = FakeAlohaEnv(FakeAlohaConfig(helper=HelperConfig(stall_ticks=1, reaction_ticks=(0, 0), fault_rate=rate)))
+        env = FakeAlohaEnv(
+            FakeAlohaConfig(helper=ScriptedHumanConfig(stall_ticks=1, reaction_ticks=(0, 0), fault_rate=rate))
+        )
         helper = env.make_helper()
         env.reset(seed=3)
         helper.reset(3)
@@ -202,7 +205,7 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
     arms = [i for i in range(14) if i not in GRIPPER]
     np.testing.assert_allclose(fumbled[0][list(GRIPPER)], 1 - usual[0][list(GRIPPER)], atol=1e-6)
     assert usual[0][arms].shape == (12,)
-    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, helper=HelperConfig(fault_rate=1.0)))
+    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, helper=ScriptedHumanConfig(fault_rate=1.0)))
     helper, solved = env.make_helper(), 0
     for seed in range(5):
         env.reset(seed=seed)
@@ -228,11 +231,11 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
 )
 def test_a_helper_that_cannot_be_is_refused(bad, named):
     with pytest.raises(ConfigError, match=naming(*named)):
-        HelperConfig(**bad)
+        ScriptedHumanConfig(**bad)
 
 
 def test_it_is_set_from_the_command_line():
     config = apply_overrides(
         load_experiment("fake_aloha"), [("robot.helper.reaction_ticks", "0,5"), ("robot.helper.fault_rate", "0.2")]
     )
-    assert config.robot.helper == HelperConfig(reaction_ticks=(0, 5), fault_rate=0.2)
+    assert config.robot.helper == ScriptedHumanConfig(reaction_ticks=(0, 5), fault_rate=0.2)

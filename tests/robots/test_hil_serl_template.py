@@ -92,7 +92,7 @@ def test_a_run_of_one_task_is_no_run_of_another(tmp_path):
     spec = registry.robot_spec(robot)
     run = open_run(load_experiment("hil_serl_template:ram_insertion"), spec, str(tmp_path))
     with run.lock:
-        run.record()
+        run.write_config()
     with pytest.raises(ConfigError, match=naming("hil_serl_ram_insertion", "hil_serl_egg_flip")):
         open_run(load_experiment("hil_serl_template:egg_flip"), spec, str(tmp_path))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from errors import naming
 
-from serl_chunk.cli.process import describe, load, spec_of, split_overrides, stop_on_signals
+from serl_chunk.cli.process import load, print_config, spec_of, split_overrides, stop_on_signals
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import ConfigError
 
@@ -46,7 +46,7 @@ def test_a_new_folder_records_the_configuration(tmp_path):
     run = open_run(CONFIG, SPEC, str(tmp_path / "a" / "b"), quiet)
     assert not run.resumed
     assert not (run.path / "config.json").exists()  # what a start that fails would leave behind
-    run.record()
+    run.write_config()
     saved = read_config(run.path)
     assert saved["run_id"] == run.run_id
     assert saved["name"] == "fake_aloha"
@@ -64,14 +64,14 @@ def test_without_a_path_the_folder_is_named_by_the_experiment(tmp_path, monkeypa
 
 def test_a_resumed_folder_keeps_its_id_and_says_what_changed(tmp_path):
     first = open_run(CONFIG, SPEC, str(tmp_path), quiet)
-    first.record()
+    first.write_config()
     first.lock.close()
     said: list[str] = []
     changed = dataclasses.replace(CONFIG, seed=CONFIG.seed + 1)
     open_run(changed, SPEC, str(tmp_path), quiet).lock.close()  # a start that failed before it recorded anything
     assert read_config(tmp_path)["seed"] == CONFIG.seed
     again = open_run(changed, SPEC, str(tmp_path), said.append)
-    again.record()
+    again.write_config()
     again.lock.close()
     assert (again.resumed, again.run_id) == (True, first.run_id)
     assert said == [
@@ -87,7 +87,7 @@ def test_one_learner_a_folder_and_one_experiment_a_run(tmp_path):
     run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
     with pytest.raises(ConfigError, match=naming(tmp_path, "learner", "--checkpoint_path")):
         open_run(CONFIG, SPEC, str(tmp_path), quiet)
-    run.record()
+    run.write_config()
     run.lock.close()
     other = dataclasses.replace(CONFIG, name="other")
     with pytest.raises(ConfigError, match=naming(tmp_path, "fake_aloha", "other", "--checkpoint_path")):
@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("serl_chunk.runs.folder.write_json", full)
         with pytest.raises(ConfigError, match=naming("--checkpoint_path", tmp_path, "No space left on device")):
-            run.record()
+            run.write_config()
     run.lock.close()
     open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()
 
@@ -159,12 +159,12 @@ def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):
 
 def test_the_effective_values_are_said_with_a_warning_for_a_short_sight():
     said: list[str] = []
-    describe(CONFIG, SPEC, said.append)
+    print_config(CONFIG, SPEC, said.append)
     assert len(said) == 2
     assert "chunks of 5 (0.10 s)" in said[0]
     assert "discount 0.985 per tick, discount**120 = 0.163" in said[0]
     assert "effective reward: 1 * reward + 0; a declared failure gives 0" in said[1]
-    describe(load("fake_aloha", [("discount", "0.9")]), SPEC, said.append)
+    print_config(load("fake_aloha", [("discount", "0.9")]), SPEC, said.append)
     assert "WARNING" in said[-1]
     assert "--config.discount=0.9867 would make it 0.2" in said[-1]
 
@@ -176,14 +176,14 @@ def test_the_effective_values_are_said_with_a_warning_for_a_short_sight():
 def test_a_delay_that_the_policy_does_not_know_is_said(settings, warned):
     delay = () if settings == () else (("actor.delay_ticks", "2"),)
     said: list[str] = []
-    describe(load("fake_aloha", [*delay, *(settings or ())]), SPEC, said.append)
+    print_config(load("fake_aloha", [*delay, *(settings or ())]), SPEC, said.append)
     assert any("actor.delay_ticks=2" in line and "train_delay=sampled" in line for line in said) == warned
 
 
 @pytest.mark.parametrize("preset", ["rlpd-ac", "qc-fql", "hg-dagger-gaussian"])
 def test_a_policy_that_cannot_be_trained_for_a_delay_is_not_told_to_be(preset):
     said: list[str] = []
-    describe(load("fake_aloha", [("actor.delay_ticks", "2")], preset=preset), SPEC, said.append)
+    print_config(load("fake_aloha", [("actor.delay_ticks", "2")], preset=preset), SPEC, said.append)
     (warning,) = [line for line in said if "actor.delay_ticks=2" in line]
     assert "train_delay" not in warning
     assert "only flows that act themselves can be" in warning

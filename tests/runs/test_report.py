@@ -12,7 +12,7 @@ from serl_chunk.runs import report_panels
 from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, read_metrics
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.runs.report import build_report
-from serl_chunk.runs.report_style import INK, MAX_POINTS, rolling_mean, thinned
+from serl_chunk.runs.report_style import INK, MAX_POINTS, downsample, rolling_mean
 from serl_chunk.types import DataError
 
 FIGURES = {
@@ -228,7 +228,7 @@ def test_rolling_mean_looks_back_twenty_episodes():
 def test_long_curves_are_thinned_to_their_ends():
     import numpy as np
 
-    x, y = thinned(np.arange(100_000.0), np.arange(100_000.0))
+    x, y = downsample(np.arange(100_000.0), np.arange(100_000.0))
     assert len(x) == MAX_POINTS
     assert (x[0], y[-1]) == (0.0, 99_999.0)
 

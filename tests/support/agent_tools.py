@@ -97,11 +97,11 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
         "mask": mask,
         "discount_n": (spec.discount**n).astype(np.float32),
         "next_observations": observe(),
-        "demonstrated": valid,
+        "is_demo": valid,
         "bc": valid,
         "delay": np.zeros(lead, np.int32),
         "weight": np.ones(lead, np.float32),
-        "realised": np.full(lead, -np.inf, np.float32),
+        "mc_return": np.full(lead, -np.inf, np.float32),
     }
     return ChunkBatch(**{**fields, **changes})
 
@@ -147,7 +147,7 @@ def bandit(spec: AgentSpec, updates: int, size: int, seed: int) -> tuple[ChunkBa
     return make_batches(
         spec, updates, size, seed,
         observations={"state": state}, actions=actions, rewards=rewards,
-        mask=np.zeros(lead, np.float32), valid=np.ones_like(rewards), bc=np.ones_like(rewards),
+        mask=np.zeros(lead, np.float32), valid=np.ones_like(rewards), bc_weight=np.ones_like(rewards),
     ), best  # fmt: skip
 
 

@@ -251,7 +251,7 @@ class Checker:
         n, width = max(self.episodes) + 1, LIMIT + max(cfg.chunk.carried, cfg.chunk.returned) + 2
         self.last, self.length = np.zeros(n, int), np.zeros(n, int)
         self.terminated, self.demo, self.final = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
-        self.reward, self.bc = np.zeros((n, width), np.float32), np.zeros((n, width), np.float32)
+        self.reward, self.bc_weight = np.zeros((n, width), np.float32), np.zeros((n, width), np.float32)
         self.open_bc = np.zeros((n, width), np.float32)  # while the outcome is not known
         self.source = np.full((n, width), Source.HOLD, np.uint8)
         self.decision = np.full((n, width), -1)
@@ -271,7 +271,7 @@ class Checker:
                 for own, _ in e.takeovers():
                     self.reward[k, own] -= r.intervention_penalty
             exclude = cfg.replay.exclude_before_takeover
-            self.bc[k, :t] = e.weights(bc_on, exclude)
+            self.bc_weight[k, :t] = e.weights(bc_on, exclude)
             self.open_bc[k, :t] = dataclasses.replace(e, end="limit").weights(bc_on, exclude)
             self.source[k, :t] = e.source
             self.decision[k, :t] = [e.decision_tick(i) for i in range(t)]
@@ -306,9 +306,9 @@ class Checker:
         executed[..., 1] += t[:, None]
         np.testing.assert_array_equal(executed[..., 0], np.broadcast_to(ep[:, None], (len(ep), h)))
         np.testing.assert_array_equal(executed[..., 1], t[:, None] + np.minimum(i, count[:, None] - 1))
-        assert (batch.before is None) != self.cfg.agent.gripper.reads_before
-        if batch.before is not None:
-            earlier = batch.before * self.norm.scale[0] + self.norm.centre[0] + np.stack([0 * t, t], 1)
+        assert (batch.prev_action is None) != self.cfg.agent.gripper.reads_before
+        if batch.prev_action is not None:
+            earlier = batch.prev_action * self.norm.scale[0] + self.norm.centre[0] + np.stack([0 * t, t], 1)
             np.testing.assert_array_equal(earlier, np.stack([ep, np.maximum(t - 1, 0)], 1))
         k = np.arange(r)
         rewards = np.where(k < n[:, None], self.reward[ep[:, None], t[:, None] + k], 0)
@@ -319,14 +319,14 @@ class Checker:
         powers = float(self.cfg.discount) ** np.arange(LIMIT + 1)
         to_go = [self.reward[k, s : self.length[k]] @ powers[: self.length[k] - s] for k, s in zip(ep, t, strict=True)]
         known = self.demo[ep] & self.terminated[ep]
-        np.testing.assert_allclose(batch.realised, np.where(known, to_go, -np.inf), rtol=1e-6)
+        np.testing.assert_allclose(batch.mc_return, np.where(known, to_go, -np.inf), rtol=1e-6)
         after = batch.next_observations["state"] * self.norm.state_std + self.norm.state_mean
         end = np.where(self.final[ep], t + n, np.minimum(t + n, self.length[ep] - 1))
         np.testing.assert_array_equal(after, np.stack([ep, end, ep + 2 * end], 1))
         source = self.source[ep[:, None], at]
-        np.testing.assert_array_equal(batch.demonstrated, valid & (self.demo[ep][:, None] | (source == Source.HUMAN)))
-        closed = batch.bc == self.bc[ep[:, None], at] * valid
-        still_open = batch.bc == self.open_bc[ep[:, None], at] * valid
+        np.testing.assert_array_equal(batch.is_demo, valid & (self.demo[ep][:, None] | (source == Source.HUMAN)))
+        closed = batch.bc_weight == self.bc_weight[ep[:, None], at] * valid
+        still_open = batch.bc_weight == self.open_bc[ep[:, None], at] * valid
         assert (closed | still_open if writing else closed).all()
         decided = (self.decision[ep[:, None], at] == t[:, None]) & valid & (source == Source.POLICY)
         np.testing.assert_array_equal(batch.delay, np.where(decided.any(1), decided.argmax(1), 0))

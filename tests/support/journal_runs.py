@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from coded_episodes import SPEC
 
-from serl_chunk.data.source import materialised
+from serl_chunk.data.source import decode_images
 from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.transport.server.sessions import Session
-from serl_chunk.transport.storage.record_store import RecordStore, Standing
+from serl_chunk.transport.storage.record_store import RecordStore, SessionState
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.codec import Limits
 
@@ -42,7 +42,9 @@ class Run:
     def put(self, session: str, record, *, jpeg_quality=0) -> None:
         s = self.sessions.get(session)
         if s is None:
-            s = self.sessions[session] = Session(Standing(session, f"actor {session}", 1, 0, 0, 0, None), "peer", 0.0)
+            s = self.sessions[session] = Session(
+                SessionState(session, f"actor {session}", 1, 0, 0, 0, None), "peer", 0.0
+            )
         follows = s.follows(record)
         frames = records.encode_record(record, s.expected, jpeg_quality=jpeg_quality)
         self.store.append(s.standing, record, frames, delivered=follows)
@@ -62,7 +64,7 @@ class Run:
 
 
 def assert_equal(a, b) -> None:
-    a, b = materialised(a), materialised(b)
+    a, b = decode_images(a), decode_images(b)
     assert a.begin == b.begin
     assert a.end._replace(final_observation=None) == b.end._replace(final_observation=None)
     assert (a.end.final_observation is None) == (b.end.final_observation is None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import zmq
 
 from serl_chunk.transport.security.client import use_keys
-from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.join_token import JoinToken
 from serl_chunk.transport.security.keys import ClientKeys, Pair, ServerKeys
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Limits
@@ -28,7 +28,7 @@ class Clock:
 def invited(learner: ServerKeys, folder: Path, name: str = "left", port: int = 1) -> ClientKeys:
     """A robot PC that has taken its line and not used it."""
     line = learner.invite(name, [HERE], port).encode()
-    keys = ClientKeys.accept(folder, Invitation.decode(line))
+    keys = ClientKeys.accept(folder, JoinToken.decode(line))
     keys.save()
     return keys
 

@@ -18,7 +18,7 @@ from transport_tools import CONTRACT, end, step
 from serl_chunk.transport.storage.spool import LOST
 from serl_chunk.transport.wire import codec, handshake, message_types, records, snapshots
 from serl_chunk.transport.wire.handshake import Hello
-from serl_chunk.transport.wire.probe import PAYLOAD, Inspection
+from serl_chunk.transport.wire.probe import PAYLOAD, StatusRequest
 from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import Amend, Begin, Outcome, Snapshot, StepBlock
 
@@ -50,7 +50,7 @@ def _one_of_each() -> list[Frames]:
     out = [records.encode_record(r, i) for i, r in enumerate(sent)]
     out += [hello.encode(), handshake.refusal("no", retry=True), published.announcement, piece]
     out += [
-        Inspection("a", CONTRACT).encode(),
+        StatusRequest("a", CONTRACT).encode(),
         codec.encode(message_types.ECHO, {"number": 1}, {PAYLOAD: np.zeros(9, np.uint8)}),
     ]
     for kind, fields in [

@@ -17,24 +17,32 @@ from flaky_proxy import flaky
 from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.cli.doctor import probe
-from serl_chunk.cli.doctor.probe import KeyRefusedError, Prober, reach
+from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, probe_ports
 from serl_chunk.transport.security.client import use_keys
 from serl_chunk.transport.security.keys import ClientKeys, ServerKeys
 from serl_chunk.transport.sockets import Counters, free_port
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import WireError
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
-from serl_chunk.transport.wire.probe import AT_ONCE, MAX_ECHO_BYTES, PAYLOAD, PER_S, Allowance, Findings, Inspection
+from serl_chunk.transport.wire.probe import (
+    AT_ONCE,
+    MAX_ECHO_BYTES,
+    PAYLOAD,
+    PER_S,
+    LearnerStatus,
+    ProbeRateLimit,
+    StatusRequest,
+)
 from serl_chunk.types import ConfigError, Snapshot
 
 HERE = "127.0.0.1"
-FINDINGS = Findings("run", "", "", "", "", None, "", 0, 32, -1, 0, -1)
+FINDINGS = LearnerStatus("run", "", "", "", "", None, "", 0, 32, -1, 0, -1)
 
 
 @contextlib.contextmanager
-def probing(port: int, keys: ClientKeys | None = None, host: str = HERE) -> Iterator[Prober]:
+def probing(port: int, keys: ClientKeys | None = None, host: str = HERE) -> Iterator[DiagnosticsClient]:
     """A prober that has been told which run it is."""
-    p = Prober(CONFIG, host, port, keys)
+    p = DiagnosticsClient(CONFIG, host, port, keys)
     try:
         assert p.identify(10) == "run"
         yield p
@@ -65,15 +73,15 @@ def echo(number: Any = 1, **arrays: np.ndarray) -> list[Any]:
 def test_an_inspection_tells_what_an_actor_would_be_told():
     port = free_port()
     with serving(port) as server, probing(port) as p:
-        assert p.inspect(Inspection("a", CONTRACT), 5) == FINDINGS
-        assert p.inspect(Inspection("a", {}), 5).differs == ""  # nothing to compare
-        found = p.inspect(Inspection("a", {"robot": "other", "horizon": "6", "extra": "1"}), 5)
+        assert p.inspect(StatusRequest("a", CONTRACT), 5) == FINDINGS
+        assert p.inspect(StatusRequest("a", {}), 5).differs == ""  # nothing to compare
+        found = p.inspect(StatusRequest("a", {"robot": "other", "horizon": "6", "extra": "1"}), 5)
         for words in ("robot is 'fake'", "'other' at the actor", "horizon is '5'", "'6'", "extra is absent"):
             assert words in found.differs
         server.publish(Snapshot(7, {"w": np.zeros(1000, np.float32)}), {})
-        eventually(lambda: p.inspect(Inspection("a", {}), 5)[-3:-1] == (7, 4000))
+        eventually(lambda: p.inspect(StatusRequest("a", {}), 5)[-3:-1] == (7, 4000))
         server.finish("enough")
-        assert p.inspect(Inspection("a", {}), 5).finished == "enough"
+        assert p.inspect(StatusRequest("a", {}), 5).finished == "enough"
 
 
 def test_a_learner_that_is_not_ready_says_so_and_serves_on():
@@ -82,7 +90,7 @@ def test_a_learner_that_is_not_ready_says_so_and_serves_on():
 
     port = free_port()
     with serving(port, welcome=welcome), probing(port) as p:
-        assert p.inspect(Inspection("a", CONTRACT), 5).not_ready == "still reading"
+        assert p.inspect(StatusRequest("a", CONTRACT), 5).not_ready == "still reading"
         assert len(p.round_trips(3, 5)) == 3
 
 
@@ -94,14 +102,14 @@ def test_nobody_is_admitted_displaced_or_forgotten():
             send_episode(link, "e", 5)
             assert link.flush(10)
             with probing(port) as p:
-                found = p.inspect(Inspection("a", CONTRACT), 5)
+                found = p.inspect(StatusRequest("a", CONTRACT), 5)
                 assert (found.taken_by, found.actors, found.max_actors) == (HERE, 1, 1)
                 send_episode(link, "f", 5)  # it goes on
                 assert link.flush(10)
                 assert link.stats()["connections"] == 1
         for _ in range(5):  # each evaluation would be remembered as a session, and make an older one forgotten
             with probing(port) as p:
-                assert p.inspect(Inspection("a", CONTRACT), 5).taken_by == ""
+                assert p.inspect(StatusRequest("a", CONTRACT), 5).taken_by == ""
                 with linked(port, actor_id="a"):  # the id is free meanwhile
                     pass
         assert {s["actor_id"] for s in server.sessions()} == {"a"}
@@ -123,7 +131,7 @@ def test_round_trips_and_the_clocks():
         assert p.round_trips(5, 0.5) == []
         assert time.monotonic() - start < 1.5
         with pytest.raises(UnreachableError, match=naming(f"{HERE}:{free}", "answer")):
-            p.inspect(Inspection("a", CONTRACT), 0.2)
+            p.inspect(StatusRequest("a", CONTRACT), 0.2)
 
 
 def test_a_slow_link_is_measured_within_the_time_given():
@@ -157,7 +165,7 @@ def test_rates_leave_the_beginning_out():
 def test_probes_are_limited_in_number_however_many_connect():
     now = [0.0]
     counters = Counters("probes", "probes_dropped")
-    allowance = Allowance(counters, lambda: now[0])
+    allowance = ProbeRateLimit(counters, lambda: now[0])
     assert sum(allowance.take() for _ in range(3 * AT_ONCE)) == AT_ONCE
     now[0] += 2.0
     assert sum(allowance.take() for _ in range(3 * AT_ONCE)) == 2 * PER_S
@@ -224,7 +232,7 @@ def test_a_message_beyond_the_limit_of_all_messages_is_no_probe():
     with serving(port, config=config) as server, raw(port) as s:
         s.send_multipart(echo(1, **{PAYLOAD: np.zeros((1 << 16) - 10, np.uint8)}))  # with its header: too much
         eventually(lambda: server.stats()["malformed"] == 1)
-        p = Prober(config, HERE, port, None)
+        p = DiagnosticsClient(config, HERE, port, None)
         try:
             p.identify(5)
             assert p.throughput(1.0).nbytes > 0  # what it sends keeps to the limit
@@ -243,32 +251,32 @@ def test_without_a_right_key_no_probe_is_answered(tmp_path):
             s.linger, s.rcvtimeo = 0, 5000
             use_keys(s, keys.pair.public, robot.ticket)
             s.connect(f"tcp://{HERE}:{port + 2}")
-            for frames in (echo(), Inspection("a", CONTRACT).encode()):
+            for frames in (echo(), StatusRequest("a", CONTRACT).encode()):
                 s.send_multipart(frames)
                 answer = codec.decode(s.recv_multipart(), LIMITS)
                 assert answer.kind == handshake.REFUSED
                 assert "for joining only" in answer.header["reason"]
         finally:
             context.destroy(linger=0)
-        stranger = Prober(CONFIG, HERE, port, dataclasses.replace(robot, ticket=None))
+        stranger = DiagnosticsClient(CONFIG, HERE, port, dataclasses.replace(robot, ticket=None))
         with pytest.raises(KeyRefusedError, match=naming(f"{HERE}:{port}", "left", "serl-chunk keys add NAME")):
             stranger.identify(5)
         stranger.close()
         assert keys.enrol(robot.ticket.public, robot.pair.public) == "left"
         with probing(port, dataclasses.replace(robot, ticket=None)) as p:
             assert p.secured
-            assert p.inspect(Inspection("a", CONTRACT), 5).key == "left"
+            assert p.inspect(StatusRequest("a", CONTRACT), 5).key == "left"
             keys.revoke("left")  # its connection is open, and no longer heard
             with pytest.raises(RefusedError, match=naming("left", "revoked")):
-                p.inspect(Inspection("a", CONTRACT), 5)
+                p.inspect(StatusRequest("a", CONTRACT), 5)
         assert server.stats()["probes"] == 1
 
 
 def test_answers_that_are_none_are_refused():
     for change in ({"run": 1}, {"actors": "1"}, {"finished": 0}, {"free_bytes": 0.5}):
         with pytest.raises(WireError):
-            Findings.decode(codec.decode(FINDINGS._replace(**change).encode(), LIMITS))
-    assert Findings.decode(codec.decode(FINDINGS.encode(), LIMITS)) == FINDINGS
+            LearnerStatus.decode(codec.decode(FINDINGS._replace(**change).encode(), LIMITS))
+    assert LearnerStatus.decode(codec.decode(FINDINGS.encode(), LIMITS)) == FINDINGS
 
 
 def test_what_is_no_learner_is_told_apart():
@@ -277,7 +285,7 @@ def test_what_is_no_learner_is_told_apart():
     router = context.socket(zmq.ROUTER)
     try:
         router.bind(f"tcp://{HERE}:{port + 2}")
-        p = Prober(CONFIG, HERE, port, None)
+        p = DiagnosticsClient(CONFIG, HERE, port, None)
         with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", "listens")):
             p.identify(0.5)
         identity = router.recv_multipart()[0]
@@ -294,17 +302,17 @@ def test_what_is_no_learner_is_told_apart():
 
 def test_ports_are_told_apart():
     port = free_port()
-    assert [r.trouble for r in reach(HERE, port, 2)] == ["refused"] * 3
+    assert [r.trouble for r in probe_ports(HERE, port, 2)] == ["refused"] * 3
     with serving(port):
-        found = reach(HERE, port, 2)
+        found = probe_ports(HERE, port, 2)
         assert [(r.channel, r.port, r.trouble) for r in found] == [
             ("data", port, ""), ("snapshots", port + 1, ""), ("control", port + 2, ""),
         ]  # fmt: skip
         assert all(0 < r.seconds < 2 for r in found)
     with socket.create_server((HERE, port)) as listener:
         listener.settimeout(5)
-        assert [r.trouble for r in reach(HERE, port, 1)] == ["mute", "refused", "refused"]
-    assert {r.trouble for r in reach("no-such-host.invalid", port, 2)} == {"no host"}
+        assert [r.trouble for r in probe_ports(HERE, port, 1)] == ["mute", "refused", "refused"]
+    assert {r.trouble for r in probe_ports("no-such-host.invalid", port, 2)} == {"no host"}
 
 
 def test_a_name_that_takes_for_ever_is_not_waited_for(monkeypatch):
@@ -314,5 +322,5 @@ def test_a_name_that_takes_for_ever_is_not_waited_for(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", hang)
     start = time.monotonic()
-    assert [r.trouble for r in reach("absent", 5588, 0.3)] == ["silent"] * 3
+    assert [r.trouble for r in probe_ports("absent", 5588, 0.3)] == ["silent"] * 3
     assert time.monotonic() - start < 1.5

@@ -268,9 +268,9 @@ def _windows(b: Batch) -> ChunkBatch:
         mask=b["mask"],
         discount_n=np.full(size, DISCOUNT**HORIZON, np.float32),
         next_observations={"state": b["next_observations"]},
-        demonstrated=b["valid"],
-        bc=b["valid"],
+        is_demo=b["valid"],
+        bc_weight=b["valid"],
         delay=np.zeros(size, np.int32),
         weight=b["valid"][:, -1],
-        realised=np.full(size, -np.inf, np.float32),
+        mc_return=np.full(size, -np.inf, np.float32),
     )

@@ -22,7 +22,7 @@ ONLY = ("success", "interventions")
 _HEAD = 3  # lines of a manifest among which the list of its episodes is
 
 
-class Chosen:
+class SelectedEpisodes:
     """See `data.source.Source`: some of a run's episodes, and what is to be said of the choice."""
 
     def __init__(self, source: RunSource | RunDemos, keys: list[str], said: Sequence[str] = ()) -> None:
@@ -90,11 +90,13 @@ def run_export(flags: argparse.Namespace) -> int:
         "episodes": None, "max_samples": None, "tolerance_s": None,
     }  # fmt: skip
     full = argparse.Namespace(**(what_files_do_not_say | vars(flags)))
-    full.path = chosen_of(run, options_of(full), flags.store, flags.only, Path(flags.out), flags.resume)
+    full.path = selected_episodes(run, options_of(full), flags.store, flags.only, Path(flags.out), flags.resume)
     return run_convert(full)
 
 
-def chosen_of(run: Path, options: ReadOptions, store: str, only: str | None, out: Path, resume: bool) -> Chosen:
+def selected_episodes(
+    run: Path, options: ReadOptions, store: str, only: str | None, out: Path, resume: bool
+) -> SelectedEpisodes:
     """The episodes to export: of a resumed export, those that there were when it began. Raises ConfigError."""
     source: RunSource | RunDemos = RunSource(run, options) if store == "online" else RunDemos(run, options)
     keys, said = source.keys(), []
@@ -106,11 +108,11 @@ def chosen_of(run: Path, options: ReadOptions, store: str, only: str | None, out
         raise ConfigError(
             f"{run}: no episode to export ({whole} in store {store}" + (f", none by --only {only})" if only else ")")
         )
-    if resume and (begun := as_begun(out.expanduser())) is not None:
+    if resume and (begun := restore_task(out.expanduser())) is not None:
         if newer := len(set(keys) - set(begun)):
             said.append(f"{newer} episodes ended after this export began: export them into another folder")
         keys = begun
-    return Chosen(source, keys, tuple(said))
+    return SelectedEpisodes(source, keys, tuple(said))
 
 
 def _is(source: RunSource | RunDemos, key: str, only: str) -> bool:
@@ -123,7 +125,7 @@ def _is(source: RunSource | RunDemos, key: str, only: str) -> bool:
     return outcome is Outcome.SUCCESS if only == "success" else human > 0
 
 
-def as_begun(folder: Path) -> list[str] | None:
+def restore_task(folder: Path) -> list[str] | None:
     """The episodes that the export in `folder` began with, also those the run has dropped since; None for no export."""
     try:
         with (folder / NAME).open() as file:

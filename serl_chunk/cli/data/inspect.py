@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.cli.data.options import add_reading, open_any, options_of
-from serl_chunk.data.inspect.results import Finding, Findings
-from serl_chunk.data.inspect.summary import counted, facts
+from serl_chunk.data.inspect.results import InspectionReport, Issue
+from serl_chunk.data.inspect.summary import summary_lines
 from serl_chunk.data.source import Source
+from serl_chunk.data.validate import plural
 from serl_chunk.types import ConfigError
 
 SHOWN = 5  # findings of one kind on the screen; --json has all
@@ -68,16 +69,16 @@ def run_check(flags: argparse.Namespace) -> int:
     for finding in bad:
         print(f"{finding.kind}: {finding.text}")
     status = _status(findings, flags.strict)
-    others = "" if flags.strict else f", {counted(len(findings.remarks), 'remark')}"
+    others = "" if flags.strict else f", {plural(len(findings.remarks), 'remark')}"
     print(
-        f"{findings.path}: {'BAD' if status else 'good'}: {counted(len(bad), 'fault')}{others} in "
-        f"{counted(findings.looked_at, 'episode')}, {counted(findings.steps, 'step')}"
+        f"{findings.path}: {'BAD' if status else 'good'}: {plural(len(bad), 'fault')}{others} in "
+        f"{plural(findings.looked_at, 'episode')}, {plural(findings.steps, 'step')}"
         + ("" if flags.all_frames else "; of images, a few frames of each (--all_frames decodes them all)")
     )
     return status
 
 
-def show(findings: Findings) -> None:
+def show(findings: InspectionReport) -> None:
     """The screen: a table of facts, then what was found."""
     from rich.console import Console
     from rich.table import Table
@@ -85,7 +86,7 @@ def show(findings: Findings) -> None:
 
     console = Console(highlight=False)
     console.print(Text(f"{findings.path}: {findings.format}", style="bold"), soft_wrap=True)
-    rows = facts(findings)
+    rows = summary_lines(findings)
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="cyan", no_wrap=True)
@@ -100,14 +101,14 @@ def show(findings: Findings) -> None:
     for note in findings.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for kind, group in itertools.groupby(sorted(findings.findings, key=_order), key=_order):
-        some: list[Finding] = list(group)
+        some: list[Issue] = list(group)
         style = "bold red" if some[0].severity == "fault" else "yellow"
         for finding in some[:SHOWN]:
             line = Text.assemble((f"{finding.severity} ({finding.kind})", style), f": {finding.text}")
             console.print(line, soft_wrap=True)
         if len(some) > SHOWN:
             console.print(Text(f"... and {len(some) - SHOWN} more of this kind ({kind[1]}); --json FILE has all"))
-    faults, remarks = counted(len(findings.faults), "fault"), counted(len(findings.remarks), "remark")
+    faults, remarks = plural(len(findings.faults), "fault"), plural(len(findings.remarks), "remark")
     console.print(Text(f"{faults}, {remarks}", style="bold red" if findings.faults else "bold green"))
 
 
@@ -133,7 +134,7 @@ def shown_progress(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _inspect(flags: argparse.Namespace) -> tuple[Source, Findings]:
+def _inspect(flags: argparse.Namespace) -> tuple[Source, InspectionReport]:
     from serl_chunk.data.inspect.inspect import inspect
 
     for name in ("max_episodes", "horizon"):
@@ -181,9 +182,9 @@ def _page_path(plot: str | None) -> Path | None:
     return path
 
 
-def _status(findings: Findings, strict: bool) -> int:
+def _status(findings: InspectionReport, strict: bool) -> int:
     return 1 if findings.faults or (strict and findings.remarks) else 0
 
 
-def _order(finding: Finding) -> tuple[bool, str]:
+def _order(finding: Issue) -> tuple[bool, str]:
     return finding.severity != "fault", finding.kind

@@ -10,7 +10,14 @@ from typing import Any
 from serl_chunk.cli.data.inspect import horizon_of, shown_progress
 from serl_chunk.cli.data.options import add_reading, open_any, options_of
 from serl_chunk.cli.process import Say, say
-from serl_chunk.data.normalise.chunk_statistics import STD_FLOOR, Computed, What, compute, joints_of, parse_mask
+from serl_chunk.data.normalise.chunk_statistics import (
+    STD_FLOOR,
+    StatsRequest,
+    StatsResult,
+    compute,
+    joints_of,
+    parse_mask,
+)
 from serl_chunk.data.normalise.norm_stats import write_norm_stats
 from serl_chunk.types import ConfigError
 
@@ -69,7 +76,7 @@ def run_stats(flags: argparse.Namespace) -> int:
     horizon = horizon_of(flags)
     if horizon is None and flags.actions == "delta":
         raise ConfigError("delta actions depend on how long a chunk is: give --horizon (pi0: 50), or --exp_name")
-    what = What(
+    what = StatsRequest(
         actions=flags.actions,
         joints=joints_of(mask, options.spec) if flags.actions == "delta" else (),
         horizon=1 if horizon is None else horizon,
@@ -86,7 +93,7 @@ def run_stats(flags: argparse.Namespace) -> int:
     return 0
 
 
-def show(computed: Computed, tell: Say = say) -> None:
+def show(computed: StatsResult, tell: Say = say) -> None:
     """The table, a row for each dimension, and what was changed."""
     what = computed.what
     of = f"all {computed.steps:,} steps"

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from serl_chunk.cli.doctor.probe import Reach
+from serl_chunk.cli.doctor.probe import PortProbe
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
@@ -77,7 +77,7 @@ def tunnel(ip: str, port: int) -> str:
     return "ssh " + " ".join(f"-L {p}:127.0.0.1:{p}" for p in range(port, port + len(CHANNELS))) + f" {there}"
 
 
-def check_ports(found: list[Reach], ip: str, port: int) -> Iterator[Check]:
+def check_ports(found: list[PortProbe], ip: str, port: int) -> Iterator[Check]:
     """One check for each port, and what to do where it cannot be reached."""
     last = port + len(CHANNELS) - 1
     through = f"\nor through SSH, and then with --ip 127.0.0.1:\n  {tunnel(ip, port)}"

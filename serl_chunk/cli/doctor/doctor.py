@@ -22,19 +22,19 @@ from serl_chunk.cli.doctor.checks import (
     per_second,
     require_free,
 )
-from serl_chunk.cli.doctor.probe import KeyRefusedError, Prober, Trip, reach
+from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
 from serl_chunk.cli.keys import actor_keys
 from serl_chunk.cli.process import Say, say, spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
-from serl_chunk.transport.security.enrollment import PlainError, enrol
+from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys, fingerprint
 from serl_chunk.transport.sockets import in_words
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
-from serl_chunk.transport.wire.probe import Findings, Inspection
+from serl_chunk.transport.wire.probe import LearnerStatus, StatusRequest
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 
 REACH_S = 3.0  # seconds each step may take at most; with an absent learner the first is all there is ...
@@ -49,7 +49,7 @@ CLOCK_S = 5.0  # seconds of difference worth mentioning
 LITTLE_DISK = 1 << 30  # bytes
 
 
-class Where(NamedTuple):
+class LearnerAddress(NamedTuple):
     """The learner to look at, as an actor's flags name it."""
 
     ip: str
@@ -60,7 +60,9 @@ class Where(NamedTuple):
     spool_path: str | None
 
 
-def run_doctor(config: ExperimentConfig | None, where: Where, json_file: str | None = None, tell: Say = say) -> int:
+def run_doctor(
+    config: ExperimentConfig | None, where: LearnerAddress, json_file: str | None = None, tell: Say = say
+) -> int:
     """Print every check; returns 1 where one of them failed, else 0. Takes at most about 15 seconds.
 
     Without an experiment, what depends on it is left out. Raises ConfigError for a port or a file that cannot be.
@@ -69,7 +71,7 @@ def run_doctor(config: ExperimentConfig | None, where: Where, json_file: str | N
     if json_file is not None:
         require_free("json", json_file)
     checks = []
-    for check in examine(config, where):
+    for check in run_checks(config, where):
         tell(str(check))
         checks.append(check)
     bad = sum(c.status == "FAIL" for c in checks)
@@ -84,7 +86,7 @@ def run_doctor(config: ExperimentConfig | None, where: Where, json_file: str | N
     return 1 if bad else 0
 
 
-def examine(config: ExperimentConfig | None, where: Where) -> Iterator[Check]:
+def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterator[Check]:
     """The checks, one after another, as they are done."""
     spec: RobotSpec | None = None
     trouble: Check | None = None
@@ -95,14 +97,14 @@ def examine(config: ExperimentConfig | None, where: Where) -> Iterator[Check]:
                 spec.camera(name)
         except Exception as e:  # an experiment's own code may raise anything
             spec, trouble = None, _cannot_build(config, e)
-    found = reach(where.ip, where.port, REACH_S)
+    found = probe_ports(where.ip, where.port, REACH_S)
     yield from check_ports(found, where.ip, where.port)
     if trouble is not None:
         yield trouble
     if found[-1].trouble:
         yield Check("learner", "-", "not asked: its control port cannot be reached")
     else:
-        yield from _Visit(config, spec, where).checks()
+        yield from _LearnerChecks(config, spec, where).checks()
     if config is not None and spec is not None:
         yield check_spool(config, spec, where.actor_id, where.spool_path)
         yield from check_devices(config, spec)
@@ -116,10 +118,10 @@ def _cannot_build(config: ExperimentConfig, e: Exception) -> Check:
     )  # fmt: skip
 
 
-class _Visit:
+class _LearnerChecks:
     """What a learner that can be reached says and does. `spec`: None where there is no experiment."""
 
-    def __init__(self, config: ExperimentConfig | None, spec: RobotSpec | None, where: Where) -> None:
+    def __init__(self, config: ExperimentConfig | None, spec: RobotSpec | None, where: LearnerAddress) -> None:
         self._config, self._spec, self._where = config, spec, where
         self._transport = TransportConfig() if config is None else config.transport
         self._until = time.monotonic() + NETWORK_S
@@ -140,13 +142,13 @@ class _Visit:
         except (ConfigError, RefusedError) as e:
             yield failed("key", str(e))
             return
-        prober = Prober(self._transport, w.ip, w.port, self._keys)
+        prober = DiagnosticsClient(self._transport, w.ip, w.port, self._keys)
         try:
             run = prober.identify(self._left(IDENTIFY_S))
             # Building the agent imports JAX: seconds that are not the network's.
             shared, trouble = self._contract()
             self._until = max(self._until, time.monotonic() + ANSWER_S + THROUGHPUT_S)
-            findings = prober.inspect(Inspection(w.actor_id, shared), self._left(ANSWER_S))
+            findings = prober.inspect(StatusRequest(w.actor_id, shared), self._left(ANSWER_S))
             yield from self._learner(run, findings)
             yield self._key(prober.secured, findings.key, joined)
             yield from self._experiment(shared, trouble, findings)
@@ -175,8 +177,8 @@ class _Visit:
         if keys is None or keys.ticket is None:
             return False
         try:
-            self._keys = enrol(keys, self._transport, self._where.ip, self._where.port, self._left(JOIN_S))
-        except PlainError:
+            self._keys = enroll(keys, self._transport, self._where.ip, self._where.port, self._left(JOIN_S))
+        except UnencryptedPeerError:
             if not sockets.is_loopback(self._where.ip):
                 raise
             return False
@@ -195,7 +197,7 @@ class _Visit:
 
     # What it says.
 
-    def _learner(self, run: str, f: Findings) -> Iterator[Check]:
+    def _learner(self, run: str, f: LearnerStatus) -> Iterator[Check]:
         where = f"{self._where.ip}:{self._where.port}"
         version = f"snapshot {f.version}" if f.version >= 0 else "no snapshot yet"
         said = f"run {run} at {where}, protocol {handshake.PROTOCOL}, {version}, {f.actors} actors connected"
@@ -220,7 +222,7 @@ class _Visit:
             yield Check("actor id", "ok", f"{self._where.actor_id!r} is free")
         yield self._disk(f)
 
-    def _disk(self, f: Findings) -> Check:
+    def _disk(self, f: LearnerStatus) -> Check:
         name = "learner's disk"
         if f.stalled:
             return Check(
@@ -247,7 +249,7 @@ class _Visit:
             "start it without --insecure, and join from here with the line that it prints",
         )  # fmt: skip
 
-    def _experiment(self, shared: dict[str, str], trouble: Check | None, f: Findings) -> Iterator[Check]:
+    def _experiment(self, shared: dict[str, str], trouble: Check | None, f: LearnerStatus) -> Iterator[Check]:
         if trouble is not None:
             yield trouble
         elif self._config is None:
@@ -259,7 +261,7 @@ class _Visit:
 
     # What it does.
 
-    def _measure(self, prober: Prober, f: Findings) -> Iterator[Check]:
+    def _measure(self, prober: DiagnosticsClient, f: LearnerStatus) -> Iterator[Check]:
         trips = prober.round_trips(TRIPS, self._left(ANSWER_S))
         yield _round_trip(trips)
         t = prober.throughput(self._left(THROUGHPUT_S))
@@ -280,7 +282,7 @@ class _Visit:
             yield check_snapshots(f.version, f.snapshot_bytes, t.bytes_per_s, self._config)
 
 
-def _round_trip(trips: list[Trip]) -> Check:
+def _round_trip(trips: list[RoundTrip]) -> Check:
     if not trips:
         return Check(
             "round trip", "FAIL", f"none of {TRIPS} pings was answered in {ANSWER_S:g} s", "look for loss on the link "
@@ -296,7 +298,7 @@ def _round_trip(trips: list[Trip]) -> Check:
     return Check("round trip", "warning", said, remedy, figures)
 
 
-def _clock(best: Trip) -> Check:
+def _clock(best: RoundTrip) -> Check:
     ahead = "ahead" if best.offset > 0 else "behind"
     said = f"the learner's is {duration(abs(best.offset))} {ahead} (within {duration(best.seconds / 2)})"
     figures = {"clock_offset_s": best.offset}

@@ -21,12 +21,12 @@ from serl_chunk.transport.sockets import CHANNELS, try_receive, try_send
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
-from serl_chunk.transport.wire.probe import MAX_ECHO_BYTES, PAYLOAD, Echo, Findings, Inspection
+from serl_chunk.transport.wire.probe import MAX_ECHO_BYTES, PAYLOAD, Echo, LearnerStatus, StatusRequest
 
 Trouble = Literal["", "no host", "refused", "silent", "mute", "unreachable"]
 
 
-class Reach(NamedTuple):
+class PortProbe(NamedTuple):
     """What came of connecting to one port."""
 
     channel: str  # of CHANNELS
@@ -36,14 +36,14 @@ class Reach(NamedTuple):
     seconds: float  # to connect, name look-up included
 
 
-def reach(host: str, port: int, timeout: float) -> list[Reach]:
+def probe_ports(host: str, port: int, timeout: float) -> list[PortProbe]:
     """Connect to `port` and the two after it, all at once; takes at most `timeout` seconds, whatever the host does.
 
     Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere, and is called
     "mute". (The control port, which is asked everything else, shows that by its answers.)
     """
     silent = f"no answer in {timeout:g} s"
-    found = {c: Reach(c, port + i, "silent", silent, timeout) for i, c in enumerate(CHANNELS)}
+    found = {c: PortProbe(c, port + i, "silent", silent, timeout) for i, c in enumerate(CHANNELS)}
     threads = []
 
     def knock(channel: str) -> None:
@@ -59,11 +59,11 @@ def reach(host: str, port: int, timeout: float) -> list[Reach]:
     return [found[c] for c in CHANNELS]
 
 
-def _knock(host: str, place: Reach, timeout: float, *, greet: bool) -> Reach:
+def _knock(host: str, place: PortProbe, timeout: float, *, greet: bool) -> PortProbe:
     start = time.monotonic()
 
-    def outcome(trouble: Trouble, detail: str) -> Reach:
-        return Reach(place.channel, place.port, trouble, detail, seconds)
+    def outcome(trouble: Trouble, detail: str) -> PortProbe:
+        return PortProbe(place.channel, place.port, trouble, detail, seconds)
 
     try:
         socket.create_connection((host, place.port), timeout).close()
@@ -97,7 +97,7 @@ class KeyRefusedError(RefusedError):
     """No connection came about because of keys, and waiting does not help."""
 
 
-class Trip(NamedTuple):
+class RoundTrip(NamedTuple):
     """One round trip."""
 
     seconds: float
@@ -111,7 +111,7 @@ class Throughput(NamedTuple):
     nbytes: int  # that arrived in all
 
 
-class Prober:
+class DiagnosticsClient:
     """Asks a learner things. Used by one thread; close it."""
 
     def __init__(self, config: TransportConfig, host: str, port: int, keys: ClientKeys | None) -> None:
@@ -160,24 +160,24 @@ class Prober:
         """Whether the connection proves keys and is encrypted."""
         return self._socket is not None and self._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
 
-    def inspect(self, inspection: Inspection, timeout: float) -> Findings:
+    def inspect(self, inspection: StatusRequest, timeout: float) -> LearnerStatus:
         """What the learner says to an actor. Raises UnreachableError where it says nothing, RefusedError."""
         message = self._ask(inspection.encode(), message_types.FINDINGS, timeout, again=_AGAIN_S)
         try:
-            return Findings.decode(message)
+            return LearnerStatus.decode(message)
         except WireError as e:
             raise UnreachableError(f"the learner's answer cannot be read: {e}") from e
 
-    def round_trips(self, n: int, timeout: float) -> list[Trip]:
+    def round_trips(self, n: int, timeout: float) -> list[RoundTrip]:
         """Up to `n` round trips, one after another, in at most `timeout` seconds. Raises RefusedError."""
-        trips: list[Trip] = []
+        trips: list[RoundTrip] = []
         deadline = time.monotonic() + timeout
         for _ in range(n):
             began, start = time.time(), time.monotonic()
             try:
                 message = self._ask(self._echo(0), message_types.ECHOED, deadline - start)
                 seconds = time.monotonic() - start
-                trips.append(Trip(seconds, Echo.decode(message).clock - (began + seconds / 2)))
+                trips.append(RoundTrip(seconds, Echo.decode(message).clock - (began + seconds / 2)))
             except (UnreachableError, WireError):
                 break
         return trips

@@ -12,15 +12,15 @@ from typing import NamedTuple
 from serl_chunk.data.convert.manifest import Manifest
 from serl_chunk.data.convert.workers import (
     QUEUED,
-    Fault,
-    InProcess,
-    Job,
-    Processes,
-    Refused,
+    ConversionSpec,
+    EpisodeJob,
+    ProcessPool,
+    RefusedEpisode,
     Result,
+    SerialPool,
     Staged,
-    Stagers,
-    Work,
+    WorkerFault,
+    WorkerPool,
 )
 from serl_chunk.data.source import Json, Sink, Source
 from serl_chunk.types import ConfigError, DataError
@@ -46,7 +46,7 @@ class Report:
     frames: int
     nbytes: int  # of arrays and decoded frames
     already: int  # of the episodes: they were there when this process began
-    skipped: tuple[Refused, ...]
+    skipped: tuple[RefusedEpisode, ...]
     seconds: float  # of this process
 
 
@@ -173,26 +173,26 @@ class _Conversion:
         self.tell()
         if self.enough():
             return
-        work = Work(self.source, self.sink, self.layout, tolerance_s)
+        work = ConversionSpec(self.source, self.sink, self.layout, tolerance_s)
         n = min(workers, len(self.keys) - self.decided)
-        stagers: Stagers = Processes(work, n, self.manifest.descriptor) if n else InProcess(work)
+        stagers: WorkerPool = ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)
         try:
             self.drive(stagers, window=max(1, QUEUED * n))
         finally:
             stagers.close()
 
-    def drive(self, stagers: Stagers, window: int) -> None:
+    def drive(self, stagers: WorkerPool, window: int) -> None:
         """Keep the stagers busy, at most `window` episodes ahead of the one to be placed next."""
         begun, limit = self.decided, len(self.keys)
         ready: dict[int, Result] = {}
         while not self.enough():
             while begun < min(limit, self.decided + window) and stagers.idle():
-                stagers.submit(Job(begun, self.keys[begun]))
+                stagers.submit(EpisodeJob(begun, self.keys[begun]))
                 begun += 1
             for result in stagers.results():
-                if isinstance(result, Fault):
+                if isinstance(result, WorkerFault):
                     raise (ConfigError if result.is_config else DataError)(result.error)
-                if isinstance(result, Refused) and not self.skip_bad:
+                if isinstance(result, RefusedEpisode) and not self.skip_bad:
                     limit = min(limit, result.job.number)  # it ends the conversion: nothing after it is begun
                 ready[result.job.number] = result
             while not self.enough() and self.decided in ready:
@@ -221,7 +221,7 @@ class _Conversion:
             self.steps += result.steps
             self.frames += result.frames
             self.nbytes += result.nbytes
-        elif isinstance(result, Refused):
+        elif isinstance(result, RefusedEpisode):
             if not self.skip_bad:
                 raise DataError(f"{result.reason}\n{_HINT}")
             self.manifest.append({"kind": "skipped", "number": number, "key": key, "reason": result.reason})
@@ -252,7 +252,7 @@ class _Conversion:
             frames=sum(e["frames"] for e in placed),
             nbytes=sum(e["bytes"] for e in placed),
             already=self.already,
-            skipped=tuple(Refused(Job(e["number"], e["key"]), e["reason"]) for e in skipped),
+            skipped=tuple(RefusedEpisode(EpisodeJob(e["number"], e["key"]), e["reason"]) for e in skipped),
             seconds=time.monotonic() - self.began,
         )
 

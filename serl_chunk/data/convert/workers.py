@@ -23,7 +23,7 @@ from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError, StepBlock
 QUEUED = 8  # jobs a process has: what lies on disk twice where one of them takes long
 
 
-class Work(NamedTuple):
+class ConversionSpec(NamedTuple):
     """What does not change between episodes."""
 
     source: Source
@@ -32,7 +32,7 @@ class Work(NamedTuple):
     tolerance_s: float | None  # by which a step may leave its place at the rate; None: not looked at
 
 
-class Job(NamedTuple):
+class EpisodeJob(NamedTuple):
     """One episode of the source."""
 
     number: int
@@ -42,38 +42,38 @@ class Job(NamedTuple):
 class Staged(NamedTuple):
     """An episode that is ready to be placed."""
 
-    job: Job
+    job: EpisodeJob
     staged: Json
     steps: int
     frames: int
     nbytes: int  # of arrays and decoded frames
 
 
-class Refused(NamedTuple):
+class RefusedEpisode(NamedTuple):
     """An episode that cannot be converted, whatever is tried."""
 
-    job: Job
+    job: EpisodeJob
     reason: str
 
 
-class Fault(NamedTuple):
+class WorkerFault(NamedTuple):
     """What is not the episode's fault: a full disk, no memory, a mistake in the program."""
 
-    job: Job
+    job: EpisodeJob
     error: str
     is_config: bool = False
 
 
-Result = Staged | Refused | Fault
+Result = Staged | RefusedEpisode | WorkerFault
 
 
-class Stagers(Protocol):
+class WorkerPool(Protocol):
     """Somebody who stages episodes."""
 
     def idle(self) -> int:
         """How many jobs may be submitted now."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EpisodeJob) -> None:
         """Hand over a job; only where `idle` admits one."""
 
     def results(self) -> Sequence[Result]:
@@ -83,7 +83,7 @@ class Stagers(Protocol):
         """End, also amid a job."""
 
 
-def stage(work: Work, job: Job) -> Result:
+def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
     """Read one episode and stage it; never raises an Exception."""
     where = f"{work.source.path}: episode {job.key}"
     try:
@@ -92,17 +92,17 @@ def stage(work: Work, job: Job) -> Result:
         staged = work.sink.stage(work.layout, job.number, episode)
     except DataError as error:
         reason = str(error)
-        return Refused(job, reason if reason.startswith(str(work.source.path)) else f"{where}: {reason}")
+        return RefusedEpisode(job, reason if reason.startswith(str(work.source.path)) else f"{where}: {reason}")
     except ConfigError as error:
-        return Fault(job, str(error), is_config=True)
+        return WorkerFault(job, str(error), is_config=True)
     except OSError as error:
-        return Fault(
+        return WorkerFault(
             job, f"{where} could not be converted: {error}; where the disk is full, make room and go on with --resume"
         )
     except MemoryError as error:
-        return Fault(job, f"{where} does not fit into memory ({error}); fewer --workers need less of it")
+        return WorkerFault(job, f"{where} does not fit into memory ({error}); fewer --workers need less of it")
     except Exception:
-        return Fault(job, f"{where}: a mistake in this program, not in your data:\n{traceback.format_exc()}")
+        return WorkerFault(job, f"{where}: a mistake in this program, not in your data:\n{traceback.format_exc()}")
     steps = episode.steps
     images = [rows.values for name, rows in steps.sparse.items() if name.startswith(IMAGE_PREFIX)]
     nbytes = steps.action.nbytes + sum(v.nbytes for v in steps.observation.values()) + sum(i.nbytes for i in images)
@@ -136,18 +136,18 @@ def check_stamps(where: str, steps: StepBlock, hz: float | None, tolerance_s: fl
         )
 
 
-class InProcess:
+class SerialPool:
     """See Stagers: one job at a time, in this process."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ConversionSpec) -> None:
         self._work = work
-        self._jobs: list[Job] = []
+        self._jobs: list[EpisodeJob] = []
 
     def idle(self) -> int:
         """See Stagers."""
         return 1 - len(self._jobs)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EpisodeJob) -> None:
         """See Stagers."""
         self._jobs.append(job)
 
@@ -173,18 +173,18 @@ def _inherit(copy: Any) -> _Held:
     return _Held(copy.detach())
 
 
-class Processes:
+class ProcessPool:
     """See Stagers: `n` processes, started anew (`spawn`), since a fork would copy this one's threads.
 
     Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
     They end with this process, however that ends. `held` is a descriptor that they keep open until then.
     """
 
-    def __init__(self, work: Work, n: int, held: int) -> None:
+    def __init__(self, work: ConversionSpec, n: int, held: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._where = work.source.path
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._jobs: list[deque[Job]] = []  # of each worker, the one it works on first
+        self._jobs: list[deque[EpisodeJob]] = []  # of each worker, the one it works on first
         try:
             for i in range(n):
                 ours, theirs = context.Pipe()
@@ -203,7 +203,7 @@ class Processes:
         """See Stagers."""
         return QUEUED * len(self._jobs) - sum(map(len, self._jobs))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EpisodeJob) -> None:
         """See Stagers."""
         index = min(range(len(self._jobs)), key=lambda i: len(self._jobs[i]))
         self._jobs[index].append(job)
@@ -247,7 +247,7 @@ def _death(status: int | None) -> str:
     return f"the process that converted it {how}; go on with --resume, or leave the episode out with --episodes"
 
 
-def _serve(work: Work, connection: Connection, held: _Held) -> None:
+def _serve(work: ConversionSpec, connection: Connection, held: _Held) -> None:
     """A worker's life: jobs in, results out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; ours decides
     parent = multiprocessing.parent_process()

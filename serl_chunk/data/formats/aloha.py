@@ -95,7 +95,7 @@ def choose_cameras(path: Path, file: h5py.File, cameras: Sequence[str] | None) -
     return present if cameras is None else [c for c in present if c in cameras]
 
 
-def open_foreign(
+def open_aloha(
     path: Path, version: FileVersion, file: h5py.File, options: ReadOptions, reward: float | None = None
 ) -> Episode:
     """An episode without an `/rl` group, its frames still in the file.

@@ -20,8 +20,8 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.formats.hdf5_io import member, numbers, opened, rows
-from serl_chunk.data.source import Format, ReadOptions, first_of
-from serl_chunk.data.validate import Ending, imported_episode, position, rate, said
+from serl_chunk.data.source import Format, ReadOptions, take_fraction
+from serl_chunk.data.validate import Ending, imported_episode, index_of, plural, resolve_rate
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, Observation, Outcome, Source
 
 _BLOCK = 100_000  # rows that are compared at a time
@@ -50,7 +50,7 @@ class D4rlSource:
                 f"{path}: D4RL's data records rewards and terminations; leave --success and --failure out"
             )
         self.path, self._options = path, options
-        self.hz = rate(options)
+        self.hz = resolve_rate(options)
         self._after_goal = 0
         with opened(path) as file:
             n = self._checked_length(file)
@@ -63,7 +63,7 @@ class D4rlSource:
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
         self.rewards_tell = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
         spans = self._spans_of(closed, terminal)
-        self._keys = first_of([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])
+        self._keys = take_fraction([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])
         self._spans = spans[: len(self._keys)]
 
     def keys(self) -> list[str]:
@@ -76,7 +76,7 @@ class D4rlSource:
 
     def read(self, key: str) -> Episode:
         """See `source.Source`."""
-        start, stop, closed = self._spans[position(self._keys, key, self.path)]
+        start, stop, closed = self._spans[index_of(self._keys, key, self.path)]
         where = str(self.path)
         with opened(self.path) as file:
             state = rows(numbers(where, file, "observations", 2), start, stop)
@@ -112,12 +112,12 @@ class D4rlSource:
             cut = sum(closed.values()) - closed["terminal"]
             out.append(
                 "the observations after the last actions are not stored: terminated episodes end in their last "
-                f"observation, {said(cut, 'truncated episode')} in none"
+                f"observation, {plural(cut, 'truncated episode')} in none"
             )
         if self._after_goal:
             out.append(
-                f"{said(self._after_goal, 'step')} that are terminal like the step before them (the goal was reached, "
-                "and the recording went on) are left out"
+                f"{plural(self._after_goal, 'step')} that are terminal like the step before them (the goal was "
+                "reached, and the recording went on) are left out"
             )
         if not self._sparse:
             out.append(

@@ -16,8 +16,8 @@ import h5py
 from serl_chunk.data.formats.aloha import IMAGES, recorded_hz
 from serl_chunk.data.formats.hdf5 import joints_in, open_episode
 from serl_chunk.data.formats.hdf5_io import ERRORS, member, names
-from serl_chunk.data.source import Format, ReadOptions, first_of
-from serl_chunk.data.validate import natural
+from serl_chunk.data.source import Format, ReadOptions, take_fraction
+from serl_chunk.data.validate import natural_sort_key
 from serl_chunk.types import DataError, Episode
 
 SUFFIXES = (".hdf5", ".h5")
@@ -53,7 +53,7 @@ class EpisodeFiles:
 
     def keys(self) -> list[str]:
         """See Source."""
-        return first_of(list(self.files), self.options.proportion)
+        return take_fraction(list(self.files), self.options.proportion)
 
     def read(self, key: str) -> Episode:
         """See Source."""
@@ -152,7 +152,7 @@ def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, 
             f"{path}: no folder {', '.join(absent)} with episodes, which --scores names; there are: "
             f"{', '.join(folders) or 'none'}"
         )
-    unknown = sorted(set(folders) - set(scores), key=natural)
+    unknown = sorted(set(folders) - set(scores), key=natural_sort_key)
     if unknown:
         raise DataError(
             f"{path}: the folders {', '.join(unknown)} have episodes, and nothing says what these are worth; pass "
@@ -193,13 +193,13 @@ def _files(folder: Path) -> list[Path]:
     # A link to nothing is an episode that is missing: reading it says so.
     there = (p for p in folder.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
     found = (p for p in there if p.is_file() or (p.is_symlink() and not p.exists()))
-    return sorted(found, key=lambda p: natural(p.name))
+    return sorted(found, key=lambda p: natural_sort_key(p.name))
 
 
 def _folders(path: Path) -> list[Path]:
     """Those below `path` that have episodes."""
     found = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and _files(p))
-    return sorted(found, key=lambda p: natural(p.name))
+    return sorted(found, key=lambda p: natural_sort_key(p.name))
 
 
 FORMAT = Format(

@@ -36,13 +36,13 @@ from serl_chunk.data.formats.aloha import (
     attribute_text,
     choose_cameras,
     joint_columns,
-    open_foreign,
+    open_aloha,
     recorded_hz,
 )
 from serl_chunk.data.formats.hdf5_frames import FileVersion, close_files, frames_of
 from serl_chunk.data.formats.hdf5_io import ERRORS, member, names, new_hdf5, raise_machine_fault
 from serl_chunk.data.frames import Frames
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
 from serl_chunk.types import (
     DECISION_PREFIX,
@@ -159,7 +159,7 @@ def read_episode(
     path = Path(path)
     chosen = None if cameras is None else tuple(cameras)
     try:
-        return materialised(open_episode(path, ReadOptions(spec=spec, cameras=chosen, success=success, color=color)))
+        return decode_images(open_episode(path, ReadOptions(spec=spec, cameras=chosen, success=success, color=color)))
     except MemoryError as error:
         raise DataError(
             f"{path}: its frames do not fit into memory, or the file is damaged ({error}); remove it or record it again"
@@ -190,7 +190,7 @@ def open_episode(path: Path, options: ReadOptions, reward: float | None = None) 
             if member(path, file, "rl") is not None:
                 episode = open_own(path, version, file, options)
             else:
-                episode = open_foreign(path, version, file, options, reward)
+                episode = open_aloha(path, version, file, options, reward)
     except DataError:
         raise
     except ERRORS as error:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats.hil_serl_transitions import Transitions, load_transitions
-from serl_chunk.data.source import Format, ReadOptions, first_of
-from serl_chunk.data.validate import Ending, imported_episode, natural, position, rate, said
+from serl_chunk.data.source import Format, ReadOptions, take_fraction
+from serl_chunk.data.validate import Ending, imported_episode, index_of, natural_sort_key, plural, resolve_rate
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Episode, Outcome, Source, SparseRows
 
 _SUFFIXES = (".pkl", ".pickle")
@@ -60,7 +60,7 @@ class HilSerlSource:
                 "of time-outs. Leave it out; --failure says that episodes without a success failed"
             )
         self.path, self._options = path, options
-        self.hz = rate(options)
+        self.hz = resolve_rate(options)
         self._files, self._marks = _files_of(path)
         self._spans: list[_Span] | None = None
         self._keys: list[str] = []
@@ -80,7 +80,7 @@ class HilSerlSource:
 
     def read(self, key: str) -> Episode:
         """See `source.Source`. Its images are arrays: a pickle cannot be read in parts."""
-        parts, closed = self._index()[position(self.keys(), key, self.path)]
+        parts, closed = self._index()[index_of(self.keys(), key, self.path)]
         columns: dict[str, list[np.ndarray]] = {}
         for file, start, stop in parts:
             t = self._load(file)
@@ -116,41 +116,41 @@ class HilSerlSource:
         closed = Counter(span.closed for span in spans)
         count = self._counts
         out = [
-            f"{said(count['transitions'], 'transition')} in {said(len(self._files), 'file')}; episodes were recovered "
-            "from `dones` and from states that follow one another"
+            f"{plural(count['transitions'], 'transition')} in {plural(len(self._files), 'file')}; episodes were "
+            "recovered from `dones` and from states that follow one another"
         ]
         if closed["done"]:
             what = "truncated, outcome unknown (--failure: they failed)"
             if self._options.success is False:
                 what = "failures, as you said"
             out.append(
-                f"{said(closed['done'], 'episode')} ended without success: failure and time-out are stored alike; "
+                f"{plural(closed['done'], 'episode')} ended without success: failure and time-out are stored alike; "
                 f"read as {what}"
             )
         if closed["gap"]:
             out.append(
-                f"{said(closed['gap'], 'episode')} broke off: the next transition begins in another state although "
+                f"{plural(closed['gap'], 'episode')} broke off: the next transition begins in another state although "
                 "nothing says that the episode ended; read as truncated"
             )
         if closed["last"]:
             out.append("the last episode has no end (the file stops in it); read as truncated")
         if count["early"]:
-            out.append(f"{said(count['early'], 'step')} with a success before the end of their episode")
+            out.append(f"{plural(count['early'], 'step')} with a success before the end of their episode")
         if count["raised"]:
             out.append(
-                f"{said(count['raised'], 'episode')} succeeded by infos['succeed'] alone: their last reward is 1"
+                f"{plural(count['raised'], 'episode')} succeeded by infos['succeed'] alone: their last reward is 1"
             )
         told = {name: count[name] for name in ("infos", "demo_buffer", "file name") if count[name]}
-        who = ", ".join(f"{name} ({said(n, 'step')})" for name, n in told.items())
+        who = ", ".join(f"{name} ({plural(n, 'step')})" for name, n in told.items())
         rest = count["transitions"] - sum(told.values())
         out.append(
             (f"who acted is told by {who}" if who else "nothing tells who acted")
-            + (f"; {said(rest, 'step')} taken for a person's" if rest else "")
+            + (f"; {plural(rest, 'step')} taken for a person's" if rest else "")
         )
         if count["grasp_penalty"]:
             out.append(
-                f"{said(count['grasp_penalty'], 'transition')} with a grasp_penalty: it is not part of the reward, and "
-                "not read"
+                f"{plural(count['grasp_penalty'], 'transition')} with a grasp_penalty: it is not part of the reward, "
+                "and not read"
             )
         renamed = [f"{stored} is {name}" for name, stored in self._cameras.items() if stored != name]
         if renamed:
@@ -223,7 +223,7 @@ class HilSerlSource:
         if parts:
             spans.append(_Span(tuple(parts), "last"))
         keys = [f"{self._files[s.parts[0].file].name}:{s.parts[0].start}" for s in spans]
-        self._keys = first_of(keys, self._options.proportion)
+        self._keys = take_fraction(keys, self._options.proportion)
         self._spans = spans[: len(self._keys)]
         return self._spans
 
@@ -258,7 +258,7 @@ class HilSerlSource:
 
 def _pickles(folder: Path) -> list[Path]:
     found = (p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())
-    return sorted(found, key=lambda p: natural(p.name))
+    return sorted(found, key=lambda p: natural_sort_key(p.name))
 
 
 def _files_of(path: Path) -> tuple[list[Path], list[Path]]:

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats import npz
-from serl_chunk.data.formats.success_labels import Judgement, Stretch, cut_at_successes, judge_states
-from serl_chunk.data.source import Format, ReadOptions, first_of
-from serl_chunk.data.validate import Ending, imported_episode, natural, position, rate, said
+from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes, label_states
+from serl_chunk.data.source import Format, ReadOptions, take_fraction
+from serl_chunk.data.validate import Ending, imported_episode, index_of, natural_sort_key, plural, resolve_rate
 from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
 
 _NEEDED = ("observations", "actions", "terminals")
@@ -47,7 +47,7 @@ class OgbenchSource:
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
         self.path, self._options = path, options
-        self.hz = rate(options)
+        self.hz = resolve_rate(options)
         self._files = shard_files(path) if path.is_dir() else [path]
         self._spans: list[_Span] | None = None
         self._keys: list[str] = []
@@ -71,7 +71,7 @@ class OgbenchSource:
 
     def read(self, key: str) -> Episode:
         """See `source.Source`. States and actions are read-only views of the file's arrays."""
-        file, start, stop, success = self._index()[position(self.keys(), key, self.path)]
+        file, start, stop, success = self._index()[index_of(self.keys(), key, self.path)]
         arrays = self._load(file)
         reward = np.zeros(stop - start, np.float32)
         final = {STATE: np.array(arrays["observations"][stop], np.float32)}
@@ -110,14 +110,16 @@ class OgbenchSource:
             if self._own and self._options.env:
                 by += f" (it has no qpos to judge {self._options.env} by: they must be of that task)"
             out.append(
-                f"successes by {by}: {said(sum(s.success for s in spans), 'episode')} of {len(spans)} ends in one; "
-                f"{said(self._solved, 'step')} that begin in a solved state {fate}; the reward is {reward} "
+                f"successes by {by}: {plural(sum(s.success for s in spans), 'episode')} of {len(spans)} ends in one; "
+                f"{plural(self._solved, 'step')} that begin in a solved state {fate}; the reward is {reward} "
                 f"(OGBench's own is one less{'' if dense else ', or less,'} and one step later)"
             )
         elif self._options.success is None:
             out.append("no rewards in the data: all are 0 and no outcome is known (--env names a task)")
         if self._open:
-            out.append(f"{said(self._open, 'file')} whose last trajectory no terminal closes: it ends in the last row")
+            out.append(
+                f"{plural(self._open, 'file')} whose last trajectory no terminal closes: it ends in the last row"
+            )
         if self._empty:
             out.append(f"trajectories of one row, which hold no step, left out: {self._empty}")
         if self.hz is None:
@@ -131,11 +133,11 @@ class OgbenchSource:
         if not spans:
             raise DataError(f"{self.path}: no trajectory has a step")
         keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
-        self._keys = first_of(keys, self._options.proportion, [s.stop - s.start for s in spans])
+        self._keys = take_fraction(keys, self._options.proportion, [s.stop - s.start for s in spans])
         self._spans = spans[: len(self._keys)]
         return self._spans
 
-    def _stretches(self, file: int) -> list[Stretch]:
+    def _stretches(self, file: int) -> list[Segment]:
         """The episodes of one file, in rows."""
         path = self._files[file]
         there = _checked_headers(path)
@@ -162,11 +164,11 @@ class OgbenchSource:
         for end in map(int, ends):
             self._empty += end == start
             if judged is None:
-                out += [Stretch(start, end, False)] if end > start else []
+                out += [Segment(start, end, False)] if end > start else []
             else:
                 cuts = cut_at_successes(judged.success[start : end + 1], keep_solved=self._options.solved == "keep")
                 self._solved += int(judged.success[start:end].sum())
-                out += [Stretch(start + a, start + b, reached) for a, b, reached in cuts]
+                out += [Segment(start + a, start + b, reached) for a, b, reached in cuts]
             start = end + 1
         if self._labelled not in (None, judged is not None):
             raise DataError(f"{path}: it has rewards and files before it none, or they do and it has not; use --env")
@@ -178,14 +180,14 @@ class OgbenchSource:
         labelled = "rewards" in there and "qpos" not in there
         return "" if self._options.env_if_judged and labelled else self._options.env
 
-    def _judged(self, path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> Judgement | None:
+    def _judged(self, path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask | None:
         if env:
-            from serl_chunk.data.formats.success_labels import judge_by_task
+            from serl_chunk.data.formats.success_labels import relabel_for_task
 
             states = {k: arrays[k] for k in _JUDGED if k in arrays}
-            return judge_by_task(str(path), env, states, width)
+            return relabel_for_task(str(path), env, states, width)
         if "rewards" in arrays:
-            return judge_states(str(path), arrays["rewards"], arrays.get("masks"))
+            return label_states(str(path), arrays["rewards"], arrays.get("masks"))
         return None
 
     def _load(self, file: int) -> dict[str, np.ndarray]:
@@ -202,7 +204,7 @@ class OgbenchSource:
 def shard_files(folder: Path) -> list[Path]:
     """The .npz files in a folder, in their order, without validation sets (`*-val.npz`); raises DataError for none."""
     found = (p for p in folder.glob("*.npz") if p.is_file() and not p.name.endswith("-val.npz"))
-    files = sorted(found, key=lambda p: natural(p.name))
+    files = sorted(found, key=lambda p: natural_sort_key(p.name))
     if not files:
         raise DataError(f"{folder}: no .npz file in it (*-val.npz are not read); give a folder of shards")
     return files
@@ -233,7 +235,7 @@ def _checked_headers(path: Path) -> dict[str, npz.Header]:
         if dtype.kind not in ("biuf" if name in ("terminals", "button_states", *_LABELS) else "f"):
             raise DataError(f"{path}: {name} holds {dtype}, not real numbers")
     if n < 2:
-        raise DataError(f"{path}: {said(n, 'row')}; a trajectory has two or more")
+        raise DataError(f"{path}: {plural(n, 'row')}; a trajectory has two or more")
     return there
 
 

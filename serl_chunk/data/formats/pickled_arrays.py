@@ -25,11 +25,11 @@ KNOWN_GLOBALS: dict[tuple[str, str], str] = {
 _DTYPES = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"))
 
 
-class Malformed(Exception):
+class MalformedPickleError(Exception):
     """The bytes are no pickle."""
 
 
-class Refused(Exception):
+class DisallowedPickleError(Exception):
     """The pickle asks for what is not on the list."""
 
 
@@ -42,7 +42,7 @@ class Global:
         self.name = name
 
 
-class DTypeToBe:
+class PendingDType:
     """A numpy dtype under construction: its code, and the byte order that follows in a BUILD."""
 
     __slots__ = ("code", "order")
@@ -54,7 +54,7 @@ class DTypeToBe:
         return np.dtype(self.code).newbyteorder("=" if self.order == "|" else self.order)  # type: ignore[arg-type]
 
 
-class ArrayToBe:
+class PendingArray:
     """A numpy array under construction: nothing is known of it before its BUILD."""
 
     __slots__ = ("memo",)
@@ -63,7 +63,7 @@ class ArrayToBe:
         self.memo: list[int] = []  # where the memo holds it, to be replaced by the array
 
 
-def shown(text: str) -> str:
+def shortened(text: str) -> str:
     """A name from the file as it may be printed."""
     return "".join(c if c.isprintable() else "?" for c in text[:80])
 
@@ -71,7 +71,7 @@ def shown(text: str) -> str:
 def checked_key(value: Any) -> Any:
     """Keys whose hash nobody can choose, and whose hash is cheap."""
     if type(value) is not str and type(value) is not bytes:
-        raise Refused(f"has a {type(value).__name__.strip('_')} for a key; keys are texts")
+        raise DisallowedPickleError(f"has a {type(value).__name__.strip('_')} for a key; keys are texts")
     return value
 
 
@@ -81,7 +81,7 @@ def call(name: str, arguments: tuple[Any, ...]) -> Any:
     if name == "_reconstruct":
         first = arguments[0] if arguments else None
         if type(first) is Global and first.name == "ndarray" and arguments[1:] == ((0,), b"b"):
-            return ArrayToBe()
+            return PendingArray()
     elif name == "_reconstruct_array" and len(arguments) == 4:
         maker = arguments[0]
         if type(maker) is Global and maker.name == "_reconstruct" and type(arguments[1]) is tuple:
@@ -90,10 +90,13 @@ def call(name: str, arguments: tuple[Any, ...]) -> Any:
     elif name == "FrozenDict" and types == (dict,):
         return dict(arguments[0])
     elif name == "dtype" and types[:1] == (str,) and set(types[1:]) <= {bool, int}:
-        return DTypeToBe(_known_code(arguments[0]))
-    elif name == "scalar" and types == (DTypeToBe, bytes):
+        return PendingDType(_known_code(arguments[0]))
+    elif name == "scalar" and types == (PendingDType, bytes):
         return _array((), arguments[0], arguments[1])[()]
-    elif name == "_frombuffer" and types[:4] in ((bytes, DTypeToBe, tuple, str), (bytearray, DTypeToBe, tuple, str)):
+    elif name == "_frombuffer" and types[:4] in (
+        (bytes, PendingDType, tuple, str),
+        (bytearray, PendingDType, tuple, str),
+    ):
         return _from_buffer(*arguments)
     elif name in ("encode", "bytearray") and types == (str, str) and arguments[1] in ("latin1", "latin-1"):
         data = arguments[0].encode("latin1")
@@ -107,53 +110,53 @@ def call(name: str, arguments: tuple[Any, ...]) -> Any:
     elif name in ("set", "frozenset") and types in ((), (list,)):
         items = map(checked_key, *arguments) if arguments else ()
         return set(items) if name == "set" else frozenset(items)
-    raise Refused(f"calls {name} in a way that numpy and Python do not")
+    raise DisallowedPickleError(f"calls {name} in a way that numpy and Python do not")
 
 
 def _known_code(code: str) -> str:
     if code not in _DTYPES:
-        what = "an array of objects" if code.startswith("O") else f"an array of type {shown(code)}"
-        raise Refused(f"holds {what}")
+        what = "an array of objects" if code.startswith("O") else f"an array of type {shortened(code)}"
+        raise DisallowedPickleError(f"holds {what}")
     return code
 
 
-def set_order(dtype: DTypeToBe, state: Any) -> None:
+def set_order(dtype: PendingDType, state: Any) -> None:
     """`state`: (3, byte order, None, None, None, -1, -1, 0); the Nones are fields and sub-arrays."""
     if type(state) is not tuple or len(state) < 5 or state[2:5] != (None, None, None):
-        raise Refused("holds an array of records")
+        raise DisallowedPickleError("holds an array of records")
     if state[1] not in ("<", ">", "|"):
-        raise Refused("holds an array of unknown byte order")
+        raise DisallowedPickleError("holds an array of unknown byte order")
     dtype.order = state[1]
 
 
 def array_of(state: Any) -> np.ndarray:
     """`state`: (1, shape, dtype, whether in Fortran's order, bytes); numpy's oldest pickles lack the 1."""
     if type(state) is not tuple or len(state) not in (4, 5):
-        raise Refused("sets an array's state in a way that numpy does not")
+        raise DisallowedPickleError("sets an array's state in a way that numpy does not")
     shape, dtype, fortran, data = state[-4:]
-    if type(dtype) is not DTypeToBe or type(data) is not bytes:
-        raise Refused("sets an array's state in a way that numpy does not")
+    if type(dtype) is not PendingDType or type(data) is not bytes:
+        raise DisallowedPickleError("sets an array's state in a way that numpy does not")
     return _array(shape, dtype, data, "F" if fortran else "C")
 
 
-def _from_buffer(data: Any, dtype: DTypeToBe, shape: Any, order: str, axes: Any = None) -> np.ndarray:
+def _from_buffer(data: Any, dtype: PendingDType, shape: Any, order: str, axes: Any = None) -> np.ndarray:
     if order == "K":
         array = _array(shape, dtype, data)
         if type(axes) is not tuple or any(type(a) is not int for a in axes):
-            raise Refused("orders the axes of an array in a way that numpy does not")
+            raise DisallowedPickleError("orders the axes of an array in a way that numpy does not")
         return array.transpose(axes)
     if order not in ("C", "F"):
-        raise Refused("orders the axes of an array in a way that numpy does not")
+        raise DisallowedPickleError("orders the axes of an array in a way that numpy does not")
     return _array(shape, dtype, data, order)
 
 
-def _array(shape: Any, kind: DTypeToBe, data: Any, order: str = "C") -> np.ndarray:
+def _array(shape: Any, kind: PendingDType, data: Any, order: str = "C") -> np.ndarray:
     """The array whose values `data` holds, all of them and no more; a view of `data`."""
     if type(shape) is not tuple or len(shape) > 32 or any(type(n) is not int or not 0 <= n < 2**48 for n in shape):
-        raise Malformed("an array's shape is no tuple of lengths")
+        raise MalformedPickleError("an array's shape is no tuple of lengths")
     dtype = kind.dtype()
     if math.prod(shape) * dtype.itemsize != len(data):
-        raise Malformed(f"an array of shape {[*shape]} and type {dtype} cannot have {len(data)} bytes")
+        raise MalformedPickleError(f"an array of shape {[*shape]} and type {dtype} cannot have {len(data)} bytes")
     if not data:
         return np.zeros(shape, dtype)
     flat = np.frombuffer(data, dtype)

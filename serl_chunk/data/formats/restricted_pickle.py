@@ -25,16 +25,16 @@ from typing import Any, BinaryIO
 from serl_chunk.data.formats.hdf5_io import raise_machine_fault
 from serl_chunk.data.formats.pickled_arrays import (
     KNOWN_GLOBALS,
-    ArrayToBe,
-    DTypeToBe,
+    DisallowedPickleError,
     Global,
-    Malformed,
-    Refused,
+    MalformedPickleError,
+    PendingArray,
+    PendingDType,
     array_of,
     call,
     checked_key,
     set_order,
-    shown,
+    shortened,
 )
 from serl_chunk.types import DataError
 
@@ -79,7 +79,7 @@ class _Bounded:
 
     def read(self, n: int) -> bytes:
         if n > self._size - self._at:
-            raise Malformed(f"it ends {n - (self._size - self._at)} bytes too early")
+            raise MalformedPickleError(f"it ends {n - (self._size - self._at)} bytes too early")
         data = self._file.read(n)
         self._at += len(data)
         return data
@@ -117,15 +117,15 @@ class _Machine:
                     return self._result()
                 operation = operations.get(name)
                 if operation is None:
-                    raise Refused(_REFUSED.get(name, "uses " + name).format(argument))
+                    raise DisallowedPickleError(_REFUSED.get(name, "uses " + name).format(argument))
                 operation(self, argument)
-            raise Malformed("it has no end")
-        except Refused as error:
+            raise MalformedPickleError("it has no end")
+        except DisallowedPickleError as error:
             raise DataError(
                 f"{self._path}: at byte {self._at} the pickle {error}; it was not run, and nothing of this file is "
                 f"used: {_ADMITTED}. Do not open the file with another program unless you know who wrote it"
             ) from None
-        except (Malformed, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
+        except (MalformedPickleError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise DataError(
                 f"{self._path}: not a whole pickle, at byte {self._at} of {self._size}: {error or type(error).__name__}"
                 "; copy the file again"
@@ -133,9 +133,9 @@ class _Machine:
 
     def _result(self) -> Any:
         if len(self._stack) != 1 or self._marks:
-            raise Malformed(f"{len(self._stack)} values are left at its end")
+            raise MalformedPickleError(f"{len(self._stack)} values are left at its end")
         if self._file.tell() != self._size:
-            raise Malformed(
+            raise MalformedPickleError(
                 f"{self._size - self._file.tell()} bytes follow its end; several pickles in a file are not read"
             )
         return self._stack[0]
@@ -147,7 +147,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self._stack or (self._marks and self._marks[-1] == len(self._stack)):
-            raise Malformed("its stack is empty")
+            raise MalformedPickleError("its stack is empty")
         return self._stack.pop()
 
     def mark(self, _: Any) -> None:
@@ -155,7 +155,7 @@ class _Machine:
 
     def pop_mark(self, _: Any = None) -> list[Any]:
         if not self._marks:
-            raise Malformed("a mark is missing")
+            raise MalformedPickleError("a mark is missing")
         start = self._marks.pop()
         items = self._stack[start:]
         del self._stack[start:]
@@ -169,32 +169,32 @@ class _Machine:
 
     def _top(self) -> Any:
         if not self._stack or (self._marks and self._marks[-1] == len(self._stack)):
-            raise Malformed("its stack is empty")
+            raise MalformedPickleError("its stack is empty")
         return self._stack[-1]
 
     def contain(self, container: Any) -> None:
         """Push a new container, and count it."""
         self._containers -= 1
         if self._containers < 0:
-            raise Refused("makes more lists, tuples and dicts than a file of its size has reason to")
+            raise DisallowedPickleError("makes more lists, tuples and dicts than a file of its size has reason to")
         self._stack.append(container)
 
     # Memo
 
     def memoize(self, _: Any) -> None:
         top = self._top()
-        if type(top) is ArrayToBe:
+        if type(top) is PendingArray:
             top.memo.append(len(self._memo))
         self._memo.append(top)
 
     def put(self, index: int) -> None:
         if index != len(self._memo):  # every pickler counts; a hole would only cost memory
-            raise Malformed(f"memo {index} follows memo {len(self._memo) - 1}")
+            raise MalformedPickleError(f"memo {index} follows memo {len(self._memo) - 1}")
         self.memoize(None)
 
     def get(self, index: int) -> None:
         if not 0 <= index < len(self._memo):
-            raise Malformed(f"there is no memo {index}")
+            raise MalformedPickleError(f"there is no memo {index}")
         self._stack.append(self._memo[index])
 
     # Containers
@@ -222,7 +222,7 @@ class _Machine:
     def _container(self, kind: type) -> Any:
         top = self._top()
         if type(top) is not kind:
-            raise Refused(f"adds items to something that is no {kind.__name__}")
+            raise DisallowedPickleError(f"adds items to something that is no {kind.__name__}")
         return top
 
     def tuple_of(self, n: int) -> None:
@@ -235,35 +235,35 @@ class _Machine:
         if argument is None:
             name, module = self.pop(), self.pop()
             if type(name) is not str or type(module) is not str:
-                raise Refused("names something by values that are no texts")
+                raise DisallowedPickleError("names something by values that are no texts")
         else:
             module, _, name = argument.partition(" ")
         known = KNOWN_GLOBALS.get((module, name))
         if known is None:
-            raise Refused(f"asks for {shown(module)}.{shown(name)}")
+            raise DisallowedPickleError(f"asks for {shortened(module)}.{shortened(name)}")
         self._stack.append(Global(known))
 
     def reduce(self, _: Any) -> None:
         arguments, function = self.pop(), self.pop()
         if type(function) is not Global or type(arguments) is not tuple:
-            raise Refused("calls something that is no function")
+            raise DisallowedPickleError("calls something that is no function")
         self.contain(call(function.name, arguments))
 
     def build(self, _: Any) -> None:
         state, target = self.pop(), self._top()
-        if type(target) is DTypeToBe:
+        if type(target) is PendingDType:
             set_order(target, state)
-        elif type(target) is ArrayToBe:
+        elif type(target) is PendingArray:
             array = self._stack[-1] = array_of(state)
             for index in target.memo:
                 self._memo[index] = array
         else:
-            raise Refused("sets the state of an object that is no array")
+            raise DisallowedPickleError("sets the state of an object that is no array")
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
     if len(items) % 2:
-        raise Malformed("a key has no value")
+        raise MalformedPickleError("a key has no value")
     return {checked_key(k): v for k, v in zip(items[::2], items[1::2], strict=True)}
 
 

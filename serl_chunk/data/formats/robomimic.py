@@ -22,8 +22,8 @@ import numpy as np
 from serl_chunk.data.demos import SUCCESS_REWARD
 from serl_chunk.data.formats.hdf5_frames import FileVersion, frames_of
 from serl_chunk.data.formats.hdf5_io import member, names, numbers, opened, rows
-from serl_chunk.data.source import Format, ReadOptions, first_of
-from serl_chunk.data.validate import Ending, imported_episode, natural, position, rate, said
+from serl_chunk.data.source import Format, ReadOptions, take_fraction
+from serl_chunk.data.validate import Ending, imported_episode, index_of, natural_sort_key, plural, resolve_rate
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
 STATE_KEYS = (
@@ -49,10 +49,10 @@ class RobomimicSource:
         with opened(path) as file:
             data = member(path, file, "data")
             found = data if isinstance(data, h5py.Group) else {}
-            demos = sorted((n for n in found if n.startswith("demo")), key=natural)
+            demos = sorted((n for n in found if n.startswith("demo")), key=natural_sort_key)
             if not demos or not isinstance(data, h5py.Group):
                 raise DataError(f"{path}: no group data/demo_0; this is no robomimic data set, or an empty one")
-            self._keys = first_of(demos, options.proportion)
+            self._keys = take_fraction(demos, options.proportion)
             environment = _environment(path, data.attrs.get("env_args"))
             obs = _group(f"{path}, {demos[0]}", _group(str(path), data, demos[0]), "obs")
             self._state_keys = [k for k in STATE_KEYS if k in names(obs)]
@@ -69,7 +69,7 @@ class RobomimicSource:
         self._task = str(environment.get("env_name", ""))
         arguments = environment.get("env_kwargs")
         recorded = arguments.get("control_freq") if isinstance(arguments, dict) else None
-        self.hz = rate(options, _recorded_hz(path, recorded), path)
+        self.hz = resolve_rate(options, _recorded_hz(path, recorded), path)
 
     def keys(self) -> list[str]:
         """See `source.Source`: the names of the demonstrations."""
@@ -77,7 +77,7 @@ class RobomimicSource:
 
     def read(self, key: str) -> Episode:
         """See `source.Source`."""
-        position(self._keys, key, self.path)
+        index_of(self._keys, key, self.path)
         where = f"{self.path}, {key}"
         with opened(self.path) as file:
             version = FileVersion.of(self.path)
@@ -127,16 +127,16 @@ class RobomimicSource:
         after, unfinished, shaped, missing = self._survey()
         if after:
             out.append(
-                f"{said(after, 'episode')} with a success that is not in its last step: an episode that ends at its "
+                f"{plural(after, 'episode')} with a success that is not in its last step: an episode that ends at its "
                 "first success is shorter"
             )
         if shaped:
-            out.append(f"{said(shaped, 'episode')} with rewards between 0 and 1: only a reward of 1 is a success")
+            out.append(f"{plural(shaped, 'episode')} with rewards between 0 and 1: only a reward of 1 is a success")
         if missing:
-            out.append(f"{said(missing, 'episode')} without rewards: all are 0 (--success: they succeeded)")
+            out.append(f"{plural(missing, 'episode')} without rewards: all are 0 (--success: they succeeded)")
         if unfinished:
             out.append(
-                f"{said(unfinished, 'episode')} without next_obs: the observation after the last action is not stored"
+                f"{plural(unfinished, 'episode')} without next_obs: the observation after the last action is not stored"
             )
         out.append(
             f"every action is taken for a {'policy' if self._who() is Source.POLICY else 'person'}'s"

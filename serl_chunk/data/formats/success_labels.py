@@ -16,7 +16,7 @@ from serl_chunk import extras
 from serl_chunk.types import ConfigError, DataError
 
 
-class Stretch(NamedTuple):
+class Segment(NamedTuple):
     """Steps `start <= t < stop` of a trajectory as an episode, and whether its last step reached success."""
 
     start: int
@@ -24,7 +24,7 @@ class Stretch(NamedTuple):
     success: bool
 
 
-def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[Stretch]:
+def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[Segment]:
     """A trajectory that goes on after successes as episodes that end at them.
 
     `success` bool[T + 1] says it of the states; step t leads from state t to t + 1. An episode begins in a state that
@@ -42,19 +42,19 @@ def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[
             continue
         ahead = np.flatnonzero(success[start + 1 :])
         stop = start + 1 + int(ahead[0]) if len(ahead) else last
-        stretches.append(Stretch(start, stop, bool(len(ahead))))
+        stretches.append(Segment(start, stop, bool(len(ahead))))
         start = stop
     return stretches
 
 
-class Judgement(NamedTuple):
+class SuccessMask(NamedTuple):
     """What is said of the states of N rows."""
 
     success: np.ndarray  # bool[N]
     missing: np.ndarray | None  # [N], parts of the task still to be done, 0 at a success alone; None: nobody knows
 
 
-def judge_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> Judgement:
+def label_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> SuccessMask:
     """Which states are successes, and what the others lack, by OGBench's rewards and masks of the rows [N].
 
     OGBench (1.2 and later) judges the state in which an action begins: its mask is 0 where that state is a success, and
@@ -78,13 +78,13 @@ def judge_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> J
             "OGBench's are negative and 0 at a success, others 0 and 1 at a success. Add `masks` (0 at a success), or "
             "leave `rewards` out and name the task with --env"
         )
-    return Judgement(success, next((r for r in readings if np.array_equal(r == 0, success)), None))
+    return SuccessMask(success, next((r for r in readings if np.array_equal(r == 0, success)), None))
 
 
 _EXAMPLE = "cube-single-play-singletask-task1-v0"
 
 
-def judge_by_task(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> Judgement:
+def relabel_for_task(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask:
     """What the task that OGBench calls `task` says of the state of every row.
 
     Args:
@@ -118,4 +118,4 @@ def judge_by_task(where: str, task: str, arrays: dict[str, np.ndarray], width: i
             ) from error
     finally:
         env.close()
-    return judge_states(where, rows["rewards"], rows["masks"])
+    return label_states(where, rows["rewards"], rows["masks"])

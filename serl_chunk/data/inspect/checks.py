@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.inspect.results import Dimension, EpisodeFacts, Finding, Findings
+from serl_chunk.data.inspect.results import Dimension, EpisodeInfo, InspectionReport, Issue
 from serl_chunk.types import Outcome
 
 RATE = 0.05  # relative difference of two rates that is worth mentioning
@@ -30,7 +30,7 @@ class Jump(NamedTuple):
     spike: bool  # the tick after it is back where it was
 
 
-def cameras(data: Findings) -> list[Finding]:
+def cameras(data: InspectionReport) -> list[Issue]:
     """Sizes that differ, cameras that some episodes lack, frames that stand still or are of one colour."""
     found = []
     for name, facts in data.cameras().items():
@@ -40,10 +40,10 @@ def cameras(data: Findings) -> list[Finding]:
             if name not in e.cameras:
                 has = ", ".join(e.cameras) or "none"
                 text = f"{e.key}: no frames of camera {name}, which {len(facts)} other episodes have (it has: {has})"
-                found.append(Finding("fault", "cameras", text, e.key))
+                found.append(Issue("fault", "cameras", text, e.key))
             elif (size := e.cameras[name][:2]) != usual:
                 text = f"{e.key}: camera {name} has {size[0]}x{size[1]} pixels, elsewhere {usual[0]}x{usual[1]}"
-                found.append(Finding("fault", "cameras", text, e.key))
+                found.append(Issue("fault", "cameras", text, e.key))
         moved, frozen = sum(c.moved for c in facts), sum(c.frozen for c in facts)
         if frozen > FROZEN * moved:
             worst = max((e for e in data.episodes if name in e.cameras), key=lambda e: e.cameras[name].frozen)
@@ -51,36 +51,36 @@ def cameras(data: Findings) -> list[Finding]:
                 f"camera {name}: {frozen} of {moved} pairs of consecutive frames are identical although the state "
                 f"moved, most of them in {worst.key}; does the camera run at the rate of the steps?"
             )
-            found.append(Finding("remark", "duplicate frames", text, worst.key))
+            found.append(Issue("remark", "duplicate frames", text, worst.key))
         if blank := sum(c.blank for c in facts):
             first = next(e for e in data.episodes if name in e.cameras and e.cameras[name].blank)
             text = (
                 f"camera {name}: {blank} of {sum(c.decoded for c in facts)} frames are of one colour, "
                 f"the first in {first.key}"
             )
-            found.append(Finding("remark", "blank frames", text, first.key))
+            found.append(Issue("remark", "blank frames", text, first.key))
     return found
 
 
-def time(data: Findings) -> list[Finding]:
+def time(data: InspectionReport) -> list[Issue]:
     """Rates that differ from the declared one, or between episodes; missing stamps."""
     found = []
     measured, declared = data.measured_hz, data.declared_hz
     untimed = [e for e in data.episodes if e.period is None and e.length > 1]
     if data.episodes and len(untimed) == len(data.episodes):
         text = "the episodes have no time stamps" + ("" if declared else ", and nothing says their rate: give --hz")
-        return [Finding("remark", "rate", text)]
+        return [Issue("remark", "rate", text)]
     if measured and declared and abs(measured / declared - 1) > RATE:
         text = f"the stamps are {measured:.4g} Hz, {declared:.4g} Hz is declared; which one is true?"
-        found.append(Finding("remark", "rate", text))
+        found.append(Issue("remark", "rate", text))
     for e in data.episodes:
         if measured and e.period and abs(1 / e.period / measured - 1) > RATE:
             text = f"{e.key}: {1 / e.period:.4g} Hz by its stamps, {measured:.4g} Hz in most episodes"
-            found.append(Finding("remark", "rate", text, e.key))
+            found.append(Issue("remark", "rate", text, e.key))
     return found
 
 
-def dimensions(data: Findings) -> list[Finding]:
+def dimensions(data: InspectionReport) -> list[Issue]:
     """Values that never move, stay at an extreme, or leave the robot's limits."""
     found = []
     switches: dict[str, set[int]] = {"state": set(), "action": set()}  # a closed gripper is meant to be at its extreme
@@ -91,13 +91,13 @@ def dimensions(data: Findings) -> list[Finding]:
         still = [j for j, d in enumerate(dims) if d.constant]
         if still:
             listed = _listed((f"{j} (at {dims[j].mean:.3g})" for j in still), len(still))
-            found.append(Finding("remark", "constant", f"{name}: constant in {_dimensions(still)} {listed}"))
+            found.append(Issue("remark", "constant", f"{name}: constant in {_dimensions(still)} {listed}"))
         clipped = [(j, d) for j, d in enumerate(dims) if _clipped(d) and j not in switches[name]]
         if clipped:
             parts = (f"{j} ({_extreme(d)})" for j, d in clipped)
             listed = _listed(parts, len(clipped))
             text = f"{name}: at its extreme value on many steps in {_dimensions(clipped)} {listed}; clipped?"
-            found.append(Finding("remark", "clipped", text))
+            found.append(Issue("remark", "clipped", text))
     if data.spec is not None and len(data.action) == data.spec.action_dim:
         beyond = []
         for j, (d, low, high) in enumerate(zip(data.action, data.spec.action_low, data.spec.action_high, strict=True)):
@@ -106,11 +106,11 @@ def dimensions(data: Findings) -> list[Finding]:
                 beyond.append(f"{j} ({d.low:.5g}..{d.high:.5g}, limits {low:.5g}..{high:.5g})")
         if beyond:
             text = f"action: beyond the limits of {data.spec.name} in {_dimensions(beyond)} "
-            found.append(Finding("remark", "limits", text + _listed(beyond, len(beyond))))
+            found.append(Issue("remark", "limits", text + _listed(beyond, len(beyond))))
     return found
 
 
-def jumps(data: Findings, largest: Sequence[Jump]) -> list[Finding]:
+def jumps(data: InspectionReport, largest: Sequence[Jump]) -> list[Issue]:
     """Changes of an action far beyond what its dimension usually does; `largest` are the candidates."""
     if data.changes is None:
         return []
@@ -128,11 +128,11 @@ def jumps(data: Findings, largest: Sequence[Jump]) -> list[Finding]:
         if size > JUMP_RANGE * _range(d) and size > JUMP * usual[j] and size > JUMP_RARE * rare[j]:
             what = f"jumps by {size:.3g}" + (" for one tick" if jump.spike else "")
             text = f"{jump.episode}: tick {jump.tick}: action {j} {what}, its usual change is {usual[j]:.2g}"
-            found.append(Finding("remark", "jump", text, jump.episode, jump.tick))
+            found.append(Issue("remark", "jump", text, jump.episode, jump.tick))
     return found
 
 
-def followed(data: Findings, distance: np.ndarray | None) -> list[Finding]:
+def followed(data: InspectionReport, distance: np.ndarray | None) -> list[Issue]:
     """Commands that are nowhere near the joints they command; `distance` float64[A] is their mean distance."""
     if data.spec is None or distance is None:
         return []
@@ -146,35 +146,35 @@ def followed(data: Findings, distance: np.ndarray | None) -> list[Finding]:
         f"action: far from the measured joint in {_dimensions(apart)} {_listed(apart, len(apart))}; are these "
         "differences, or in other units?"
     )
-    return [Finding("remark", "mismatch", text)]
+    return [Issue("remark", "mismatch", text)]
 
 
-def rewards(data: Findings) -> list[Finding]:
+def rewards(data: InspectionReport) -> list[Issue]:
     """Rewards that are nowhere, and rewards and outcomes that contradict each other."""
     found = []
     if data.episodes and not any(e.rewarded for e in data.episodes):
         unknown = data.count(Outcome.UNKNOWN) == len(data.episodes)
         text = "no step has a reward" + (", and no episode an outcome: see --success and --scores" if unknown else "")
-        return [Finding("remark", "reward", text)]
+        return [Issue("remark", "reward", text)]
     for e in data.episodes:
         if e.outcome is Outcome.SUCCESS and not e.rewarded:
-            found.append(Finding("remark", "reward", f"{e.key}: a success without any reward", e.key))
+            found.append(Issue("remark", "reward", f"{e.key}: a success without any reward", e.key))
     return found
 
 
-def episodes(data: Findings, horizon: int | None) -> list[Finding]:
+def episodes(data: InspectionReport, horizon: int | None) -> list[Issue]:
     """Episodes that are shorter than a chunk, and those that are there twice."""
     found = []
     for e in data.episodes:
         if horizon is not None and e.length < horizon:
             text = f"{e.key}: {e.length} steps, fewer than the {horizon} of a chunk"
-            found.append(Finding("remark", "short", text, e.key))
-    first: dict[str, EpisodeFacts] = {}
+            found.append(Issue("remark", "short", text, e.key))
+    first: dict[str, EpisodeInfo] = {}
     for e in data.episodes:
         other = first.setdefault(e.digest, e)
         if other is not e:
             text = f"{e.key}: the same states and actions as {other.key}"
-            found.append(Finding("remark", "duplicate episode", text, e.key))
+            found.append(Issue("remark", "duplicate episode", text, e.key))
     return found
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from serl_chunk.data.inspect import plots as plots
-from serl_chunk.data.inspect.results import EpisodeFacts, Findings
-from serl_chunk.data.inspect.summary import counted, facts
+from serl_chunk.data.inspect.results import EpisodeInfo, InspectionReport
+from serl_chunk.data.inspect.summary import summary_lines
 from serl_chunk.data.source import Source
+from serl_chunk.data.validate import plural
 from serl_chunk.types import IMAGE_PREFIX, DataError, Episode
 
 RANDOM = 2  # episodes drawn at random, beside the first, the shortest and the longest ...
@@ -25,7 +26,7 @@ MAX_LISTED = 50  # findings on the page
 def write_page(
     path: Path,
     source: Source,
-    findings: Findings,
+    findings: InspectionReport,
     *,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -53,7 +54,7 @@ def write_page(
         raise DataError(f"{path}: cannot write the page: {error}") from error
 
 
-def pick(findings: Findings, seed: int) -> list[tuple[str, EpisodeFacts]]:
+def pick(findings: InspectionReport, seed: int) -> list[tuple[str, EpisodeInfo]]:
     """The episodes to draw, each once, with why: the first, shortest, longest, some with findings, some at random."""
     episodes = findings.episodes
     if not episodes:
@@ -71,11 +72,13 @@ def pick(findings: Findings, seed: int) -> list[tuple[str, EpisodeFacts]]:
     return [(", ".join(reasons), episodes[i]) for i, reasons in why.items()]
 
 
-def _render(findings: Findings, episodes: Sequence[str]) -> str:
+def _render(findings: InspectionReport, episodes: Sequence[str]) -> str:
     title = f"Episodes of {findings.path}"
-    rows = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts(findings))
+    rows = "".join(
+        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in summary_lines(findings)
+    )
     notes = "".join(f'<p class="soft">{_text(note)}</p>' for note in findings.notes)
-    summary = f"{counted(len(findings.faults), 'fault')}, {counted(len(findings.remarks), 'remark')}"
+    summary = f"{plural(len(findings.faults), 'fault')}, {plural(len(findings.remarks), 'remark')}"
     listed = "".join(
         f'<li><strong class="{f.severity}">{f.severity} ({_text(f.kind)})</strong> {_text(f.text)}</li>'
         for f in findings.findings[:MAX_LISTED]
@@ -106,7 +109,7 @@ def _render(findings: Findings, episodes: Sequence[str]) -> str:
     )
 
 
-def _episode(findings: Findings, episode: EpisodeFacts, why: str, content: Episode) -> str:
+def _episode(findings: InspectionReport, episode: EpisodeInfo, why: str, content: Episode) -> str:
     own = [f for f in findings.findings if f.episode == episode.key]
     drawn, left = plots.draw_trajectories(content, findings.spec, [f.tick for f in own if f.tick is not None])
     seconds = f"{episode.length} steps" + ("" if episode.seconds is None else f" ({episode.seconds:.1f} s)")

@@ -9,7 +9,7 @@ import numpy as np
 
 from serl_chunk.data.inspect import checks
 from serl_chunk.data.inspect.checks import Jump
-from serl_chunk.data.inspect.results import Dimension, EpisodeFacts, Finding, Findings, facts_of
+from serl_chunk.data.inspect.results import Dimension, EpisodeInfo, InspectionReport, Issue, episode_info
 from serl_chunk.data.normalise.running_statistics import Moments, Statistics
 from serl_chunk.data.source import Source
 from serl_chunk.types import STATE, DataError, Episode, RobotSpec
@@ -27,7 +27,7 @@ def inspect(
     max_episodes: int | None = None,
     all_frames: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Findings:
+) -> InspectionReport:
     """Read the episodes of `source` once and say what is in them; holds one episode at a time.
 
     Args:
@@ -43,24 +43,24 @@ def inspect(
     """
     keys = source.keys()
     wanted = keys if max_episodes is None else keys[:max_episodes]
-    episodes: list[EpisodeFacts] = []
-    found: list[Finding] = []
+    episodes: list[EpisodeInfo] = []
+    found: list[Issue] = []
     if not keys:
-        found.append(Finding("fault", "empty", f"{source.path}: there is no episode"))
+        found.append(Issue("fault", "empty", f"{source.path}: there is no episode"))
     tally = Tally()
     for done, key in enumerate(wanted, 1):
         try:
             episode = source.read(key)
         except DataError as error:
-            found.append(Finding("fault", "unreadable", str(error), key))
+            found.append(Issue("fault", "unreadable", str(error), key))
         else:
-            facts, own = facts_of(key, episode, all_frames=all_frames)
+            facts, own = episode_info(key, episode, all_frames=all_frames)
             episodes.append(facts)
             found += own
             found += tally.add(key, episode, spec)
         if progress is not None:
             progress(done, len(wanted))
-    findings = Findings(
+    findings = InspectionReport(
         path=str(source.path),
         format=source.format,
         available=len(keys),
@@ -133,7 +133,7 @@ class Tally:
         self._distance: np.ndarray | None = None  # float64[A], sum over the steps
         self._dims: tuple[str, int, int] | None = None
 
-    def add(self, key: str, episode: Episode, spec: RobotSpec | None) -> list[Finding]:
+    def add(self, key: str, episode: Episode, spec: RobotSpec | None) -> list[Issue]:
         """Take in an episode; one with other dimensions than the first is a fault, and left out."""
         state, action = episode.steps.observation[STATE], episode.steps.action
         if self._dims is None:
@@ -146,7 +146,7 @@ class Tally:
                 f"{key}: {state.shape[1]} state values and {action.shape[1]} actions, where episode {first} has "
                 f"{s} and {a}; they are of different robots"
             )
-            return [Finding("fault", "dimensions", text, key)]
+            return [Issue("fault", "dimensions", text, key)]
         assert self.state is not None
         assert self.action is not None
         assert self._changes is not None

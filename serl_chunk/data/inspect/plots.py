@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.inspect.results import Findings
+from serl_chunk.data.inspect.results import InspectionReport
 from serl_chunk.types import STATE, Episode, RobotSpec, SparseRows
 from serl_chunk.types import Source as Actor
 
@@ -38,7 +38,7 @@ class Panel(NamedTuple):
     action: int | None
 
 
-def draw_overview(findings: Findings) -> bytes:
+def draw_overview(findings: InspectionReport) -> bytes:
     """Lengths, rewards, and how much each action dimension changes from one step to the next, as PNG."""
     with _figure(3.0) as (figure, save):
         lengths, rewards, changes = figure.subplots(1, 3)

@@ -15,7 +15,7 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Outcome, R
 Severity = Literal["fault", "remark"]
 
 
-class Finding(NamedTuple):
+class Issue(NamedTuple):
     """One thing that is wrong (a fault) or worth knowing (a remark)."""
 
     severity: Severity
@@ -57,7 +57,7 @@ class Dimension(NamedTuple):
         return self.high - self.low <= 1e-6 * max(abs(self.low), abs(self.high))
 
 
-class CameraFacts(NamedTuple):
+class CameraStats(NamedTuple):
     """One camera of one episode. A *pair* is two consecutive frames, both decoded and compared."""
 
     height: int
@@ -71,7 +71,7 @@ class CameraFacts(NamedTuple):
     blank: int = 0  # decoded frames that are of one colour
 
 
-class EpisodeFacts(NamedTuple):
+class EpisodeInfo(NamedTuple):
     """One episode."""
 
     key: str
@@ -85,7 +85,7 @@ class EpisodeFacts(NamedTuple):
     segments: int  # runs of HUMAN steps, however long
     seconds: float | None  # by its stamps, from the first step to the last; None without stamps
     period: float | None  # median seconds between two steps
-    cameras: dict[str, CameraFacts]
+    cameras: dict[str, CameraStats]
     digest: str  # of states and actions
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class EpisodeFacts(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class InspectionReport:
     """An inspection's result."""
 
     path: str
@@ -105,20 +105,20 @@ class Findings:
     looked_at: int  # of these; `episodes` lacks those that could not be read
     declared_hz: float | None
     spec: RobotSpec | None
-    episodes: tuple[EpisodeFacts, ...]
+    episodes: tuple[EpisodeInfo, ...]
     state: tuple[Dimension, ...]
     action: tuple[Dimension, ...]
     changes: np.ndarray | None  # float64[4, A]: quantiles 0.5, 0.9, 0.99 and 1 of |a[t + 1] - a[t]|; None without any
     notes: tuple[str, ...]  # what the source says about itself
-    findings: tuple[Finding, ...]
+    findings: tuple[Issue, ...]
 
     @property
-    def faults(self) -> list[Finding]:
+    def faults(self) -> list[Issue]:
         """What makes the data unfit."""
         return [f for f in self.findings if f.severity == "fault"]
 
     @property
-    def remarks(self) -> list[Finding]:
+    def remarks(self) -> list[Issue]:
         """What is worth knowing."""
         return [f for f in self.findings if f.severity == "remark"]
 
@@ -157,7 +157,7 @@ class Findings:
         """Task text -> episodes, the most frequent first."""
         return dict(Counter(e.task for e in self.episodes).most_common())
 
-    def cameras(self) -> dict[str, list[CameraFacts]]:
+    def cameras(self) -> dict[str, list[CameraStats]]:
         """Camera -> what each episode that has it says of it."""
         names = sorted({name for e in self.episodes for name in e.cameras})
         return {name: [e.cameras[name] for e in self.episodes if name in e.cameras] for name in names}
@@ -199,7 +199,7 @@ MOVED = 0.01  # of its range in the episode: from here on a state value has move
 PAIRS = 8  # pairs of frames decoded of each camera and episode, unless all are
 
 
-def facts_of(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[EpisodeFacts, list[Finding]]:
+def episode_info(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[EpisodeInfo, list[Issue]]:
     """Facts of a checked episode, and the findings that need no other episode.
 
     Args:
@@ -208,7 +208,7 @@ def facts_of(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[E
         all_frames: decode all of them.
     """
     begin, steps, end = episode
-    found: list[Finding] = []
+    found: list[Issue] = []
     cameras = {}
     for name, rows in sorted(steps.sparse.items()):
         if name.startswith(IMAGE_PREFIX) and len(rows.index):
@@ -222,7 +222,7 @@ def facts_of(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[E
     if end.reward is not None:
         reward[-1] = end.reward
     human = (steps.source == Source.HUMAN).astype(np.int8)
-    facts = EpisodeFacts(
+    facts = EpisodeInfo(
         key=key,
         length=steps.n,
         task=begin.task,
@@ -240,7 +240,7 @@ def facts_of(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[E
     return facts, found
 
 
-def _time(key: str, stamp: np.ndarray) -> tuple[float | None, float | None, list[Finding]]:
+def _time(key: str, stamp: np.ndarray) -> tuple[float | None, float | None, list[Issue]]:
     """(duration, median period, findings); an episode whose stamps are all equal has none."""
     if len(stamp) < 2 or (stamp == stamp[0]).all():
         return None, None, []
@@ -253,7 +253,7 @@ def _time(key: str, stamp: np.ndarray) -> tuple[float | None, float | None, list
             f"{key}: the time stamp of tick {tick} ({stamp[tick]:.6g} s) is not after that of the tick before "
             f"({stamp[tick - 1]:.6g} s){_more(len(back) - 1)}"
         )
-        return seconds, period if period > 0 else None, [Finding("fault", "time", text, key, tick)]
+        return seconds, period if period > 0 else None, [Issue("fault", "time", text, key, tick)]
     gaps = np.flatnonzero(between > GAP * period)
     if not len(gaps):
         return seconds, period, []
@@ -262,10 +262,10 @@ def _time(key: str, stamp: np.ndarray) -> tuple[float | None, float | None, list
         f"{key}: tick {worst + 1} comes {between[worst]:.3g} s after the one before, {between[worst] / period:.0f} "
         f"periods{_more(len(gaps) - 1)}"
     )
-    return seconds, period, [Finding("remark", "gap", text, key, worst + 1)]
+    return seconds, period, [Issue("remark", "gap", text, key, worst + 1)]
 
 
-def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool) -> tuple[CameraFacts, list[Finding]]:
+def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool) -> tuple[CameraStats, list[Issue]]:
     state = episode.steps.observation[STATE]
     frames, (height, width) = len(rows.index), rows.values.shape[1:3]
     firsts = np.arange(frames - 1)
@@ -289,19 +289,19 @@ def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool) -> t
                     pairs, identical, moved = pairs + 1, identical + same, moved + moving
                     frozen += same and moving
     except DataError as error:
-        found = [Finding("fault", "frames", str(error), key)]
+        found = [Issue("fault", "frames", str(error), key)]
     else:
         found = []
-    return CameraFacts(height, width, frames, decoded, pairs, identical, moved, frozen, blank), found
+    return CameraStats(height, width, frames, decoded, pairs, identical, moved, frozen, blank), found
 
 
-def _final_frames(key: str, episode: Episode) -> list[Finding]:
+def _final_frames(key: str, episode: Episode) -> list[Issue]:
     """The frames of the final observation, which training needs, can be decoded."""
     try:
         for value in (episode.end.final_observation or {}).values():
             np.asarray(value)
     except DataError as error:
-        return [Finding("fault", "frames", str(error), key, episode.end.length)]
+        return [Issue("fault", "frames", str(error), key, episode.end.length)]
     return []
 
 

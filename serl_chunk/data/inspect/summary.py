@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from serl_chunk.data.inspect.results import Dimension, Findings
+from serl_chunk.data.inspect.results import Dimension, InspectionReport
+from serl_chunk.data.validate import plural
 from serl_chunk.types import Outcome
 
 
-def facts(findings: Findings) -> list[tuple[str, str]]:
+def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
     """Name and text of each fact, in reading order."""
     if not findings.episodes:
         return [("episodes", f"none could be read, of {findings.looked_at}")]
@@ -36,16 +37,11 @@ def facts(findings: Findings) -> list[tuple[str, str]]:
     out.append(("rewards", f"sum of an episode {_spread(rewards)}; {rewarded:,} with a reward"))
     shares = ", ".join(f"{name.lower()} {share:.1%}" for name, share in findings.shares.items())
     segments = sum(e.segments for e in findings.episodes)
-    out.append(("who acted", shares + (f"; {counted(segments, 'intervention')}" if segments else "")))
+    out.append(("who acted", shares + (f"; {plural(segments, 'intervention')}" if segments else "")))
     return out
 
 
-def counted(n: int, what: str) -> str:
-    """`1 episode`, `2 episodes`."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-def _episodes(findings: Findings) -> str:
+def _episodes(findings: InspectionReport) -> str:
     unread = findings.looked_at - len(findings.episodes)
     out = f"{len(findings.episodes):,}" + (f", and {unread:,} that cannot be read" if unread else "")
     if findings.looked_at < findings.available:
@@ -54,7 +50,7 @@ def _episodes(findings: Findings) -> str:
     return out + (f", {_clock(seconds)} in all" if seconds else "")
 
 
-def _rate(findings: Findings) -> str:
+def _rate(findings: InspectionReport) -> str:
     measured, declared = findings.measured_hz, findings.declared_hz
     by_stamps = f"{measured:.4g} Hz by the time stamps" if measured else "no time stamps"
     return f"{by_stamps}, " + (f"{declared:.4g} Hz declared" if declared else "none declared")
@@ -66,10 +62,10 @@ def _dims(dims: tuple[Dimension, ...]) -> str:
     low, high = min(d.low for d in dims), max(d.high for d in dims)
     switches = [j for j, d in enumerate(dims) if d.distinct is not None and not d.constant]
     few = f"; few different values in {', '.join(map(str, switches))}" if switches else ""
-    return f"{counted(len(dims), 'value')} from {low:.4g} to {high:.4g}{few}"
+    return f"{plural(len(dims), 'value')} from {low:.4g} to {high:.4g}{few}"
 
 
-def _tasks(findings: Findings) -> str:
+def _tasks(findings: InspectionReport) -> str:
     tasks = findings.tasks()
     shown = [f"{text!r} ({n})" if text else f"no text ({n})" for text, n in list(tasks.items())[:4]]
     return ", ".join(shown) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")

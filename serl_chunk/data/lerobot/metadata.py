@@ -11,7 +11,7 @@ import numpy as np
 
 from serl_chunk.data.lerobot import column_stats, dataset_layout, sidecar
 from serl_chunk.data.lerobot.arrow import Table, pa, pq, publish, write_parquet
-from serl_chunk.data.lerobot.shards import ROWS, Piles
+from serl_chunk.data.lerobot.shards import ROWS, PendingShards
 from serl_chunk.data.normalise.running_statistics import Statistics
 from serl_chunk.data.source import Json
 from serl_chunk.types import DataError
@@ -20,7 +20,7 @@ _AT_ONCE = 256  # episodes of a row group of the table about them
 _VECTORS = (dataset_layout.STATE, dataset_layout.ACTION)
 
 
-def write_about(folder: Path, layout: Json, staged: Sequence[Json], piles: Piles) -> None:
+def write_metadata(folder: Path, layout: Json, staged: Sequence[Json], piles: PendingShards) -> None:
     """Write `meta`, `info.json` last. The data and video files are complete, the episodes still in their places."""
     about = _About(folder, layout, staged, piles)
     if layout["version"] == dataset_layout.V30:
@@ -34,9 +34,9 @@ def write_about(folder: Path, layout: Json, staged: Sequence[Json], piles: Piles
 
 
 class _About:
-    """Args as for `write_about`."""
+    """Args as for `write_metadata`."""
 
-    def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], piles: Piles) -> None:
+    def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], piles: PendingShards) -> None:
         self.folder, self.layout, self.staged, self.piles = folder, layout, staged, piles
         self.columns = [*_VECTORS, *dataset_layout.SCALARS]
         self.lengths = [entry["length"] for entry in staged]

@@ -17,7 +17,7 @@ from serl_chunk.data.lerobot.index import EpisodePlace, Index, check_columns, re
 from serl_chunk.data.lerobot.metadata import matrix
 from serl_chunk.data.lerobot.outcome import ended, lacks_reward, outcome_of
 from serl_chunk.data.lerobot.stored_frames import ParquetFrames, VideoFrames
-from serl_chunk.data.source import Format, ReadOptions, first_of
+from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
 from serl_chunk.types import (
     IMAGE_PREFIX,
@@ -61,7 +61,7 @@ class LeRobotSource:
 
     def keys(self) -> list[str]:
         """See Source."""
-        return first_of([f"episode_{i:06d}" for i in range(len(self.index.lengths))], self.options.proportion)
+        return take_fraction([f"episode_{i:06d}" for i in range(len(self.index.lengths))], self.options.proportion)
 
     def read(self, key: str) -> Episode:
         """See Source. What is not ours ends as `outcome.ended` says."""

@@ -24,27 +24,27 @@ STAGING = ".staging"
 ROWS, BESIDE, TASKS = "rows.arrow", "beside.arrow", "tasks.json"
 
 
-class Group(NamedTuple):
+class ShardRange(NamedTuple):
     """Episodes `start <= i < stop` that share a file."""
 
     start: int
     stop: int
 
 
-def groups_of(sizes: Sequence[int], limit: float, *, to_the_end: bool) -> list[Group]:
+def groups_of(sizes: Sequence[int], limit: float, *, to_the_end: bool) -> list[ShardRange]:
     """How episodes of these sizes (bytes) share files: one is closed as soon as it has reached `limit` bytes."""
     out, start, total = [], 0, 0
     for i, size in enumerate(sizes):
         total += size
         if total >= limit:
-            out.append(Group(start, i + 1))
+            out.append(ShardRange(start, i + 1))
             start, total = i + 1, 0
     if to_the_end and start < len(sizes):
-        out.append(Group(start, len(sizes)))
+        out.append(ShardRange(start, len(sizes)))
     return out
 
 
-class Piles:
+class PendingShards:
     """All piles of the data set in `folder`."""
 
     def __init__(self, folder: Path, layout: Json) -> None:
@@ -64,7 +64,7 @@ class Piles:
         key = dataset_layout.CAMERA + name.removesuffix(".mp4")
         return self._folder / dataset_layout.file_of(self._patterns.video, number, key)
 
-    def groups(self, name: str, staged: Sequence[Json], *, to_the_end: bool = True) -> list[Group]:
+    def groups(self, name: str, staged: Sequence[Json], *, to_the_end: bool = True) -> list[ShardRange]:
         """The episodes of each file, of all episodes in their order."""
         return groups_of([entry["bytes"][name] for entry in staged], self._limit(name), to_the_end=to_the_end)
 
@@ -115,13 +115,13 @@ class Piles:
         os.replace(self._staging / f"staged_{staged['number']}", self._placed(index))
         sync(self._staging)
 
-    def merge_what_is_full(self, index: int) -> None:
+    def flush_full(self, index: int) -> None:
         """After episode `index` was added: make files of the piles that have become full."""
         for name in self.names:
             start = index
             while start > 0 and (self._placed(start - 1) / name).exists():
                 start -= 1
-            group = Group(start, index + 1)
+            group = ShardRange(start, index + 1)
             sizes = [(self._placed(i) / name).stat().st_size for i in range(*group)]
             if sum(sizes) >= self._limit(name):
                 self._merge(name, self._next_number(name, index), group)
@@ -149,7 +149,7 @@ class Piles:
             number += 1
         return number
 
-    def _merge(self, name: str, number: int, group: Group) -> None:
+    def _merge(self, name: str, number: int, group: ShardRange) -> None:
         path = self.file(name, number)
         parts = [self._placed(i) / name for i in range(*group)]
         missing = [part for part in parts if not part.exists()]
@@ -166,7 +166,7 @@ class Piles:
             publish(part, path)
         self._drop(name, group)
 
-    def _merge_rows(self, part: Path, path: Path, group: Group, parts: Sequence[Path], number: int) -> None:
+    def _merge_rows(self, part: Path, path: Path, group: ShardRange, parts: Sequence[Path], number: int) -> None:
         tasks = {text: i for i, text in enumerate(self.tasks())}
         first = _rows_until(self.file(ROWS, number - 1)) if number else 0
 
@@ -179,7 +179,7 @@ class Piles:
 
         write_parquet(part, path, schema(self._layout, placed=True), tables(), **parquet_options(self._layout))
 
-    def _drop(self, name: str, group: Group) -> None:
+    def _drop(self, name: str, group: ShardRange) -> None:
         """What is in a file of the data set need not wait any more."""
         for i in range(*group):
             (self._placed(i) / name).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from serl_chunk.data.lerobot import dataset_layout, sidecar
 from serl_chunk.data.lerobot.arrow import pa, sync, write_arrow
 from serl_chunk.data.lerobot.images import Histogram, newest
 from serl_chunk.data.lerobot.schema import cameras_of, check_stamps, write_rows
-from serl_chunk.data.lerobot.shards import BESIDE, ROWS, STAGING, Piles
+from serl_chunk.data.lerobot.shards import BESIDE, ROWS, STAGING, PendingShards
 from serl_chunk.data.source import Json
 from serl_chunk.data.validate import check_episode
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, SparseRows
@@ -140,7 +140,7 @@ class LeRobotSink:
 
     def placed(self, layout: Json, staged: list[Json]) -> int:
         """See Sink. An episode is there for good with its place, also where its data set's file is still to come."""
-        piles = Piles(self.folder, layout)
+        piles = PendingShards(self.folder, layout)
         if piles.complete():
             return len(staged)
         n = piles.clean_up(len(staged))
@@ -150,19 +150,19 @@ class LeRobotSink:
 
     def place(self, layout: Json, index: int, staged: Json) -> None:
         """See Sink."""
-        piles = Piles(self.folder, layout)
+        piles = PendingShards(self.folder, layout)
         piles.add(index, staged)
-        piles.merge_what_is_full(index)
+        piles.flush_full(index)
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
         """See Sink."""
-        from serl_chunk.data.lerobot.metadata import write_about
+        from serl_chunk.data.lerobot.metadata import write_metadata
 
-        piles = Piles(self.folder, layout)
+        piles = PendingShards(self.folder, layout)
         if not piles.complete():
             piles.set_tasks([entry["task"] for entry in staged])
             piles.settle(staged, to_the_end=True)
-            write_about(self.folder, layout, staged, piles)
+            write_metadata(self.folder, layout, staged, piles)
         shutil.rmtree(self.folder / STAGING, ignore_errors=True)
 
     def _check_fit(self, where: str, layout: Json, episode: Episode) -> None:

@@ -27,7 +27,7 @@ STD_FLOOR = 0.01  # in the data's units; what the normaliser of our own agents h
 _BLOCK = 1 << 21  # numbers of chunks made at once
 
 
-class Measured(NamedTuple):
+class ColumnStats(NamedTuple):
     """What was measured of one vector, and what is written for it."""
 
     moments: Moments
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class What:
+class StatsRequest:
     """What the statistics are of.
 
     Args:
@@ -69,11 +69,11 @@ class What:
             raise ConfigError("delta actions need a mask with at least one dimension, absolute ones have none: --mask")
 
 
-class Computed(NamedTuple):
+class StatsResult(NamedTuple):
     """Statistics of a source."""
 
-    vectors: dict[str, Measured]  # "state" and "actions"
-    what: What
+    vectors: dict[str, ColumnStats]  # "state" and "actions"
+    what: StatsRequest
     episodes: int
     steps: int  # in all episodes
     samples: int  # that were used
@@ -136,7 +136,7 @@ def joints_of(mask: tuple[bool, ...] | None, spec: RobotSpec | None) -> tuple[in
     return joints
 
 
-def chunks(episode: Episode, what: What, ticks: np.ndarray) -> np.ndarray:
+def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarray:
     """The action chunks float32[N, H, A] from steps `ticks` int[N] on. Raises ConfigError where a mask does not fit."""
     action, state = episode.steps.action, episode.steps.observation[STATE]
     at = np.minimum(ticks[:, None] + np.arange(what.horizon), len(action) - 1)
@@ -153,7 +153,7 @@ def chunks(episode: Episode, what: What, ticks: np.ndarray) -> np.ndarray:
     return out
 
 
-def compute(source: Source, what: What, progress: Callable[[int, int], None] | None = None) -> Computed:
+def compute(source: Source, what: StatsRequest, progress: Callable[[int, int], None] | None = None) -> StatsResult:
     """The statistics of all episodes of `source`, or of `what.max_samples` of their steps.
 
     Reads the episodes once, twice where there are more numbers than `what.keep`; drawing a subset takes a pass more.
@@ -182,13 +182,15 @@ def compute(source: Source, what: What, progress: Callable[[int, int], None] | N
     measured = [_measured(s.moments, s.quantile(), what.std_floor) for s in statistics]
     used = int(samples.lengths.sum()) if samples.chosen is None else len(samples.chosen)
     names = ("state", "actions")
-    return Computed(dict(zip(names, measured, strict=True)), what, len(samples.keys), int(samples.lengths.sum()), used)
+    return StatsResult(
+        dict(zip(names, measured, strict=True)), what, len(samples.keys), int(samples.lengths.sum()), used
+    )
 
 
 class _Samples:
     """The samples of a source, which may be gone through more than once."""
 
-    def __init__(self, source: Source, what: What, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, source: Source, what: StatsRequest, progress: Callable[[int, int], None] | None) -> None:
         self.source, self.what, self.progress = source, what, progress
         self.keys = source.keys()
         if not self.keys:
@@ -237,14 +239,14 @@ class _Samples:
             yield i, episode
 
 
-def _measured(moments: Moments, quantiles: np.ndarray, floor: float) -> Measured:
+def _measured(moments: Moments, quantiles: np.ndarray, floor: float) -> ColumnStats:
     std, (q01, q99) = moments.std, quantiles
     narrow = q99 - q01 < 2 * floor
     still = narrow & (moments.high - moments.low < 2 * floor)
     middle = (moments.low + moments.high) / 2
     q01 = np.where(still, middle - floor, np.where(narrow, moments.low, q01))
     q99 = np.where(still, middle + floor, np.where(narrow, moments.high, q99))
-    return Measured(
+    return ColumnStats(
         moments,
         NormStats(moments.mean, np.maximum(std, floor), q01, q99),
         np.flatnonzero(std < floor).tolist(),

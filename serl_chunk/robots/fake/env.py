@@ -159,9 +159,9 @@ class FakeAlohaEnv(RobotEnv):
 
     def make_helper(self) -> InterventionSource:
         """The scripted person who takes over when the policy gets nowhere."""
-        from serl_chunk.robots.fake.scripted_human import ScriptedHelper
+        from serl_chunk.robots.fake.scripted_human import ScriptedHuman
 
-        return ScriptedHelper(self, self.config.helper)
+        return ScriptedHuman(self, self.config.helper)
 
     def _place(self, joints: Sequence[float], cube: Point, holder: int, offset: Point) -> None:
         self.joints = list(joints)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serl_chunk.config.robots import HelperConfig
+from serl_chunk.config.robots import ScriptedHumanConfig
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.fake.expert import HAND_OVER, ScriptedExpert, fetching_arm
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point
@@ -33,7 +33,7 @@ def progress(env: FakeAlohaEnv) -> float:
     return (1.0 if arm == LEFT else 0.0) + _closeness(env.grips[arm], env.cube)
 
 
-class ScriptedHelper:
+class ScriptedHuman:
     """Takes over after a stall or a drop, corrects for a while, then rests its hands until the policy decides.
 
     A person's faults are part of it: the reaction comes late (and not at all if the policy recovers meanwhile),
@@ -47,7 +47,7 @@ class ScriptedHelper:
         config: how late, how long, how fast and how badly.
     """
 
-    def __init__(self, env: FakeAlohaEnv, config: HelperConfig) -> None:
+    def __init__(self, env: FakeAlohaEnv, config: ScriptedHumanConfig) -> None:
         self._env, self._config = env, config
         self._hands = ScriptedExpert(env, speed=config.speed, noise=config.noise)
         self.reset(0)

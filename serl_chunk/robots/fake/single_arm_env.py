@@ -191,9 +191,9 @@ class FakeSingleArmEnv(RobotEnv):
 
     def make_helper(self) -> InterventionSource:
         """The scripted person who takes over when the policy gets nowhere."""
-        from serl_chunk.robots.fake.single_arm_expert import SingleArmHelper
+        from serl_chunk.robots.fake.single_arm_expert import SingleArmHuman
 
-        return SingleArmHelper(self)
+        return SingleArmHuman(self)
 
     def _place(self, state: SingleArmState) -> None:
         self.position, self.rotation, self.opening = state.position.copy(), state.rotation.copy(), state.opening

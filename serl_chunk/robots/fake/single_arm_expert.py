@@ -98,7 +98,7 @@ def progress(env: FakeSingleArmEnv) -> float:
     return 0.7 * near + 0.2 * (1.0 - abs(env.misalignment) / (math.pi / 2))
 
 
-class SingleArmHelper:
+class SingleArmHuman:
     """Takes over after a stall, corrects for a while, then keeps still until the policy decides.
 
     A person's faults are part of it: slower and noisier than the demonstrator, and done when the time is up rather

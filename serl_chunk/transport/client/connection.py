@@ -12,7 +12,7 @@ import zmq
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.client.outbox import Outbox, Spools
-from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, Puller
+from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
 from serl_chunk.transport.security.client import KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.sockets import CHANNELS, Waker, try_receive, try_send
@@ -42,7 +42,7 @@ class Connection:
         actor_id: str,
         contract: dict[str, str],
         out: Outbox,
-        puller: Puller,
+        puller: SnapshotClient,
         spools: Spools,
         keys: ClientKeys | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class Connection:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._turn()
+                self._poll_once()
         except SerlChunkError as e:
             self._stop(e)
         except BaseException as e:
@@ -130,14 +130,14 @@ class Connection:
         if self.welcome is not None:  # before it, whoever waits for the welcome is told, and says it
             log.error("%s", error)
         self.error = error
-        self._lose("stopped")
-        self._tell()
+        self._disconnect("stopped")
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self.news:
             self.news.notify_all()
 
-    def _turn(self) -> None:
+    def _poll_once(self) -> None:
         """One wait for events, and what follows from them."""
         if not self._sockets and time.monotonic() >= self._open_at:
             self._open()
@@ -158,14 +158,14 @@ class Connection:
         self._out.pack()
         self._check_keys()
         if not self._sockets:  # lost while receiving, or not open yet
-            self._tell()
+            self._notify()
             return
         if self._token is None:
             self._greet()
         else:
             changed |= self._serve(self._token)
         if changed:
-            self._tell()
+            self._notify()
 
     def _open(self) -> None:
         for offset, channel in enumerate(CHANNELS):
@@ -176,7 +176,7 @@ class Connection:
             sockets.connect(s, self._host, self._port + offset)
         self._hello_at = None
 
-    def _lose(self, why: str, retry_in: float = 0.0) -> None:
+    def _disconnect(self, why: str, retry_in: float = 0.0) -> None:
         """Drop the connection; the next turn opens another. What was in flight is sent again."""
         if self._token is not None:
             log.warning("connection to the learner at %s:%d lost: %s", self._host, self._port, why)
@@ -200,7 +200,7 @@ class Connection:
         if trouble.sentence != self.waiting and self.welcome is not None:
             log.warning("%s", trouble.sentence)
         self.waiting = trouble.sentence
-        self._lose(trouble.sentence)
+        self._disconnect(trouble.sentence)
         self._open_at = time.monotonic() + trouble.retry_in
 
     # Introduction.
@@ -213,7 +213,7 @@ class Connection:
         if self._hello_at is not None:
             if now - self._hello_at > self._config.silence:
                 self.waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
-                self._lose("no answer")
+                self._disconnect("no answer")
             return
         if not self._may_greet():
             return
@@ -241,7 +241,7 @@ class Connection:
             steps_before_next=spool.steps,
         )
         if not try_send(self._sockets["control"], hello.encode()):
-            self._lose("no answer")
+            self._disconnect("no answer")
 
     def _on_welcome(self, message: Message) -> None:
         h = message.header
@@ -266,11 +266,11 @@ class Connection:
         now = time.monotonic()
         if now - self._heard > self._config.silence:
             self.waiting = f"the learner at {self._host}:{self._port} is silent"
-            self._lose("silent")
+            self._disconnect("silent")
             return False
         self._out.pump(self._sockets["data"], token)
         if now - self._out.sender.progress_at > self._config.silence:
-            self._lose("it acknowledges nothing")  # the data connection alone broke, with what was in it
+            self._disconnect("it acknowledges nothing")  # the data connection alone broke, with what was in it
             return False
         if now >= self._ping_at:
             self._ping_at = now + self._config.heartbeat
@@ -294,7 +294,7 @@ class Connection:
                 # Whoever answers is no learner, or a broken one; a new connection is the only cure.
                 log.warning("malformed message on %s: %s", channel, e)
                 self.waiting = f"what answers at {self._host}:{self._port} is no learner ({e})"
-                self._lose("malformed message", retry_in=self._config.heartbeat)
+                self._disconnect("malformed message", retry_in=self._config.heartbeat)
                 break
         return changed
 
@@ -321,7 +321,7 @@ class Connection:
             self._on_status(h)
         elif kind == message_types.REJOIN:
             if h.get("token") == self._token:
-                self._lose("the learner was restarted")
+                self._disconnect("the learner was restarted")
         elif kind in (message_types.FETCHED, message_types.FETCH_FAILED):
             self._on_fetched(message)
         else:
@@ -335,7 +335,7 @@ class Connection:
         elif not retry:
             raise RefusedError(reason)
         self.waiting = reason
-        self._lose("refused", retry_in=self._config.heartbeat)
+        self._disconnect("refused", retry_in=self._config.heartbeat)
 
     def _on_status(self, h: dict[str, Any]) -> None:
         self.allowance = codec.field(h, "allowance", (int, type(None)))
@@ -343,7 +343,7 @@ class Connection:
         self.stalled = codec.text(h, "stalled")
         if self.stalled:
             self._out.sender.wait()
-        self._puller.learn(codec.field(h, "version", int))
+        self._puller.set_available_version(codec.field(h, "version", int))
         self._out.acknowledged(codec.count(h, "next"), gap=False)
 
     def _on_fetched(self, message: Message) -> None:

@@ -13,8 +13,8 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.client.connection import Connection
 from serl_chunk.transport.client.outbox import Backlog, Outbox, Spools
-from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, Puller
-from serl_chunk.transport.security.enrollment import PlainError, enrol
+from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
+from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.storage.spool import MemorySpool
 from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
@@ -78,7 +78,7 @@ class LearnerLink:
             largest_episode_bytes=largest_episode_bytes,
             jpeg_quality=config.jpeg_quality,
         )
-        self._puller = Puller(config.piece_bytes, config.silence)
+        self._puller = SnapshotClient(config.piece_bytes, config.silence)
         self._fetch_count = 0
         self._line = Connection(
             config,
@@ -140,8 +140,8 @@ class LearnerLink:
         while self._keys is not None and self._keys.ticket is not None:
             left = _SAY_EVERY_S if timeout is None else timeout - (time.monotonic() - start)
             try:
-                self._keys = enrol(self._keys, self._config, self._host, self._port, max(0.1, min(_SAY_EVERY_S, left)))
-            except PlainError:
+                self._keys = enroll(self._keys, self._config, self._host, self._port, max(0.1, min(_SAY_EVERY_S, left)))
+            except UnencryptedPeerError:
                 if sockets.is_loopback(self._host):
                     return
                 raise

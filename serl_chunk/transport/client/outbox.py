@@ -16,8 +16,8 @@ from serl_chunk.transport.client.step_blocks import (
     FIXED_STEP_BYTES,
     MAX_BLOCK_BYTES,
     TURN_BYTES,
-    Handed,
-    Made,
+    PackedRecord,
+    QueuedRecord,
     make_records,
 )
 from serl_chunk.transport.sockets import Counters, Rate, in_words
@@ -91,8 +91,8 @@ class Outbox:
         self._jpeg_quality = jpeg_quality
         self._largest_episode = largest_episode_bytes
         self._block_bytes = min(MAX_BLOCK_BYTES, max_message_bytes // 4)
-        self._queue: collections.deque[Handed] = collections.deque()
-        self._made: collections.deque[Made] = collections.deque()  # out of the queue, not spooled
+        self._queue: collections.deque[QueuedRecord] = collections.deque()
+        self._made: collections.deque[PackedRecord] = collections.deque()  # out of the queue, not spooled
         self._episode: str | None = None
         # The spool of the run before, for the rest of the episode that was open when another run appeared; or a
         # word that this rest goes nowhere, because memory was all that held the beginning.

@@ -45,18 +45,18 @@ class FetchRequest:
         self.done.set()
 
 
-class Held(NamedTuple):
+class CompleteSnapshot(NamedTuple):
     """A complete snapshot."""
 
     snapshot: Snapshot
     info: dict[str, Any]
 
 
-class Puller:
+class SnapshotClient:
     """Keeps the newest snapshot complete. Used by the network thread; any thread may read `held`."""
 
     def __init__(self, piece_bytes: int, silence: float) -> None:
-        self.held: Held | None = None
+        self.held: CompleteSnapshot | None = None
         self.version = -1  # newest complete snapshot of the present run
         self.received_bytes = 0
         self.pulled = 0  # snapshots completed
@@ -81,7 +81,7 @@ class Puller:
             self._again = self._pull.unanswered()
             self._progress_at = time.monotonic()
 
-    def learn(self, version: int) -> None:
+    def set_available_version(self, version: int) -> None:
         """The learner has this version. An announcement that was lost is asked for again."""
         if version > self.version and self._announced is None and self._pull is None:
             self._subscribed = False
@@ -182,7 +182,7 @@ class Puller:
             try_send(socket, codec.encode(snapshots.RELEASE, {"token": token}))
             fetch.finish((snapshot, pull.manifest.info))
             return
-        self.held = Held(snapshot._replace(arrived=time.monotonic()), pull.manifest.info)
+        self.held = CompleteSnapshot(snapshot._replace(arrived=time.monotonic()), pull.manifest.info)
         self.version = snapshot.version
         if self._announced is not None and self._announced.version <= self.version:
             self._announced = None  # a second subscription had the same snapshot announced while it was pulled

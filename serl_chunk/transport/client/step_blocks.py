@@ -16,11 +16,13 @@ TURN_BYTES = 4 * MAX_BLOCK_BYTES  # made at a time, so that sending and heartbea
 _TURN_RECORDS = 256  # the same for small ones: each takes some 50 us to pack and send
 FIXED_STEP_BYTES = 64  # of a step beside its arrays, rounded up
 
-Handed = tuple[str, Step | Record, int]  # episode, what was handed over, bytes of its arrays
-Made = tuple[Record, int, int]  # a record, bytes of its arrays, how many things handed over are in it
+QueuedRecord = tuple[str, Step | Record, int]  # episode, what was handed over, bytes of its arrays
+PackedRecord = tuple[Record, int, int]  # a record, bytes of its arrays, how many things handed over are in it
 
 
-def make_records(queue: collections.deque[Handed], made: collections.deque[Made], block_bytes: int) -> None:
+def make_records(
+    queue: collections.deque[QueuedRecord], made: collections.deque[PackedRecord], block_bytes: int
+) -> None:
     """Move a turn's worth of `queue` into `made`; consecutive steps become blocks of at most `block_bytes`."""
     block: list[Step] = []
     nbytes_of_block, block_episode, shapes = 0, "", _Shapes()

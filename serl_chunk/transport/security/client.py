@@ -110,7 +110,7 @@ def explain(outcome: Outcome | None, secured: bool, host: str, port: int) -> Out
     return Outcome.OTHER if spoken == "CURVE" and secured else Outcome.MISMATCH
 
 
-class Trouble(NamedTuple):
+class ConnectionFault(NamedTuple):
     """Why a connection did not come about."""
 
     sentence: str
@@ -144,7 +144,7 @@ class KeyExchange:
         """What to poll for reading."""
         return None if self._monitor is None else self._monitor.socket
 
-    def trouble(self, *, known: bool) -> Trouble | None:
+    def trouble(self, *, known: bool) -> ConnectionFault | None:
         """Why the newest attempt failed; None where none did. The sockets must be opened again then.
 
         `known`: this actor was connected before. A learner that was right once may be so again, and is waited for.
@@ -155,21 +155,21 @@ class KeyExchange:
         if outcome is Outcome.DONE:
             self._others = 0
         elif outcome is Outcome.DENIED and self._keys is not None:
-            return Trouble(denied(self._keys, where), True)
+            return ConnectionFault(denied(self._keys, where), True)
         elif outcome is Outcome.BUSY:
-            return Trouble(busy(where), False)
+            return ConnectionFault(busy(where), False)
         elif outcome is Outcome.MISMATCH and self._keys is None:
-            return Trouble(no_key(where), not known)
+            return ConnectionFault(no_key(where), not known)
         elif outcome is Outcome.MISMATCH and self._keys is not None:
             if is_loopback(self._host):
                 self._plain = not self._plain
-                return Trouble(f"the learner at {where} does not agree on keys", False, retry_in=0.1)
-            return Trouble(no_keys_there(self._keys, where), not known)
+                return ConnectionFault(f"the learner at {where} does not agree on keys", False, retry_in=0.1)
+            return ConnectionFault(no_keys_there(self._keys, where), not known)
         elif outcome is Outcome.FOREIGN:
-            return Trouble(f"what answers at {where} is no learner", False)
+            return ConnectionFault(f"what answers at {where} is no learner", False)
         elif outcome is Outcome.OTHER and self._keys is not None:
             self._others += 1
-            return Trouble(other_learner(self._keys, where), not known and self._others >= _SURE)
+            return ConnectionFault(other_learner(self._keys, where), not known and self._others >= _SURE)
         return None
 
     def close(self) -> None:

@@ -29,11 +29,11 @@ _CONTROL = CHANNELS.index("control")
 _LIMITS = Limits(1 << 16, 1)
 
 
-class PlainError(RefusedError):
+class UnencryptedPeerError(RefusedError):
     """The learner uses no keys."""
 
 
-def enrol(keys: ClientKeys, config: TransportConfig, host: str, port: int, timeout: float) -> ClientKeys:
+def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, timeout: float) -> ClientKeys:
     """Have the learner at `host:port` write down the key of this machine; returns and saves what is used from now on.
 
     Does nothing where it has joined. Raises UnreachableError where no learner answers within `timeout` seconds,
@@ -57,7 +57,7 @@ def enrol(keys: ClientKeys, config: TransportConfig, host: str, port: int, timeo
     if outcome is Outcome.BUSY:
         raise UnreachableError(busy(where))
     if outcome is Outcome.MISMATCH:
-        raise PlainError(no_keys_there(keys, where))
+        raise UnencryptedPeerError(no_keys_there(keys, where))
     if outcome is Outcome.OTHER:
         raise RefusedError(other_learner(keys, where))
     raise UnreachableError(f"no learner answers at {where}")

@@ -17,7 +17,7 @@ _CHECK_BYTES = 4
 _MAX_CHARACTERS = 4096
 
 
-class Invitation(NamedTuple):
+class JoinToken(NamedTuple):
     """What a learner gives to one robot PC, once. It holds a secret."""
 
     server: str  # the learner's public key, Z85
@@ -36,7 +36,7 @@ class Invitation(NamedTuple):
         return _PREFIX + base64.urlsafe_b64encode(_check(content) + content).decode().rstrip("=")
 
     @classmethod
-    def decode(cls, word: str) -> Invitation:
+    def decode(cls, word: str) -> JoinToken:
         """The invitation in a pasted word; raises ConfigError for one that is none, or not whole."""
         word = "".join(word.split())  # a line that a chat has wrapped
         if not word.startswith(_PREFIX) or len(word) > _MAX_CHARACTERS:

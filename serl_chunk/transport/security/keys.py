@@ -46,7 +46,7 @@ from typing import Literal
 import zmq
 from zmq.utils import z85
 
-from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.join_token import JoinToken
 from serl_chunk.transport.security.key_files import check_folder, damaged, key_of, locked, read, write
 from serl_chunk.transport.sockets import DEFAULT_PORT
 from serl_chunk.types import ConfigError
@@ -184,7 +184,7 @@ class ServerKeys:
         invited = client is not None and client.ticket == ticket and client.state(self._clock()) == "invited"
         return client if invited else None
 
-    def invite(self, name: str, hosts: Sequence[str], port: int) -> Invitation:
+    def invite(self, name: str, hosts: Sequence[str], port: int) -> JoinToken:
         """A one-time key for `name`, in place of an older one that was not used.
 
         Args:
@@ -203,7 +203,7 @@ class ServerKeys:
                 )
             now = self._clock()
             self._write(Client(name, None, ticket.public, now + VALID_SECONDS, now, False))
-        return Invitation(self.pair.public, ticket.secret, name, port, tuple(hosts))
+        return JoinToken(self.pair.public, ticket.secret, name, port, tuple(hosts))
 
     def enrol(self, ticket: str, public: str) -> str | None:
         """Write `public` down for good in place of a one-time key; its name, or None where that is not valid.
@@ -259,7 +259,7 @@ class ClientKeys:
     joined: float  # unix seconds
 
     @classmethod
-    def accept(cls, folder: Path, invitation: Invitation) -> ClientKeys:
+    def accept(cls, folder: Path, invitation: JoinToken) -> ClientKeys:
         """A new pair of this machine, for the learner that invites it; not saved. Raises ConfigError."""
         ticket = Pair.of_secret(invitation.ticket)
         return cls(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from serl_chunk.transport.server.sessions import TOKEN_BYTES, Gap, Session, SessionInfo, Sessions
-from serl_chunk.transport.server.sockets import Routers, plain_bytes
+from serl_chunk.transport.server.sockets import ServerSockets, plain_bytes
 from serl_chunk.transport.sockets import Counters, Rate
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
@@ -23,12 +23,12 @@ _BOUND = 2**62  # of what is counted: sums of a few stay within 64 bits
 _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
 
 
-class Intake:
+class RecordReceiver:
     """The data channel. Used by the server's thread, which calls every callback given here."""
 
     def __init__(
         self,
-        routers: Routers,
+        routers: ServerSockets,
         sessions: Sessions,
         counters: Counters,
         limits: Limits,

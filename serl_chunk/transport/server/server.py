@@ -15,11 +15,11 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.security.keys import ServerKeys
 from serl_chunk.transport.security.server import Authenticator, user_of
-from serl_chunk.transport.server.record_channel import Intake
+from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import RefuseError, Session, SessionInfo, Sessions
-from serl_chunk.transport.server.snapshot_channel import Handout
+from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.snapshot_publisher import Fetch, Publisher
-from serl_chunk.transport.server.sockets import Offenders, Routers, address_of
+from serl_chunk.transport.server.sockets import PeerRateLimiter, ServerSockets, address_of
 from serl_chunk.transport.sockets import Counters, Waker
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import codec, handshake, message_types, probe
@@ -28,7 +28,7 @@ from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.02  # how long a changed allowance waits at most where nobody calls `poke`
+_POLL_S = 0.02  # how long a changed allowance waits at most where nobody calls `push_allowances`
 _KEYS_S = 0.5  # between looks for revoked keys
 _BATCH = 64  # messages taken from one socket before the others get their turn
 
@@ -93,7 +93,7 @@ class LearnerServer:
         self._welcome = welcome
         self._episode_timeout = config.silence if episode_timeout is None else episode_timeout
         self._sessions = Sessions(
-            dict(contract), self.run_id, config.max_sessions, store.standing_of if store else lambda s: None
+            dict(contract), self.run_id, config.max_sessions, store.session_state if store else lambda s: None
         )
         self._store = store
         self._finished: str | None = None
@@ -104,14 +104,14 @@ class LearnerServer:
             "stale", "rejected", "refused", "replies_dropped", "pieces", "snapshot_bytes",
             "keys_refused", "handshakes_failed", "probes", "probes_dropped",
         )  # fmt: skip
-        self._routers = Routers(config, bind, port, self._counters, keys)
+        self._routers = ServerSockets(config, bind, port, self._counters, keys)
         self._keys_at = 0.0  # when revoked keys are looked for next
-        self._offenders = Offenders(config.max_malformed)
-        self._probes = probe.Allowance(self._counters)
+        self._offenders = PeerRateLimiter(config.max_malformed)
+        self._probes = probe.ProbeRateLimit(self._counters)
         self._waker = Waker()
         self._publisher = Publisher(fetch, self._waker.wake, self._fail, narrow=config.snapshots == "bfloat16")
-        self._handout = Handout(self._routers, self._publisher, self._counters, config.max_message_bytes)
-        self._intake = Intake(
+        self._handout = SnapshotChannel(self._routers, self._publisher, self._counters, config.max_message_bytes)
+        self._intake = RecordReceiver(
             self._routers, self._sessions, self._counters, self._limits,
             on_record=on_record, on_silent=on_silent, allowance=allowance,
             store=store, wait_for_disk=config.durability == "power",
@@ -127,7 +127,7 @@ class LearnerServer:
     def resume(self) -> None:
         """Let the sessions in the store go on where they were. After it was read back, before `welcome` lets one in."""
         if self._store is not None:
-            self._sessions.restore(self._store.standings(), time.monotonic())
+            self._sessions.restore(self._store.session_states(), time.monotonic())
             self._intake.retain()
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class LearnerServer:
         """Why no record is taken now; empty where they are."""
         return self._intake.stalled
 
-    def poke(self) -> None:
+    def push_allowances(self) -> None:
         """The allowances changed: tell the actors now."""
         self._waker.wake()
 
@@ -210,7 +210,7 @@ class LearnerServer:
                     if frames is None:
                         break
                     identity = frames[0].bytes
-                    if self._offenders.ignores(channel, identity):
+                    if self._offenders.is_blocked(channel, identity):
                         self._counters["ignored"] += 1
                         continue
                     try:
@@ -218,7 +218,7 @@ class LearnerServer:
                     except WireError as e:
                         self._counters["malformed"] += 1
                         self._routers.complain(channel, address_of(frames), f"malformed: {e}")
-                        if self._offenders.blame(channel, identity):
+                        if self._offenders.record_error(channel, identity):
                             self._routers.complain(channel, address_of(frames), "too many malformed: not read for now")
             self._intake.acknowledge()
             self._tick()
@@ -267,7 +267,7 @@ class LearnerServer:
 
     def _inspect(self, message: Message, key: str) -> list[Frame]:
         """What an actor would be told, and how this learner stands; nobody is admitted."""
-        asked = probe.Inspection.decode(message)
+        asked = probe.StatusRequest.decode(message)
         live = [s for s in self._sessions if s.live]
         authenticator = self._routers.authenticator
         try:
@@ -275,7 +275,7 @@ class LearnerServer:
             self._welcome()
         except SerlChunkError as e:
             not_ready = str(e)
-        return probe.Findings(
+        return probe.LearnerStatus(
             run=self.run_id,
             differs=self._sessions.compare(asked.contract) if asked.contract else "",
             taken_by=next((s.info.peer for s in live if s.info.actor_id == asked.actor_id), ""),
@@ -316,7 +316,7 @@ class LearnerServer:
             "token": session.token,
             "known": admission.known,
             "fields": fields,
-            **self._news(session),
+            **self._status_fields(session),
         }
         try:
             answer = codec.encode(handshake.WELCOME, header, arrays)
@@ -339,7 +339,7 @@ class LearnerServer:
         session.hear()
         return session
 
-    def _news(self, session: Session) -> dict[str, Any]:
+    def _status_fields(self, session: Session) -> dict[str, Any]:
         return {
             "next": self._intake.safe(session),
             "stalled": self._intake.stalled,
@@ -350,7 +350,9 @@ class LearnerServer:
         }
 
     def _status(self, session: Session) -> None:
-        self._routers.send("control", session.control_id, codec.encode(message_types.STATUS, self._news(session)))
+        self._routers.send(
+            "control", session.control_id, codec.encode(message_types.STATUS, self._status_fields(session))
+        )
 
     def _on_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
         message = codec.decode(frames, self._limits)
@@ -361,7 +363,7 @@ class LearnerServer:
 
     # What happens without a message.
 
-    def _expel(self, authenticator: Authenticator) -> None:
+    def _drop_revoked(self, authenticator: Authenticator) -> None:
         """Cut the sessions whose key was revoked. With another key they may come back and go on."""
         for session in self._sessions:
             if session.live and authenticator.gone(session.key):
@@ -379,7 +381,7 @@ class LearnerServer:
         self._intake.maintain(now)
         if self._routers.authenticator is not None and now >= self._keys_at:
             self._keys_at = now + _KEYS_S
-            self._expel(self._routers.authenticator)
+            self._drop_revoked(self._routers.authenticator)
         for session in self._sessions:
             if not session.live:
                 if now - session.heard > self._episode_timeout:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from serl_chunk.transport.storage.record_store import Standing
+from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.records import count_of
@@ -46,7 +46,7 @@ class RefuseError(SerlChunkError):
 class Session:
     """One stream of records and the state of its connection. Used by the server's thread only."""
 
-    def __init__(self, standing: Standing, peer: str, now: float, *, new: bool = True) -> None:
+    def __init__(self, standing: SessionState, peer: str, now: float, *, new: bool = True) -> None:
         self.info = SessionInfo(standing.session, standing.actor_id, standing.incarnation, peer)
         self.token = b""  # of the present connection; messages with another one are stale
         self.key = ""  # public key of the present connection; empty without keys
@@ -75,9 +75,9 @@ class Session:
         self.fetched: Published | None = None
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> SessionState:
         """How far the stream has come."""
-        return Standing(*self.info[:3], self.expected, self.steps, self.steps_offset, self.open_episode)
+        return SessionState(*self.info[:3], self.expected, self.steps, self.steps_offset, self.open_episode)
 
     def skip(self, first: int, span: int, steps: int) -> bool:
         """Step over numbers whose records the actor's disk lost; their episode ends there. False: nothing new.
@@ -159,7 +159,7 @@ class Sessions:
         contract: dict[str, str],
         run: str,
         limit: int,
-        recall: Callable[[str], Standing | None] = lambda session: None,
+        recall: Callable[[str], SessionState | None] = lambda session: None,
     ) -> None:
         """`recall` gives the place of a session that is not in the table any more."""
         self._contract = contract
@@ -180,7 +180,7 @@ class Sessions:
         """The session of this id."""
         return self._by_session.get(session)
 
-    def restore(self, standings: Iterable[Standing], now: float) -> None:
+    def restore(self, standings: Iterable[SessionState], now: float) -> None:
         """Remember the sessions of a learner before this one, silent for now."""
         for standing in standings:
             session = self._by_session[standing.session] = Session(standing, "unknown", now, new=False)
@@ -210,7 +210,7 @@ class Sessions:
         ousted = self._make_room(hello)
         lost = 0
         if old is None:
-            start = Standing(
+            start = SessionState(
                 hello.session, hello.actor_id, hello.incarnation, hello.first, 0, hello.steps_before_first, None
             )
             session = self._by_session[hello.session] = Session(start, peer, now)

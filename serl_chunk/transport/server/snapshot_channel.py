@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from serl_chunk.transport.server.sessions import Session
 from serl_chunk.transport.server.snapshot_publisher import Fetched, Publisher
-from serl_chunk.transport.server.sockets import Routers
+from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.wire import codec, message_types, snapshots
 from serl_chunk.transport.wire.codec import Message, WireError
 from serl_chunk.transport.wire.snapshots import Published
 
 
-class Handout:
+class SnapshotChannel:
     """The snapshots channel, and the answers to fetches. Used by the server's thread."""
 
-    def __init__(self, routers: Routers, publisher: Publisher, counters: Counters, max_message_bytes: int) -> None:
+    def __init__(
+        self, routers: ServerSockets, publisher: Publisher, counters: Counters, max_message_bytes: int
+    ) -> None:
         self.newest: Published | None = None  # what was announced last
         self._routers, self._publisher, self._counters = routers, publisher, counters
         self._max_bytes = max_message_bytes

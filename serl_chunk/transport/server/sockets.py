@@ -23,7 +23,7 @@ FORGIVEN_PER_S = 1.0  # malformed messages of a connection that are forgotten ag
 _MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes room
 
 
-class Offenders:
+class PeerRateLimiter:
     """Counts malformed messages by connection, and forgets them with time. Used by one thread.
 
     A peer is a connection and not an address: an honest actor may share the address, behind a tunnel for instance.
@@ -35,7 +35,7 @@ class Offenders:
         self._limit, self._clock = limit, clock
         self._levels: collections.OrderedDict[tuple[str, bytes], tuple[float, float]] = collections.OrderedDict()
 
-    def blame(self, channel: str, identity: bytes) -> bool:
+    def record_error(self, channel: str, identity: bytes) -> bool:
         """Count a malformed message; True where the connection is not listened to from now on."""
         key, now = (channel, identity), self._clock()
         level = self._level(key, now) + 1
@@ -45,7 +45,7 @@ class Offenders:
             self._levels.popitem(last=False)
         return level >= self._limit
 
-    def ignores(self, channel: str, identity: bytes) -> bool:
+    def is_blocked(self, channel: str, identity: bytes) -> bool:
         """Whether what comes from this connection is to be dropped unread."""
         key = (channel, identity)
         if key not in self._levels:
@@ -66,7 +66,7 @@ _REMEMBERED = 256  # complaints that are not logged again
 _LINES = 30  # complaints logged in a minute; more are only counted
 
 
-class Routers:
+class ServerSockets:
     """Sockets bound to `port` (data) and the two after it (snapshots, control). Used by one thread.
 
     What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.

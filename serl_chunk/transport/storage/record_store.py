@@ -31,7 +31,7 @@ _ROOM_BYTES = 64 << 20
 _TOLD = 3  # unreadable entries that are logged one by one
 
 
-class Standing(NamedTuple):
+class SessionState(NamedTuple):
     """How far a session's stream has come."""
 
     session: str
@@ -79,7 +79,7 @@ class RecordStore:
         sync_interval: float = 1.0,
         segment_bytes: int = 64 << 20,
     ) -> None:
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, SessionState] = {}
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
         self._journal = Journal(
@@ -124,7 +124,7 @@ class RecordStore:
     # Reading back.
 
     def replay(self) -> Iterator[Stored]:
-        """Every record kept, in the order of arrival; `standings` is complete afterwards.
+        """Every record kept, in the order of arrival; `session_states` is complete afterwards.
 
         Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`:
         a hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
@@ -172,13 +172,13 @@ class RecordStore:
         self._standings[session] = after
         return Stored(entry.number, session, before.actor_id, before.expected, record, delivered)
 
-    def standings(self) -> list[Standing]:
+    def session_states(self) -> list[SessionState]:
         """Of every session, as of the last record read or written."""
         return list(self._standings.values())
 
     # Writing.
 
-    def append(self, standing: Standing, record: Record, frames: Iterable[Frame], *, delivered: bool) -> int:
+    def append(self, standing: SessionState, record: Record, frames: Iterable[Frame], *, delivered: bool) -> int:
         """Write one record of a session that stands where `standing` says (before it); returns the entry's number.
 
         Raises JournalError; nothing is written then.
@@ -189,7 +189,7 @@ class RecordStore:
         self._standings[standing.session] = _after(standing, record, delivered)
         return self._journal.next - 1
 
-    def settle(self, standing: Standing) -> None:
+    def settle(self, standing: SessionState) -> None:
         """A session stands at `standing` without a record that led there, and has no episode open.
 
         Raises JournalError; the next segment's table has it all the same.
@@ -197,7 +197,7 @@ class RecordStore:
         self._standings[standing.session] = standing
         self._journal.append([msgpack.packb((_PLACE, tuple(standing)))])
 
-    def standing_of(self, session: str) -> Standing | None:
+    def session_state(self, session: str) -> SessionState | None:
         """Where a session stands; None for one that never sent a record."""
         return self._standings.get(session)
 
@@ -263,7 +263,7 @@ class _Episodes:
         return follows
 
 
-def _after(standing: Standing, record: Record, delivered: bool) -> Standing:
+def _after(standing: SessionState, record: Record, delivered: bool) -> SessionState:
     """Where a session stands once it has sent `record`."""
     n = records.count_of(record)
     steps, offset, episode = standing.steps, standing.steps_offset, standing.open_episode
@@ -276,9 +276,9 @@ def _after(standing: Standing, record: Record, delivered: bool) -> Standing:
     return standing._replace(expected=standing.expected + n, steps=steps, steps_offset=offset, open_episode=episode)
 
 
-def _standing(row: list[Any]) -> Standing:
+def _standing(row: list[Any]) -> SessionState:
     """A row of the table, checked; raises TypeError."""
-    standing = Standing(*row)
+    standing = SessionState(*row)
     texts = (standing.session, standing.actor_id, standing.open_episode or "")
     if not all(type(x) is str for x in texts) or not all(type(x) is int for x in standing[2:6]):
         raise TypeError(f"{row} is not where a session stands")

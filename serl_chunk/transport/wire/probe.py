@@ -23,7 +23,7 @@ _TEXTS = ("run", "differs", "taken_by", "not_ready", "stalled", "key")
 _NUMBERS = ("actors", "max_actors", "version", "snapshot_bytes", "free_bytes")
 
 
-class Inspection(NamedTuple):
+class StatusRequest(NamedTuple):
     """What an actor would say."""
 
     actor_id: str
@@ -34,14 +34,14 @@ class Inspection(NamedTuple):
         return codec.encode(message_types.INSPECT, self._asdict())
 
     @classmethod
-    def decode(cls, message: Message) -> Inspection:
+    def decode(cls, message: Message) -> StatusRequest:
         """The inspection in `message`; raises WireError."""
         if message.arrays:
             raise WireError("an inspection carries no arrays")
         return cls(codec.text(message.header, "actor_id", 128), handshake.contract_of(message.header))
 
 
-class Findings(NamedTuple):
+class LearnerStatus(NamedTuple):
     """What the learner answers to an inspection. Texts are empty where there is nothing to say."""
 
     run: str
@@ -62,7 +62,7 @@ class Findings(NamedTuple):
         return codec.encode(message_types.FINDINGS, self._asdict())
 
     @classmethod
-    def decode(cls, message: Message) -> Findings:
+    def decode(cls, message: Message) -> LearnerStatus:
         """The findings in `message`; raises WireError."""
         h = message.header
         texts = {k: codec.text(h, k, 1 << 16) for k in _TEXTS}
@@ -97,7 +97,7 @@ def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
     return codec.encode(message_types.ECHOED, Echo(number, nbytes, clock())._asdict())
 
 
-class Allowance:
+class ProbeRateLimit:
     """How many probes are answered. Used by one thread.
 
     It counts for all peers together: whoever is impatient could otherwise connect again.

@@ -18,8 +18,8 @@ import pytest
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.doctor import doctor
 from serl_chunk.cli.doctor.checks import Check, duration, failed, per_second, tunnel
-from serl_chunk.cli.doctor.doctor import Where, examine
-from serl_chunk.cli.doctor.probe import Trip
+from serl_chunk.cli.doctor.doctor import LearnerAddress, run_checks
+from serl_chunk.cli.doctor.probe import RoundTrip
 from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
@@ -83,13 +83,13 @@ def learner(port: int, shared: dict[str, str], **changes: Any) -> Iterator[Learn
         server.close()
 
 
-def where(port: int, **changes: Any) -> Where:
-    return Where(HERE, port, None, False, "actor", None)._replace(**changes)
+def where(port: int, **changes: Any) -> LearnerAddress:
+    return LearnerAddress(HERE, port, None, False, "actor", None)._replace(**changes)
 
 
-def checks_of(config: ExperimentConfig | None, at: Where) -> dict[str, Check]:
+def checks_of(config: ExperimentConfig | None, at: LearnerAddress) -> dict[str, Check]:
     """The checks by name (ports without their number); each that is not ok has a remedy."""
-    found = list(examine(config, at))
+    found = list(run_checks(config, at))
     for c in found:
         assert c.status in ("ok", "-") or c.remedy, c
         assert c.status != "ok" or not c.remedy, c
@@ -441,12 +441,12 @@ def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
 
 
 def test_a_far_learner_and_a_wrong_clock():
-    assert doctor._round_trip([Trip(0.3, 0.0)] * 5).status == "warning"
-    check = doctor._round_trip([Trip(s / 1000, 0.0) for s in (1, 2, 3, 4, 90)])
+    assert doctor._round_trip([RoundTrip(0.3, 0.0)] * 5).status == "warning"
+    check = doctor._round_trip([RoundTrip(s / 1000, 0.0) for s in (1, 2, 3, 4, 90)])
     assert (check.status, check.figures["round_trip_s"]) == ("ok", 0.003)
     assert doctor._round_trip([]).status == "FAIL"
-    assert doctor._clock(Trip(0.001, -3.0)).status == "ok"
-    check = doctor._clock(Trip(0.001, -30.0))
+    assert doctor._clock(RoundTrip(0.001, -3.0)).status == "ok"
+    check = doctor._clock(RoundTrip(0.001, -30.0))
     assert check.status == "warning"
     assert "30.0 s behind" in check.said
     assert "NTP" in check.remedy
@@ -462,9 +462,9 @@ def test_flags(monkeypatch, capsys):
                  "left", "--spool_path", "s", "--json", "f", "--config.chunk.horizon=7"]) == 0  # fmt: skip
     config, at, file = calls.pop()
     assert (config.name, config.chunk.horizon, file) == ("fake_aloha", 7, "f")
-    assert at == Where("gpu", 7000, "k", False, "left", "s")
+    assert at == LearnerAddress("gpu", 7000, "k", False, "left", "s")
     assert main(["doctor", "--ip", "gpu", "--insecure"]) == 0
-    assert calls.pop() == (None, Where("gpu", 5588, None, True, "actor", None), None)
+    assert calls.pop() == (None, LearnerAddress("gpu", 5588, None, True, "actor", None), None)
     for wrong in (["--keys", "k", "--insecure"], ["--config.chunk.horizon=7"], ["--wrong"], ["--exp_name", "none"]):
         assert main(["doctor", *wrong]) == 2
     assert not calls

@@ -25,7 +25,7 @@ from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.episodes import FORMAT
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
-from serl_chunk.data.source import Json, ReadOptions, materialised
+from serl_chunk.data.source import Json, ReadOptions, decode_images
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 ARM = RobotSpec("arm2", 50.0, 2, (-1.0, -1.0), (1.0, 1.0), (0, 1), (), (CameraSpec("top", 16, 16),), 20)
@@ -393,8 +393,8 @@ def test_frames_are_written_one_by_one(tmp_path, make_episode, monkeypatch):
     monkeypatch.undo()
     written = FORMAT.open(tmp_path / "out", ReadOptions()).read("episode_0.hdf5")
     np.testing.assert_array_equal(
-        np.asarray(materialised(written).steps.sparse["images/top"].values),
-        np.asarray(materialised(episode).steps.sparse["images/top"].values),
+        np.asarray(decode_images(written).steps.sparse["images/top"].values),
+        np.asarray(decode_images(episode).steps.sparse["images/top"].values),
     )
 
 

@@ -19,7 +19,7 @@ from serl_chunk.data.formats import hdf5_frames
 from serl_chunk.data.formats.episodes import FORMAT
 from serl_chunk.data.formats.hdf5 import open_episode, write_episode
 from serl_chunk.data.frames import Frames
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import DataError, Episode, Outcome, RobotSpec, Source
 
 J = 14
@@ -334,7 +334,7 @@ def test_our_own_files_keep_what_they_record(tmp_path, spec, make_episode, asser
     read = source.read("score_1/episode_0.hdf5")
     assert isinstance(read.steps.sparse["images/top"].values, Frames)
     assert read.begin.task == "stack"  # where the file has no text
-    assert_same(materialised(read)._replace(begin=episode.begin), episode)
+    assert_same(decode_images(read)._replace(begin=episode.begin), episode)
     assert any("keep the rewards that they record" in note for note in source.notes())
     only = open_episode(path, ReadOptions(cameras=("wrist",)))
     assert sorted(only.steps.sparse) == ["images/wrist"]

@@ -8,7 +8,7 @@ from errors import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.data.formats.success_labels import cut_at_successes, judge_states
+from serl_chunk.data.formats.success_labels import cut_at_successes, label_states
 from serl_chunk.types import DataError
 
 
@@ -68,7 +68,7 @@ def test_a_kept_step_that_leaves_a_success_begins_what_follows() -> None:
 
 def test_which_states_are_successes_and_what_the_others_lack() -> None:
     def judged(rewards: list[float], masks: list[float] | None = None) -> tuple[list[bool], list[float] | None]:
-        out = judge_states("f", np.array(rewards, np.float32), None if masks is None else np.array(masks))
+        out = label_states("f", np.array(rewards, np.float32), None if masks is None else np.array(masks))
         return out.success.tolist(), None if out.missing is None else out.missing.tolist()
 
     assert judged([-2, -1, 0], [1, 1, 0]) == ([False, False, True], [2, 1, 0])

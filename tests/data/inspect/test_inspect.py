@@ -20,7 +20,7 @@ from PIL import Image
 from serl_chunk.data.frames import Frames
 from serl_chunk.data.inspect.html import pick, write_page
 from serl_chunk.data.inspect.inspect import inspect
-from serl_chunk.data.inspect.results import Findings
+from serl_chunk.data.inspect.results import InspectionReport
 from serl_chunk.types import Begin, DataError, End, Episode, Outcome, SparseRows, StepBlock
 from serl_chunk.types import Source as Actor
 
@@ -74,15 +74,15 @@ def changed(episode: Episode, **columns) -> Episode:
     return episode._replace(steps=dataclasses.replace(episode.steps, **columns))
 
 
-def look(*episodes: Episode, hz: float | None = 50.0, **options) -> Findings:
+def look(*episodes: Episode, hz: float | None = 50.0, **options) -> InspectionReport:
     return inspect(Memory({f"ep{i}": e for i, e in enumerate(episodes)}, hz), **options)
 
 
-def said(findings: Findings, kind: str) -> list[str]:
+def said(findings: InspectionReport, kind: str) -> list[str]:
     return [f.text for f in findings.findings if f.kind == kind]
 
 
-def only(findings: Findings, kind: str, severity: str = "remark"):
+def only(findings: InspectionReport, kind: str, severity: str = "remark"):
     """The single finding of `kind`."""
     (finding,) = [f for f in findings.findings if f.kind == kind]
     assert finding.severity == severity

@@ -25,7 +25,7 @@ from serl_chunk.data.formats import open_source
 from serl_chunk.data.frames import decode_image
 from serl_chunk.data.lerobot.images import newest
 from serl_chunk.data.lerobot.writer import LeRobotSink
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import Outcome
 
 PYTHON = os.environ.get("SERL_CHUNK_LEROBOT_PYTHON")
@@ -133,7 +133,7 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, mode: str):
     source = open_source(tmp_path / "set", ReadOptions())
     assert (source.format, source.hz) == ("lerobot", HZ)
     for e, key in enumerate(source.keys()):
-        begin, steps, end = materialised(source.read(key))
+        begin, steps, end = decode_images(source.read(key))
         assert (end.outcome, end.terminated, end.length) == (Outcome.SUCCESS, True, lengths[e] - 1)
         assert begin.task == ["stack", "insert"][e % 2]
         assert (steps.action == given[f"action{e}"][:-1]).all()

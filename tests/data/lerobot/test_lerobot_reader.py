@@ -24,7 +24,7 @@ from PIL import Image
 
 from serl_chunk.data.formats import open_source
 from serl_chunk.data.lerobot.writer import LeRobotSink
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import DataError, Episode, Outcome, Source
 
 DATA, EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
@@ -198,7 +198,7 @@ class TestForeign:
             table = replaced(table, "timestamp", table.column("timestamp").to_numpy().astype(np.float64))
             return table.select(table.column_names[::-1]).replace_schema_metadata(None)
 
-        wanted = [materialised(e) for e in read(foreign)]
+        wanted = [decode_images(e) for e in read(foreign)]
         rewrite(foreign / DATA, change, compression=codec, row_group_size=13)
         for a, b in zip(wanted, read(foreign), strict=True):
             assert a.steps.observation["state"].tobytes() == b.steps.observation["state"].tobytes()
@@ -207,7 +207,7 @@ class TestForeign:
                 assert (np.asarray(b.steps.sparse[key].values) == rows.values).all()
 
     def test_several_files_and_optional_pieces_missing(self, foreign: Path):
-        wanted = [materialised(e) for e in read(foreign)]
+        wanted = [decode_images(e) for e in read(foreign)]
         table = pq.read_table(foreign / DATA)
         for i in range(5):
             part = table.filter(pc.field("episode_index") == i)
@@ -564,7 +564,7 @@ class TestVideos:
 
     def test_times_that_nothing_says(self, folder: Path):
         """Without a rate every step would get the video's first frame."""
-        wanted = [materialised(e).steps.sparse["images/top"].values for e in read(folder)]
+        wanted = [decode_images(e).steps.sparse["images/top"].values for e in read(folder)]
         (folder / SIDE).unlink()
         drop(folder, "timestamp")
         edit(folder / INFO, fps=None)
@@ -572,7 +572,7 @@ class TestVideos:
             read(folder)
         assert len(read(folder, cameras=())) == 2
         for before, episode in zip(wanted, read(folder, hz=HZ), strict=True):
-            assert (materialised(episode).steps.sparse["images/top"].values == before[: episode.steps.n]).all()
+            assert (decode_images(episode).steps.sparse["images/top"].values == before[: episode.steps.n]).all()
 
     def test_columns_of_the_table_of_episodes(self, folder: Path):
         rewrite(folder / EPISODES, lambda t: t.drop_columns(["videos/observation.images.top/from_timestamp"]))

@@ -13,7 +13,7 @@ pytest.importorskip("av")
 
 from lerobot_sets import HZ, contents, episode_of, plain, write
 
-from serl_chunk.data.lerobot.shards import Piles
+from serl_chunk.data.lerobot.shards import PendingShards
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import Json
 from serl_chunk.types import Episode
@@ -135,6 +135,6 @@ def test_the_task_of_an_episode_that_never_came(tmp_path: Path):
     sink = LeRobotSink(tmp_path)
     layout = sink.layout(episode_of(0, 4), HZ)
     sink.placed(layout, [])
-    Piles(tmp_path, layout).set_tasks(["never"])
+    PendingShards(tmp_path, layout).set_tasks(["never"])
     assert sink.placed(layout, []) == 0
-    assert Piles(tmp_path, layout).tasks() == []
+    assert PendingShards(tmp_path, layout).tasks() == []

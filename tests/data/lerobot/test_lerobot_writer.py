@@ -27,10 +27,10 @@ from serl_chunk.data.formats import choose, open_source
 from serl_chunk.data.frames import Encoded, Frames, decode_image
 from serl_chunk.data.lerobot import metadata, parquet_pages
 from serl_chunk.data.lerobot.images import encode_jpeg, encode_png
-from serl_chunk.data.lerobot.shards import STAGING, Group, groups_of
+from serl_chunk.data.lerobot.shards import STAGING, ShardRange, groups_of
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.normalise.running_statistics import KEEP, Statistics
-from serl_chunk.data.source import ReadOptions, materialised
+from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 Same = Callable[[Episode, Episode], None]
@@ -53,7 +53,7 @@ class HeldFrames(Frames):
 def read(folder: Path, **options) -> list[Episode]:
     source = open_source(folder, ReadOptions(**options))
     source = pickle.loads(pickle.dumps(source))  # as worker processes get it
-    return [materialised(source.read(key)) for key in source.keys()]
+    return [decode_images(source.read(key)) for key in source.keys()]
 
 
 def read_lazily(folder: Path) -> Frames:
@@ -299,9 +299,9 @@ def test_an_image_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_episodes_share_files_by_their_sizes():
-    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=False) == [Group(0, 2), Group(2, 4)]
-    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=True) == [Group(0, 2), Group(2, 4), Group(4, 5)]
-    assert groups_of([3, 3], 0, to_the_end=True) == [Group(0, 1), Group(1, 2)]
+    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=False) == [ShardRange(0, 2), ShardRange(2, 4)]
+    assert groups_of([4, 4, 4, 9, 1], 8, to_the_end=True) == [ShardRange(0, 2), ShardRange(2, 4), ShardRange(4, 5)]
+    assert groups_of([3, 3], 0, to_the_end=True) == [ShardRange(0, 1), ShardRange(1, 2)]
 
 
 class TestRefused:

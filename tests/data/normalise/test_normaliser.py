@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serl_chunk.config.experiment import NormaliserConfig
-from serl_chunk.data.normalise.chunk_statistics import What, compute
+from serl_chunk.data.normalise.chunk_statistics import StatsRequest, compute
 from serl_chunk.data.normalise.norm_stats import write_norm_stats
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.types import ConfigError, DataError, Episode
@@ -194,7 +194,7 @@ def write_stats(folder, spec, demos, **changes):
         def notes(self):
             return []
 
-    computed = compute(InMemory(), What(**changes))
+    computed = compute(InMemory(), StatsRequest(**changes))
     return str(write_norm_stats(folder, {k: m.stats for k, m in computed.vectors.items()}, computed.note()))
 
 

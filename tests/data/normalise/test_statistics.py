@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from serl_chunk.data.normalise.chunk_statistics import What, chunks, compute, joints_of, parse_mask
+from serl_chunk.data.normalise.chunk_statistics import StatsRequest, chunks, compute, joints_of, parse_mask
 from serl_chunk.data.normalise.norm_stats import NormStats, read_norm_stats, write_norm_stats
 from serl_chunk.data.normalise.running_statistics import RELATIVE_ERROR, Moments, Statistics
 from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, Outcome, StepBlock
@@ -160,13 +160,13 @@ def test_chunks_repeat_the_last_action_and_start_from_the_first_state():
     state = np.array([[10, 0], [20, 0], [30, 0]])
     action = np.array([[1, 5], [2, 6], [3, 7]])
     episode = episode_of(state, action)
-    absolute = chunks(episode, What(horizon=3), np.array([0, 1, 2]))
+    absolute = chunks(episode, StatsRequest(horizon=3), np.array([0, 1, 2]))
     np.testing.assert_array_equal(absolute[:, :, 0], [[1, 2, 3], [2, 3, 3], [3, 3, 3]])
-    delta = chunks(episode, What("delta", joints=(0, -1), horizon=2), np.array([0, 2]))
+    delta = chunks(episode, StatsRequest("delta", joints=(0, -1), horizon=2), np.array([0, 2]))
     np.testing.assert_array_equal(delta, [[[-9, 5], [-8, 6]], [[-27, 7], [-27, 7]]])
     np.testing.assert_array_equal(episode.steps.action, action)  # what was read is not changed
     with pytest.raises(ConfigError, match=naming("--mask", 3, 2)):
-        chunks(episode, What("delta", joints=(0, 1, 2)), np.array([0]))
+        chunks(episode, StatsRequest("delta", joints=(0, 1, 2)), np.array([0]))
 
 
 @pytest.mark.parametrize("keep", [10, 10**6])
@@ -174,7 +174,7 @@ def test_chunks_repeat_the_last_action_and_start_from_the_first_state():
 def test_statistics_are_those_of_all_windows(keep, actions):
     source = random_source(7, 30, 4)
     joints = (2, -1, 0) if actions == "delta" else ()
-    computed = compute(source, What(actions, joints, horizon=5, keep=keep))  # type: ignore[arg-type]
+    computed = compute(source, StatsRequest(actions, joints, horizon=5, keep=keep))  # type: ignore[arg-type]
     rows = []
     for e in source.episodes:
         for t in range(e.steps.n):
@@ -195,17 +195,17 @@ def test_statistics_are_those_of_all_windows(keep, actions):
 
 def test_a_subset_is_seeded_and_without_repetition():
     source = Held(*(episode_of(np.full((n, 1), k), np.arange(n)[:, None] + 100 * k) for k, n in enumerate((50, 80, 1))))
-    first, again, other = (compute(source, What(max_samples=40, seed=s)) for s in (3, 3, 4))
+    first, again, other = (compute(source, StatsRequest(max_samples=40, seed=s)) for s in (3, 3, 4))
     a, b, c = (x.vectors["actions"].stats for x in (first, again, other))
     assert a.mean == b.mean != c.mean
     assert (first.samples, first.steps) == (40, 131)
     assert first.vectors["actions"].moments.count == 40
     assert first.note()["seed"] == 3
-    everything = compute(source, What(max_samples=131))
+    everything = compute(source, StatsRequest(max_samples=131))
     assert everything.samples == 131
     assert everything.note()["seed"] is None
     # A subset of all steps but one holds each of the others once.
-    most = compute(source, What(max_samples=130))
+    most = compute(source, StatsRequest(max_samples=130))
     total = sum(float(e.steps.action.sum()) for e in source.episodes)
     missing = total - most.vectors["actions"].stats.mean[0] * 130
     assert min(abs(missing - v) for e in source.episodes for v in e.steps.action[:, 0]) < 1e-6
@@ -213,7 +213,7 @@ def test_a_subset_is_seeded_and_without_repetition():
 
 def test_an_episode_without_a_drawn_step_is_read_once():
     source = random_source(*[1] * 30, dim=1)
-    compute(source, What(max_samples=3))
+    compute(source, StatsRequest(max_samples=3))
     assert sum(source.reads) == 30 + 3
 
 
@@ -224,7 +224,7 @@ def test_still_dimensions_do_not_explode():
     state[:, 2] = 0
     state[::500, 2] = 1  # hardly ever moves, but then far
     state[:, 3] = 3 + 1e-4 * rng.normal(size=1000)  # noise of a sensor
-    computed = compute(Held(episode_of(state, state)), What())
+    computed = compute(Held(episode_of(state, state)), StatsRequest())
     stats, measured = computed.vectors["state"].stats, computed.vectors["state"]
     assert measured.std_floored == [1, 3]
     assert measured.quantiles_widened == [1, 2, 3]
@@ -240,28 +240,28 @@ def test_still_dimensions_do_not_explode():
 
 def test_bad_requests_and_bad_data_are_refused():
     with pytest.raises(ConfigError, match=naming("--horizon", 1, 0)):
-        What(horizon=0)
+        StatsRequest(horizon=0)
     with pytest.raises(ConfigError, match=naming("--max_samples", 1, 0)):
-        What(max_samples=0)
+        StatsRequest(max_samples=0)
     with pytest.raises(ConfigError, match=naming("--std_floor", 0)):
-        What(std_floor=0)
+        StatsRequest(std_floor=0)
     with pytest.raises(ConfigError, match=naming("delta", "absolute", "--mask")):
-        What("delta")
+        StatsRequest("delta")
     with pytest.raises(DataError, match=naming("memory")):
-        compute(Held(), What())
+        compute(Held(), StatsRequest())
     odd = Held(*random_source(3).episodes, *random_source(3, dim=2).episodes)
     with pytest.raises(DataError, match=naming("memory", 1, 2, 3)):
-        compute(odd, What())
+        compute(odd, StatsRequest())
 
 
 def test_progress_counts_episodes_of_every_pass():
     calls = []
-    compute(random_source(5, 5), What(keep=1), lambda done, total: calls.append((done, total)))
+    compute(random_source(5, 5), StatsRequest(keep=1), lambda done, total: calls.append((done, total)))
     assert calls == [(1, 2), (2, 2), (3, 4), (4, 4)]
 
 
 def test_the_file_has_openpis_layout_and_comes_back(tmp_path):
-    computed = compute(random_source(20, 30), What("delta", (0, 1, -1), horizon=3))
+    computed = compute(random_source(20, 30), StatsRequest("delta", (0, 1, -1), horizon=3))
     vectors = {name: m.stats for name, m in computed.vectors.items()}
     path = write_norm_stats(tmp_path / "assets" / "trossen", vectors, computed.note())
     assert path == tmp_path / "assets" / "trossen" / "norm_stats.json"

@@ -15,7 +15,7 @@ from errors import naming
 from key_tools import HERE, invited, joined
 from transport_tools import eventually, linked, send_episode, serving
 
-from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.join_token import JoinToken
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, ServerKeys, add_line, default_folder
 from serl_chunk.transport.wire.handshake import UnreachableError
 from serl_chunk.types import ConfigError
@@ -143,8 +143,8 @@ def test_the_default_folder_follows_the_environment(monkeypatch, tmp_path):
 def test_a_line_says_what_was_put_in(learner):
     invitation = learner.invite("left-cell.2", ["10.0.0.5", "gpu", "fe80::1"], 7000)
     word = invitation.encode()
-    assert Invitation.decode(word) == invitation
-    assert Invitation.decode(f"  {word[:40]}\n{word[40:]} ") == invitation  # wrapped by a chat
+    assert JoinToken.decode(word) == invitation
+    assert JoinToken.decode(f"  {word[:40]}\n{word[40:]} ") == invitation  # wrapped by a chat
     assert set(word) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")  # no shell minds
 
 
@@ -152,14 +152,14 @@ def test_a_line_that_is_not_whole_is_refused(learner):
     word = learner.invite("left", ["10.0.0.5"], 5588).encode()
     for i in range(4, len(word)):
         with pytest.raises(ConfigError, match=naming("complete")):
-            Invitation.decode(word[:i])
+            JoinToken.decode(word[:i])
         changed = "A" if word[i] != "A" else "B"
         if i < len(word) - 1:  # the last character's low bits may stand for nothing
             with pytest.raises(ConfigError, match=naming("complete")):
-                Invitation.decode(word[:i] + changed + word[i + 1 :])
+                JoinToken.decode(word[:i] + changed + word[i + 1 :])
     for other in ("", "sc1", "xc1-abc", "ssh-ed25519 AAAA", "sc1-" + "A" * 5000):
         with pytest.raises(ConfigError, match=naming("serl-chunk keys add", "sc1-")):
-            Invitation.decode(other)
+            JoinToken.decode(other)
 
 
 def test_two_processes_that_change_the_folder_lose_nothing(learner, tmp_path):

@@ -18,8 +18,8 @@ from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linke
 
 from serl_chunk.transport.security import client
 from serl_chunk.transport.security.client import Outcome, explain, mechanism_at, use_keys
-from serl_chunk.transport.security.enrollment import PlainError, enrol
-from serl_chunk.transport.security.join_token import Invitation
+from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
+from serl_chunk.transport.security.join_token import JoinToken
 from serl_chunk.transport.security.keys import THIS_MACHINE, VALID_SECONDS, ClientKeys, Pair, ServerKeys, to_bytes
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, handshake, message_types
@@ -164,8 +164,8 @@ def test_a_learner_without_keys_elsewhere_is_not_believed(learner, tmp_path, por
     with serving(port):
         assert re.match(naming(f"{HERE}:{port}", keys.file, "--insecure"), refusal(port, keys))
         ticket = invited(learner, tmp_path / "other", "right")
-        with pytest.raises(PlainError, match=naming(f"{HERE}:{port}", ticket.file, "--insecure")):
-            enrol(ticket, CONFIG, HERE, port, 5.0)
+        with pytest.raises(UnencryptedPeerError, match=naming(f"{HERE}:{port}", ticket.file, "--insecure")):
+            enroll(ticket, CONFIG, HERE, port, 5.0)
 
 
 def test_a_side_that_is_hung_up_on_first_finds_out_why(learner, port):
@@ -228,15 +228,15 @@ def test_a_port_where_nothing_of_ours_answers_is_waited_for(learner, tmp_path, p
 
 def test_a_line_is_good_for_one_robot(learner, tmp_path, port):
     word = learner.invite("left", [HERE], port).encode()
-    first, second = (ClientKeys.accept(tmp_path / n, Invitation.decode(word)) for n in ("first", "second"))
+    first, second = (ClientKeys.accept(tmp_path / n, JoinToken.decode(word)) for n in ("first", "second"))
     with serving(port, keys=learner):
-        kept = enrol(first, CONFIG, HERE, port, 10.0)
+        kept = enroll(first, CONFIG, HERE, port, 10.0)
         assert kept.ticket is None
         with pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "left", "minutes")):
-            enrol(second, CONFIG, HERE, port, 10.0)
+            enroll(second, CONFIG, HERE, port, 10.0)
         assert re.match(naming(f"{HERE}:{port}", "left", "minutes"), refusal(port, second))
-        assert enrol(first, CONFIG, HERE, port, 10.0).pair == first.pair  # its answer may have been lost: it is in
-        assert enrol(kept, CONFIG, HERE, 1, 0.1) is kept  # nothing to do, nobody to ask
+        assert enroll(first, CONFIG, HERE, port, 10.0).pair == first.pair  # its answer may have been lost: it is in
+        assert enroll(kept, CONFIG, HERE, 1, 0.1) is kept  # nothing to do, nobody to ask
     assert [c.public for c in learner.clients() if c.name == "left"] == [first.pair.public]
 
 
@@ -247,7 +247,7 @@ def test_a_line_is_good_for_ten_minutes(learner, tmp_path, port, clock):
         assert re.match(naming(f"{HERE}:{port}", "left", "minutes"), refusal(port, keys))
         assert [c.state(clock.now) for c in learner.clients() if c.name == "left"] == ["expired"]
         clock.now -= 2
-        assert enrol(keys, CONFIG, HERE, port, 10.0).ticket is None
+        assert enroll(keys, CONFIG, HERE, port, 10.0).ticket is None
 
 
 def test_a_clock_that_was_set_back_opens_nothing(learner, tmp_path, clock):
@@ -446,9 +446,9 @@ def test_a_learner_that_cannot_look_into_its_keys_is_not_called_absent(learner, 
     with serving(port, keys=learner):
         learner.folder.chmod(0o770)
         with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", "keys")):
-            enrol(keys, CONFIG, HERE, port, 1.0)
+            enroll(keys, CONFIG, HERE, port, 1.0)
         learner.folder.chmod(0o700)
-        assert enrol(keys, CONFIG, HERE, port, 5.0).ticket is None
+        assert enroll(keys, CONFIG, HERE, port, 5.0).ticket is None
 
 
 def test_strangers_do_not_silence_the_learners_complaints(learner, port, caplog):

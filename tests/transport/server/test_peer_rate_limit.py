@@ -7,7 +7,7 @@ import dataclasses
 import zmq
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
-from serl_chunk.transport.server.sockets import Offenders
+from serl_chunk.transport.server.sockets import PeerRateLimiter
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, handshake, message_types
 
@@ -22,40 +22,40 @@ class Clock:
 
 def test_after_the_limit_one_a_second_is_read():
     clock = Clock()
-    offenders = Offenders(3, clock)
-    assert not offenders.ignores("data", b"x")
-    assert [offenders.blame("data", b"x") for _ in range(3)] == [False, False, True]
-    assert offenders.ignores("data", b"x")
-    assert not offenders.ignores("data", b"y")
-    assert not offenders.ignores("control", b"x")
+    offenders = PeerRateLimiter(3, clock)
+    assert not offenders.is_blocked("data", b"x")
+    assert [offenders.record_error("data", b"x") for _ in range(3)] == [False, False, True]
+    assert offenders.is_blocked("data", b"x")
+    assert not offenders.is_blocked("data", b"y")
+    assert not offenders.is_blocked("control", b"x")
     clock.now += 0.01
-    assert not offenders.ignores("data", b"x")
-    assert offenders.blame("data", b"x")
+    assert not offenders.is_blocked("data", b"x")
+    assert offenders.record_error("data", b"x")
     clock.now += 0.9
-    assert offenders.ignores("data", b"x")
+    assert offenders.is_blocked("data", b"x")
     clock.now += 0.2
-    assert not offenders.ignores("data", b"x")
-    assert offenders.blame("data", b"x")
+    assert not offenders.is_blocked("data", b"x")
+    assert offenders.record_error("data", b"x")
     clock.now += 10
-    assert not offenders.ignores("data", b"x")
-    assert not offenders.blame("data", b"x")  # all is forgiven
+    assert not offenders.is_blocked("data", b"x")
+    assert not offenders.record_error("data", b"x")  # all is forgiven
 
 
 def test_rare_mistakes_never_add_up():
     clock = Clock()
-    offenders = Offenders(2, clock)
+    offenders = PeerRateLimiter(2, clock)
     for _ in range(100):
-        assert not offenders.blame("data", b"x")
+        assert not offenders.record_error("data", b"x")
         clock.now += 1.0
 
 
 def test_what_is_remembered_is_bounded():
-    offenders = Offenders(1, Clock())
+    offenders = PeerRateLimiter(1, Clock())
     for i in range(5000):
-        offenders.blame("data", b"%d" % i)
+        offenders.record_error("data", b"%d" % i)
     assert len(offenders._levels) == 1024
-    assert offenders.ignores("data", b"4999")
-    assert not offenders.ignores("data", b"1")
+    assert offenders.is_blocked("data", b"4999")
+    assert not offenders.is_blocked("data", b"1")
 
 
 def test_a_flood_is_dropped_unread_and_counted_while_others_are_served():

@@ -16,7 +16,7 @@ from serl_chunk.transport.server import sessions
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.record_store import Standing
+from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import Hello, UnreachableError
 from serl_chunk.types import Begin, ConfigError, StepBlock
@@ -147,7 +147,7 @@ def test_the_allowance_follows_the_learner():
     with serving(port, allowance=lambda session: limits["n"]) as server, linked(port) as link:
         assert link.allowance == 10
         limits["n"] = 25
-        server.poke()
+        server.push_allowances()
         assert link.wait_until(lambda: link.allowance == 25, 10)
         limits["n"] = None
         assert link.wait_until(lambda: link.allowance is None, 10)
@@ -222,7 +222,7 @@ def test_too_many_sessions():
     assert e.value.retry
 
 
-HELLO_STANDING = Standing("0", "0", 1, 17, 12, 0, None)
+HELLO_STANDING = SessionState("0", "0", 1, 17, 12, 0, None)
 
 
 def test_silent_sessions_are_remembered_but_not_without_bound(monkeypatch):

@@ -297,7 +297,7 @@ def test_the_learner_steps_over_what_is_lost(tmp_path, caplog):
         assert link.flush(10)
         assert inbox.episodes()["d"] == list(range(5))
         allowed["n"] = 26  # steps delivered: the actor counts those that were lost or orphaned too
-        server.poke()
+        server.push_allowances()
         assert link.wait_until(lambda: link.allowance == link.steps_recorded, 10)
     assert not (tmp_path / "s").exists()
 

@@ -20,7 +20,7 @@ from transport_tools import LIMITS, end, step
 from serl_chunk.transport.server.sessions import Session
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import Journal
-from serl_chunk.transport.storage.record_store import RecordStore, Standing, Stored, check_retention
+from serl_chunk.transport.storage.record_store import RecordStore, SessionState, Stored, check_retention
 from serl_chunk.transport.wire import records
 from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, StepBlock
 
@@ -35,7 +35,7 @@ def opened(folder, **options):
 
 
 def new_session(name):
-    return Session(Standing(name, f"actor {name}", 1, 0, 0, 0, None), "peer", 0.0)
+    return Session(SessionState(name, f"actor {name}", 1, 0, 0, 0, None), "peer", 0.0)
 
 
 def put(store, session, record):
@@ -74,7 +74,7 @@ def summary(stored):
 
 
 def standings(store):
-    return {s.session: s for s in store.standings()}
+    return {s.session: s for s in store.session_states()}
 
 
 actions = st.lists(
@@ -185,7 +185,7 @@ def test_an_open_episode_whose_beginning_was_dropped_does_not_go_on(tmp_path):
         got = list(store.replay())
         assert got
         assert not any(s.delivered for s in got)
-        (standing,) = store.standings()
+        (standing,) = store.session_states()
         assert (standing.open_episode, standing.expected, standing.steps) == (None, 121, 120)
 
 
@@ -220,7 +220,7 @@ def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
         middle = got[4:-4]
         whole = {0: 0, 1: 2, 2: 3}[hit]  # records before the hole
         assert [d for _, d in middle] == [True] * whole + [False] * (4 - whole) + [not whole, True]
-        assert store.standings() == [last]
+        assert store.session_states() == [last]
 
 
 def test_a_broken_episode_is_not_amended_after_the_next_one_began(tmp_path):
@@ -243,7 +243,7 @@ def test_a_later_table_knows_what_a_damaged_record_was(tmp_path):
         last = put_episode(store, a, "e")[-1]
         for i in range(10):
             put_episode(store, b, f"e{i}")
-        assert store.standings()[0] == a.standing
+        assert store.session_states()[0] == a.standing
     damage(tmp_path, last)
     with opened(tmp_path) as store:
         list(store.replay())
@@ -259,7 +259,7 @@ def test_a_hole_in_the_open_episode_closes_it(tmp_path):
     damage(tmp_path, number - 2)
     with opened(tmp_path) as store:
         assert [s.delivered for s in store.replay()] == [True, True, True, False, False]
-        (standing,) = store.standings()
+        (standing,) = store.session_states()
         assert (standing.expected, standing.steps, standing.open_episode) == (6, 5, None)
 
 
@@ -347,7 +347,7 @@ def test_whole_entries_that_are_no_records_are_counted(tmp_path, frames):
         put_episode(store, a, "e")
     with opened(tmp_path) as store:
         assert len(list(store.replay())) == 4
-        assert store.standings() == [a.standing]
+        assert store.session_states() == [a.standing]
 
 
 def test_random_damage_never_raises(tmp_path):
