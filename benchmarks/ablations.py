@@ -36,7 +36,10 @@ DEFAULT, PRESET = "default", "preset"
 
 # What the published Gaussian agents need to have the recipe's size; `preset=` is the command's --preset.
 GAUSSIAN = ("preset=qc-rlpd", "agent.critic.hidden=256,256", "agent.hidden=256,256")
-FAULTS = ("robot.helper.fault_rate=0.3", "robot.helper.miss_rate=0.3")  # a person who fumbles and overlooks
+FAULTS = (
+    "robot.scripted_human.fault_rate=0.3",
+    "robot.scripted_human.miss_rate=0.3",
+)  # a person who fumbles and overlooks
 
 # option -> overrides of the experiment, the same on both tasks
 # fmt: off
@@ -59,7 +62,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "candidates_8": ("agent.candidates=8",),
     "candidates_32": ("agent.candidates=32",),
     "all_candidates_at_once": ("agent.pretrain_candidates=16",),
-    "act_by_online": ("agent.act_by=online",),
+    "act_by_online": ("agent.acting_critic=online",),
     "choose_by_min": ("agent.choose_by=min",),
     "no_policy_average": ("agent.policy_ema=0",),
     "policy_updates_1": ("agent.policy_updates=1",),
@@ -67,7 +70,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "imitate_all": ("agent.bc_on=all",),
     "horizon_1": ("chunk.horizon=1",),
     "absolute_actions": ("normaliser.actions=absolute_demo",),
-    "adjacent_windows": ("replay.windows=adjacent", "replay.terminal_windows=drop"),
+    "adjacent_windows": ("replay.windows=qc", "replay.terminal_windows=drop"),
     "cut_at_takeovers": ("replay.intervention_windows=cut",),
     "takeover_costs_0.1": ("agent.critic.value_low=-0.1", "reward.intervention_penalty=0.1"),
     "hl_gauss": ("agent.critic.loss=hl_gauss",),

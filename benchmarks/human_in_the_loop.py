@@ -1,7 +1,7 @@
 """What a person's time buys on the fake ALOHA task: our recipe beside RLPD, HG-DAgger and cloning, same helper.
 
 Every method trains in one process from the same ten scripted demonstrations, with the same scripted person taking over
-during collection (late, noisy, and with faults where `--set robot.helper.fault_rate=0.2` and the like ask for them).
+during collection (late, noisy, and with faults where `--set robot.scripted_human.fault_rate=0.2` asks for them).
 Of every checkpoint, success is measured on 100 held-out starts with nobody helping. A finished run is not run again,
 an interrupted one is resumed:
 
@@ -63,7 +63,7 @@ METHODS = {
     # ones would fill its batches with a person's steps, which it does not imitate.
     "bc": Method(
         "BC (flow)", "bc",
-        (*CLONE, "agent.bc_on=demo", "replay.demo_fraction=1", "replay.windows=adjacent",
+        (*CLONE, "agent.bc_on=demo", "replay.demo_fraction=1", "replay.windows=qc",
          "replay.terminal_windows=drop"), "#7f7f7f",
     ),
 }  # fmt: skip

@@ -93,7 +93,7 @@ def measure(
             demo_capacity=steps,
             human_capacity=1,
             image_capacity=steps // horizon * 2,
-            windows="adjacent" if adjacent else "episode",
+            windows="qc" if adjacent else "episode",
             terminal_windows="drop" if adjacent else "keep",
         ),
     )

@@ -85,9 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     learner.add_argument("--demo_hz", type=float, metavar="HZ", help="steps a second where files do not record it")
     learner.add_argument("--demo_env", default="", metavar="TASK", help="OGBench task whose rewards are computed")
     learner.add_argument(
-        "--demo_solved", choices=("drop", "keep"), default="keep",
-        help="steps of OGBench's data that begin in a solved state: left out, or examples of success (default: keep)",
+        "--demo_keep_solved", action=argparse.BooleanOptionalAction, default=True,
+        help="steps of OGBench's data that begin in a solved state are examples of success, or left out",
     )  # fmt: skip
+    learner.add_argument("--demo_solved", choices=("drop", "keep"), help=argparse.SUPPRESS)  # a former name
     learner.add_argument(
         "--demo_proportion", "--dataset_proportion", type=float, default=1.0, metavar="P",
         help="use the first P of them (of OGBench's and D4RL's data: of the steps), and of every shard",
@@ -134,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="no keys: everybody who reaches a learner can feed and read it (you are warned); on both sides",
     )
-    p.add_argument("--beside_learner", action="store_true", help=argparse.SUPPRESS)  # both were given: all flags are
+    p.add_argument(
+        "--launched_with_learner", action="store_true", help=argparse.SUPPRESS
+    )  # both were given: all flags are
     p.add_argument(
         "--pin_cores", action="store_true", help="with both flags: one core for the actor, the others to learn"
     )
@@ -187,7 +190,7 @@ def _run(arguments: list[str]) -> int:
 
         learner_keys(flags.bind, flags.keys, insecure=flags.insecure)  # before an actor looks for the one of its own
         shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
-        shared.append("--beside_learner")  # flags of the other one are no mistake
+        shared.append("--launched_with_learner")  # flags of the other one are no mistake
         # An actor on this machine reaches what listens everywhere, but not what listens at one other address only.
         anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
         return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
@@ -241,8 +244,8 @@ def _networked(flags: argparse.Namespace) -> bool:
 
 
 _DATA = (
-    "demo_path", "demo_format", "demo_color", "demo_hz", "demo_env", "demo_solved", "demo_proportion", "dataset_dir",
-    "demo_success", "demo_failure", "demo_scores",
+    "demo_path", "demo_format", "demo_color", "demo_hz", "demo_env", "demo_keep_solved", "demo_solved",
+    "demo_proportion", "dataset_dir", "demo_success", "demo_failure", "demo_scores",
 )  # fmt: skip
 _NOT_OF = {
     "an evaluation": (*_DATA, "bind", "spool_path"),
@@ -263,7 +266,7 @@ def _refuse_what_would_be_ignored(parser: argparse.ArgumentParser, flags: argpar
             raise ConfigError(f"--{name} belongs to an evaluation: add --eval_checkpoint_step N and --eval_n_trajs K")
     role = "an evaluation" if evaluating else "--local" if flags.local else "" if flags.learner else "--actor"
     unused = _NOT_OF.get(role or ("" if flags.actor else "--learner"), ())
-    for name in () if flags.beside_learner else unused:
+    for name in () if flags.launched_with_learner else unused:
         if getattr(flags, name) != parser.get_default(name):
             raise ConfigError(f"--{name} means nothing to {role or '--learner'}: leave it out")
     if evaluating and flags.checkpoint_path is not None and flags.ip is not None:

@@ -13,7 +13,7 @@ executed ones, Q_e, and whatever looks at a critic looks at that one:
     V(o)                  <-  expectile of Q_e                 by the target (averaged) heads of Q_e; V' = V, online
     or V'                  =  Q_e(o', a')                      by the target heads, a' chosen by the online heads of Q_e
 
-Only Q_e has a target network. At acting, candidates are compared by Q_e, online or target as `act_by` says.
+Only Q_e has a target network. At acting, candidates are compared by Q_e, online or target as `acting_critic` says.
 """
 
 from __future__ import annotations

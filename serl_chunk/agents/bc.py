@@ -44,7 +44,7 @@ class Bc(Agent):
 
     def batches_used(self, updates: int) -> int:
         """The batch that the policy learns from; beside each critic step (`together`) there is one."""
-        return updates if self.config.update_order == "together" else 1
+        return updates if self.config.update_order == "joint" else 1
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         return {}

@@ -176,7 +176,9 @@ class LearnedGripper(ArmAndGripper):
 
     def preferred(self, grasp: Params, observations: Mapping[str, jax.Array]) -> jax.Array:
         """argmax of the online Q over plausible options, int32[B, J, P]."""
-        allowed = reachable_actions(self.net.logits(grasp["policy"], observations), self.config.gripper.plausible)
+        allowed = reachable_actions(
+            self.net.logits(grasp["policy"], observations), self.config.gripper.mask_unreachable
+        )
         return best_option(self.net.outputs(grasp["critic"], observations), allowed)
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
@@ -315,9 +317,9 @@ class LearnedGripper(ArmAndGripper):
         average = state.grasp["policy_average" if self.config.policy_ema else "policy"]
         gripper = {"policy": average}
         if self.has_critic:
-            share = 1.0 if pretrained else self.config.gripper.plausible
+            share = 1.0 if pretrained else self.config.gripper.mask_unreachable
             gripper |= {
-                "critic": state.grasp["target" if self.config.act_by == "target" else "critic"],
+                "critic": state.grasp["target" if self.config.acting_critic == "target" else "critic"],
                 "plausible": jnp.asarray(share, jnp.float32),
             }
         return {**super().policy_params(state, pretrained=pretrained), "gripper": gripper}

@@ -98,7 +98,7 @@ class UpdateFns(abc.ABC):
     # -- compiled updates ------------------------------------------------------------------------------------
 
     def _update(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
-        if self.config.update_order == "together":
+        if self.config.update_order == "joint":
             state, metrics = jax.lax.scan(self._joint_step, state, batches)
             return self._averaged(state), jax.tree.map(jnp.mean, metrics)
         state, metrics = self._update_critic(state, batches)
@@ -199,7 +199,7 @@ class UpdateFns(abc.ABC):
     def _whole(self, state: AgentState) -> AgentState:
         """`state` as losses see it: where the critic trains the encoder, the policy has the acting critic's, constant.
 
-        One encoder then serves updates and acting, and travels once. With `act_by=target` it is the averaged one.
+        One encoder then serves updates and acting, and travels once. With `acting_critic=target` it is the average.
         """
         if self.config.encoder.trained_by == "each":
             return state
@@ -234,8 +234,8 @@ class UpdateFns(abc.ABC):
         return state if self.config.policy_ema else state.replace(policy_average=state.policy)
 
     def choosing_params(self, state: AgentState) -> Params:
-        """The parameters of the critic that chooses among candidates: the online ones, or their average (`act_by`)."""
-        return state.target if self.config.act_by == "target" else state.critic
+        """Parameters of the critic that chooses among candidates: online, or their average (`acting_critic`)."""
+        return state.target if self.config.acting_critic == "target" else state.critic
 
     def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
         """Both observations of an image batch shifted at random, with independent offsets (DrQ), and then as the

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serl_chunk.cli.data.options import parse_scores
+from serl_chunk.cli.process import say
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
 from serl_chunk.data.demos import Demonstrations, DemoSet, NoDemosFoundError, find_demos, load_demos
@@ -56,6 +57,11 @@ class DemoOptions(NamedTuple):
             raise ConfigError(f"--demo_hz={flags.demo_hz:g} must be above 0")
         with _learner_flags():
             scores = parse_scores(flags.demo_scores)
+        keep_solved = flags.demo_keep_solved
+        if flags.demo_solved is not None:
+            keep_solved = flags.demo_solved == "keep"
+            current = "--demo_keep_solved" if keep_solved else "--no-demo_keep_solved"
+            say(f"--demo_solved {flags.demo_solved} is now {current}")
         options = ReadOptions(
             color=flags.demo_color,
             hz=flags.demo_hz,
@@ -63,7 +69,7 @@ class DemoOptions(NamedTuple):
             scores=scores,
             env=flags.demo_env,
             proportion=flags.demo_proportion,
-            solved=flags.demo_solved,
+            solved="keep" if keep_solved else "drop",
         )
         return cls(options, flags.demo_format, flags.dataset_dir)
 

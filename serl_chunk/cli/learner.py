@@ -169,12 +169,12 @@ def run_learner(
     delivered: dict[str, int] = {}  # session -> its steps so far; the server's thread alone reads and writes it
 
     def on_record(info: SessionInfo, record: Record) -> None:
-        ready().inbox.insert(_session(info), record, store.next if store is not None else None)
+        ready().ingest.insert(_session(info), record, store.next if store is not None else None)
         if isinstance(record, StepBlock):
             delivered[info.session] = delivered.get(info.session, 0) + record.n
 
     def on_silent(info: SessionInfo, gone: bool) -> None:
-        ready().inbox.close_session(_session(info), gone=gone, position=store.next if store is not None else None)
+        ready().ingest.close_session(_session(info), gone=gone, position=store.next if store is not None else None)
 
     def allowance(session: str) -> int | None:
         left = ready().steps_allowed()
@@ -266,7 +266,7 @@ def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], sta
                 shown = time.monotonic()
                 status.say(f"reading the journal: entry {stored.number:,} of {store.next:,}")
 
-    steps = learner.inbox.refill(records())
+    steps = learner.ingest.refill(records())
     delivered.update({s.session: s.steps for s in store.session_states()})
     if store.next:
         status.say(f"journal: {steps:,} online steps put back from {store.nbytes / 2**20:.0f} MiB")

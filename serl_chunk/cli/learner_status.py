@@ -33,24 +33,24 @@ def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerSer
     always: StatusFields = {
         "done": done,
         "total": total,
-        "paused": learner.accounts.evaluation_seconds,
-        "evaluating": learner.accounts.evaluating,
+        "paused": learner.training_stats.evaluation_seconds,
+        "evaluating": learner.training_stats.evaluating,
         "step": learner.updates,
-        "updates_per_s": learner.accounts.rates.get("rates/updates_per_s", 0.0),
+        "updates_per_s": learner.training_stats.rates.get("rates/updates_per_s", 0.0),
     }
     if c.online_steps == 0:  # there are no actors
         return always
-    alone = [success for success, helped in learner.accounts.recent if not helped and success is not None]
+    alone = [success for success, helped in learner.training_stats.recent if not helped and success is not None]
     fields: StatusFields = {
         **always,
         "env_steps": learner.env_steps,
         "episodes": learner.episodes,
         "success": float(np.mean(alone)) if alone else None,
         "human": learner.human_ticks / learner.env_steps if learner.env_steps else None,
-        "learner_wait": learner.accounts.waiting[0],
-        "actor_wait": learner.accounts.waiting[1],
+        "learner_wait": learner.training_stats.waiting[0],
+        "actor_wait": learner.training_stats.waiting[1],
         "steps_missing": learner.steps_missing(),
-        "updates_due": learner.pace.updates_due,
+        "updates_due": learner.schedule.updates_due,
         "may_record": learner.steps_allowed() if limited else None,
         "empty_half": learner.replay.empty_half,
         "version": learner.version,

@@ -71,7 +71,7 @@ class LocalLink:
     def begin(self, record: Begin) -> None:
         """Open an episode."""
         self._episode = record.episode_id
-        self._learner.inbox.insert(SESSION, record)
+        self._learner.ingest.insert(SESSION, record)
 
     def step(self, record: Step) -> None:
         """Append a step; handed on in blocks, between two decisions."""
@@ -81,16 +81,16 @@ class LocalLink:
     def end(self, record: End) -> None:
         """Close the episode."""
         self.hand_on()
-        self._learner.inbox.insert(SESSION, record)
+        self._learner.ingest.insert(SESSION, record)
 
     def amend(self, record: Amend) -> None:
         """Correct an episode."""
-        self._learner.inbox.insert(SESSION, record)
+        self._learner.ingest.insert(SESSION, record)
 
     def hand_on(self) -> None:
         """Insert the steps collected so far."""
         if self._steps:
-            self._learner.inbox.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
+            self._learner.ingest.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
             self._steps = []
 
 

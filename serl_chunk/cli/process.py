@@ -12,6 +12,7 @@ from serl_chunk.config.compatibility import gripper_in_words
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
+from serl_chunk.config.renamed import current_overrides
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError, RobotSpec
 
@@ -46,7 +47,8 @@ def stop_on_signals(
 def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:
     """`--config.a.b=value` and `--config.a.b value` as (path, text); raises ConfigError for anything else.
 
-    `known`: flags of the command, for the nearest one to be named.
+    `known`: flags of the command, for the nearest one to be named. Former names become the current ones, each with a
+    line that gives the new name.
     """
     out: list[tuple[str, str]] = []
     items = list(rest)
@@ -62,7 +64,10 @@ def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tupl
                 raise ConfigError(f"{item} needs a value: {item}=VALUE")
             text = items.pop(0)
         out.append((path, text))
-    return out
+    current, lines = current_overrides(out)
+    for line in lines:
+        say(line)
+    return current
 
 
 def load(

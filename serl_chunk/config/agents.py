@@ -47,8 +47,8 @@ class ImproveConfig:
 
 def _check_together(order: str, policy_updates: int) -> None:
     require(
-        order != "together" or policy_updates == 1,
-        f"agent.policy_updates must be 1 with agent.update_order=together, got {policy_updates}: there the policy "
+        order != "joint" or policy_updates == 1,
+        f"agent.policy_updates must be 1 with agent.update_order=joint, got {policy_updates}: there the policy "
         "takes one step beside each of the critic's",
     )
 
@@ -72,7 +72,7 @@ class AgentConfig:
     candidates: int = 16  # N of best-of-N at acting; 1 takes the policy's first sample
     pretrain_candidates: int = 1  # N while the critic has seen no failure: a critic trained on successes misleads
     policy_ema: float = 0.0  # decay per policy update of the averaged policy that acts; 0 acts with the newest
-    act_by: Literal["online", "target"] = "online"  # the critic that chooses among candidates at acting
+    acting_critic: Literal["online", "target"] = "online"  # the critic that chooses among candidates at acting
     choose_by: Aggregate = "mean"  # over the heads, where candidates are compared
     choose_std: float = 0.0  # deviations over the heads subtracted from that mean: what heads disagree on is avoided
     # An exploring decision's noise is drawn at so many knots over the chunk and interpolated, so that exploration is
@@ -89,7 +89,7 @@ class AgentConfig:
     replan_spread: float | None = None
     # U critic steps, then the policy's against the new critic (RLPD); or both at once on every batch, each from the
     # parameters before the step (Q-chunking's code).
-    update_order: Literal["critic_first", "together"] = "critic_first"
+    update_order: Literal["critic_first", "joint"] = "critic_first"
     # Imitation losses are divided by their weights' sum, or by the number of steps in the batch whatever their weight
     # (Q-chunking's code: the more of a batch lies beyond ends, the weaker the loss).
     bc_mean: Literal["weights", "batch"] = "weights"
@@ -261,7 +261,7 @@ class AcfqlConfig(AgentConfig):
     )
     flow: FlowConfig = dataclasses.field(default_factory=FlowConfig)
     policy_ema: float = 0.999
-    act_by: Literal["online", "target"] = "target"
+    acting_critic: Literal["online", "target"] = "target"
     target: Literal["policy", "expectile"] = "expectile"  # V by expectile regression, or Q of best-of-N policy samples
     expectile: float = 0.8
     target_candidates: int = 8  # N in the target, for target="policy" and actor_type="best-of-n"

@@ -55,7 +55,7 @@ def affects_acting(path: str) -> bool:
     return (
         path in ACTING_FIELDS
         or path in _OTHER_ACTING_FIELDS
-        or (path.startswith("robot.") and not path.startswith("robot.helper."))
+        or (path.startswith("robot.") and not path.startswith("robot.scripted_human."))
     )
 
 

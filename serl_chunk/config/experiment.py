@@ -98,7 +98,7 @@ class NormaliserConfig:
     norm_stats: str = ""  # a norm_stats.json instead of the demonstrations; read by the learner
     state_std_floor: float = 0.01
     action_scale_floor: float = 0.02  # in robot units; keeps a dimension the demonstrations never move from exploding
-    extreme: float = 0.9  # where the demonstrations' extremes land, so that a tanh policy can express them
+    demo_range: float = 0.9  # where the demonstrations' extremes land, so that a tanh policy can express them
 
     def __post_init__(self) -> None:
         require_choices(self, "normaliser.")
@@ -110,7 +110,7 @@ class NormaliserConfig:
             not self.norm_stats or self.state or self.actions == "norm_stats",
             "normaliser.norm_stats would not be read: set normaliser.state, or normaliser.actions=norm_stats",
         )
-        require(0 < self.extreme <= 1, f"normaliser.extreme must be in (0, 1], got {self.extreme}")
+        require(0 < self.demo_range <= 1, f"normaliser.demo_range must be in (0, 1], got {self.demo_range}")
         require(self.state_std_floor > 0, f"normaliser.state_std_floor must be positive, got {self.state_std_floor}")
         require(
             self.action_scale_floor > 0,
@@ -238,13 +238,13 @@ class ExperimentConfig:
             self._check_value_range()
         require(
             self.agent.critic.target_floor == "none" or self.replay.windows == "episode",
-            "agent.critic.target_floor=mc needs the return to an episode's end, and windows of replay.windows=adjacent "
+            "agent.critic.target_floor=mc needs the return to an episode's end, and windows of replay.windows=qc "
             "belong to no episode: set replay.windows=episode, or agent.critic.target_floor=none",
         )
         r, of_people = self.replay, self.agent.bc_on in ("interventions", "demo+interventions")
         require(
             r.windows == "episode" or r.demo_fraction != 1 or not of_people or self.learner.online_steps == 0,
-            f"agent.bc_on={self.agent.bc_on} imitates what people do online, and replay.windows=adjacent with "
+            f"agent.bc_on={self.agent.bc_on} imitates what people do online, and replay.windows=qc with "
             "replay.demo_fraction=1 draws demonstrations alone: set replay.windows=episode, or agent.bc_on=demo",
         )
         self._check_shared_encoder()

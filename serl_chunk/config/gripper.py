@@ -41,7 +41,7 @@ class GripperConfig:
     epsilon: float = 0.02  # probability that an exploring decision takes a random choice, each held part apart
     # Choices that imitation gives less than this share of the likeliest one's probability are not considered (discrete
     # BCQ, Fujimoto 2019: 0.3). 0 considers all, as HIL-SERL; 1 is imitation alone.
-    plausible: float = 0.3
+    mask_unreachable: float = 0.3
     hidden: tuple[int, ...] = (256, 256)  # of the grasp critic, and of the imitation beside it
     lr: float | None = None  # Adam; none: agent.lr
     tau: float = 0.005  # target <- tau * grasp critic + (1 - tau) * target
@@ -94,7 +94,7 @@ class GripperConfig:
             self.neutral is None or self.neutral in self.values,
             f"agent.gripper.neutral={self.neutral} must be one of agent.gripper.choices={self.values}, or none",
         )
-        for name in ("epsilon", "plausible"):
+        for name in ("epsilon", "mask_unreachable"):
             require(0 <= getattr(self, name) <= 1, f"agent.gripper.{name} must be in [0, 1], got {getattr(self, name)}")
         require_widths("agent.gripper.hidden", self.hidden)
         require(

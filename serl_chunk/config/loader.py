@@ -13,6 +13,7 @@ from types import ModuleType
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.hil_serl import TASKS
+from serl_chunk.config.renamed import rename_hint
 from serl_chunk.types import ConfigError, SerlChunkError
 
 
@@ -136,6 +137,8 @@ def import_failure(file: Path | str, error: ImportError) -> str:
 
 
 def _import_remedy(file: Path, error: ImportError) -> str:
+    if hint := rename_hint(error):
+        return hint
     if isinstance(error, ModuleNotFoundError):
         return f"install it for {sys.executable}, or put the module into {file.resolve().parent}"
     return "the module is there and lacks this: another version, or another module of that name"
@@ -149,5 +152,6 @@ def _failure(path: Path, what: str, error: BaseException) -> ConfigError:
     own = [line for file, line in frames if file == path.resolve()]
     where = f"{path}, line {own[-1]}" if own else f"{path}"
     elsewhere = f" (raised in {frames[-1][0]}, line {frames[-1][1]})" if own and frames[-1][0] != path.resolve() else ""
-    remedy = f"; {_import_remedy(path, error)}" if isinstance(error, ImportError) else ""
+    hint = _import_remedy(path, error) if isinstance(error, ImportError) else rename_hint(error)
+    remedy = f"; {hint}" if hint else ""
     return ConfigError(f"{where}: {what}: {type(error).__name__}: {error}{elsewhere}{remedy}")

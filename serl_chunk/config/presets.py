@@ -77,7 +77,7 @@ def _flow(
         target_candidates=candidates,
         policy_updates=1,
         policy_ema=0.0,
-        act_by="online",
+        acting_critic="online",
         bc_on="all",
     )
     chunk = _lengths(config, horizon, return_steps)
@@ -282,10 +282,10 @@ def _compat_changes(
         "chunk": chunk,
         "reward": dataclasses.replace(_rewards_of(config, discount), intervention_penalty=0.0),
         "replay": dataclasses.replace(
-            config.replay, windows="adjacent", terminal_windows="drop", intervention_windows="keep"
+            config.replay, windows="qc", terminal_windows="drop", intervention_windows="keep"
         ),
         "normaliser": dataclasses.replace(
-            config.normaliser, actions="absolute_range", state=False, norm_stats="", extreme=1.0
+            config.normaliser, actions="absolute_range", state=False, norm_stats="", demo_range=1.0
         ),
         "learner": dataclasses.replace(config.learner, eval_mode="sampled", critic_warmup_steps=0),
         "compat": name,
@@ -299,11 +299,11 @@ def _published_flow(flow: FlowConfig) -> FlowConfig:
 def _published(agent: AgentConfig) -> AgentConfig:
     shared = {
         "grad_clip": 0.0,
-        "update_order": "together",
+        "update_order": "joint",
         "bc_mean": "batch",
         "kernel_init": "xavier_uniform",
         "policy_ema": 0.0,
-        "act_by": "online",
+        "acting_critic": "online",
         "bc_on": "all",
         "choose_std": 0.0,
         "exploration_knots": 0,

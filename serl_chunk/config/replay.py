@@ -20,9 +20,9 @@ class ReplayConfig:
     demo_fraction: float | Literal["uniform"] = 0.5
     positive_fraction: float | None = None  # of demonstration windows from successful ones; None: as many as there are
     terminal_windows: Literal["keep", "drop"] = "keep"
-    # A window lies within its episode; "adjacent": as many neighbouring rows of a store, whatever episode they are of,
+    # A window lies within its episode; "qc": as many neighbouring rows of a store, whatever episode they are of,
     # the ends told by `valid` (Q-chunking's published sampler, for comparisons).
-    windows: Literal["episode", "adjacent"] = "episode"
+    windows: Literal["episode", "qc"] = "episode"
     dataset_replace_interval: int = 1_000  # critic updates between two shards of --dataset_dir
     max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
     exclude_before_takeover: int = 40  # ticks of a successful episode before a take-over that are not imitated
@@ -63,11 +63,11 @@ class ReplayConfig:
         )
         require(
             self.windows == "episode" or self.terminal_windows == "drop",
-            "replay.windows=adjacent has no terminal windows: set replay.terminal_windows=drop beside it",
+            "replay.windows=qc has no terminal windows: set replay.terminal_windows=drop beside it",
         )
         require(
             self.windows == "episode" or self.intervention_windows == "keep",
             "replay.intervention_windows=cut needs windows that know their episode, and those of "
-            "replay.windows=adjacent do not: leave one of them out",
+            "replay.windows=qc do not: leave one of them out",
         )
         require(self.prefetch >= 0, f"replay.prefetch must be >= 0, got {self.prefetch}")

@@ -23,21 +23,24 @@ class ScriptedHumanConfig:
     fault_rate: float = 0.0  # share of the corrections that are fumbled: the fingers do the opposite
 
     def __post_init__(self) -> None:
-        require(self.stall_ticks >= 1, f"robot.helper.stall_ticks must be at least 1, got {self.stall_ticks}")
+        require(self.stall_ticks >= 1, f"robot.scripted_human.stall_ticks must be at least 1, got {self.stall_ticks}")
         for name, least in (("reaction_ticks", 0), ("correction_ticks", 1)):
             value = getattr(self, name)
             require(
                 len(value) == 2 and least <= value[0] <= value[1],
-                f"robot.helper.{name} must be two numbers of ticks, the least (>= {least}) and the most, got {value}",
+                f"robot.scripted_human.{name} must be two numbers of ticks, least (>= {least}) and most, got {value}",
             )
         require(
             len(self.speed) == 2 and 0 < self.speed[0] <= self.speed[1] <= 1,
-            f"robot.helper.speed must be two shares in (0, 1], the least and the most, got {self.speed}",
+            f"robot.scripted_human.speed must be two shares in (0, 1], the least and the most, got {self.speed}",
         )
-        require(0 <= self.noise < math.inf, f"robot.helper.noise must be >= 0 radians and finite, got {self.noise}")
+        require(
+            0 <= self.noise < math.inf, f"robot.scripted_human.noise must be >= 0 radians and finite, got {self.noise}"
+        )
         for name in ("miss_rate", "fault_rate"):
             require(
-                0 <= getattr(self, name) <= 1, f"robot.helper.{name} must be a share in 0..1, got {getattr(self, name)}"
+                0 <= getattr(self, name) <= 1,
+                f"robot.scripted_human.{name} must be a share in 0..1, got {getattr(self, name)}",
             )
 
 
@@ -84,7 +87,7 @@ class FakeAlohaConfig(RobotConfig):
     place_tolerance: float = 0.05  # metres from the target at which releasing counts
     image_size: int = 64  # pixels, square
     observe_objects: bool = True  # the cube in the state; without it cameras alone show where it is
-    helper: ScriptedHumanConfig = dataclasses.field(
+    scripted_human: ScriptedHumanConfig = dataclasses.field(
         default_factory=ScriptedHumanConfig
     )  # the person of actor.intervention=scripted
 

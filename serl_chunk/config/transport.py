@@ -25,10 +25,10 @@ class TransportConfig:
     # What an acknowledged record survives: the death of the learner's process, or a power cut.
     durability: Literal["process", "power"] = "process"
     jpeg_quality: int = 0  # 1..100: images leave the robot as JPEG, lossy, for slow links; 0: raw
-    snapshots: Literal["exact", "bfloat16"] = "exact"  # bfloat16: half the bytes, rounded for acting
+    snapshot_dtype: Literal["exact", "bfloat16"] = "exact"  # bfloat16: half the bytes, rounded for acting
     piece_bytes: int = 1 << 20  # size of a snapshot piece
     heartbeat: float = 1.0  # seconds between signs of life
-    silence: float = 5.0  # seconds after which the other side counts as gone
+    timeout_s: float = 5.0  # seconds after which the other side counts as gone
 
     def __post_init__(self) -> None:
         zero = ("jpeg_quality", "journal_bytes", "journal_days", "sync_interval")  # mean something at 0
@@ -36,14 +36,17 @@ class TransportConfig:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 least = "positive" if field.name not in zero else "0 or more"
-                require(value > 0 or (value == 0 and field.name in zero), f"transport.{field.name} must be {least}")
+                require(
+                    value > 0 or (value == 0 and field.name in zero),
+                    f"transport.{field.name} must be {least}, got {value}",
+                )
         require(self.jpeg_quality <= 100, f"transport.jpeg_quality must be 0..100, got {self.jpeg_quality}")
         require_choices(self, "transport.")
-        require(self.silence > 2 * self.heartbeat, "transport.silence must exceed two heartbeats")
+        require(self.timeout_s > 2 * self.heartbeat, "transport.timeout_s must exceed two heartbeats")
         require(
-            self.durability == "process" or 2 * self.sync_interval < self.silence,
+            self.durability == "process" or 2 * self.sync_interval < self.timeout_s,
             f"transport.durability=power acknowledges every sync_interval={self.sync_interval:g} s, and an actor that "
-            f"hears of none for silence={self.silence:g} s connects anew: set sync_interval below half of silence",
+            f"hears of none for timeout_s={self.timeout_s:g} s connects anew: set sync_interval below timeout_s / 2",
         )
         require(self.max_arrays <= 65000, "transport.max_arrays must be at most 65000: a journal entry holds no more")
         require(self.max_message_bytes < 2**32, "transport.max_message_bytes must be below 4 GiB")

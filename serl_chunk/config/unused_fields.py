@@ -61,11 +61,11 @@ def _of_policy(target: str) -> Callable[[ExperimentConfig], bool]:
 _HAS_CRITIC = "an agent with a critic (acfql or acrlpd)"
 _CONDITIONS = (
     FieldCondition("agent.critic", (), _critic, _HAS_CRITIC),
-    FieldCondition("agent", ("choose_by", "choose_std", "act_by", "pretrain_candidates"), _critic, _HAS_CRITIC),
+    FieldCondition("agent", ("choose_by", "choose_std", "acting_critic", "pretrain_candidates"), _critic, _HAS_CRITIC),
     FieldCondition("learner", ("critic_pretrain_steps",),
                    _or_none("learner.critic_pretrain_steps", _critic), _HAS_CRITIC),
     FieldCondition("learner", ("critic_warmup_steps",), _or_none("learner.critic_warmup_steps", _critic), _HAS_CRITIC),
-    FieldCondition("agent.gripper", ("penalty", "plausible", "tau", "loss", "critic_sees_gripper"),
+    FieldCondition("agent.gripper", ("penalty", "mask_unreachable", "tau", "loss", "critic_sees_gripper"),
                    _critic, _HAS_CRITIC),
     FieldCondition("agent.encoder", ("trained_by",), lambda c: _cameras(c) or _at(c, "agent.encoder.state_latent") > 0,
                    "cameras in agent.image_keys, or agent.encoder.state_latent above 0"),
@@ -101,7 +101,7 @@ _CONDITIONS = (
     FieldCondition("agent.improve", ("candidates",), lambda c: _at(c, "agent.improve.imitate") > 0,
                    "agent.improve.imitate above 0"),
     FieldCondition("agent.gripper",
-                   ("joint", "epsilon", "plausible", "hidden", "lr", "tau", "loss", "critic_sees_gripper"),
+                   ("joint", "epsilon", "mask_unreachable", "hidden", "lr", "tau", "loss", "critic_sees_gripper"),
                    lambda c: c.agent.gripper.composition == "learned",
                    "agent.gripper.choices, or a learned-gripper setup_mode"),
     FieldCondition("replay", ("image_capacity", "max_image_age"), _cameras, "cameras in agent.image_keys"),
@@ -114,7 +114,8 @@ _CONDITIONS = (
                    lambda c: c.agent.bc_on == "+successes", "agent.bc_on=+successes"),
     FieldCondition("actor", ("max_human_ticks",), lambda c: c.actor.intervention != "none", "actor.intervention"),
     FieldCondition("actor", ("inference",), lambda c: c.actor.clock == "realtime", "actor.clock=realtime"),
-    FieldCondition("robot.helper", (), lambda c: c.actor.intervention == "scripted", "actor.intervention=scripted"),
+    FieldCondition("robot.scripted_human", (), lambda c: c.actor.intervention == "scripted",
+                   "actor.intervention=scripted"),
 )  # fmt: skip
 
 

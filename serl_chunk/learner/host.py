@@ -82,15 +82,15 @@ class LearnerHost:
                 spec, config, self.normaliser, image_keys=a.image_keys, bc_on=a.bc_on, on_episode=ended, embed=embed
             )
 
-        self.inbox = RecordIngest(make_replay, say)
-        self.replay = self.inbox.replay
+        self.ingest = RecordIngest(make_replay, say)
+        self.replay = self.ingest.replay
         self._precompute = None if embed is None else FeaturePrecomputation(self.replay, say)
         self._range = ValueRange(config, say)
         self._data = OfflineData(
             self.replay, demos, dataset,
             seek=None if restored is None else restored.step, seen=self._range.demonstrations,
         )  # fmt: skip
-        self.pace = TrainingSchedule(c, self.inbox)
+        self.schedule = TrainingSchedule(c, self.ingest)
         self._publisher = SnapshotPublisher(agent, publish, run_dir, threaded=threaded)
         self._rng = np.random.default_rng(config.seed)
         prefetch = config.replay.prefetch if threaded else 0
@@ -102,9 +102,9 @@ class LearnerHost:
         self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
         self.human_ticks = 0
         self.episodes = 0
-        self._evaluate, self._schedule = evaluate, EvalSchedule(c.eval_interval)
+        self._evaluate, self._eval_schedule = evaluate, EvalSchedule(c.eval_interval)
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
-        self.accounts = TrainingStats(metrics, self.replay, c.log_period, self.counters)
+        self.training_stats = TrainingStats(metrics, self.replay, c.log_period, self.counters)
         if restored is not None:
             self._resume(*restored[:3])
         pretrains = self.phase is Phase.PRETRAIN and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
@@ -129,7 +129,7 @@ class LearnerHost:
     @property
     def env_steps(self) -> int:
         """Online steps so far."""
-        return self.inbox.env_steps
+        return self.ingest.env_steps
 
     def _of_critic(self, updates: int) -> int:
         """`updates` of the critic alone, where there is one."""
@@ -140,13 +140,13 @@ class LearnerHost:
 
         Nothing that training draws from is touched, and the time it takes is no time of training.
         """
-        if self._evaluate is None or not self._schedule.due(self.updates, now=now):
+        if self._evaluate is None or not self._eval_schedule.due(self.updates, now=now):
             return False
         params = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
-        with self.accounts.evaluation():
+        with self.training_stats.evaluation():
             self.tick()
             self._evaluate(Snapshot(self.updates, params), self.counters())
-        self._schedule.last = self.updates  # also where a stop cut it short: the next life makes up for it
+        self._eval_schedule.last = self.updates  # also where a stop cut it short: the next life makes up for it
         return True
 
     def _enter(self, phase: Phase) -> None:
@@ -158,7 +158,7 @@ class LearnerHost:
 
     def _next_batch(self, updates: int) -> ChunkBatch:
         stream = self._batches.stream(updates, "demo" if self.phase in ON_DATA else None)
-        with self.accounts.sampling():
+        with self.training_stats.sampling():
             return stream.next()
 
     # -- counts ----------------------------------------------------------------------------------------------
@@ -169,14 +169,14 @@ class LearnerHost:
 
     def _count_episodes(self) -> IngestState:
         """Note what ended since the last time; what had come in at that moment."""
-        taken = self.inbox.take()
+        taken = self.ingest.take()
         for e in taken.episodes:
             self.episodes += 1
             self.human_ticks += e.human_ticks
             self._range.online(e.episode_id, *e.returns)
             # A resumed run gathers data before it trains on, but with a policy that has been trained.
             trained = self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates
-            self.accounts.episode(e, number=self.episodes, phase="train" if trained else "warmup")
+            self.training_stats.episode(e, number=self.episodes, phase="train" if trained else "warmup")
         return taken
 
     # -- out -------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class LearnerHost:
                 human_steps_held=int(self.replay.stats()["replay/human_rows"]),
                 phase=str(self.phase),
                 offline_updates=self.offline_updates,
-                updates_owed=self.pace.owed(taken.env_steps),
+                updates_owed=self.schedule.owed(taken.env_steps),
             ).notes(),
         }
         return self.checkpoints.save(self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
@@ -249,21 +249,21 @@ class LearnerHost:
         saved = TrainingProgress.of(meta)
         self.state = state
         self.updates = step
-        self.inbox.resume(saved.env_steps, saved.journal_position, saved.human_steps_held)
+        self.ingest.resume(saved.env_steps, saved.journal_position, saved.human_steps_held)
         self.human_ticks, self.episodes = saved.human_ticks, saved.episodes
         self._rng.bit_generator.state = dict(saved.sampler_rng)
         self._offline_updates = saved.offline_updates
-        self.pace.resume(self.online_updates, saved.updates_owed)
+        self.schedule.resume(self.online_updates, saved.updates_owed)
         self.metrics.resumed(self.counters(), self.episodes)
         if self._evaluate is not None:
-            self._schedule.last = last_evaluated(read_metrics(self.checkpoints.run_dir))
+            self._eval_schedule.last = last_evaluated(read_metrics(self.checkpoints.run_dir))
         self.phase = resumed_phase(
             self.config.learner,
             saved.phase,
             offline_updates=self.offline_updates,
             online_updates=self.online_updates,
-            over=self.pace.is_over(self.online_updates),
-            missed=self._evaluate is not None and self._schedule.due(self.updates, now=True),
+            over=self.schedule.is_over(self.online_updates),
+            missed=self._evaluate is not None and self._eval_schedule.due(self.updates, now=True),
         )
         if self.phase is Phase.OFFLINE:
             self._offline_updates = None
@@ -278,4 +278,4 @@ class LearnerHost:
             self.publish()
 
     def _how_to_go_on(self) -> str:
-        return resume_hint(self.config.learner, online_updates=self.online_updates, steps_over=self.pace.steps_over)
+        return resume_hint(self.config.learner, online_updates=self.online_updates, steps_over=self.schedule.steps_over)

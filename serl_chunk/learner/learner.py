@@ -25,15 +25,15 @@ class Learner(LearnerHost):
     @property
     def updates_wanted(self) -> int:
         """Online updates after which training ends, as far as it is known."""
-        return self.pace.updates_wanted(self.online_updates)
+        return self.schedule.updates_wanted(self.online_updates)
 
     def steps_allowed(self) -> int | None:
         """How many more steps lockstep actors may record now; None: no limit."""
-        return self.pace.steps_allowed(self.phase)
+        return self.schedule.steps_allowed(self.phase)
 
     def steps_missing(self) -> int:
         """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
-        return self.pace.steps_missing(self.phase, self.episodes)
+        return self.schedule.steps_missing(self.phase, self.episodes)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -44,14 +44,14 @@ class Learner(LearnerHost):
         while self.phase is not Phase.DONE and not stop.is_set():
             if not self.work():
                 start = time.perf_counter()
-                self.inbox.wait(0.02)
-                self.accounts.waited(time.perf_counter() - start)
+                self.ingest.wait(0.02)
+                self.training_stats.waited(time.perf_counter() - start)
             tick()
 
     def say_if_empty(self) -> None:
         """Tell that a resumed run has no online steps to train on, as where no journal was kept."""
         if self.online_updates and self.phase is not Phase.DONE and not self.replay.ready.online:
-            need = self.pace.starts_after
+            need = self.schedule.starts_after
             self._say(f"the online replay is empty: training goes on after {need} new steps")
 
     def work(self) -> bool:
@@ -81,7 +81,7 @@ class Learner(LearnerHost):
         """Before the first update: those of the frames that are there. Not in the constructor, so that a stop is heard
         and a journal has been read."""
         if self.phase is not Phase.DONE:
-            with self.accounts.aside():
+            with self.training_stats.aside():
                 if precompute.work():
                     return True
         self._precompute = None
@@ -92,7 +92,7 @@ class Learner(LearnerHost):
             n = self._updates_at_once
             self.state, metrics = update(self.state, self._next_batch(n))
             self.phase_updates += n
-            self.accounts.updated(n, metrics)
+            self.training_stats.updated(n, metrics)
         if self.phase_updates >= total:
             if following is Phase.WARMUP:
                 self._begin_online()
@@ -125,7 +125,7 @@ class Learner(LearnerHost):
         c = self.config.learner
         self.state, metrics = self.agent.update(self.state, self._next_batch(self.agent.batches_used(c.cta_ratio)))
         self.updates += c.cta_ratio
-        self.accounts.updated(c.cta_ratio, metrics)
+        self.training_stats.updated(c.cta_ratio, metrics)
         self._data.advance(c.cta_ratio)
 
     def _checkpoint_if_due(self) -> None:
@@ -135,8 +135,8 @@ class Learner(LearnerHost):
 
     def _warm_up(self) -> bool:
         c = self.config.learner
-        over = self.pace.steps_over
-        waits = self.episodes < c.warmup_episodes or self.inbox.fresh_steps < self.pace.starts_after
+        over = self.schedule.steps_over
+        waits = self.episodes < c.warmup_episodes or self.ingest.fresh_steps < self.schedule.starts_after
         if (waits and not over) or self.replay.ready.online == 0:
             return over and self._end_unready()
         if waits:  # no more steps will come
@@ -144,7 +144,7 @@ class Learner(LearnerHost):
                 f"the warm-up ends early: all {c.online_steps} online steps are recorded, in {self.episodes} of "
                 f"learner.warmup_episodes={c.warmup_episodes} episodes"
             )
-        self.pace.begin(self.online_updates)
+        self.schedule.begin(self.online_updates)
         # After online updates the critic has been warmed up, in an earlier life.
         self._enter(Phase.TRAIN if self.online_updates else Phase.CRITIC_WARMUP)
         return True
@@ -161,13 +161,15 @@ class Learner(LearnerHost):
 
     def _train(self) -> bool:
         c = self.config.learner
-        if self.pace.is_over(self.online_updates):
+        if self.schedule.is_over(self.online_updates):
             if not self._evaluate_if_due(now=True):
                 if not self.online_updates:
-                    self._say(f"training ends without an update: {self.pace.steps_used} online steps entitle to none")
+                    self._say(
+                        f"training ends without an update: {self.schedule.steps_used} online steps entitle to none"
+                    )
                 self._enter(Phase.DONE)
             return True
-        if not self.pace.may_update:
+        if not self.schedule.may_update:
             return False
         if not self.replay.ready.windows:  # what there was has been discarded
             self._say("the replay has no window left to train on: waiting for new steps")
@@ -175,9 +177,9 @@ class Learner(LearnerHost):
             return True
         start, actors_wait = time.perf_counter(), self.steps_allowed() == 0
         self._update()
-        self.pace.did_update()
+        self.schedule.did_update()
         if actors_wait:
-            self.accounts.actors_waited(time.perf_counter() - start)
+            self.training_stats.actors_waited(time.perf_counter() - start)
         if _crossed(self.updates - c.cta_ratio, self.updates, c.steps_per_update):
             self.publish()
         self._checkpoint_if_due()

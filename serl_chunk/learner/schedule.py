@@ -81,22 +81,22 @@ class RateLimiter:
 class TrainingSchedule:
     """The rate limiter, with the end that `learner.online_steps` and `max_steps` set."""
 
-    def __init__(self, config: LearnerConfig, inbox: RecordIngest) -> None:
-        self._config, self._inbox = config, inbox
+    def __init__(self, config: LearnerConfig, ingest: RecordIngest) -> None:
+        self._config, self._ingest = config, ingest
         self.limiter = RateLimiter(config.utd_ratio, config.max_lag_steps)
         self._begun = False  # whether steps entitle to updates already; in an earlier life, as they did there
 
     @property
     def steps_used(self) -> int:
         """Online steps that entitle to updates: at most `online_steps`, however far ahead realtime actors are."""
-        wanted, steps = self._config.online_steps, self._inbox.env_steps
+        wanted, steps = self._config.online_steps, self._ingest.env_steps
         return steps if wanted is None else min(wanted, steps)
 
     @property
     def steps_over(self) -> bool:
         """Whether all online steps came."""
         wanted = self._config.online_steps
-        return wanted is not None and self._inbox.env_steps >= wanted
+        return wanted is not None and self._ingest.env_steps >= wanted
 
     @property
     def starts_after(self) -> int:
@@ -104,7 +104,7 @@ class TrainingSchedule:
         c = self._config
         if c.online_steps is None:
             return c.training_starts
-        return min(c.training_starts, max(0, c.online_steps - self._inbox.resumed_steps))
+        return min(c.training_starts, max(0, c.online_steps - self._ingest.resumed_steps))
 
     def updates_wanted(self, done: int) -> int:
         """Online updates after which training ends, as far as it is known; `done` of them are."""
@@ -133,23 +133,23 @@ class TrainingSchedule:
         if phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
             return 0
         # The warm-up waits for steps whatever the limiter of an earlier life says.
-        allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._inbox.env_steps)
+        allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._ingest.env_steps)
         wanted = self._config.online_steps
         if wanted is None:
             return allowed
-        left = max(0, wanted - self._inbox.env_steps)
+        left = max(0, wanted - self._ingest.env_steps)
         return left if allowed is None else min(left, allowed)
 
     def steps_missing(self, phase: Phase, episodes: int) -> int:
         """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
         c = self._config
         if phase is Phase.WARMUP and episodes >= c.warmup_episodes:
-            return max(0, self.starts_after - self._inbox.fresh_steps)
+            return max(0, self.starts_after - self._ingest.fresh_steps)
         return self.limiter.steps_missing(self.steps_used, c.cta_ratio) if phase is Phase.TRAIN else 0
 
     def begin(self, online_updates: int) -> None:
         """The warm-up is over. `online_updates`: of earlier lives."""
-        c, steps = self._config, self._inbox.env_steps
+        c, steps = self._config, self._ingest.env_steps
         if self._begun:
             return
         self._begun = True
@@ -171,7 +171,7 @@ class TrainingSchedule:
         """Go on as an earlier life would have; `owed` None: it had not begun, or did not say."""
         # Not the steps themselves: under another ratio they would entitle to far more updates, or to none for long.
         if owed is not None:
-            self.limiter.restore(self._inbox.env_steps, online_updates, owed)
+            self.limiter.restore(self._ingest.env_steps, online_updates, owed)
             self._begun = True
 
 

@@ -23,7 +23,7 @@ Key = tuple[str, str]  # (session, episode id)
 
 @dataclasses.dataclass
 class Partition:
-    """A quota of the pool and the episodes that use it, oldest first."""
+    """A quota of the storage and the episodes that use it, oldest first."""
 
     name: str
     max_rows: int
@@ -80,7 +80,7 @@ class EpisodeStats(NamedTuple):
 class StoredEpisode:
     """Bookkeeping of one episode: where its rows and frames lie, and what its records said.
 
-    `rows[t]` is the pool row of step t; after the end, `rows[length]` is the row of the final observation.
+    `rows[t]` is the storage row of step t; after the end, `rows[length]` is the row of the final observation.
     """
 
     key: tuple[str, str]  # (session, episode id)

@@ -12,31 +12,31 @@ from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Sou
 
 
 class EpisodeBuilder:
-    """Writes records into the stores. Its caller holds the replay's lock.
+    """Writes records into the partitions. Its caller holds the replay's lock.
 
-    Records of an episode that no store holds any more are counted in `count` and otherwise ignored. Raises DataError
-    for steps that come twice or leave a gap, for an end that does not fit, and for arrays of another robot.
+    Records of an episode that no partition holds any more are counted in `count` and otherwise ignored. Raises
+    DataError for steps that come twice or leave a gap, for an end that does not fit, and for arrays of another robot.
     """
 
-    def __init__(self, stores: Partitions, discount: float, count: Counter[str]) -> None:
-        self._stores, self._discount, self._count = stores, discount, count
+    def __init__(self, partitions: Partitions, discount: float, count: Counter[str]) -> None:
+        self._partitions, self._discount, self._count = partitions, discount, count
         self._current: dict[str, StoredEpisode] = {}  # the episode each session is in; it may have been dropped
 
-    def begin(self, session: str, begin: Begin, store: Partition) -> EpisodeStats | None:
-        """A session's next episode goes into `store`; figures of the one before, where its end never came."""
+    def begin(self, session: str, begin: Begin, partition: Partition) -> EpisodeStats | None:
+        """A session's next episode goes into `partition`; figures of the one before, where its end never came."""
         abandoned = self._held(session)
         finished = None if abandoned is None else self.end(session, _died(abandoned))  # its end will never come
         key: Key = (session, begin.episode_id)
-        if self._stores.find(key) is not None:
+        if self._partitions.find(key) is not None:
             raise DataError(f"episode {begin.episode_id} of session {session!r} began twice")
-        demonstration = store is self._stores.demo
-        self._current[session] = StoredEpisode(key, begin, demonstration, len(self._stores.pool.cameras))
-        store.put(self._current[session])
+        demonstration = partition is self._partitions.demo
+        self._current[session] = StoredEpisode(key, begin, demonstration, len(self._partitions.storage.cameras))
+        partition.put(self._current[session])
         return finished
 
     def demonstration(self, session: str, episode: Episode, returns: np.ndarray | None) -> None:
         """A whole demonstration whose arrays were checked, its realised returns float64[T] where they are known."""
-        self.begin(session, episode.begin, self._stores.demo)
+        self.begin(session, episode.begin, self._partitions.demo)
         self._current[session].returns = returns
         self.steps(session, episode.steps, checked=True)
         self.end(session, episode.end, checked=True)
@@ -53,21 +53,21 @@ class EpisodeBuilder:
                 f"episode {block.episode_id} of session {session!r}: steps from tick {block.first_tick} on arrived, "
                 f"expected tick {first}; steps {what}"
             )
-        pool = self._stores.pool
+        storage = self._partitions.storage
         if not checked:
-            pool.check(block)
+            storage.check(block)
         decisions = decision_values(block)
         self._reopen(episode)
-        store, frames = self._stores.of(episode), pool.frames_in(block, demonstration=episode.demonstration)
-        if not self._stores.make_room(store, episode, block.n, frames):
+        partition, frames = self._partitions.of(episode), storage.frames_in(block, demonstration=episode.demonstration)
+        if not self._partitions.make_room(partition, episode, block.n, frames):
             return self._orphan(block)
-        pool.append(episode, block)
-        store.grow(block.n, frames)
+        storage.append(episode, block)
+        partition.grow(block.n, frames)
         episode.human |= bool((block.source == Source.HUMAN).any())
         episode.decisions += decisions
         if not episode.demonstration:  # which is whole at once: its end says all of it
-            self._stores.relabel(episode, first)
-            self._stores.index(episode)
+            self._partitions.relabel(episode, first)
+            self._partitions.index(episode)
         return block.n
 
     def end(self, session: str, end: End, *, checked: bool = False) -> EpisodeStats | None:
@@ -86,24 +86,24 @@ class EpisodeBuilder:
         del self._current[session]
         if episode.end is None or episode.demonstration:
             return None
-        pool, steps = self._stores.pool, episode.rows[: episode.length]
-        columns = pool.source[steps], pool.decision_tick[steps], pool.reward[steps], pool.effective[steps]
+        storage, steps = self._partitions.storage, episode.rows[: episode.length]
+        columns = storage.source[steps], storage.decision_tick[steps], storage.reward[steps], storage.effective[steps]
         return summarise(episode, *columns, self._discount)
 
     def amend(self, session: str, amend: Amend) -> None:
         """A correction of a closed episode."""
-        episode = self._stores.find((session, amend.episode_id))
+        episode = self._partitions.find((session, amend.episode_id))
         if episode is None:
             self._count["orphan_records"] += 1
         elif amend.discard:
             self._count["discarded_episodes"] += 1
-            self._stores.remove(episode)
+            self._partitions.remove(episode)
         elif episode.abandoned:  # what it was judged by is not here
             self._count["orphan_records"] += 1
         elif episode.end is None:
             raise DataError(f"episode {amend.episode_id} of session {session!r} is amended before its end")
         else:
-            self._stores.unindex(episode)
+            self._partitions.unindex(episode)
             episode.end = amend.correct(episode.end)
             self._settle(episode, amend.reward)
 
@@ -120,9 +120,9 @@ class EpisodeBuilder:
         return None
 
     def _held(self, session: str, episode_id: str | None = None) -> StoredEpisode | None:
-        """The episode `session` is in, unless a store dropped it or it is not the one called `episode_id`."""
+        """The episode `session` is in, unless a partition dropped it or it is not the one called `episode_id`."""
         episode = self._current.get(session)
-        if episode is None or self._stores.find(episode.key) is not episode:
+        if episode is None or self._partitions.find(episode.key) is not episode:
             return None
         return episode if episode_id in (None, episode.key[1]) else None
 
@@ -133,40 +133,40 @@ class EpisodeBuilder:
 
     def _close(self, episode: StoredEpisode, end: End, *, checked: bool = False) -> None:
         """Write the final row; leaves `episode.end` None if the episode was dropped instead."""
-        stores, pool = self._stores, self._stores.pool
+        partitions, storage = self._partitions, self._partitions.storage
         if not episode.length:
             self._count["empty_episodes"] += 1
-            stores.remove(episode)
+            partitions.remove(episode)
             return
         if end.final_observation is not None and not checked:
-            pool.check_final(end.episode_id, end.final_observation)
-        store = stores.of(episode)
-        frames = pool.final_frames(end.final_observation, demonstration=episode.demonstration)
-        if not stores.make_room(store, episode, 1, frames):
+            storage.check_final(end.episode_id, end.final_observation)
+        partition = partitions.of(episode)
+        frames = storage.final_frames(end.final_observation, demonstration=episode.demonstration)
+        if not partitions.make_room(partition, episode, 1, frames):
             return
-        pool.append_final(episode, end.final_observation)
-        store.grow(1, frames)
-        # The pool holds the observation now; of the record only its presence is needed later.
+        storage.append_final(episode, end.final_observation)
+        partition.grow(1, frames)
+        # The storage holds the observation now; of the record only its presence is needed later.
         episode.end = end if end.final_observation is None else end._replace(final_observation={})
         self._settle(episode, end.reward)
 
     def _settle(self, episode: StoredEpisode, reward: float | None) -> None:
         """Rewards, weights and windows as the end of `episode`, possibly amended, says."""
-        pool = self._stores.pool
+        storage = self._partitions.storage
         if reward is not None:
-            pool.reward[episode.rows[episode.length - 1]] = reward
-        pool.close(episode)
-        self._stores.relabel(episode)
-        self._stores.index(episode)
+            storage.reward[episode.rows[episode.length - 1]] = reward
+        storage.close(episode)
+        self._partitions.relabel(episode)
+        self._partitions.index(episode)
 
     def _reopen(self, episode: StoredEpisode) -> None:
         """Undo a provisional close: the actor came back."""
         if episode.provisional:
-            self._stores.unindex(episode)
-            self._stores.pool.reopen(episode)
-            self._stores.of(episode).rows -= 1
+            self._partitions.unindex(episode)
+            self._partitions.storage.reopen(episode)
+            self._partitions.of(episode).rows -= 1
             episode.end, episode.provisional = None, False
-            self._stores.index(episode)
+            self._partitions.index(episode)
 
 
 def _died(episode: StoredEpisode) -> End:

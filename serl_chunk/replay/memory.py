@@ -19,7 +19,7 @@ _MIB = 1 << 20
 def estimate_bytes(
     spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], features: Sequence[int] = ()
 ) -> int:
-    """Bytes a replay takes when every store is full: columns, index views, free lists, the images of `cameras`
+    """Bytes a replay takes when every partition is full: columns, index views, free lists, the images of `cameras`
     and the decoded ones of demonstrations that stay in their files.
 
     `features`: bytes of a frame's features, of each camera, where they are kept. Then no decoded image is, and
@@ -29,7 +29,7 @@ def estimate_bytes(
     fixed = 1 + 4 + 4 + 8 + 4 + 8 + 8 + 8  # source, tick, decision, version, age, stamp, succ, pred
     fixed += 1 + 1 + 1 + 1  # live, terminal, cut, recent
     index = (3 if config.positive_fraction is None else 5) * 16 + 8  # views, free list
-    index += 16 if config.windows == "adjacent" else 0  # the order of the steps, while it is drawn up anew
+    index += 16 if config.windows == "qc" else 0  # the order of the steps, while it is drawn up anew
     per_row = floats + fixed + index + 12 * len(cameras)  # frame slot and age
     per_frame = sum(c.height * c.width * 3 + 8 for c in cameras)
     rows = config.capacity + config.demo_capacity + config.human_capacity
@@ -41,7 +41,7 @@ def estimate_bytes(
 
 
 def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
-    """Bytes of the journal that refills the online store and the one for interventions, with every step a message."""
+    """Bytes of the journal that refills the online and the human partition, with every step a message."""
     per_step = MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim)
     per_frame = sum(c.height * c.width * 3 for c in cameras)
     return (config.capacity + config.human_capacity) * per_step + 2 * config.image_capacity * per_frame

@@ -1,4 +1,4 @@
-"""The stores: who may hold how much of the pool, who leaves first, and which windows the views offer."""
+"""The partitions: who may hold how much of the storage, who leaves first, and which windows the views offer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcom
 
 
 class Partitions:
-    """The stores `online`, `demo` and `human`, over one pool and three index views.
+    """The partitions `online`, `demo` and `human`, over one storage and three index views.
 
     Demonstrations stay. Online episodes leave whole, oldest first; those with interventions move to the human
-    store, without being copied, and leave that one the same way. Not safe to use from two threads at once.
+    partition, without being copied, and leave that one the same way. Not safe to use from two threads at once.
 
     The views are sets of windows within episodes: `view_online` and `view_demo` of the halves, `view_all` their union.
     The halves of a batch draw from `windows_online` and `windows_demo`, a batch without halves from `windows_all`:
-    the views, or the neighbouring steps of the stores (`replay.windows=adjacent`; those of `human` are not drawn then).
+    the views, or the neighbouring steps of the partitions (`replay.windows=qc`; those of `human` are not drawn then).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Partitions:
         self._config, self._bc_on, self._count = config, bc_on, count
         r = config.replay
         rows = r.capacity + r.demo_capacity + r.human_capacity
-        self.pool = StepStorage(
+        self.storage = StepStorage(
             spec,
             cameras,
             rows=rows,
@@ -65,10 +65,11 @@ class Partitions:
             self.windows_demo = StratifiedSampler(
                 self.view_demo, self._balanced[0], self._balanced[1], r.positive_fraction
             )
-        if r.windows == "adjacent":
+        if r.windows == "qc":
             length = max(config.chunk.carried, config.chunk.returned)
             self.windows_online, self.windows_demo, self.windows_all = (
-                QCWindowSampler(stores, length) for stores in ([self.online], [self.demo], [self.demo, self.online])
+                QCWindowSampler(partitions, length)
+                for partitions in ([self.online], [self.demo], [self.demo, self.online])
             )
 
     @property
@@ -77,42 +78,42 @@ class Partitions:
         return self.online, self.demo, self.human
 
     def find(self, key: Key) -> StoredEpisode | None:
-        """The episode under `key`, if some store holds it."""
+        """The episode under `key`, if some partition holds it."""
         return next((s.episodes[key] for s in self.all if key in s.episodes), None)
 
     def of(self, episode: StoredEpisode) -> Partition:
-        """The store that holds `episode`."""
+        """The partition that holds `episode`."""
         return next(s for s in self.all if s.episodes.get(episode.key) is episode)
 
-    def make_room(self, store: Partition, writer: StoredEpisode, rows: int, frames: np.ndarray) -> bool:
-        """Evict from `store` until `rows` and `frames` fit; False if `writer` itself had to be dropped for it."""
-        while not store.fits(rows, frames):
-            others = [e for e in store.episodes.values() if e is not writer]
+    def make_room(self, partition: Partition, writer: StoredEpisode, rows: int, frames: np.ndarray) -> bool:
+        """Evict from `partition` until `rows` and `frames` fit; False if `writer` itself had to be dropped for it."""
+        while not partition.fits(rows, frames):
+            others = [e for e in partition.episodes.values() if e is not writer]
             # Open episodes are still being written: they go only if there is nothing else.
             victim = next((e for e in others if e.end is not None), others[0] if others else writer)
-            self._evict(store, victim)
+            self._evict(partition, victim)
             if victim is writer:
                 return False
         return True
 
-    def _evict(self, store: Partition, episode: StoredEpisode) -> None:
+    def _evict(self, partition: Partition, episode: StoredEpisode) -> None:
         if episode.end is None:
             self._count["dropped_open_episodes"] += 1
-        elif store is self.online and episode.human and self._move_to_human(episode):
+        elif partition is self.online and episode.human and self._move_to_human(episode):
             self._count["kept_for_interventions"] += 1
             return
         self._count["evicted_episodes"] += 1
         self.remove(episode)
 
     def _move_to_human(self, episode: StoredEpisode) -> bool:
-        """Move an online episode to the human store, where only its intervened starts stay sampled."""
+        """Move an online episode to the human partition, where only its intervened starts stay sampled."""
         frames = episode.frame_counts
         if len(episode.rows) > self.human.max_rows or bool((frames > self.human.max_frames).any()):
             return False
         self.make_room(self.human, episode, len(episode.rows), frames)
         steps = episode.rows[: episode.length]
         self.view_online.discard(steps)
-        self.view_all.discard(steps[self.pool.source[steps] != Source.HUMAN])
+        self.view_all.discard(steps[self.storage.source[steps] != Source.HUMAN])
         self.online.pop(episode)
         self.human.put(episode)
         return True
@@ -127,29 +128,29 @@ class Partitions:
             self._hide(np.concatenate([e.rows for e in episodes]))
         for episode in episodes:
             self.of(episode).pop(episode)
-            self.pool.release(episode)
+            self.storage.release(episode)
 
     def relabel(self, episode: StoredEpisode, first: int = 0) -> None:
         """Effective rewards, realised returns and imitation weights of the steps from tick `first` on.
 
         A realised return is known of demonstrations whose end the task made, and they come whole (`first` is 0).
         """
-        pool, reward = self.pool, self._config.reward
+        storage, reward = self.storage, self._config.reward
         rows = episode.rows[first : episode.length]
-        source = pool.source[rows]
+        source = storage.source[rows]
         failed = episode.terminated and episode.outcome == Outcome.FAILURE
-        pool.effective[rows] = effective_rewards(pool.reward[rows], reward, failed=failed)
+        storage.effective[rows] = effective_rewards(storage.reward[rows], reward, failed=failed)
         # Corrections may move either, and call this for the whole episode.
-        pool.mc_return[rows] = -np.inf
+        storage.mc_return[rows] = -np.inf
         if episode.terminated and episode.demonstration:
             known, episode.returns = episode.returns, None  # for once: a correction changes them
             if known is None:
-                known = returns_to_go(pool.effective[rows], self._config.discount)[:-1]
-            pool.mc_return[rows] = known
+                known = returns_to_go(storage.effective[rows], self._config.discount)[:-1]
+            storage.mc_return[rows] = known
         if (source == Source.HUMAN).any():
             self._mark_takeovers(episode, first)
-        pool.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
-        pool.bc_weight[rows] = imitation_weights(
+        storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
+        storage.bc_weight[rows] = imitation_weights(
             source,
             bc_on=self._bc_on,
             demonstration=episode.demonstration,
@@ -162,19 +163,19 @@ class Partitions:
         penalty, cut = self._config.reward.intervention_penalty, self._config.replay.intervention_windows == "cut"
         if not penalty and not cut:
             return
-        pool = self.pool
-        found = takeovers(pool.source[episode.rows[: episode.length]])
+        storage = self.storage
+        found = takeovers(storage.source[episode.rows[: episode.length]])
         if cut:
             episode.cuts = found[:, 1]
-            pool.cut[episode.rows[episode.cuts]] = True
+            storage.cut[episode.rows[episode.cuts]] = True
         if penalty and not episode.demonstration:  # the step to blame may have come with an earlier record
-            pool.effective[episode.rows[found[found[:, 1] >= first, 0]]] -= np.float32(penalty)
+            storage.effective[episode.rows[found[found[:, 1] >= first, 0]]] -= np.float32(penalty)
 
     def index(self, episode: StoredEpisode) -> None:
         """Offer the windows that have become complete since the last call."""
         returned = self._config.chunk.returned
         ticks, excluded = eligible_starts(
-            self.pool.recent[episode.rows],
+            self.storage.recent[episode.rows],
             first=episode.indexed,
             last=episode.last,
             terminated=episode.terminated,
@@ -193,7 +194,7 @@ class Partitions:
                 windows = episode.rows[self.view_demo.contains(episode.rows)]
                 self._balanced[episode.outcome != Outcome.SUCCESS].add(windows)
             return
-        intervened = rows[self.pool.source[rows] == Source.HUMAN]
+        intervened = rows[self.storage.source[rows] == Source.HUMAN]
         self.view_demo.add(intervened)
         if episode.key in self.human.episodes:
             self.view_all.add(intervened)
@@ -215,15 +216,15 @@ class Partitions:
         """Raise DataError unless demonstrations `episodes` are this robot's.
 
         Also for one that is given twice and, unless `files`, for images that are still in their files. Nothing of what
-        the stores hold is looked at.
+        the partitions hold is looked at.
         """
-        pool = self.pool
+        storage = self.storage
         seen: set[str] = set()
         for begin, steps, end in episodes:
-            pool.check(steps)
+            storage.check(steps)
             if end.final_observation is not None:
-                pool.check_final(begin.episode_id, end.final_observation)
-            if not files and pool.deferred_in(steps, end.final_observation):
+                storage.check_final(begin.episode_id, end.final_observation)
+            if not files and storage.deferred_in(steps, end.final_observation):
                 raise DataError(
                     f"episode {begin.episode_id}: its images are still in their files, and the episodes of a data set "
                     "that takes turns leave again; train on the state alone (agent.image_keys), or give the data with "
@@ -235,18 +236,18 @@ class Partitions:
 
     def check_room(self, episodes: Sequence[Episode], *, leaving: Sequence[StoredEpisode]) -> None:
         """Raise ConfigError naming the capacity to set unless demonstrations fit once those of `leaving` have left."""
-        pool, store = self.pool, self.demo
-        rows = store.rows - sum(len(e.rows) for e in leaving)
-        frames = store.frames - sum((e.frame_counts for e in leaving), np.zeros_like(store.frames))
+        storage, partition = self.storage, self.demo
+        rows = partition.rows - sum(len(e.rows) for e in leaving)
+        frames = partition.frames - sum((e.frame_counts for e in leaving), np.zeros_like(partition.frames))
         for _, steps, end in episodes:
             rows += steps.n + 1
-            frames += pool.frames_in(steps, demonstration=True)
-            frames += pool.final_frames(end.final_observation, demonstration=True)
-        if rows > store.max_rows or (frames > store.max_frames).any():
+            frames += storage.frames_in(steps, demonstration=True)
+            frames += storage.final_frames(end.final_observation, demonstration=True)
+        if rows > partition.max_rows or (frames > partition.max_frames).any():
             raise ConfigError(
                 f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
-                f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {store.max_rows}, "
-                f"replay.image_capacity {store.max_frames}: raise the one that is too small (demonstrations stay)"
+                f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {partition.max_rows}, "
+                f"replay.image_capacity {partition.max_frames}: raise the one that is too small (demonstrations stay)"
             )
 
     def check_balance(self) -> None:
@@ -264,31 +265,32 @@ class Partitions:
         )
 
     def stats(self) -> dict[str, float]:
-        """Sizes of stores and views, and the share of windows left out for want of a recent image."""
+        """Sizes of partitions and views, and the share of windows left out for want of a recent image."""
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
-        pool, views = self.pool, (3 + len(self._balanced)) * self.view_all.nbytes
-        images = sum(im.nbytes for im in pool.images) + sum(cache.nbytes for cache in pool.deferred)
-        images += sum(f.nbytes for f in pool.features)
-        decoded = sum(cache.held_bytes for cache in pool.deferred)
-        held = sum(im[0].nbytes * slots.used for im, slots in zip(pool.images, pool.frame_slots, strict=True))
-        per_row = (pool.nbytes - images + views) / pool.row_slots.capacity
+        storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes
+        images = sum(im.nbytes for im in storage.images) + sum(cache.nbytes for cache in storage.deferred)
+        images += sum(f.nbytes for f in storage.features)
+        decoded = sum(cache.held_bytes for cache in storage.deferred)
+        held = sum(im[0].nbytes * slots.used for im, slots in zip(storage.images, storage.frame_slots, strict=True))
+        per_row = (storage.nbytes - images + views) / storage.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
         out |= {f"{s.name}_episodes": len(s.episodes) for s in self.all}
         out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}
-        features = sum(f.held_bytes for f in pool.features)
-        if pool.features:
-            out["feature_frames"] = sum(f.known for f in pool.features)
+        features = sum(f.held_bytes for f in storage.features)
+        if storage.features:
+            out["feature_frames"] = sum(f.known for f in storage.features)
             out["feature_bytes"] = features
-            out["features_computed"] = sum(f.computed for f in pool.features)
+            out["features_computed"] = sum(f.computed for f in storage.features)
         return out | {
             "online_windows": len(self.windows_online),
             "demo_windows": len(self.windows_demo),
             "windows": len(self.windows_all),
             "excluded_share": excluded / max(1, eligible + excluded),
-            "deferred_frames": sum(map(len, pool.deferred)),
+            "deferred_frames": sum(map(len, storage.deferred)),
             "frame_cache_bytes": decoded,
-            "frame_cache_misses": sum(c.decoded for c in pool.deferred) / max(1, sum(c.asked for c in pool.deferred)),
-            "bytes": held + decoded + features + int(per_row * pool.row_slots.used),
-            "reserved_bytes": pool.nbytes + views,
+            "frame_cache_misses": sum(c.decoded for c in storage.deferred)
+            / max(1, sum(c.asked for c in storage.deferred)),
+            "bytes": held + decoded + features + int(per_row * storage.row_slots.used),
+            "reserved_bytes": storage.nbytes + views,
         }

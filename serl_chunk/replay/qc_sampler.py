@@ -33,13 +33,13 @@ def check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> N
     if cameras:
         names = ", ".join(c.name for c in cameras)
         raise ConfigError(
-            f"replay.windows=adjacent has states only, and agent.image_keys names {names}: leave out agent.image_keys, "
+            f"replay.windows=qc has states only, and agent.image_keys names {names}: leave out agent.image_keys, "
             "or set replay.windows=episode"
         )
     if config.replay.positive_fraction is not None:
         raise ConfigError(
             f"replay.positive_fraction={config.replay.positive_fraction} balances whole episodes, and "
-            "replay.windows=adjacent knows none: leave one of them out"
+            "replay.windows=qc knows none: leave one of them out"
         )
 
 
@@ -85,7 +85,7 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
 
 
 def gather_qc_windows(
-    pool: StepStorage,
+    storage: StepStorage,
     normaliser: Normaliser,
     rows: np.ndarray,
     *,
@@ -94,70 +94,70 @@ def gather_qc_windows(
     discount: float,
     bc_all: bool,
 ) -> Gathered:
-    """The windows of pool rows `rows` int64[B, L], L = max(horizon, returned), in model space; every array is fresh.
+    """The windows of storage rows `rows` int64[B, L], L = max(horizon, returned), in model space; every array is fresh.
 
-    As `gather_adjacent`, with the pool's own marks of demonstrated and, unless `bc_all`, imitated steps. An end lies
+    As `gather_adjacent`, with the storage's own marks of demonstrated and, unless `bc_all`, imitated steps. An end lies
     where a row's successor is not the next of the window: also where the actor died, or is still writing. It is none
     where a demonstrated trajectory goes on (see the module).
     """
     b, length = rows.shape
-    at, after = rows.ravel(), pool.succ[rows]
+    at, after = rows.ravel(), storage.succ[rows]
     terminal = np.zeros((b, length), np.bool_)
     terminal[:, :-1] = after[:, :-1] != rows[:, 1:]  # of the last row it makes no difference
     window, step = np.nonzero(terminal)
-    terminal[window, step] = ~_goes_on(pool, rows[window, step], after[window, step], rows[window, step + 1])
+    terminal[window, step] = ~_goes_on(storage, rows[window, step], after[window, step], rows[window, step + 1])
     columns = Rows(
-        state=pool.state[at],
-        next_state=pool.state[after.ravel()],
-        action=pool.action[at],
-        reward=pool.effective[at],
-        mask=(~pool.terminal[after.ravel()]).astype(np.float32),
+        state=storage.state[at],
+        next_state=storage.state[after.ravel()],
+        action=storage.action[at],
+        reward=storage.effective[at],
+        mask=(~storage.terminal[after.ravel()]).astype(np.float32),
         terminal=terminal.ravel(),
     )
     raw = gather_adjacent(columns, np.arange(b) * length, horizon=horizon, returned=returned, discount=discount)
     steps, live = rows[:, :horizon], raw.valid > 0
-    decided = live & (pool.decision_tick[steps] == pool.tick[steps[:, :1]])
+    decided = live & (storage.decision_tick[steps] == storage.tick[steps[:, :1]])
     state = raw.observations[STATE]
     actions = normaliser.encode(state, raw.actions)
     batch = raw._replace(
         observations={STATE: normaliser.observe(state)},
         actions=actions,
         next_observations={STATE: normaliser.observe(raw.next_observations[STATE])},
-        is_demo=pool.is_demo[steps] * raw.valid,
-        bc_weight=raw.bc_weight if bc_all else pool.bc_weight[steps] * raw.valid,
+        is_demo=storage.is_demo[steps] * raw.valid,
+        bc_weight=raw.bc_weight if bc_all else storage.bc_weight[steps] * raw.valid,
         delay=decided.argmax(1).astype(np.int32),
     )
     beyond = (np.abs(actions) > 1).sum(2)
     return Gathered(batch, int(beyond[live].sum()), int(live.sum()) * actions.shape[2], [])
 
 
-def _goes_on(pool: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether the episodes that begin with pool rows `first` int64[K] are the same trajectories as those before.
+def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Whether the episodes that begin with storage rows `first` int64[K] are the same trajectories as those before.
 
     `last` and `final` are the last step of each of those and the row of its final observation; returns bool[K].
     """
-    same = (pool.state[final] == pool.state[first]).all(1) & pool.terminal[final]
-    return same & (pool.tick[first] == 0) & (pool.is_demo[last] > 0) & (pool.is_demo[first] > 0)
+    same = (storage.state[final] == storage.state[first]).all(1) & storage.terminal[final]
+    return same & (storage.tick[first] == 0) & (storage.is_demo[last] > 0) & (storage.is_demo[first] > 0)
 
 
 class PartitionOrder:
-    """The steps of one store in the order in which its episodes began, oldest first.
+    """The steps of one partition in the order in which its episodes began, oldest first.
 
     The rows of the closed episodes at the front are kept until one of them changes; those of the few behind them are
     looked up every time, for they grow.
     """
 
-    def __init__(self, store: Partition) -> None:
-        self._store = store
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self._settled = np.empty(0, np.int64)
         self._episodes = 0  # of `_settled`
-        self._changes = store.changes
+        self._changes = partition.changes
 
     def parts(self) -> list[np.ndarray]:
         """Pool rows of the steps whose next observation is known, one array after the other."""
-        if self._changes != self._store.changes:
-            self._settled, self._episodes, self._changes = np.empty(0, np.int64), 0, self._store.changes
-        rest = list(itertools.islice(self._store.episodes.values(), self._episodes, None))
+        if self._changes != self._partition.changes:
+            self._settled, self._episodes, self._changes = np.empty(0, np.int64), 0, self._partition.changes
+        rest = list(itertools.islice(self._partition.episodes.values(), self._episodes, None))
         closed = list(itertools.takewhile(lambda e: e.end is not None, rest))
         if closed:
             self._settled = np.concatenate([self._settled, *(e.rows[: e.last] for e in closed)])
@@ -166,10 +166,10 @@ class PartitionOrder:
 
 
 class QCWindowSampler:
-    """The windows of `length` neighbouring steps of a few stores, one after the other; may be drawn like a view."""
+    """The windows of `length` neighbouring steps of a few partitions, one after the other; may be drawn like a view."""
 
-    def __init__(self, stores: Sequence[Partition], length: int) -> None:
-        self._orders, self._length = [PartitionOrder(s) for s in stores], length
+    def __init__(self, partitions: Sequence[Partition], length: int) -> None:
+        self._orders, self._length = [PartitionOrder(s) for s in partitions], length
 
     def __len__(self) -> int:
         """How many starts there are, N - length + 1 for N steps, or 0."""

@@ -57,7 +57,7 @@ class Replay:
 
     Raises:
         ConfigError: unknown camera, a capacity below one episode, more memory than there is, or
-            `replay.windows=adjacent` with what it cannot do (images, `replay.positive_fraction`).
+            `replay.windows=qc` with what it cannot do (images, `replay.positive_fraction`).
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Replay:
         features = [] if embed is None else [feature_bytes(embed, camera) for camera in cameras]
         self.estimated_bytes = check_memory(spec, config.replay, cameras, available_bytes(), features)
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
-        if config.replay.windows == "adjacent":
+        if config.replay.windows == "qc":
             check_adjacent(config, cameras)
         self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
         self._bc_on = bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
-        self._stores = Partitions(spec, config, cameras, bc_on, self._count, embed)
-        self._recording = EpisodeBuilder(self._stores, config.discount, self._count)
+        self._partitions = Partitions(spec, config, cameras, bc_on, self._count, embed)
+        self._builder = EpisodeBuilder(self._partitions, config.discount, self._count)
         self._sampled = self._sampled_demo = self._actions = self._clipped = 0
         self._lock = threading.RLock()
 
@@ -100,12 +100,12 @@ class Replay:
         Raises ConfigError naming the capacity to set if they do not fit (nothing is added then), DataError if one
         does not belong to this robot or is there already, or if `replay.positive_fraction` finds none to balance.
         """
-        self._stores.check_demos(episodes)
+        self._partitions.check_demos(episodes)
         returns = self._returns(episodes)
         with self._lock:
-            self._stores.check_room(episodes, leaving=())
+            self._partitions.check_room(episodes, leaving=())
             self._add_demos(DEMO_SESSION, episodes, returns)
-            self._stores.check_balance()
+            self._partitions.check_balance()
 
     def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
         """Put `episodes` in the place of the demonstrations that the last call with this `tag` put there.
@@ -120,22 +120,22 @@ class Replay:
         if tag == DEMO_SESSION:
             raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
         # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
-        self._stores.check_demos(episodes, files=False)
+        self._partitions.check_demos(episodes, files=False)
         returns = self._returns(episodes)
         with self._lock:
-            leaving = [e for key, e in self._stores.demo.episodes.items() if key[0] == tag]
-            self._stores.check_room(episodes, leaving=leaving)
-            self._stores.remove_all(leaving)
+            leaving = [e for key, e in self._partitions.demo.episodes.items() if key[0] == tag]
+            self._partitions.check_room(episodes, leaving=leaving)
+            self._partitions.remove_all(leaving)
             self._add_demos(tag, episodes, returns)
             if not leaving:
-                self._stores.check_balance()
+                self._partitions.check_balance()
 
     def _returns(self, episodes: Sequence[Episode]) -> list[np.ndarray | None]:
         return [realised_returns(e, self._config.reward, self._config.discount) for e in episodes]
 
     def _add_demos(self, session: str, episodes: Sequence[Episode], returns: Sequence[np.ndarray | None]) -> None:
         for episode, realised in zip(episodes, returns, strict=True):
-            self._recording.demonstration(session, episode, realised)
+            self._builder.demonstration(session, episode, realised)
 
     def insert(self, session: str, record: Record) -> int:
         """Take the next record of `session`; returns the number of steps stored.
@@ -146,14 +146,14 @@ class Replay:
         stored, finished = 0, None
         with self._lock:
             if isinstance(record, Begin):
-                finished = self._recording.begin(session, record, self._stores.online)
+                finished = self._builder.begin(session, record, self._partitions.online)
             elif isinstance(record, StepBlock):
-                stored = self._recording.steps(session, record)
+                stored = self._builder.steps(session, record)
                 self._count["steps"] += stored
             elif isinstance(record, End):
-                finished = self._recording.end(session, record)
+                finished = self._builder.end(session, record)
             else:
-                self._recording.amend(session, record)
+                self._builder.amend(session, record)
             self._count["episodes"] += finished is not None
         self._report(finished)
         return stored
@@ -165,7 +165,7 @@ class Replay:
         therefore left to the episode's own end. `gone` says that it cannot come back: then this is the end.
         """
         with self._lock:
-            finished = self._recording.give_up(session, gone=gone)
+            finished = self._builder.give_up(session, gone=gone)
             self._count["episodes"] += finished is not None
         self._report(finished)
 
@@ -187,7 +187,7 @@ class Replay:
     def ready(self) -> Ready:
         """Counts of steps and windows, at this moment."""
         with self._lock:
-            s = self._stores
+            s = self._partitions
             return Ready(self._count["steps"], len(s.windows_online), len(s.windows_demo), len(s.windows_all))
 
     def sample(
@@ -210,19 +210,19 @@ class Replay:
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
         """Pool rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
-        stores, share = self._stores, self._config.replay.demo_fraction
+        partitions, share = self._partitions, self._config.replay.demo_fraction
         if half is not None:
-            windows = stores.windows_demo if half == "demo" else stores.windows_online
+            windows = partitions.windows_demo if half == "demo" else partitions.windows_online
             if not len(windows):
                 raise DataError(self._no_window())
             self._sampled += updates * batch_size
             self._sampled_demo += updates * batch_size * (half == "demo")
             return windows.draw(rng, (updates, batch_size))
         if isinstance(share, str):  # "uniform"
-            if not len(stores.windows_all):
+            if not len(partitions.windows_all):
                 raise DataError(self._no_window())
-            return stores.windows_all.draw(rng, (updates, batch_size))
-        demo, online = len(stores.windows_demo), len(stores.windows_online)
+            return partitions.windows_all.draw(rng, (updates, batch_size))
+        demo, online = len(partitions.windows_demo), len(partitions.windows_online)
         if not demo and not online:
             raise DataError(self._no_window())
         n = int(share * batch_size + 0.5)
@@ -232,28 +232,28 @@ class Replay:
             n = batch_size
         self._sampled += updates * batch_size
         self._sampled_demo += updates * n
-        halves = [stores.windows_demo.draw(rng, (updates, n))] if n else []
-        halves += [stores.windows_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
+        halves = [partitions.windows_demo.draw(rng, (updates, n))] if n else []
+        halves += [partitions.windows_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
         return np.concatenate(halves, axis=1)
 
     @property
     def window_steps(self) -> int:
         """Consecutive steps of a whole window."""
         chunk = self._config.chunk
-        return max(chunk.carried, chunk.returned) if self._config.replay.windows == "adjacent" else chunk.returned
+        return max(chunk.carried, chunk.returned) if self._config.replay.windows == "qc" else chunk.returned
 
     @property
     def imitates_demos(self) -> bool:
         """Whether any step of the demonstrations is imitated (`agent.bc_on`)."""
-        if self._config.replay.windows == "adjacent" and self._config.agent.bc_on == "all":
+        if self._config.replay.windows == "qc" and self._config.agent.bc_on == "all":
             return True  # also failed ones, as the published code has it
         with self._lock:
-            held, weight = self._stores.demo.episodes.values(), self._stores.pool.bc_weight
+            held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.bc_weight
             return any(weight[e.rows[: e.length]].any() for e in held)
 
     def _no_window(self) -> str:
-        held = self._stores
-        steps = sum(e.length for store in held.all for e in store.episodes.values())
+        held = self._partitions
+        steps = sum(e.length for partition in held.all for e in partition.episodes.values())
         return (
             f"the replay holds no complete window yet: a window takes {self.window_steps} consecutive steps, and it "
             f"has {steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
@@ -261,11 +261,11 @@ class Replay:
 
     def _gather(self, drawn: np.ndarray) -> Gathered:
         """The windows that `_draw` drew, of shape [updates * batch_size, ...]."""
-        c, pool = self._config, self._stores.pool
+        c, storage = self._config, self._partitions.storage
         horizon, returned = c.chunk.carried, c.chunk.returned
         if c.replay.windows == "episode":
             return gather(
-                pool,
+                storage,
                 self._normaliser,
                 drawn.ravel(),
                 horizon=horizon,
@@ -275,7 +275,7 @@ class Replay:
                 with_prev_action=c.agent.gripper.reads_before,
             )
         return gather_qc_windows(
-            pool,
+            storage,
             self._normaliser,
             drawn.reshape(-1, drawn.shape[-1]),
             horizon=horizon,
@@ -288,7 +288,7 @@ class Replay:
     def frames_unseen(self) -> int:
         """Stored frames whose features are not computed yet; 0 where none are kept."""
         with self._lock:
-            return sum(f.missing for f in self._stores.pool.features)
+            return sum(f.missing for f in self._partitions.storage.features)
 
     def embed_frames(self, limit: int) -> int:
         """Compute features of up to `limit` stored frames that lack them; returns of how many, 0 where none does.
@@ -296,7 +296,7 @@ class Replay:
         Nothing is held up meanwhile. Raises DataError for a file that cannot be read.
         """
         with self._lock:
-            unseen = self._stores.pool.unseen(limit)
+            unseen = self._partitions.storage.unseen(limit)
         if unseen is None:
             return 0
         unseen.fetch()
@@ -304,9 +304,9 @@ class Replay:
 
     def episodes(self) -> list[Key]:
         """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION` or the tag of
-        `replace_demos`; oldest first per store."""
+        `replace_demos`; oldest first per partition."""
         with self._lock:
-            return [key for store in self._stores.all for key in store.episodes]
+            return [key for partition in self._partitions.all for key in partition.episodes]
 
     def read(self, session: str, episode_id: str) -> Episode:
         """A copy of a closed episode, for exports: cameras of `image_keys` only, without decision records.
@@ -314,17 +314,17 @@ class Replay:
         Raises DataError if the replay does not hold it, or not its end.
         """
         with self._lock:
-            episode = self._stores.find((session, episode_id))
+            episode = self._partitions.find((session, episode_id))
             if episode is None or episode.end is None:
                 raise DataError(f"the replay holds no closed episode {episode_id!r} of session {session!r}")
-            steps, final = self._stores.pool.read(episode)
+            steps, final = self._partitions.storage.read(episode)
             known = episode.end.final_observation is not None
             return Episode(episode.begin, steps, episode.end._replace(final_observation=final if known else None))
 
     def stats(self) -> dict[str, float]:
         """Sizes, counts and shares under `replay/` names; shares are over everything sampled so far."""
         with self._lock:
-            out = self._stores.stats() | dict(self._count)
+            out = self._partitions.stats() | dict(self._count)
             out["clipped_share"] = self._clipped / max(1, self._actions)
             share = self._config.replay.demo_fraction
             if not isinstance(share, str):

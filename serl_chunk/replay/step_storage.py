@@ -91,8 +91,8 @@ class StepStorage:
     of `images[c]` are the numbers of `deferred[c]`, see `images_at`. With `embed`, `features[c]` are what it makes of
     the frames, by the same slots.
 
-    One pool serves all stores; a store is a quota and a set of episodes. So an episode changes stores without
-    being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
+    One storage serves all partitions; a partition is a quota and a set of episodes. So an episode changes partitions
+    without being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class StepStorage:
         return np.array([not s for s in stay], np.int64)
 
     def deferred_in(self, block: StepBlock, final: Observation | None) -> bool:
-        """Whether an image of this pool's cameras in `block` or `final` is still in its file."""
+        """Whether an image of this storage's cameras in `block` or `final` is still in its file."""
         keys = [IMAGE_PREFIX + c.name for c in self.cameras]
         images = [block.sparse[k].values for k in keys if k in block.sparse]
         images += [final[k][None] for k in keys if final is not None and k in final]

@@ -98,7 +98,7 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    pool: StepStorage,
+    storage: StepStorage,
     normaliser: Normaliser,
     starts: np.ndarray,
     *,
@@ -108,53 +108,53 @@ def gather(
     cut: bool,
     with_prev_action: bool = False,
 ) -> Gathered:
-    """The windows that start at pool rows `starts` int64[B], in model space; every array is fresh.
+    """The windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
     Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
     `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
     actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
     observation; 0 where the window does not start on a decision. With `cut` a window also ends where a person took over
-    after its first step (`pool.cut`): as at an episode's end, but its mask is 1. `with_prev_action`: also the action
+    after its first step (`storage.cut`): as at an episode's end, but its mask is 1. `with_prev_action`: also the action
     executed on the tick before.
     """
     b, reach = len(starts), max(horizon, returned)
     rows = np.empty((b, reach + 1), np.int64)
     rows[:, 0] = starts
     for i in range(reach):
-        rows[:, i + 1] = pool.succ[rows[:, i]]  # a row that is not live leads to itself
-    exists = pool.live[rows[:, :reach]]
+        rows[:, i + 1] = storage.succ[rows[:, i]]  # a row that is not live leads to itself
+    exists = storage.live[rows[:, :reach]]
     if cut:
-        _stop_at_cuts(pool, rows, exists)
+        _stop_at_cuts(storage, rows, exists)
     steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
     live, earned = exists[:, :horizon], exists[:, :returned]
     valid = live.astype(np.float32)
     n = earned.sum(1)
     last_step = live.sum(1) - 1
     executed = np.take_along_axis(steps, np.minimum(np.arange(horizon), last_step[:, None]), axis=1)
-    state = pool.state[starts]
-    actions = normaliser.encode(state, pool.action[executed])
-    decided = live & (pool.decision_tick[steps] == pool.tick[starts][:, None])  # -1 where the policy did not act
+    state = storage.state[starts]
+    actions = normaliser.encode(state, storage.action[executed])
+    decided = live & (storage.decision_tick[steps] == storage.tick[starts][:, None])  # -1 where the policy did not act
     observations = {STATE: normaliser.observe(state)}
-    next_observations = {STATE: normaliser.observe(pool.state[ends])}
+    next_observations = {STATE: normaliser.observe(storage.state[ends])}
     deferred, both = [], np.concatenate([starts, ends])
-    for c in range(len(pool.cameras)):
-        key, shown, missing = pool.observation_at(c, pool.frame[both, c])
+    for c in range(len(storage.cameras)):
+        key, shown, missing = storage.observation_at(c, storage.frame[both, c])
         observations[key], next_observations[key] = shown[:b], shown[b:]
         deferred += [] if missing is None else [missing]
     batch = ChunkBatch(
         observations=observations,
         actions=actions,
         valid=valid,
-        rewards=np.where(earned, pool.effective[paid], np.float32(0)),
-        mask=(~pool.terminal[ends]).astype(np.float32),
+        rewards=np.where(earned, storage.effective[paid], np.float32(0)),
+        mask=(~storage.terminal[ends]).astype(np.float32),
         discount_n=np.power(discount, n).astype(np.float32),
         next_observations=next_observations,
-        is_demo=pool.is_demo[steps] * valid,
-        bc_weight=pool.bc_weight[steps] * valid,
+        is_demo=storage.is_demo[steps] * valid,
+        bc_weight=storage.bc_weight[steps] * valid,
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
-        mc_return=pool.mc_return[starts],
-        prev_action=normaliser.encode(state, pool.action[pool.pred[starts]][:, None])[:, 0]
+        mc_return=storage.mc_return[starts],
+        prev_action=normaliser.encode(state, storage.action[storage.pred[starts]][:, None])[:, 0]
         if with_prev_action
         else None,
     )
@@ -163,9 +163,11 @@ def gather(
     return Gathered(batch, *counted, deferred)
 
 
-def _stop_at_cuts(pool: StepStorage, rows: np.ndarray, exists: np.ndarray) -> None:
+def _stop_at_cuts(storage: StepStorage, rows: np.ndarray, exists: np.ndarray) -> None:
     """Let windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
-    crossed = np.logical_or.accumulate(pool.cut[rows[:, 1:]], axis=1)  # by the step that leads to each row, and later
+    crossed = np.logical_or.accumulate(
+        storage.cut[rows[:, 1:]], axis=1
+    )  # by the step that leads to each row, and later
     exists[:, 1:] &= ~crossed[:, :-1]
     stay = np.where(crossed.any(1), crossed.argmax(1) + 1, rows.shape[1] - 1)
     rows[:] = np.take_along_axis(rows, np.minimum(np.arange(rows.shape[1]), stay[:, None]), axis=1)

@@ -26,7 +26,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     An environment truncates itself at its time limit.
 
     One that has a scripted demonstrator also has `make_expert() -> Expert`, one that has a scripted helper
-    `make_helper() -> InterventionSource`; `registry.make_expert` and `registry.make_intervention` call them.
+    `make_scripted_human() -> InterventionSource`; `registry.make_expert` and `registry.make_intervention` call them.
     """
 
     robot_spec: RobotSpec

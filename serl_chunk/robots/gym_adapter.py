@@ -21,7 +21,7 @@ Rewards and ends, from HIL-SERL's and gymnasium's habits:
 
 The configuration's `control_hz` is the rate; what the environment declares about its own is not read.
 
-An environment (or a wrapper around it) may have `make_expert()` and `make_helper()`, as ours have: see `RobotEnv`.
+An environment (or a wrapper around it) may have `make_expert()` and `make_scripted_human()`: see `RobotEnv`.
 Their commands are in the units of the action space the adapter sees, that of the outermost wrapper.
 """
 
@@ -199,10 +199,16 @@ class GymAdapter(RobotEnv):
         """What the environment's own `make_expert()` gives; ConfigError where it has none, or gives something else."""
         return self._made_by("make_expert", ("reset", "act"), "record demonstrations by hand")
 
-    def make_helper(self) -> InterventionSource:
-        """What the environment's own `make_helper()` gives; ConfigError where it has none, or gives something else."""
+    def make_scripted_human(self) -> InterventionSource:
+        """Return what the environment's own `make_scripted_human()` gives.
+
+        Its former name `make_helper()` is accepted. Raises ConfigError where there is neither, or for another result.
+        """
+        former = not self.env.has_wrapper_attr("make_scripted_human") and self.env.has_wrapper_attr("make_helper")
         return self._made_by(
-            "make_helper", ("reset", "poll", "close"), "use --config.actor.intervention=none or a file"
+            "make_helper" if former else "make_scripted_human",
+            ("reset", "poll", "close"),
+            "use --config.actor.intervention=none or a file",
         )
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
+from serl_chunk.config.renamed import current_config
 from serl_chunk.types import ConfigError, RobotSpec
 
 CONFIG = "config.json"  # in a run folder
@@ -99,6 +100,8 @@ def _claim(
                 f"{path} is a run of experiment {old.get('name')!r}, not {config.name!r}; "
                 "give another --checkpoint_path"
             )
+        if former := current_config(json.loads(file.read_text()))[1]:
+            tell(f"{file} has former names of settings: {'; '.join(former)}")
         new["run_id"] = old.get("run_id", new["run_id"])
         for line in difference(old, json.loads(json.dumps(new))):
             tell(f"config changed since the last start (the new value wins): {line}")
@@ -113,10 +116,11 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """`config.json` of a run; raises ConfigError where it is absent or damaged."""
+    """`config.json` of a run under current names of settings; raises ConfigError where it is absent or damaged."""
     file = run / CONFIG
     try:
-        return json.loads(file.read_text())
+        saved = json.loads(file.read_text())
+        return current_config(saved)[0] if isinstance(saved, dict) else saved
     except FileNotFoundError:
         raise ConfigError(f"{run} is not a run folder: it has no config.json") from None
     except json.JSONDecodeError as error:

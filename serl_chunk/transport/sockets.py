@@ -84,7 +84,7 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, config: Tran
     s.maxmsgsize = max(config.max_message_bytes, MAX_HEADER_BYTES)  # of one frame; the decoder checks the sum
     s.setsockopt(zmq.IPV6, 1)
     s.setsockopt(zmq.HEARTBEAT_IVL, max(1, round(1000 * config.heartbeat)))
-    s.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(1000 * config.silence)))
+    s.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(1000 * config.timeout_s)))
     if kind == zmq.ROUTER:
         s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an absent peer is an error to count, not a silent drop
     else:

@@ -120,11 +120,11 @@ def test_the_value_head_is_regressed_to_the_configured_number_of_heads():
 
 
 def test_the_critic_that_acts_is_the_configured_one():
-    for act_by in ("online", "target"):
-        agent = build(config_of("acfql", act_by=act_by))
+    for acting_critic in ("online", "target"):
+        agent = build(config_of("acfql", acting_critic=acting_critic))
         _, state = fresh("acfql")
         state = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
-        source = state.target if act_by == "target" else state.critic
+        source = state.target if acting_critic == "target" else state.critic
         assert same(agent.policy_params(state)["critic"], {"encoder": source["encoder"], "q": source["q"]})
     assert "v" not in agent.policy_params(state)["critic"]  # only what acting needs travels
 

@@ -130,7 +130,7 @@ def test_the_mean_policy_is_the_first_candidate():
     chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False)
     mode = agent.distribution(state.policy, observation).mode()
     np.testing.assert_allclose(chunk, mode.reshape(3, 2), atol=1e-6)
-    acting = build(config_of("acrlpd-tail-entropy", act_by="target"))
+    acting = build(config_of("acrlpd-tail-entropy", acting_critic="target"))
     shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
     assert same(acting.policy_params(shifted)["critic"], shifted.target)
 

@@ -19,7 +19,7 @@ from serl_chunk.types import ConfigError
         (lambda: AgentConfig(weight_decay=-0.1), ("agent.weight_decay", -0.1, 0)),
         (lambda: AgentConfig(kernel_init="xavier"), ("agent.kernel_init", "xavier", "lecun_normal", "xavier_uniform")),
         (lambda: AgentConfig(choose_by="max"), ("agent.choose_by", "max", "mean", "min")),
-        (lambda: AgentConfig(update_order="both"), ("agent.update_order", "both", "critic_first", "together")),
+        (lambda: AgentConfig(update_order="both"), ("agent.update_order", "both", "critic_first", "joint")),
         (lambda: AgentConfig(bc_mean="sum"), ("agent.bc_mean", "sum", "weights", "batch")),
         (lambda: AcrlpdConfig(log_prob="max"), ("agent.log_prob", "max", "mean", "sum")),
         (lambda: AcrlpdConfig(log_std_min=2.5), ("agent.log_std_min", 2.5, 2)),
@@ -31,12 +31,12 @@ from serl_chunk.types import ConfigError
         (lambda: FlowConfig(fourier_dim=5), ("agent.flow.fourier_dim", 5, 4)),
         (lambda: BcConfig(policy="mlp"), ("agent.policy", "mlp", "flow", "gaussian")),
         (
-            lambda: AcfqlConfig(update_order="together", policy_updates=3),
-            ("agent.policy_updates", 3, 1, "agent.update_order", "together"),
+            lambda: AcfqlConfig(update_order="joint", policy_updates=3),
+            ("agent.policy_updates", 3, 1, "agent.update_order", "joint"),
         ),
         (
-            lambda: BcConfig(update_order="together", policy_updates=2),
-            ("agent.policy_updates", 2, 1, "agent.update_order", "together"),
+            lambda: BcConfig(update_order="joint", policy_updates=2),
+            ("agent.policy_updates", 2, 1, "agent.update_order", "joint"),
         ),
     ],
 )
@@ -47,5 +47,5 @@ def test_a_value_that_cannot_work_is_named(make, named):
 
 @pytest.mark.parametrize("cls", [AcfqlConfig, BcConfig])
 def test_together_with_one_policy_update_is_fine(cls):
-    assert cls(update_order="together", policy_updates=1).update_order == "together"
-    assert AcrlpdConfig(update_order="together").update_order == "together"
+    assert cls(update_order="joint", policy_updates=1).update_order == "joint"
+    assert AcrlpdConfig(update_order="joint").update_order == "joint"

@@ -67,7 +67,7 @@ COMBINATIONS = {
     ),
     "Gaussian, bins, choices, a camera, the critic's encoder, averaged critic acts": lambda: made(
         "acrlpd-tail-image-together", gripper=CHOSEN, critic=BINS, encoder=encoder(trained_by="critic"),
-        act_by="target", target_candidates=2,
+        acting_critic="target", target_candidates=2,
     ),
     "clone with choices, trained with recorded delays": lambda: made(
         "bc", gripper=CHOSEN, flow=dataclasses.replace(FLOW, train_delay="recorded")

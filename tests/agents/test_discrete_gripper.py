@@ -222,7 +222,7 @@ def right(agent, state, *, pretrained=False) -> float:
 
 @pytest.mark.parametrize(("joint", "plausible"), [(True, 0.0), (False, 0.3)])
 def test_the_grasp_critic_learns_which_choice_pays(joint, plausible):
-    agent = compose("acrlpd", learned(joint=joint, plausible=plausible, epsilon=0.0), candidates=1)
+    agent = compose("acrlpd", learned(joint=joint, mask_unreachable=plausible, epsilon=0.0), candidates=1)
     state = agent.init(jax.random.key(0))
     before = right(agent, state)
     for i in range(12):
@@ -233,7 +233,7 @@ def test_the_grasp_critic_learns_which_choice_pays(joint, plausible):
 
 
 def test_before_the_critic_has_seen_a_failure_imitation_chooses():
-    agent = compose("acrlpd", learned(plausible=0.0), candidates=1)
+    agent = compose("acrlpd", learned(mask_unreachable=0.0), candidates=1)
     state = agent.init(jax.random.key(0))
     for i in range(12):
         state, metrics = agent.update_policy(state, gripper_task(agent.spec, 20, 64, i))
@@ -252,7 +252,7 @@ def test_cloning_imitates_the_choices():
 
 @pytest.mark.parametrize("sees", [True, False])
 def test_whether_the_arms_critic_sees_the_gripper(sees):
-    agent = compose("acrlpd", learned(critic_sees_gripper=sees, plausible=0.0))
+    agent = compose("acrlpd", learned(critic_sees_gripper=sees, mask_unreachable=0.0))
     batches = make_batches(agent.spec)
     flipped = np.array(batches.actions)
     flipped[..., GRIPPERS] *= -1

@@ -48,10 +48,10 @@ def small_backbone(monkeypatch):
     monkeypatch.setattr(vision, "make_backbone", lambda kind, features: Impala((2,), parent=None))
 
 
-@pytest.mark.parametrize("act_by", ["online", "target"])
+@pytest.mark.parametrize("acting_critic", ["online", "target"])
 @pytest.mark.parametrize("variant", ["acfql-policy-distill", "acfql", "acrlpd"])
-def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(variant, act_by):
-    agent = by_critic(variant, act_by=act_by)
+def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(variant, acting_critic):
+    agent = by_critic(variant, acting_critic=acting_critic)
     shapes = jax.eval_shape(agent.init, jax.random.key(0))
     assert not [k for k in flatten_dict(shapes.policy, sep="/") if "encoder" in k]
     optimised = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes.policy_opt)]
@@ -62,9 +62,9 @@ def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(varia
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.lax, "stop_gradient", lambda x: x)
         whole = agent._whole(marked).policy
-    assert whole["encoder"] == critics[act_by]
+    assert whole["encoder"] == critics[acting_critic]
     if "distill" in variant:
-        assert whole["onestep"]["encoder"] == critics[act_by]
+        assert whole["onestep"]["encoder"] == critics[acting_critic]
     travelling = flatten_dict(jax.eval_shape(agent.policy_params, shapes), sep="/")
     assert {k.split("/encoder/")[0] for k in travelling if "encoder" in k} == {"critic"}  # once
 

@@ -84,7 +84,7 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path):
     assert learner == actor
     assert (learner.preset, learner.compat) == ("qc", "qc")
     assert (learner.agent.candidates, learner.chunk.horizon, learner.agent.target_candidates) == (4, 3, 32)
-    assert learner.replay.windows == "adjacent"
+    assert learner.replay.windows == "qc"
     said: list[str] = []
     print_config(learner, spec_of(learner), said.append)
     assert "preset qc, conventions of the published code qc" in said

@@ -20,7 +20,7 @@ from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import ConfigError
 
 HERE = "127.0.0.1"
-CONFIG = TransportConfig(heartbeat=0.1, silence=0.6)
+CONFIG = TransportConfig(heartbeat=0.1, timeout_s=0.6)
 
 
 @pytest.fixture(autouse=True)

@@ -173,7 +173,7 @@ def test_flags_and_fields_without_a_use_are_refused(capsys, called, arguments, n
 
 
 def test_both_processes_of_one_command_share_its_flags(called):
-    shared = [*RUN, "--beside_learner", "--demo_path", "d", "--checkpoint_path", "r", "--actor_id", "left"]
+    shared = [*RUN, "--launched_with_learner", "--demo_path", "d", "--checkpoint_path", "r", "--actor_id", "left"]
     assert main([*shared, "--learner"]) == 0
     assert main([*shared, "--actor"]) == 0
     assert [name for name, *_ in called] == ["run_learner", "run_training_actor"]
@@ -203,7 +203,7 @@ def test_flags_reach_the_learner(called):
     assert main([*RUN, *flags]) == 0
     [(name, (config, demos, run), keywords)] = called
     assert (name, demos, run, config.seed, config.agent.lr) == ("run_learner", ["a", "b"], "run", 3, 0.5)
-    demo_options = keywords.pop("reading")
+    demo_options = keywords.pop("demo_options")
     assert (demo_options.options.color, demo_options.options.success, demo_options.format) == ("bgr", True, "episodes")
     assert keywords == {"bind": "0.0.0.0", "port": 7000, "insecure": True, "wandb": False, "keys": None}
 
@@ -211,7 +211,7 @@ def test_flags_reach_the_learner(called):
 def test_a_learner_listens_to_this_machine_unless_told_otherwise(called):
     assert main([*RUN, "--learner"]) == 0
     assert called[0][2] == {
-        "bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None, "reading": DemoOptions()
+        "bind": "127.0.0.1", "port": 5588, "insecure": False, "wandb": True, "keys": None, "demo_options": DemoOptions()
     }  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def test_zero_means_no_evaluation(called):
 def test_both_flags_start_two_processes_with_what_was_given(called):
     assert main([*RUN, "--learner", "--actor", "--pin_cores", "--seed", "3", "--config.agent.lr", "0.5"]) == 0
     shared = [*RUN, "--seed", "3", "--config.agent.lr", "0.5"]
-    assert called == [("run_both", ([*shared, "--beside_learner"],), {"pin": True, "ip": "127.0.0.1"})]
+    assert called == [("run_both", ([*shared, "--launched_with_learner"],), {"pin": True, "ip": "127.0.0.1"})]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ NAMED = {
 # The learner's own: they decide which parameters and counts it publishes, and acting does not look at them.
 LEARNT_BY = {
     "agent.lr", "agent.grad_clip", "agent.weight_decay", "agent.kernel_init", "agent.pretrain_candidates",
-    "agent.policy_ema", "agent.act_by", "agent.prefix_expectile", "agent.update_order", "agent.bc_mean", "agent.bc_on",
+    "agent.policy_ema", "agent.acting_critic", "agent.prefix_expectile", "agent.update_order", "agent.bc_mean",
+    "agent.bc_on",
     "agent.bc_alpha", "agent.init_temperature", "agent.target_entropy_per_dim", "agent.backup_entropy",
     "agent.log_prob", "agent.bc_clip", "agent.target_candidates", "agent.bc_invalid", "agent.target",
     "agent.expectile", "agent.target_flow_steps", "agent.alpha", "agent.normalise_q", "agent.policy_updates",
@@ -72,7 +73,7 @@ LEARNT_BY = {
     "agent.critic.target_aggregate", "agent.critic.initial_logit", "agent.critic.target_floor", "agent.critic.tau",
     "agent.critic.tail", "agent.critic.target_average", "agent.encoder.weights", "agent.encoder.shift",
     "agent.encoder.cache_features", "agent.gripper.neutral",
-    "agent.gripper.penalty", "agent.gripper.plausible", "agent.gripper.lr", "agent.gripper.tau",
+    "agent.gripper.penalty", "agent.gripper.mask_unreachable", "agent.gripper.lr", "agent.gripper.tau",
 }  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def test_an_evaluation_is_the_runs_own_whatever_only_trained():
         "chunk.return_steps",
         "actor.intervention",
         "actor.max_human_ticks",
-        "robot.helper.speed",
+        "robot.scripted_human.speed",
         "reward.scale",
     }
     assert not any(map(affects_acting, LEARNT_BY | trained))

@@ -58,7 +58,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (CriticConfig, {"target_aggregate": "max"}, ("agent.critic.target_aggregate", "max", "mean", "min")),
     (CriticConfig, {"tail": None}, ("agent.critic.tail", "None", "repeat", "policy")),
     (AcfqlConfig, {"target": "expectiles"}, ("agent.target", "expectiles", "policy", "expectile")),
-    (AcrlpdConfig, {"act_by": "mean"}, ("agent.act_by", "mean", "online", "target")),
+    (AcrlpdConfig, {"acting_critic": "mean"}, ("agent.acting_critic", "mean", "online", "target")),
     (
         BcConfig,
         {"bc_on": "demos"},
@@ -127,7 +127,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (ChunkConfig, {"horizon": 0}, ("chunk.horizon", 0, 1)),
     (ChunkConfig, {"critic_horizon": 0}, ("chunk.critic_horizon", 0, 1)),
     (ChunkConfig, {"execute_steps": 0}, ("chunk.execute_steps", 0, "1..5")),
-    (NormaliserConfig, {"extreme": 0}, ("normaliser.extreme", 0, "(0, 1]")),
+    (NormaliserConfig, {"demo_range": 0}, ("normaliser.demo_range", 0, "(0, 1]")),
     (NormaliserConfig, {"state_std_floor": 0}, ("normaliser.state_std_floor", 0)),
     (NormaliserConfig, {"action_scale_floor": 0}, ("normaliser.action_scale_floor", 0)),
     *(
@@ -171,7 +171,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     ),
     (TransportConfig, {"durability": "disk"}, ("transport.durability", "disk", "process", "power")),
     (TransportConfig, {"jpeg_quality": 101}, ("transport.jpeg_quality", 101, "0..100")),
-    (TransportConfig, {"silence": 2.0}, ("transport.silence", "heartbeats")),
+    (TransportConfig, {"timeout_s": 2.0}, ("transport.timeout_s", "heartbeats")),
     (TransportConfig, {"spool_bytes": 1 << 20}, ("transport.credit_bytes", 33554432, "spool_bytes", 1048576)),
 ]
 
@@ -232,9 +232,9 @@ PREFIX = AcfqlConfig(prefix_critic=True)
         (
             {
                 "agent": BcConfig(),
-                "replay": ReplayConfig(windows="adjacent", terminal_windows="drop", demo_fraction=1),
+                "replay": ReplayConfig(windows="qc", terminal_windows="drop", demo_fraction=1),
             },
-            ("agent.bc_on", "demo+interventions", "replay.windows", "adjacent", "episode"),
+            ("agent.bc_on", "demo+interventions", "replay.windows", "qc", "episode"),
         ),
         (
             {
@@ -292,10 +292,8 @@ def test_negative_rewards_of_a_robots_own_need_a_range_that_was_chosen_for_them(
 
 def test_a_floor_needs_windows_that_belong_to_an_episode():
     agent = AcfqlConfig(critic=CriticConfig(loss="squared", target_floor="mc"))
-    adjacent = ReplayConfig(windows="adjacent", terminal_windows="drop")
-    with pytest.raises(
-        ConfigError, match=naming("agent.critic.target_floor", "mc", "replay.windows", "adjacent", "episode")
-    ):
+    adjacent = ReplayConfig(windows="qc", terminal_windows="drop")
+    with pytest.raises(ConfigError, match=naming("agent.critic.target_floor", "mc", "replay.windows", "qc", "episode")):
         ExperimentConfig(name="x", robot=FakeAlohaConfig(), agent=agent, replay=adjacent)
 
 

@@ -49,7 +49,7 @@ TWO = (-1.0, 1.0)
         ({"hold_steps": 0}, ("agent.gripper.hold_steps", 0, 1)),
         ({"penalty": 0.1}, ("agent.gripper.penalty", 0.1, 0)),
         ({"epsilon": 1.1}, ("agent.gripper.epsilon", 1.1, "[0, 1]")),
-        ({"plausible": -0.1}, ("agent.gripper.plausible", -0.1, "[0, 1]")),
+        ({"mask_unreachable": -0.1}, ("agent.gripper.mask_unreachable", -0.1, "[0, 1]")),
         ({"hidden": ()}, ("agent.gripper.hidden", "()")),
         ({"lr": 0.0}, ("agent.gripper.lr", 0.0)),
         ({"lr": float("inf")}, ("agent.gripper.lr", "inf")),
@@ -89,7 +89,7 @@ def experiment(gripper: GripperConfig, loss: str = "bounded", **changes) -> Expe
         ),
         (
             {"penalty": -0.02, "loss": "squared"},
-            {"replay": ReplayConfig(windows="adjacent", terminal_windows="drop")},
+            {"replay": ReplayConfig(windows="qc", terminal_windows="drop")},
             ("agent.gripper.penalty", "replay.windows", "episode", "chunk.return_steps"),
         ),
     ],

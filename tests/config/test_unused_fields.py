@@ -12,7 +12,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.config.unused_fields import _SWITCHES, check_unused
+from serl_chunk.config.unused_fields import _CONDITIONS, check_unused
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", FakeAlohaConfig())
@@ -35,7 +35,7 @@ CASES = [
     (None, "agent.improve.candidates", "4", [("agent.improve.imitate", "0.5"), ("agent.improve.steps", "2")]),
     (None, "agent.gripper.epsilon", "0.1", [("agent.gripper.choices", "-1,1")]),
     ("qc", "replay.exclude_before_takeover", "9", [("agent.bc_on", "+successes")]),
-    (None, "robot.helper.noise", "0.1", [("actor.intervention", "scripted")]),
+    (None, "robot.scripted_human.noise", "0.1", [("actor.intervention", "scripted")]),
     ("hg-dagger-gaussian", "agent.flow.hidden", "16", [("agent.policy", "flow")]),
     ("hg-dagger", "agent.hidden", "16", [("agent.policy", "gaussian")]),
     (None, "replay.image_capacity", "9000", [("agent.image_keys", "top")]),
@@ -56,7 +56,7 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(preset, path
     asked(preset, *switched, (path, value))
 
 
-OF_A_CRITIC = ["agent.critic.tau", "agent.choose_by", "agent.gripper.plausible", "agent.pretrain_candidates",
+OF_A_CRITIC = ["agent.critic.tau", "agent.choose_by", "agent.gripper.mask_unreachable", "agent.pretrain_candidates",
                "learner.critic_pretrain_steps", "learner.critic_warmup_steps"]  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_every_switch_is_about_fields_that_there_are():
     """A misspelt field would be found by nobody: it would never be refused."""
     configs = [configured(BASE, preset=preset) for preset in (None, "qc", "rlpd", "hg-dagger")]
     configs += [load_experiment(name) for name in known_experiments()]
-    for switch in _SWITCHES:
+    for switch in _CONDITIONS:
         groups = []
         for config in configs:
             found: object = config

@@ -152,8 +152,8 @@ def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkey
 
 def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch):
     learner = build(experiment(), demos, tmp_path / "run")
-    learner.pace.limiter.start(0)
-    learner.inbox.env_steps, learner.phase = 100, Phase.TRAIN
+    learner.schedule.limiter.start(0)
+    learner.ingest.env_steps, learner.phase = 100, Phase.TRAIN
     said: list[str] = []
     monkeypatch.setattr(learner, "_say", said.append)
     monkeypatch.setattr(Replay, "ready", property(lambda self: Ready(100, 0, 0, 0)))
@@ -218,8 +218,8 @@ def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatc
             stop.set()
 
     learner.run(stop, tick)
-    assert learner.accounts.waiting[0] > 0.5
-    assert learner.accounts.rates["rates/updates_per_s"] == 0  # not those of pretraining
+    assert learner.training_stats.waiting[0] > 0.5
+    assert learner.training_stats.rates["rates/updates_per_s"] == 0  # not those of pretraining
     learner.close()
     learner.metrics.close()
 
@@ -235,15 +235,15 @@ def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
         assert "actors" not in fields  # no network
         return fields["steps_missing"], fields["updates_due"], fields["may_record"]
 
-    learner.inbox.env_steps = 30
+    learner.ingest.env_steps = 30
     assert told() == (0, 0, None)  # it waits for episodes, of which the line shows how many
     learner.episodes = config.learner.warmup_episodes
     assert told() == (70, 0, None)
-    learner.pace.limiter.start(100)
+    learner.schedule.limiter.start(100)
     learner.phase = Phase.TRAIN
-    learner.inbox.env_steps = 100
+    learner.ingest.env_steps = 100
     assert told() == (2 * config.learner.cta_ratio, 0, 40)
-    learner.inbox.env_steps = 130
+    learner.ingest.env_steps = 130
     assert told() == (0, 15, 10)
     realtime = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
     assert status_fields(realtime, learner)["may_record"] is None

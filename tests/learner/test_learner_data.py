@@ -61,7 +61,7 @@ def test_offline_training_without_data_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "phase", [{"offline_steps": 40, "online_steps": 0}, {"pretrain_steps": 40}, {"critic_pretrain_steps": 40}]
 )
-@pytest.mark.parametrize(("windows", "needed"), [("episode", 5), ("adjacent", 40)])  # of one episode, or of all
+@pytest.mark.parametrize(("windows", "needed"), [("episode", 5), ("qc", 40)])  # of one episode, or of all
 def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, monkeypatch, phase, windows, needed):
     cut_to(monkeypatch, 3)
     config = experiment(**{"pretrain_steps": 0} | phase)

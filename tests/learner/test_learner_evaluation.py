@@ -139,7 +139,7 @@ def test_the_time_of_evaluations_is_no_time_of_training(demos, tmp_path, monkeyp
     learner.metrics.close()
     assert steps == [20, 40, 50]
     assert took - counted >= 3 * seconds  # the run's clock stood still
-    assert learner.accounts.evaluation_seconds >= 3 * seconds
+    assert learner.training_stats.evaluation_seconds >= 3 * seconds
     rows = read_metrics(tmp_path)["train"]
     spent = sum(config.learner.log_period / row["rates/updates_per_s"] for row in rows)
     assert spent <= took - 2 * seconds  # two of them lie between rows
@@ -342,12 +342,12 @@ def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):
     learner = build("a")
     learner.run(threading.Event(), lambda: seen.append(status_fields(config, learner)["evaluating"]))
     assert seen.count(True) > 3 * EVALUATED["eval_episodes"]  # within the episodes
-    assert not learner.accounts.evaluating
+    assert not learner.training_stats.evaluating
     learner.close()
     learner.metrics.close()
 
     def transport_stopped() -> None:
-        if broken.accounts.evaluating:
+        if broken.training_stats.evaluating:
             raise SerlChunkError("the transport stopped")
 
     broken = build("b")

@@ -116,14 +116,14 @@ def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path)
     records = [(k, "actor/s", record) for k, record in enumerate(online)]
     first, _ = build(config, demos, tmp_path / "run")
     for number, session, record in records:
-        first.inbox.insert(session, record, number + 1)
+        first.ingest.insert(session, record, number + 1)
     expected = first.replay.sample(np.random.default_rng(1), 64)
     first.checkpoint()
     close(first)
 
     # Another seed would draw another backbone: what the checkpoint has counts.
     second, said = build(dataclasses.replace(config, seed=6), demos, tmp_path / "run")
-    assert second.inbox.refill(records) == online.steps.n
+    assert second.ingest.refill(records) == online.steps.n
     missing = second.replay.frames_unseen
     assert missing == 2 * (len(online.steps.sparse["images/top"].index) + 1)
     pieces = 0

@@ -138,12 +138,12 @@ def test_actors_may_record_no_more_steps_than_training_wants(demos, tmp_path):
         config, [demos], open_run(config, spec, str(tmp_path)), spec,
         publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
     )  # fmt: skip
-    learner.inbox.env_steps = 20
+    learner.ingest.env_steps = 20
     assert learner.steps_allowed() == 30
-    learner.pace.limiter.start(20)
+    learner.schedule.limiter.start(20)
     assert learner.steps_allowed() == 20  # max_lag_steps
-    learner.inbox.env_steps = 70  # a realtime actor does not wait
-    assert (learner.steps_allowed(), learner.pace.updates_due) == (0, 30)
+    learner.ingest.env_steps = 70  # a realtime actor does not wait
+    assert (learner.steps_allowed(), learner.schedule.updates_due) == (0, 30)
     learner.close()
     learner.metrics.close()
 
@@ -332,29 +332,29 @@ def test_updates_still_owed_when_the_last_step_came_are_done_after_a_resume(demo
     number = 0
     while first.env_steps < 20:
         number += 1
-        first.inbox.insert("actor/s", journal[number - 1][2], number)
+        first.ingest.insert("actor/s", journal[number - 1][2], number)
     while first.phase is not Phase.TRAIN:
         first.work()
     begun = first.env_steps
     for i in range(number, len(journal)):
-        first.inbox.insert("actor/s", journal[i][2], i + 1)
+        first.ingest.insert("actor/s", journal[i][2], i + 1)
     for _ in range(10):
         first.work()
     assert first.env_steps > 100
     assert status_fields(config, first)["total"] == 100 - begun
-    assert (first.online_updates, first.pace.updates_due) == (10, 100 - begun - 10)
+    assert (first.online_updates, first.schedule.updates_due) == (10, 100 - begun - 10)
     let_go(first)
 
     second = learner_of(config, demos, tmp_path)
-    second.inbox.refill(journal)
+    second.ingest.refill(journal)
     while second.phase is not Phase.TRAIN:
         assert second.work()
-    assert second.pace.updates_due == 100 - begun - 10
+    assert second.schedule.updates_due == 100 - begun - 10
     for _ in range(10):
         second.work()
     let_go(second)
     third = learner_of(config, demos, tmp_path)
-    third.inbox.refill(journal)
+    third.ingest.refill(journal)
     while third.phase is not Phase.DONE:
         assert third.work()
     assert third.online_updates == 100 - begun
@@ -369,11 +369,11 @@ def test_owed_updates_without_their_steps_end_with_a_word(demos, tmp_path, capsy
                         online_steps=60, max_lag_steps=200, max_steps=100_000, checkpoint_period=0)  # fmt: skip
     learner = learner_of(config, demos, tmp_path)
     for number, session, record in records(config, demos, 20):
-        learner.inbox.insert(session, record, number + 1)
+        learner.ingest.insert(session, record, number + 1)
     while learner.phase is not Phase.TRAIN:
         learner.work()
     for i, (_, _, record) in enumerate(records(config, demos, 60)):
-        learner.inbox.insert("other/s", record, 100 + i)
+        learner.ingest.insert("other/s", record, 100 + i)
     learner.work()
     let_go(learner)
     capsys.readouterr()
@@ -411,9 +411,7 @@ def test_the_last_steps_of_a_resumed_run_without_a_journal_are_trained_on(demos,
     assert (learner.phase, learner.online_updates) == (Phase.DONE, 80)
 
 
-@pytest.mark.parametrize(
-    "replay", [{}, {"demo_fraction": "uniform"}, {"windows": "adjacent", "terminal_windows": "drop"}]
-)
+@pytest.mark.parametrize("replay", [{}, {"demo_fraction": "uniform"}, {"windows": "qc", "terminal_windows": "drop"}])
 def test_an_offline_phase_that_is_prolonged_sees_no_online_step(demos, tmp_path, replay):
     config = experiment(pretrain_steps=0, offline_steps=10, warmup_episodes=5, checkpoint_period=0)
     config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, **replay))
@@ -422,17 +420,17 @@ def test_an_offline_phase_that_is_prolonged_sees_no_online_step(demos, tmp_path,
     while first.phase is not Phase.WARMUP:
         first.work()
     for number, session, record in journal:
-        first.inbox.insert(session, record, number + 1)
+        first.ingest.insert(session, record, number + 1)
     let_go(first)
 
     learner = learner_of(
         dataclasses.replace(config, learner=dataclasses.replace(config.learner, offline_steps=20)), demos, tmp_path
     )
-    learner.inbox.refill(journal)
+    learner.ingest.refill(journal)
     assert learner.replay.ready.online > 0
     assert (learner.phase, learner.steps_allowed()) == (Phase.OFFLINE, 0)
-    for episode in learner.replay._stores.online.episodes.values():  # seen in a batch, it would spoil the networks
-        learner.replay._stores.pool.state[episode.rows] = np.nan
+    for episode in learner.replay._partitions.online.episodes.values():  # seen in a batch, it would spoil the networks
+        learner.replay._partitions.storage.state[episode.rows] = np.nan
     while learner.phase is Phase.OFFLINE:
         learner.work()
     assert learner.offline_updates == 20

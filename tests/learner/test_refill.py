@@ -57,7 +57,7 @@ def journal(episodes: int) -> list[tuple[int, str, object]]:
 
 def feed(learner, rows) -> None:
     for number, session, record in rows:
-        learner.inbox.insert(session, record, number + 1)
+        learner.ingest.insert(session, record, number + 1)
 
 
 @pytest.mark.parametrize("at", [0, 6, 8, 17, 23, 24])  # entries received when the checkpoint was written
@@ -72,7 +72,7 @@ def test_counters_are_those_of_a_learner_that_never_stopped(demos, tmp_path, at)
     first.metrics.close()
 
     second = build(config, demos, tmp_path / "run")
-    assert second.inbox.refill(rows) == 6 * LENGTH
+    assert second.ingest.refill(rows) == 6 * LENGTH
     second._count_episodes()
     assert (second.env_steps, second.human_ticks, second.episodes) == (6 * LENGTH, 9, 6)
     assert (first.env_steps, first.human_ticks, first.episodes) == (6 * LENGTH, 9, 6)
@@ -89,9 +89,9 @@ def test_an_episode_that_was_given_up_is_counted_once(demos, tmp_path, at):
     def take(part):
         for number, session, record in part:
             if record is None:
-                first.inbox.close_session(session, gone=True, position=number + 1)
+                first.ingest.close_session(session, gone=True, position=number + 1)
             else:
-                first.inbox.insert(session, record, number + 1)
+                first.ingest.insert(session, record, number + 1)
 
     take(rows[:at])
     first.checkpoint()
@@ -100,7 +100,7 @@ def test_an_episode_that_was_given_up_is_counted_once(demos, tmp_path, at):
     first._count_episodes()
     first.metrics.close()
     second = build(config, demos, tmp_path / "run")
-    second.inbox.refill(rows)
+    second.ingest.refill(rows)
     second._count_episodes()
     assert (first.env_steps, first.episodes, first.human_ticks) == (2 * LENGTH, 2, 3)
     assert (second.env_steps, second.episodes, second.human_ticks) == (2 * LENGTH, 2, 3)
@@ -121,12 +121,12 @@ def test_interventions_that_the_journal_no_longer_has_are_told(demos, tmp_path):
     first.metrics.close()
     said: list[str] = []
     second = build(config, demos, tmp_path / "run", said.append)
-    second.inbox.refill(rows[-8:])
+    second.ingest.refill(rows[-8:])
     assert any(f"{held} of {held} steps of old interventions could not be put back" in line for line in said)
     second.metrics.close()
     said.clear()
     third = build(config, demos, tmp_path / "run", said.append)
-    third.inbox.refill(rows)
+    third.ingest.refill(rows)
     assert not any("old interventions" in line for line in said)
     third.metrics.close()
 
@@ -147,7 +147,7 @@ def test_training_goes_on_at_once(demos, tmp_path):
 
     said: list[str] = []
     second = build(config, demos, tmp_path / "run", said.append)
-    second.inbox.refill(rows)
+    second.ingest.refill(rows)
     assert second.phase is Phase.WARMUP
     second.work()
     assert second.phase is Phase.TRAIN  # without a single new step
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_left_out_and_said(demos, tmp_path):
     rows[5] = (number, session, bad.slice(1, bad.n))  # the experiment is not what it was
     said: list[str] = []
     learner = build(config, demos, tmp_path / "run", said.append)
-    assert learner.inbox.refill(rows) == LENGTH
+    assert learner.ingest.refill(rows) == LENGTH
     assert any("expected tick 0" in line for line in said)
     assert any("records of the journal were left out" in line for line in said)
     learner.metrics.close()
@@ -179,8 +179,8 @@ def test_a_journal_that_ends_before_the_checkpoint_is_told(demos, tmp_path):
     first.metrics.close()
     said: list[str] = []
     second = build(config, demos, tmp_path / "run", said.append)
-    assert second.inbox.refill(rows[:4]) == LENGTH
+    assert second.ingest.refill(rows[:4]) == LENGTH
     assert any("the journal ends at entry 4, the checkpoint has seen 8" in line for line in said)
-    second.inbox.insert("actor/t", Begin("later"), 5)
+    second.ingest.insert("actor/t", Begin("later"), 5)
     assert second.env_steps == 2 * LENGTH
     second.metrics.close()

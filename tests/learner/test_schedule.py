@@ -10,7 +10,7 @@ from serl_chunk.learner.schedule import TrainingSchedule
 
 
 class Steps:
-    """An inbox that only counts."""
+    """An ingest that only counts."""
 
     def __init__(self, env_steps: int = 0, resumed_steps: int = 0) -> None:
         self.env_steps, self.resumed_steps = env_steps, resumed_steps
@@ -20,23 +20,23 @@ class Steps:
         return self.env_steps - self.resumed_steps
 
 
-def pace(inbox: Steps, **config) -> TrainingSchedule:
+def schedule(ingest: Steps, **config) -> TrainingSchedule:
     settings = {"utd_ratio": 0.5, "max_lag_steps": 40, "training_starts": 20, "warmup_episodes": 2, **config}
-    return TrainingSchedule(LearnerConfig(**settings), inbox)  # type: ignore[arg-type]
+    return TrainingSchedule(LearnerConfig(**settings), ingest)  # type: ignore[arg-type]
 
 
 def test_nothing_is_limited_before_training_but_an_offline_phase_stops_the_actors():
-    p = pace(Steps(10))
+    p = schedule(Steps(10))
     assert [p.steps_allowed(phase) for phase in (Phase.PRETRAIN, Phase.OFFLINE, Phase.WARMUP)] == [None, 0, None]
     assert (p.may_update, p.updates_due, p.owed(10)) == (False, 0, None)
 
 
 def test_steps_since_the_warm_up_entitle_to_updates():
-    inbox = Steps(100)
-    p = pace(inbox)
+    ingest = Steps(100)
+    p = schedule(ingest)
     p.begin(0)
     assert p.steps_missing(Phase.TRAIN, 2) == 2
-    inbox.env_steps = 110
+    ingest.env_steps = 110
     assert (p.updates_due, p.may_update, p.steps_allowed(Phase.TRAIN)) == (5, True, 30)
     for _ in range(5):
         p.did_update()
@@ -44,14 +44,14 @@ def test_steps_since_the_warm_up_entitle_to_updates():
 
 
 def test_the_warm_up_waits_for_steps_after_its_episodes():
-    p = pace(Steps(5))
+    p = schedule(Steps(5))
     assert [p.steps_missing(Phase.WARMUP, episodes) for episodes in (1, 2)] == [0, 15]
 
 
 @pytest.mark.parametrize(("steps", "wanted"), [(100, 40), (300, 40)])
 def test_a_warm_up_that_took_every_step_leaves_updates_for_them(steps, wanted):
-    inbox = Steps(steps)
-    p = pace(inbox, online_steps=100)
+    ingest = Steps(steps)
+    p = schedule(ingest, online_steps=100)
     assert p.steps_over
     p.begin(0)  # counts from training_starts
     assert (p.updates_wanted(0), p.updates_due, p.steps_allowed(Phase.TRAIN)) == (wanted, wanted, 0)
@@ -62,20 +62,20 @@ def test_a_warm_up_that_took_every_step_leaves_updates_for_them(steps, wanted):
 
 
 def test_max_steps_ends_training():
-    p = pace(Steps(1_000), max_steps=7)
+    p = schedule(Steps(1_000), max_steps=7)
     p.begin(0)
     assert [p.is_over(n) for n in (6, 7)] == [False, True]
 
 
 def test_a_resume_goes_on_where_it_was():
-    inbox = Steps(200)
-    first = pace(inbox)
+    ingest = Steps(200)
+    first = schedule(ingest)
     first.begin(0)
-    inbox.env_steps = 221
+    ingest.env_steps = 221
     for _ in range(3):
         first.did_update()
-    owed = first.owed(inbox.env_steps)
-    second = pace(Steps(221, resumed_steps=221))
+    owed = first.owed(ingest.env_steps)
+    second = schedule(Steps(221, resumed_steps=221))
     second.resume(3, owed)
     second.begin(3)  # of a warm-up that gathered what was lost: changes nothing
     assert second.updates_due == first.updates_due == 7
@@ -83,7 +83,7 @@ def test_a_resume_goes_on_where_it_was():
 
 
 def test_a_checkpoint_that_does_not_say_what_was_owed():
-    p = pace(Steps(221, resumed_steps=221))
+    p = schedule(Steps(221, resumed_steps=221))
     p.resume(3, None)
     p.begin(3)
     assert p.updates_due == 0

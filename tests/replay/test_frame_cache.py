@@ -91,9 +91,9 @@ def test_nothing_between_the_ends_of_a_window_is_decoded():
     replay = build(config(horizon=6, critic_horizon=6), image_keys=("a",))
     replay.add_demo(episode)
     files = episode.steps.sparse["images/a"].values
-    replay._stores.view_demo.discard(replay._stores.view_demo.rows[1:])  # one window is left
+    replay._partitions.view_demo.discard(replay._partitions.view_demo.rows[1:])  # one window is left
     replay.sample(RNG(0), 8)
-    t = int(replay._stores.pool.tick[replay._stores.view_demo.rows[0]])
+    t = int(replay._partitions.storage.tick[replay._partitions.view_demo.rows[0]])
     assert sorted(files.decoded) == [t, t + 6]
     replay.sample(RNG(0), 8)
     assert len(files.decoded) == 2  # the second time they are there
@@ -265,7 +265,7 @@ def test_interventions_keep_their_share():
     online = coded(9, 30, "limit")
     online.source[5:15] = Source.HUMAN
     replay, _ = balanced(0.5, ["success", "failure"], online=[online])
-    helped = len(replay._stores.view_demo) - 40
+    helped = len(replay._partitions.view_demo) - 40
     assert helped == 10
     drawn = numbers_of(replay)
     assert (drawn[:, 0] == 9).mean() == pytest.approx(helped / (40 + helped), abs=0.03)

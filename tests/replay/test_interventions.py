@@ -218,8 +218,8 @@ def test_off_is_as_before_and_published_conventions_switch_it_off():
 def test_what_cannot_work_is_refused():
     with pytest.raises(ConfigError, match=naming("reward.intervention_penalty", -1, 0)):
         RewardConfig(intervention_penalty=-1)
-    with pytest.raises(ConfigError, match=naming("replay.intervention_windows", "cut", "replay.windows", "adjacent")):
-        ReplayConfig(intervention_windows="cut", windows="adjacent", terminal_windows="drop")
+    with pytest.raises(ConfigError, match=naming("replay.intervention_windows", "cut", "replay.windows", "qc")):
+        ReplayConfig(intervention_windows="cut", windows="qc", terminal_windows="drop")
     with pytest.raises(
         ConfigError,
         match=naming("agent.critic.loss", "bounded", "agent.critic.value_low", -0.1, "agent.critic.value_high", 1),

@@ -13,7 +13,7 @@ from serl_chunk.types import Amend, ConfigError, DataError, Outcome, StepBlock
 
 
 def adjacent(horizon=4, critic_horizon=None, return_steps=None, **kw):
-    return config(horizon, critic_horizon, return_steps, windows="adjacent", terminal_windows="drop", **kw)
+    return config(horizon, critic_horizon, return_steps, windows="qc", terminal_windows="drop", **kw)
 
 
 # A success after three steps, a time-out after two, and an episode that goes on.
@@ -246,7 +246,7 @@ def test_a_demonstration_goes_on_in_one_that_begins_in_the_state_in_which_it_suc
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(ConfigError, match=naming("replay.windows", "adjacent", "agent.image_keys", "a, b")):
+    with pytest.raises(ConfigError, match=naming("replay.windows", "qc", "agent.image_keys", "a, b")):
         build(adjacent(), image_keys=tuple(c.name for c in SPEC.cameras))
-    with pytest.raises(ConfigError, match=naming("replay.positive_fraction", 0.5, "replay.windows", "adjacent")):
+    with pytest.raises(ConfigError, match=naming("replay.positive_fraction", 0.5, "replay.windows", "qc")):
         build(adjacent(positive_fraction=0.5))

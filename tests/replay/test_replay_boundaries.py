@@ -185,7 +185,7 @@ def test_less_than_a_window_says_what_is_missing(horizon, critic, returned):
     assert set(drawn(replay, horizon, 10)) == {(9, 0)}
 
 
-@pytest.mark.parametrize("windows", ["episode", "adjacent"])
+@pytest.mark.parametrize("windows", ["episode", "qc"])
 def test_a_half_smaller_than_a_window_gives_its_share(windows):
     cfg = config(5, demo_fraction=0.5, windows=windows, terminal_windows="drop", critic_horizon=5)
     replay = build(cfg)

@@ -30,9 +30,9 @@ def episodes_of(coded_ones) -> list[Episode]:
     return [e.episode() for e in coded_ones]
 
 
-@pytest.mark.parametrize("windows", ["episode", "adjacent"])
+@pytest.mark.parametrize("windows", ["episode", "qc"])
 def test_one_shard_after_the_other_and_everything_else_stays(windows):
-    adjacent = windows == "adjacent"
+    adjacent = windows == "qc"
     images = () if adjacent else ("a", "b")
     cfg = config(demo_fraction="uniform", max_image_age=2, windows=windows, terminal_windows="drop")
     replay = build(cfg, image_keys=images)
@@ -103,13 +103,13 @@ def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
     writer.join()
     stream.close()
     assert len(set(seen)) > 1
-    assert replay._stores.pool.row_slots.used == replay.stats()["replay/demo_rows"]
+    assert replay._partitions.storage.row_slots.used == replay.stats()["replay/demo_rows"]
 
 
 def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypatch):
     replay = build(config(demo_fraction=1.0))
-    pool, held, checks = replay._stores.pool, [], []
-    check, returns = pool.check, replay_module.realised_returns
+    storage, held, checks = replay._partitions.storage, [], []
+    check, returns = storage.check, replay_module.realised_returns
 
     def checked(block):
         checks.append(block.episode_id)
@@ -120,7 +120,7 @@ def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypa
         held.append(replay._lock._is_owned())
         return returns(*args)
 
-    monkeypatch.setattr(pool, "check", checked)
+    monkeypatch.setattr(storage, "check", checked)
     monkeypatch.setattr(replay_module, "realised_returns", computed)
     now = shard(0)
     replay.replace_demos(episodes_of(now))
@@ -131,13 +131,13 @@ def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypa
     # What was computed ahead is what a replay computes that is given the same records one by one.
     other = build(config(demo_fraction=1.0))
     for e in episodes_of(now):
-        other._recording.begin("x", e.begin, other._stores.demo)
-        other._recording.steps("x", e.steps)
-        other._recording.end("x", e.end)
+        other._builder.begin("x", e.begin, other._partitions.demo)
+        other._builder.steps("x", e.steps)
+        other._builder.end("x", e.end)
     for column in ("mc_return", "effective"):
-        ours, theirs = getattr(pool, column), getattr(other._stores.pool, column)
-        for key, episode in replay._stores.demo.episodes.items():
-            twin = other._stores.demo.episodes["x", key[1]]
+        ours, theirs = getattr(storage, column), getattr(other._partitions.storage, column)
+        for key, episode in replay._partitions.demo.episodes.items():
+            twin = other._partitions.demo.episodes["x", key[1]]
             np.testing.assert_array_equal(ours[episode.rows[:-1]], theirs[twin.rows[:-1]])
 
 

@@ -50,7 +50,7 @@ def test_it_takes_over_a_stalled_policy_after_a_reaction_delay(env):
 
 
 def test_it_leaves_a_policy_that_makes_progress_alone(env):
-    helper, expert = env.make_helper(), env.make_expert()
+    helper, expert = env.make_scripted_human(), env.make_expert()
     for seed in range(10):
         env.reset(seed=seed)
         helper.reset(seed)
@@ -62,7 +62,7 @@ def test_it_leaves_a_policy_that_makes_progress_alone(env):
 
 
 def test_a_policy_that_recovers_within_the_reaction_delay_keeps_the_robot(env):
-    helper, expert = env.make_helper(), env.make_expert()
+    helper, expert = env.make_scripted_human(), env.make_expert()
     env.reset(seed=0)
     helper.reset(0)
     expert.reset(0)
@@ -80,7 +80,7 @@ def test_it_reacts_to_a_dropped_cube_before_a_stall(env):
     env.reset(seed=0)
     while progress(env) < 1.9 or env.holder != RIGHT:
         env.step(expert.act())
-    helper = env.make_helper()
+    helper = env.make_scripted_human()
     helper.reset(0)
     assert helper.poll(0, {}, True) is None
     home = _stay(env)
@@ -98,7 +98,7 @@ def test_it_reacts_to_a_dropped_cube_before_a_stall(env):
 
 def test_it_corrects_then_idles_until_the_policy_decides(env):
     env.reset(seed=1)
-    helper = env.make_helper()
+    helper = env.make_scripted_human()
     helper.reset(1)
     tick = 0
     while (command := helper.poll(tick, {}, True)) is None:
@@ -122,7 +122,7 @@ def test_it_corrects_then_idles_until_the_policy_decides(env):
 
 
 def test_corrections_solve_the_task_for_a_policy_that_does_nothing(env):
-    helper = env.make_helper()
+    helper = env.make_scripted_human()
     solved = 0
     for seed in range(10):
         env.reset(seed=seed)
@@ -139,7 +139,7 @@ def test_it_is_deterministic(env):
     runs = []
     for _ in range(2):
         env.reset(seed=4)
-        helper = env.make_helper()
+        helper = env.make_scripted_human()
         helper.reset(9)
         runs.append(_polls(env, helper, 120))
     assert sum(s is not None for s in runs[0]) > CORRECTION_TICKS[0]
@@ -163,8 +163,8 @@ def test_progress_rises_along_a_demonstration(env):
 
 def _takeovers(config, seeds=30, ticks=60):
     """First tick of the person's in episodes of a policy that does nothing; None where nobody came."""
-    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, helper=config))
-    helper, begins = env.make_helper(), []
+    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, scripted_human=config))
+    helper, begins = env.make_scripted_human(), []
     for seed in range(seeds):
         env.reset(seed=seed)
         helper.reset(seed)
@@ -194,9 +194,9 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
     usual, fumbled = [], []
     for rate, out in ((0.0, usual), (1.0, fumbled)):
         env = FakeAlohaEnv(
-            FakeAlohaConfig(helper=ScriptedHumanConfig(stall_ticks=1, reaction_ticks=(0, 0), fault_rate=rate))
+            FakeAlohaConfig(scripted_human=ScriptedHumanConfig(stall_ticks=1, reaction_ticks=(0, 0), fault_rate=rate))
         )
-        helper = env.make_helper()
+        helper = env.make_scripted_human()
         env.reset(seed=3)
         helper.reset(3)
         while (command := helper.poll(0, {}, True)) is None:
@@ -205,8 +205,8 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
     arms = [i for i in range(14) if i not in GRIPPER]
     np.testing.assert_allclose(fumbled[0][list(GRIPPER)], 1 - usual[0][list(GRIPPER)], atol=1e-6)
     assert usual[0][arms].shape == (12,)
-    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, helper=ScriptedHumanConfig(fault_rate=1.0)))
-    helper, solved = env.make_helper(), 0
+    env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, scripted_human=ScriptedHumanConfig(fault_rate=1.0)))
+    helper, solved = env.make_scripted_human(), 0
     for seed in range(5):
         env.reset(seed=seed)
         helper.reset(seed)
@@ -219,14 +219,14 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
-        ({"stall_ticks": 0}, ("robot.helper.stall_ticks", 0, 1)),
-        ({"reaction_ticks": (9, 3)}, ("robot.helper.reaction_ticks", "(9, 3)")),
-        ({"correction_ticks": (5,)}, ("robot.helper.correction_ticks", "(5,)")),
-        ({"speed": (0.5, 1.5)}, ("robot.helper.speed", "(0.5, 1.5)", "(0, 1]")),
-        ({"noise": -1}, ("robot.helper.noise", -1, 0)),
-        ({"noise": float("inf")}, ("robot.helper.noise", "inf", 0)),
-        ({"miss_rate": 1.5}, ("robot.helper.miss_rate", 1.5, "0..1")),
-        ({"fault_rate": -0.1}, ("robot.helper.fault_rate", -0.1, "0..1")),
+        ({"stall_ticks": 0}, ("robot.scripted_human.stall_ticks", 0, 1)),
+        ({"reaction_ticks": (9, 3)}, ("robot.scripted_human.reaction_ticks", "(9, 3)")),
+        ({"correction_ticks": (5,)}, ("robot.scripted_human.correction_ticks", "(5,)")),
+        ({"speed": (0.5, 1.5)}, ("robot.scripted_human.speed", "(0.5, 1.5)", "(0, 1]")),
+        ({"noise": -1}, ("robot.scripted_human.noise", -1, 0)),
+        ({"noise": float("inf")}, ("robot.scripted_human.noise", "inf", 0)),
+        ({"miss_rate": 1.5}, ("robot.scripted_human.miss_rate", 1.5, "0..1")),
+        ({"fault_rate": -0.1}, ("robot.scripted_human.fault_rate", -0.1, "0..1")),
     ],
 )
 def test_a_helper_that_cannot_be_is_refused(bad, named):
@@ -236,6 +236,7 @@ def test_a_helper_that_cannot_be_is_refused(bad, named):
 
 def test_it_is_set_from_the_command_line():
     config = apply_overrides(
-        load_experiment("fake_aloha"), [("robot.helper.reaction_ticks", "0,5"), ("robot.helper.fault_rate", "0.2")]
+        load_experiment("fake_aloha"),
+        [("robot.scripted_human.reaction_ticks", "0,5"), ("robot.scripted_human.fault_rate", "0.2")],
     )
-    assert config.robot.helper == ScriptedHumanConfig(reaction_ticks=(0, 5), fault_rate=0.2)
+    assert config.robot.scripted_human == ScriptedHumanConfig(reaction_ticks=(0, 5), fault_rate=0.2)

@@ -389,7 +389,7 @@ class TestScripted:
             np.testing.assert_allclose(episode.steps.action[:-1, 0], at[1:], atol=1e-6)  # as executed, not as asked
 
     def test_the_environments_helper_takes_over(self):
-        env = registry.make_env(rail_config(make_helper=RailHelper))
+        env = registry.make_env(rail_config(make_scripted_human=RailHelper))
         helper = make_intervention("scripted", env)
         env.reset(seed=3)
         helper.reset(3)
@@ -405,15 +405,17 @@ class TestScripted:
         env = registry.make_env(rail_config())
         with pytest.raises(ConfigError, match=naming("rail", "make_expert()", "reset()", "act()")):
             registry.make_expert(env)
-        with pytest.raises(ConfigError, match=naming("rail", "make_helper()", "--config.actor.intervention", "none")):
+        with pytest.raises(
+            ConfigError, match=naming("rail", "make_scripted_human()", "--config.actor.intervention", "none")
+        ):
             make_intervention("scripted", env)
         assert make_intervention("none", env) is None
 
     def test_something_else_is_refused_by_name(self):
-        env = registry.make_env(rail_config(make_expert=lambda env: 3, make_helper=RailExpert))
+        env = registry.make_env(rail_config(make_expert=lambda env: 3, make_scripted_human=RailExpert))
         with pytest.raises(ConfigError, match=naming("make_expert()", "rail", "int", "reset()")):
             registry.make_expert(env)
-        with pytest.raises(ConfigError, match=naming("make_helper()", "rail", "RailExpert", "poll()")):
+        with pytest.raises(ConfigError, match=naming("make_scripted_human()", "rail", "RailExpert", "poll()")):
             make_intervention("scripted", env)
 
 

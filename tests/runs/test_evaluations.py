@@ -75,7 +75,7 @@ def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(capsy
     saved = to_dict(config)
     saved["agent"] |= {"lr": 0.5, "bc_on": "demo", "candidates": 7}
     saved["actor"] |= {"intervention": "none", "delay_ticks": 1}
-    saved["robot"] |= {"helper": {**saved["robot"]["helper"], "noise": 0.5}, "control_hz": 25}
+    saved["robot"] |= {"scripted_human": {**saved["robot"]["scripted_human"], "noise": 0.5}, "control_hz": 25}
     del saved["agent"]["choose_std"]  # the run is older than this setting
     saved = json.loads(json.dumps(saved))
     recorded = _recorded(saved, config)

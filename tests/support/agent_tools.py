@@ -34,9 +34,9 @@ def critic(**changes: Any) -> CriticConfig:
 def config_of(variant: str, **changes: Any) -> AgentConfig:
     """The configuration of a variant: an agent's kind, what is special about it, and `image` for a camera."""
     kind, *special = variant.split("-")
-    common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, "act_by": "online", **changes}
+    common: dict[str, Any] = {"lr": 1e-2, "policy_ema": 0.0, "acting_critic": "online", **changes}
     if "together" in special:
-        common |= {"update_order": "together"} | ({} if kind == "acrlpd" else {"policy_updates": 1})
+        common |= {"update_order": "joint"} | ({} if kind == "acrlpd" else {"policy_updates": 1})
     if "image" in special:
         common |= {"image_keys": (CAMERA.name,), "encoder": ENCODER}
     if "prefix" in special:

@@ -31,7 +31,7 @@ SMALL = {
     "learner.checkpoint_period": 20,
     "learner.log_period": 10,
     "transport.heartbeat": 0.3,
-    "transport.silence": 2.0,
+    "transport.timeout_s": 2.0,
 }
 # Of the learner that several tests share: more updates than the run has, and none before actors have come.
 LISTENING = {"learner__max_steps": 1_000, "learner__warmup_episodes": 1_000}

@@ -18,7 +18,7 @@ from serl_chunk.transport.wire.codec import Limits, Message
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.types import Begin, End, Outcome, Record, Source, Step, StepBlock
 
-CONFIG = TransportConfig(heartbeat=0.1, silence=0.6, piece_bytes=1 << 18)
+CONFIG = TransportConfig(heartbeat=0.1, timeout_s=0.6, piece_bytes=1 << 18)
 CONTRACT = {"robot": "fake", "horizon": "5"}
 LIMITS = Limits(64 << 20, 64)
 SHAPE = (12, 16, 3)  # of an image

@@ -42,7 +42,7 @@ def test_a_cut_cable_loses_and_doubles_nothing(tmp_path, environment, cable):
     try:
         learner, actor = lab.learner(), lab.actor("--ip", HERE, prefix=cable.prefix)
         lab.trains(learner)
-        for ticks in (LENGTH // 4, 5 * LENGTH, LENGTH, 10 * LENGTH):  # less than `silence`, and more
+        for ticks in (LENGTH // 4, 5 * LENGTH, LENGTH, 10 * LENGTH):  # less than `timeout_s`, and more
             cable.cut()
             lab.goes_on(ticks, actor)
             cable.mend()

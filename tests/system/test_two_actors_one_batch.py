@@ -18,7 +18,7 @@ from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Begin, ConfigError, End, Outcome, RobotSpec, Source, Step
 
 CONTRACT = {"robot": "coded"}
-TRANSPORT = TransportConfig(heartbeat=0.1, silence=1.0)
+TRANSPORT = TransportConfig(heartbeat=0.1, timeout_s=1.0)
 EPISODES, LENGTH, HORIZON = 12, 9, 3
 SPEC = RobotSpec(
     name="coded", control_hz=50.0, state_dim=3, action_low=(-1.0,), action_high=(1.0,), joint_of_action=(-1,),

@@ -188,7 +188,7 @@ def under_fire(folder, seconds: float, messages: int, threads: int, max_malforme
     """
     inbox, port = Inbox(), free_port()
     config = dataclasses.replace(
-        CONFIG, max_malformed=max_malformed, max_message_bytes=1 << 22, max_arrays=16, silence=5.0
+        CONFIG, max_malformed=max_malformed, max_message_bytes=1 << 22, max_arrays=16, timeout_s=5.0
     )
     stop, trouble = threading.Event(), []
     store = RecordStore(folder, Limits(config.max_message_bytes, config.max_arrays), min_steps=10**9)

@@ -77,7 +77,7 @@ def test_a_link_that_is_away_for_a_while_delays_nobody(tmp_path):
 def test_a_slow_link_delivers_an_episode_that_is_larger_than_it_carries_in_the_time(tmp_path):
     """Six megabytes through two a second: heartbeats and acknowledgements go on, nothing is sent twice."""
     near, far, inbox = free_port(), free_port(), []
-    config = dataclasses.replace(CONFIG, silence=5.0)  # a message of a megabyte takes half a second
+    config = dataclasses.replace(CONFIG, timeout_s=5.0)  # a message of a megabyte takes half a second
     with (
         serving(far, config=config, on_record=lambda info, record: inbox.append(record)) as server,
         flaky(near, far) as proxy,
@@ -111,7 +111,7 @@ def test_three_large_cameras_over_a_hundred_megabits(tmp_path, quality):
             off = np.abs(rows.values[0].astype(int) - scenes[(record.first_tick + int(rows.index[0])) % 4])
             worst[0] = max(worst[0], float(off.mean()))
 
-    config = dataclasses.replace(CONFIG, silence=10.0, jpeg_quality=quality)
+    config = dataclasses.replace(CONFIG, timeout_s=10.0, jpeg_quality=quality)
     with (
         serving(far, config=config, on_record=arrived) as server,
         flaky(near, far) as proxy,
@@ -215,7 +215,7 @@ def test_a_full_disk_at_the_learner_stops_acknowledgements_and_nothing_else(tmp_
         full["now"] = True
         send_episode(link, "during", 50)
         eventually(lambda: "No space left" in server.stalled)
-        assert not link.flush(3 * CONFIG.silence)  # longer than silence: it is not taken for a dead learner
+        assert not link.flush(3 * CONFIG.timeout_s)  # longer than silence: it is not taken for a dead learner
         assert link.stats()["connections"] == 1
         full["now"] = False
         assert link.flush(10)

@@ -38,7 +38,7 @@ def test_two_thousand_steps_arrive_once_and_in_order():
 
 def test_small_credit_and_small_messages_still_deliver():
     inbox, port = Inbox(), free_port()
-    config = TransportConfig(heartbeat=0.1, silence=0.6, credit_bytes=2000, max_message_bytes=8000)
+    config = TransportConfig(heartbeat=0.1, timeout_s=0.6, credit_bytes=2000, max_message_bytes=8000)
     with serving(port, config=config, on_record=inbox), linked(port, config=config) as link:
         send_episode(link, "e", 300)
         assert link.flush(10)
@@ -286,7 +286,7 @@ def test_records_out_of_order_are_refused_at_the_hand_over():
 
 def test_a_full_spool_holds_the_next_episode_and_drops_nothing():
     inbox, port = Inbox(), free_port()
-    config = TransportConfig(heartbeat=0.1, silence=0.6, credit_bytes=1000, spool_bytes=20_000)
+    config = TransportConfig(heartbeat=0.1, timeout_s=0.6, credit_bytes=1000, spool_bytes=20_000)
     with linked(port, connect=False, config=config) as link:
         assert link.can_begin() == (True, "")
         send_episode(link, "e", 200)

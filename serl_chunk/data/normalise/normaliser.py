@@ -182,7 +182,7 @@ def _between_quantiles(
 def _demonstrated_range(
     states: list[np.ndarray], episodes: Sequence[Episode], joint: np.ndarray, horizon: int, config: NormaliserConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and scale [H, A] that map the extremes of the demonstrated offsets onto +-`config.extreme`."""
+    """Centre and scale [H, A] that map the extremes of the demonstrated offsets onto +-`config.demo_range`."""
     a = len(joint)
     low, high = np.full((horizon, a), np.inf), np.full((horizon, a), -np.inf)
     for st, e in zip(states, episodes, strict=True):
@@ -197,4 +197,4 @@ def _demonstrated_range(
         low[unseen], high[unseen] = low[last], high[last]
     absolute = joint < 0  # their statistics do not depend on the offset
     low[:, absolute], high[:, absolute] = low[:, absolute].min(0), high[:, absolute].max(0)
-    return (low + high) / 2, np.maximum((high - low) / 2, config.action_scale_floor) / config.extreme
+    return (low + high) / 2, np.maximum((high - low) / 2, config.action_scale_floor) / config.demo_range

@@ -157,11 +157,11 @@ class FakeAlohaEnv(RobotEnv):
 
         return ScriptedExpert(self)
 
-    def make_helper(self) -> InterventionSource:
+    def make_scripted_human(self) -> InterventionSource:
         """The scripted person who takes over when the policy gets nowhere."""
         from serl_chunk.robots.fake.scripted_human import ScriptedHuman
 
-        return ScriptedHuman(self, self.config.helper)
+        return ScriptedHuman(self, self.config.scripted_human)
 
     def _place(self, joints: Sequence[float], cube: Point, holder: int, offset: Point) -> None:
         self.joints = list(joints)

@@ -28,7 +28,7 @@ _GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
 
 
 class Connection:
-    """Owns three DEALER sockets and a thread: sends what the outbox holds, pulls what the puller wants.
+    """Owns three DEALER sockets and a thread: sends what the outbox holds, pulls what the snapshots wants.
 
     Attributes that other threads read are written whole, and `news` is notified after each change. An error that
     waiting cannot cure (a refusal) stops the thread and stays in `error`.
@@ -42,7 +42,7 @@ class Connection:
         actor_id: str,
         contract: dict[str, str],
         out: Outbox,
-        puller: SnapshotClient,
+        snapshots: SnapshotClient,
         spools: Spools,
         keys: ClientKeys | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class Connection:
         self._limits = Limits(config.max_message_bytes + codec.MAX_HEADER_BYTES, config.max_arrays)
         self._host, self._port = host, port
         self._actor_id, self._contract = actor_id, contract
-        self._out, self._puller, self._spools = out, puller, spools
+        self._out, self._snapshots, self._spools = out, snapshots, spools
         self._run_id = ""  # of the run the outbox's spool belongs to
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
@@ -211,7 +211,7 @@ class Connection:
     def _greet(self) -> None:
         now = time.monotonic()
         if self._hello_at is not None:
-            if now - self._hello_at > self._config.silence:
+            if now - self._hello_at > self._config.timeout_s:
                 self.waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
                 self._disconnect("no answer")
             return
@@ -224,7 +224,7 @@ class Connection:
         """The learner said which run it is: that run's records are sent to it, and no others."""
         if run != self._run_id:
             self._out.attach(self._spools, run)
-            self._puller.connected(new_run=bool(self._run_id))
+            self._snapshots.connected(new_run=bool(self._run_id))
             self._run_id = run
         spool = self._out.spool
         assert spool is not None
@@ -234,7 +234,7 @@ class Connection:
             actor_id=self._actor_id,
             contract=self._contract,
             run=run,
-            version=self._puller.version,
+            version=self._snapshots.version,
             first=spool.first,
             next=spool.next,
             steps_before_first=spool.steps_before_first,
@@ -249,7 +249,7 @@ class Connection:
             codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"), codec.field(h, "version", int)
         )
         self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"))
-        self._puller.connected(new_run=False)
+        self._snapshots.connected(new_run=False)
         now = time.monotonic()
         if self._disconnected_at is not None:
             self._waited_s += now - self._disconnected_at
@@ -264,12 +264,12 @@ class Connection:
     def _serve(self, token: bytes) -> bool:
         """Send what is due; True where a snapshot became complete or a fetch ended."""
         now = time.monotonic()
-        if now - self._heard > self._config.silence:
+        if now - self._heard > self._config.timeout_s:
             self.waiting = f"the learner at {self._host}:{self._port} is silent"
             self._disconnect("silent")
             return False
         self._out.pump(self._sockets["data"], token)
-        if now - self._out.sender.progress_at > self._config.silence:
+        if now - self._out.sender.progress_at > self._config.timeout_s:
             self._disconnect("it acknowledges nothing")  # the data connection alone broke, with what was in it
             return False
         if now >= self._ping_at:
@@ -279,7 +279,7 @@ class Connection:
         if fetch is not None and not fetch.sent and fetch.manifest is None:
             fields = {"token": token, "request": fetch.number, "step": fetch.step}
             fetch.sent = try_send(self._sockets["control"], codec.encode(message_types.FETCH, fields))
-        return self._puller.pump(self._sockets["snapshots"], token)
+        return self._snapshots.pump(self._sockets["snapshots"], token)
 
     def _receive(self, channel: str, s: zmq.Socket[bytes]) -> bool:
         """Take in what a socket has; True where somebody may be waiting for it."""
@@ -313,7 +313,7 @@ class Connection:
         elif self._token is None:
             return False  # of a connection that is being replaced
         elif channel == "snapshots":
-            return self._puller.receive(message)
+            return self._snapshots.receive(message)
         elif kind == message_types.ACK:
             self.allowance = codec.field(h, "allowance", (int, type(None)))
             self._out.acknowledged(codec.count(h, "next"), gap=codec.field(h, "gap", bool))
@@ -343,7 +343,7 @@ class Connection:
         self.stalled = codec.text(h, "stalled")
         if self.stalled:
             self._out.sender.wait()
-        self._puller.set_available_version(codec.field(h, "version", int))
+        self._snapshots.set_available_version(codec.field(h, "version", int))
         self._out.acknowledged(codec.count(h, "next"), gap=False)
 
     def _on_fetched(self, message: Message) -> None:
@@ -354,4 +354,4 @@ class Connection:
             request.finish(None, FetchError(codec.text(message.header, "reason", 1 << 16)))
         else:
             request.manifest = Manifest.decode(message)
-            self._puller.add_fetch(request)
+            self._snapshots.add_fetch(request)

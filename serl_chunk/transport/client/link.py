@@ -78,7 +78,7 @@ class LearnerLink:
             largest_episode_bytes=largest_episode_bytes,
             jpeg_quality=config.jpeg_quality,
         )
-        self._puller = SnapshotClient(config.piece_bytes, config.silence)
+        self._snapshots = SnapshotClient(config.piece_bytes, config.timeout_s)
         self._fetch_count = 0
         self._line = Connection(
             config,
@@ -87,7 +87,7 @@ class LearnerLink:
             actor_id,
             dict(contract),
             self._out,
-            self._puller,
+            self._snapshots,
             spools or (lambda run: MemorySpool(config.spool_bytes)),
             keys,
         )
@@ -218,12 +218,12 @@ class LearnerLink:
 
     def latest(self) -> Snapshot | None:
         """The newest complete snapshot; its arrays are read-only."""
-        held = self._puller.held
+        held = self._snapshots.held
         return None if held is None else held.snapshot
 
     def latest_info(self) -> dict[str, Any]:
         """The plain values published with `latest()`."""
-        held = self._puller.held
+        held = self._snapshots.held
         return {} if held is None else held.info
 
     def fetch_checkpoint(self, step: str, timeout: float) -> tuple[Snapshot, dict[str, Any]]:
@@ -256,10 +256,10 @@ class LearnerLink:
         return {
             **self._out.stats(),
             **self._line.stats(),
-            "snapshot_version": self._puller.version,
+            "snapshot_version": self._snapshots.version,
             "snapshot_age_s": -1.0 if arrived is None else time.monotonic() - arrived,
-            "snapshots": self._puller.pulled,
-            "snapshot_bytes": self._puller.received_bytes,
+            "snapshots": self._snapshots.pulled,
+            "snapshot_bytes": self._snapshots.received_bytes,
         }
 
     def close(self) -> None:

@@ -55,13 +55,13 @@ class CompleteSnapshot(NamedTuple):
 class SnapshotClient:
     """Keeps the newest snapshot complete. Used by the network thread; any thread may read `held`."""
 
-    def __init__(self, piece_bytes: int, silence: float) -> None:
+    def __init__(self, piece_bytes: int, timeout_s: float) -> None:
         self.held: CompleteSnapshot | None = None
         self.version = -1  # newest complete snapshot of the present run
         self.received_bytes = 0
         self.pulled = 0  # snapshots completed
         self._piece_bytes = piece_bytes
-        self._silence = silence  # seconds without a piece after which requests are repeated
+        self._timeout_s = timeout_s  # seconds without a piece after which requests are repeated
         self._by_digest: dict[bytes, np.ndarray] = {}
         self._announced: Manifest | None = None
         self._pull: Pull | None = None
@@ -150,7 +150,7 @@ class SnapshotClient:
 
     def _request(self, socket: zmq.Socket[bytes], token: bytes) -> None:
         assert self._pull is not None
-        if self._pull.in_flight and time.monotonic() - self._progress_at > self._silence:
+        if self._pull.in_flight and time.monotonic() - self._progress_at > self._timeout_s:
             self._again = self._pull.unanswered()
             self._progress_at = time.monotonic()
         while True:

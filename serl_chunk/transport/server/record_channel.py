@@ -28,7 +28,7 @@ class RecordReceiver:
 
     def __init__(
         self,
-        routers: ServerSockets,
+        sockets: ServerSockets,
         sessions: Sessions,
         counters: Counters,
         limits: Limits,
@@ -43,7 +43,7 @@ class RecordReceiver:
         self.stalled = ""  # why nothing is taken now
         self.rate = Rate()
         self.insert_s = self.journal_s = 0.0  # time spent in on_record, and in writing
-        self._routers, self._sessions, self._counters, self._limits = routers, sessions, counters, limits
+        self._sockets, self._sessions, self._counters, self._limits = sockets, sessions, counters, limits
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
         self._store, self._wait_for_disk = store, wait_for_disk and store is not None
         self._retry_at, self._trim_at = 0.0, math.inf
@@ -84,7 +84,7 @@ class RecordReceiver:
 
     def _gap(self, session: Session, e: Gap) -> None:
         self._counters["gaps"] += 1
-        self._routers.complain("data", session.info.peer, f"gap: {e}")
+        self._sockets.complain("data", session.info.peer, f"gap: {e}")
         if session.gap_told != session.expected:  # once: what is in flight has the same gap
             session.gap_told = session.expected
             self._acknowledge(session, gap=True)
@@ -127,7 +127,7 @@ class RecordReceiver:
             self.insert_s += time.monotonic() - start
         else:
             what = f"orphans of {session.info.actor_id}: their episode is not open here"
-            self._routers.complain("data", session.info.peer, what)
+            self._sockets.complain("data", session.info.peer, what)
             self._counters["orphans"] += records.count_of(new)
         session.advance(new, delivered=follows)
         self._counters["records"] += records.count_of(new) if follows else 0
@@ -191,7 +191,7 @@ class RecordReceiver:
         """Cumulative: everything below `next` was taken."""
         if not session.refused:
             fields = {"next": self.safe(session), "gap": gap, "allowance": self.allowed(session)}
-            self._routers.send("data", session.data_id, codec.encode(message_types.ACK, fields))
+            self._sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
 
     def safe(self, session: Session) -> int:
         """The session's records below this number need not be kept by the actor."""
@@ -212,7 +212,7 @@ class RecordReceiver:
         log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
         self._counters["refused"] += 1
         session.refused = reason
-        self._routers.send("control", session.control_id, handshake.refusal(reason))
+        self._sockets.send("control", session.control_id, handshake.refusal(reason))
         self._sessions.fence(session)
         self._sessions.leave(session)
         self.close_episode(session, gone=True)

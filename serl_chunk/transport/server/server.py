@@ -64,13 +64,12 @@ class LearnerServer:
             bind, port: address to listen on; `port` and the two after it are used.
             contract: named values an actor must share; compared as strings.
             welcome: plain values and arrays for a new actor. A SerlChunkError refuses it with that sentence, for now.
-            on_record: takes one record; the acknowledgement follows its return. DataError refuses the session with
-                that sentence. This is where a journal is written and rows are inserted. A `Begin` may follow an
-                episode that never got its `End`: the actor died in it. Arrays are read-only views of the message.
+            on_record: takes one record; the acknowledgement follows its return. DataError refuses the session.
+                A `Begin` may follow an episode without an `End`: the actor died in it. Arrays are read-only views.
             allowance: session id -> number of that session's steps (as delivered to `on_record`) it may have
                 recorded in all; None for no limit. Cheap: called many times a second.
             on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
-                `config.silence`): called once per silence. With `gone` its open episode is over, else it may go on.
+                `config.timeout_s`): called once per silence. With `gone` its open episode is over, else it may go on.
             fetch: reads a checkpoint, in its own thread.
             run_id: the same for every learner of one run, resumed or not; random by default. No record goes from
                 one run into another, and no snapshot version goes back within one.
@@ -91,7 +90,7 @@ class LearnerServer:
         self._config = config
         self._limits = Limits(config.max_message_bytes, config.max_arrays)
         self._welcome = welcome
-        self._episode_timeout = config.silence if episode_timeout is None else episode_timeout
+        self._episode_timeout = config.timeout_s if episode_timeout is None else episode_timeout
         self._sessions = Sessions(
             dict(contract), self.run_id, config.max_sessions, store.session_state if store else lambda s: None
         )
@@ -104,15 +103,15 @@ class LearnerServer:
             "stale", "rejected", "refused", "replies_dropped", "pieces", "snapshot_bytes",
             "keys_refused", "handshakes_failed", "probes", "probes_dropped",
         )  # fmt: skip
-        self._routers = ServerSockets(config, bind, port, self._counters, keys)
+        self._sockets = ServerSockets(config, bind, port, self._counters, keys)
         self._keys_at = 0.0  # when revoked keys are looked for next
-        self._offenders = PeerRateLimiter(config.max_malformed)
+        self._peer_limits = PeerRateLimiter(config.max_malformed)
         self._probes = probe.ProbeRateLimit(self._counters)
         self._waker = Waker()
-        self._publisher = Publisher(fetch, self._waker.wake, self._fail, narrow=config.snapshots == "bfloat16")
-        self._handout = SnapshotChannel(self._routers, self._publisher, self._counters, config.max_message_bytes)
-        self._intake = RecordReceiver(
-            self._routers, self._sessions, self._counters, self._limits,
+        self._publisher = Publisher(fetch, self._waker.wake, self._fail, narrow=config.snapshot_dtype == "bfloat16")
+        self._snapshots = SnapshotChannel(self._sockets, self._publisher, self._counters, config.max_message_bytes)
+        self._receiver = RecordReceiver(
+            self._sockets, self._sessions, self._counters, self._limits,
             on_record=on_record, on_silent=on_silent, allowance=allowance,
             store=store, wait_for_disk=config.durability == "power",
         )  # fmt: skip
@@ -128,7 +127,7 @@ class LearnerServer:
         """Let the sessions in the store go on where they were. After it was read back, before `welcome` lets one in."""
         if self._store is not None:
             self._sessions.restore(self._store.session_states(), time.monotonic())
-            self._intake.retain()
+            self._receiver.retain()
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
         """Offer newer parameters, with plain values about them; returns at once.
@@ -147,7 +146,7 @@ class LearnerServer:
     @property
     def stalled(self) -> str:
         """Why no record is taken now; empty where they are."""
-        return self._intake.stalled
+        return self._receiver.stalled
 
     def push_allowances(self) -> None:
         """The allowances changed: tell the actors now."""
@@ -164,11 +163,11 @@ class LearnerServer:
         return {
             **self._counters,
             "sessions": len(live),
-            "steps_per_s": self._intake.rate.per_second(),
-            "insert_s": self._intake.insert_s,
-            "journal_s": self._intake.journal_s,
-            "stalled": float(bool(self._intake.stalled)),
-            "snapshot_version": self._handout.version,
+            "steps_per_s": self._receiver.rate.per_second(),
+            "insert_s": self._receiver.insert_s,
+            "journal_s": self._receiver.journal_s,
+            "stalled": float(bool(self._receiver.stalled)),
+            "snapshot_version": self._snapshots.version,
             "snapshot_prepare_s": self._publisher.prepare_s,
             "snapshots_superseded": self._publisher.superseded,
         }
@@ -185,7 +184,7 @@ class LearnerServer:
         if self._thread.ident is not None:
             self._thread.join()
         self._publisher.close()
-        self._routers.close()
+        self._sockets.close()
         self._waker.close()
 
     # The server's thread.
@@ -201,37 +200,37 @@ class LearnerServer:
             raise
 
     def _serve(self) -> None:
-        handlers = {"control": self._on_control, "data": self._intake.receive, "snapshots": self._on_snapshots}
+        handlers = {"control": self._on_control, "data": self._receiver.receive, "snapshots": self._on_snapshots}
         while not self._stop:
-            ready = self._routers.wait(self._waker, _POLL_S)
+            ready = self._sockets.wait(self._waker, _POLL_S)
             for channel, handler in handlers.items():  # control first: heartbeats wait for nobody
                 for _ in range(_BATCH if channel in ready else 0):
-                    frames = self._routers.receive(channel)
+                    frames = self._sockets.receive(channel)
                     if frames is None:
                         break
                     identity = frames[0].bytes
-                    if self._offenders.is_blocked(channel, identity):
+                    if self._peer_limits.is_blocked(channel, identity):
                         self._counters["ignored"] += 1
                         continue
                     try:
                         handler(identity, list(frames[1:]))
                     except WireError as e:
                         self._counters["malformed"] += 1
-                        self._routers.complain(channel, address_of(frames), f"malformed: {e}")
-                        if self._offenders.record_error(channel, identity):
-                            self._routers.complain(channel, address_of(frames), "too many malformed: not read for now")
-            self._intake.acknowledge()
+                        self._sockets.complain(channel, address_of(frames), f"malformed: {e}")
+                        if self._peer_limits.record_error(channel, identity):
+                            self._sockets.complain(channel, address_of(frames), "too many malformed: not read for now")
+            self._receiver.acknowledge()
             self._tick()
 
     # Control.
 
     def _on_control(self, identity: bytes, frames: list[Frame]) -> None:
         message = codec.decode(frames, self._limits)
-        authenticator = self._routers.authenticator
+        authenticator = self._sockets.authenticator
         if authenticator is not None:
             answer = authenticator.answer(message, user_of(frames), address_of(frames))
             if answer is not None:
-                self._routers.send("control", identity, answer)
+                self._sockets.send("control", identity, answer)
                 return
         if message.kind == message_types.WHO:
             theirs = codec.count(message.header, "protocol")
@@ -239,7 +238,7 @@ class LearnerServer:
             answer = (
                 handshake.refusal(sentence) if sentence else codec.encode(message_types.IDENTITY, {"run": self.run_id})
             )
-            self._routers.send("control", identity, answer)
+            self._sockets.send("control", identity, answer)
             return
         if message.kind == handshake.HELLO:
             self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), user_of(frames))
@@ -248,7 +247,7 @@ class LearnerServer:
             if self._probes.take():
                 inspect = message.kind == message_types.INSPECT
                 answer = self._inspect(message, user_of(frames)) if inspect else probe.answer_echo(message)
-                self._routers.send("control", identity, answer)
+                self._sockets.send("control", identity, answer)
             return
         session = self._session(message, "control", identity)
         if session is None:
@@ -259,9 +258,9 @@ class LearnerServer:
         elif message.kind == message_types.BYE:
             self._sessions.fence(session)
             self._sessions.leave(session)
-            self._intake.close_episode(session)
+            self._receiver.close_episode(session)
         elif message.kind == message_types.FETCH:
-            self._handout.fetch(session, message)
+            self._snapshots.fetch(session, message)
         else:
             raise WireError(f"unknown kind {message.kind!r}")
 
@@ -269,7 +268,7 @@ class LearnerServer:
         """What an actor would be told, and how this learner stands; nobody is admitted."""
         asked = probe.StatusRequest.decode(message)
         live = [s for s in self._sessions if s.live]
-        authenticator = self._routers.authenticator
+        authenticator = self._sockets.authenticator
         try:
             not_ready = ""
             self._welcome()
@@ -280,13 +279,13 @@ class LearnerServer:
             differs=self._sessions.compare(asked.contract) if asked.contract else "",
             taken_by=next((s.info.peer for s in live if s.info.actor_id == asked.actor_id), ""),
             not_ready=not_ready,
-            stalled=self._intake.stalled,
+            stalled=self._receiver.stalled,
             finished=self._finished,
             key=authenticator.name_of(key) if authenticator else "",
             actors=len(live),
             max_actors=self._config.max_sessions,
-            version=self._handout.version,
-            snapshot_bytes=self._handout.nbytes,
+            version=self._snapshots.version,
+            snapshot_bytes=self._snapshots.nbytes,
             free_bytes=self._store.free_bytes() if self._store else -1,
         ).encode()
 
@@ -298,20 +297,20 @@ class LearnerServer:
             admission = self._sessions.admit(hello, peer, time.monotonic())
         except RefuseError as e:
             self._counters["refused"] += not e.retry
-            self._routers.complain("control", peer, f"refused {hello.actor_id}: {e}")
-            self._routers.send("control", identity, handshake.refusal(str(e), retry=e.retry, renew=e.renew))
+            self._sockets.complain("control", peer, f"refused {hello.actor_id}: {e}")
+            self._sockets.send("control", identity, handshake.refusal(str(e), retry=e.retry, renew=e.renew))
             return
         except SerlChunkError as e:
-            self._routers.send("control", identity, handshake.refusal(str(e), retry=True))
+            self._sockets.send("control", identity, handshake.refusal(str(e), retry=True))
             return
         for old in admission.ousted:
-            self._intake.close_episode(old, gone=True)
+            self._receiver.close_episode(old, gone=True)
         session = admission.session
         session.control_id, session.key = identity, key
         if admission.lost:
             self._counters["lost"] += admission.lost
             log.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
-            self._intake.settle(session)
+            self._receiver.settle(session)
         header = {
             "token": session.token,
             "known": admission.known,
@@ -322,8 +321,8 @@ class LearnerServer:
             answer = codec.encode(handshake.WELCOME, header, arrays)
         except WireError as e:  # our own fault, not the peer's
             raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
-        self._routers.send("control", identity, answer)
-        named = f", key {self._routers.authenticator.name_of(key)}" if self._routers.authenticator else ""
+        self._sockets.send("control", identity, answer)
+        named = f", key {self._sockets.authenticator.name_of(key)}" if self._sockets.authenticator else ""
         log.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
@@ -332,7 +331,7 @@ class LearnerServer:
         if session is None:
             self._counters["stale"] += 1
             if channel == "control":
-                self._routers.send(
+                self._sockets.send(
                     channel, identity, codec.encode(message_types.REJOIN, {"token": message.header["token"]})
                 )
             return None
@@ -341,25 +340,24 @@ class LearnerServer:
 
     def _status_fields(self, session: Session) -> dict[str, Any]:
         return {
-            "next": self._intake.safe(session),
-            "stalled": self._intake.stalled,
-            "allowance": self._intake.allowed(session),
+            "next": self._receiver.safe(session),
+            "stalled": self._receiver.stalled,
+            "allowance": self._receiver.allowed(session),
             "finished": self._finished,
             "run": self.run_id,
-            "version": self._handout.version,
+            "version": self._snapshots.version,
         }
 
     def _status(self, session: Session) -> None:
-        self._routers.send(
-            "control", session.control_id, codec.encode(message_types.STATUS, self._status_fields(session))
-        )
+        fields = self._status_fields(session)
+        self._sockets.send("control", session.control_id, codec.encode(message_types.STATUS, fields))
 
     def _on_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
         message = codec.decode(frames, self._limits)
         session = self._session(message, "snapshots", identity)
         if session is not None:
             session.snapshots_id = identity
-            self._handout.receive(session, message)
+            self._snapshots.receive(session, message)
 
     # What happens without a message.
 
@@ -370,33 +368,33 @@ class LearnerServer:
                 sentence = authenticator.revoked(session.key)
                 log.warning("actor %s (%s) is cut: %s", session.info.actor_id, session.info.peer, sentence)
                 self._counters["refused"] += 1
-                self._routers.send("control", session.control_id, handshake.refusal(sentence))
+                self._sockets.send("control", session.control_id, handshake.refusal(sentence))
                 self._sessions.fence(session)
                 self._sessions.leave(session)
-                self._intake.close_episode(session)
+                self._receiver.close_episode(session)
 
     def _tick(self) -> None:
-        new_snapshot = self._handout.renew()
+        new_snapshot = self._snapshots.renew()
         now = time.monotonic()
-        self._intake.maintain(now)
-        if self._routers.authenticator is not None and now >= self._keys_at:
+        self._receiver.maintain(now)
+        if self._sockets.authenticator is not None and now >= self._keys_at:
             self._keys_at = now + _KEYS_S
-            self._drop_revoked(self._routers.authenticator)
+            self._drop_revoked(self._sockets.authenticator)
         for session in self._sessions:
             if not session.live:
                 if now - session.heard > self._episode_timeout:
-                    self._intake.close_episode(session)
+                    self._receiver.close_episode(session)
                 continue
-            if now - session.heard > self._config.silence:
+            if now - session.heard > self._config.timeout_s:
                 log.warning("actor %s is silent", session.info.actor_id)
                 self._sessions.leave(session)
                 continue
             if new_snapshot:
-                self._handout.announce(session)
+                self._snapshots.announce(session)
             told = session.allowance_told
-            if self._intake.allowed(session) != told or (self._finished is not None and not session.finish_told):
+            if self._receiver.allowed(session) != told or (self._finished is not None and not session.finish_told):
                 session.finish_told = self._finished is not None
                 self._status(session)
         while self._publisher.fetched:
             answer = self._publisher.fetched.popleft()
-            self._handout.answer(self._sessions.by_session(answer.session), answer)
+            self._snapshots.answer(self._sessions.by_session(answer.session), answer)

@@ -15,10 +15,10 @@ class SnapshotChannel:
     """The snapshots channel, and the answers to fetches. Used by the server's thread."""
 
     def __init__(
-        self, routers: ServerSockets, publisher: Publisher, counters: Counters, max_message_bytes: int
+        self, sockets: ServerSockets, publisher: Publisher, counters: Counters, max_message_bytes: int
     ) -> None:
         self.newest: Published | None = None  # what was announced last
-        self._routers, self._publisher, self._counters = routers, publisher, counters
+        self._sockets, self._publisher, self._counters = sockets, publisher, counters
         self._max_bytes = max_message_bytes
 
     @property
@@ -56,7 +56,7 @@ class SnapshotChannel:
             newest is not None
             and session.holds is not None
             and newest.manifest.version > session.holds
-            and self._routers.send("snapshots", session.snapshots_id, newest.announcement)
+            and self._sockets.send("snapshots", session.snapshots_id, newest.announcement)
         ):
             session.holds, session.pulling = None, newest
 
@@ -67,9 +67,9 @@ class SnapshotChannel:
                 frames = published.piece(message, self._max_bytes)
                 self._counters["pieces"] += 1
                 self._counters["snapshot_bytes"] += codec.size_of(frames)
-                self._routers.send("snapshots", session.snapshots_id, frames)
+                self._sockets.send("snapshots", session.snapshots_id, frames)
                 return
-        self._routers.send("snapshots", session.snapshots_id, codec.encode(snapshots.GONE, {"key": key}))
+        self._sockets.send("snapshots", session.snapshots_id, codec.encode(snapshots.GONE, {"key": key}))
 
     def fetch(self, session: Session, message: Message) -> None:
         """Begin to read the checkpoint a session asks for; `answer` has the result. Raises WireError."""
@@ -79,7 +79,7 @@ class SnapshotChannel:
             self._publisher.request(session.info.session, request, step)
         elif session.fetch_request != request:
             fields = {"request": request, "reason": "another checkpoint is being fetched for this actor"}
-            self._routers.send("control", session.control_id, codec.encode(message_types.FETCH_FAILED, fields))
+            self._sockets.send("control", session.control_id, codec.encode(message_types.FETCH_FAILED, fields))
 
     def answer(self, session: Session | None, answer: Fetched) -> None:
         """Tell a session what became of its request, unless it is gone or has given up."""
@@ -92,4 +92,4 @@ class SnapshotChannel:
             frames = codec.encode(
                 message_types.FETCHED, {"request": answer.request, **answer.published.manifest.header()}
             )
-        self._routers.send("control", session.control_id, frames)
+        self._sockets.send("control", session.control_id, frames)

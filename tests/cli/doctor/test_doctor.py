@@ -56,7 +56,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def config() -> ExperimentConfig:
-    quick = TransportConfig(heartbeat=0.1, silence=0.6)
+    quick = TransportConfig(heartbeat=0.1, timeout_s=0.6)
     return dataclasses.replace(load_experiment("fake_aloha"), transport=quick)
 
 
@@ -74,7 +74,7 @@ def learner(port: int, shared: dict[str, str], **changes: Any) -> Iterator[Learn
         "on_record": lambda info, record: None, "run_id": "r1",
     }  # fmt: skip
     values.update(changes)
-    server = LearnerServer(values.pop("config", TransportConfig(heartbeat=0.1, silence=0.6)), **values)
+    server = LearnerServer(values.pop("config", TransportConfig(heartbeat=0.1, timeout_s=0.6)), **values)
     server.start()
     try:
         yield server

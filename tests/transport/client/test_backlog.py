@@ -50,7 +50,9 @@ def test_sizes_in_words():
 def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
     inbox, port = Inbox(), free_port()
     monkeypatch.setattr("serl_chunk.transport.client.outbox.AWAY", 0.2)
-    config = TransportConfig(heartbeat=CONFIG.heartbeat, silence=CONFIG.silence, credit_bytes=1000, spool_bytes=28_000)
+    config = TransportConfig(
+        heartbeat=CONFIG.heartbeat, timeout_s=CONFIG.timeout_s, credit_bytes=1000, spool_bytes=28_000
+    )
     with linked(port, connect=False, config=config, largest_episode_bytes=12_000) as link:
         with serving(port, config=config, on_record=inbox):
             link.connect(10)

@@ -210,7 +210,7 @@ def test_parameters_may_travel_as_bfloat16():
     port = free_port()
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(300, 70)).astype(np.float32), "n": np.int32(3), "s": np.float32(0.1)}
-    config = dataclasses.replace(CONFIG, snapshots="bfloat16")
+    config = dataclasses.replace(CONFIG, snapshot_dtype="bfloat16")
     with serving(port, config=config, fetch=lambda step: (Snapshot(4, params), {})) as server, linked(port) as link:
         server.publish(Snapshot(1, params), {})
         assert link.wait_until(lambda: link.latest() is not None, 10)

@@ -1,0 +1,105 @@
+"""Former names of settings and modules, for command lines, `config.json` files and experiments of earlier versions.
+
+Last used by f1f5725. Settings keep their meaning under the new name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SETTINGS = {
+    "agent.act_by": "agent.acting_critic",
+    "agent.gripper.plausible": "agent.gripper.mask_unreachable",
+    "normaliser.extreme": "normaliser.demo_range",
+    "robot.helper": "robot.scripted_human",  # a group
+    "transport.silence": "transport.timeout_s",
+    "transport.snapshots": "transport.snapshot_dtype",
+}
+VALUES = {
+    ("agent.update_order", "together"): "joint",
+    ("replay.windows", "adjacent"): "qc",
+}
+MODULES = {
+    "serl_chunk.actor.timing": "serl_chunk.actor.clock",
+    "serl_chunk.config.actor": "serl_chunk.config.experiment",
+    "serl_chunk.config.chunks": "serl_chunk.config.experiment",
+    "serl_chunk.config.helpers": "serl_chunk.config.robots",
+    "serl_chunk.config.improvement": "serl_chunk.config.agents",
+    "serl_chunk.config.normaliser": "serl_chunk.config.experiment",
+    "serl_chunk.config.reward": "serl_chunk.config.experiment",
+    "serl_chunk.data.writer": "serl_chunk.data.formats.hdf5_writer",
+    "serl_chunk.robots.replayed": "serl_chunk.devices.recorded",
+}
+CLASSES = {"HelperConfig": "ScriptedHumanConfig"}
+
+
+def current_overrides(overrides: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Replace former names in overrides of the command line.
+
+    Args:
+        overrides: (dotted path, text) pairs.
+
+    Returns:
+        The pairs under current names, and one line for each name that was replaced.
+    """
+    out, lines = [], []
+    for path, text in overrides:
+        new_path = _current_path(path)
+        new_text = VALUES.get((new_path, text), text)
+        if (new_path, new_text) != (path, text):
+            lines.append(f"--config.{path}={text} is now --config.{new_path}={new_text}")
+        out.append((new_path, new_text))
+    return out, lines
+
+
+def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Replace former names in the settings of a `config.json`.
+
+    Args:
+        saved: the settings as nested mappings; not changed.
+
+    Returns:
+        A copy under current names, and one line for each name that was replaced.
+    """
+    lines: list[str] = []
+
+    def renamed(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        out = {}
+        for name, value in group.items():
+            old = f"{prefix}{name}"
+            path = _current_path(old)
+            if isinstance(value, Mapping):
+                value = renamed(value, f"{path}.")
+            new = VALUES.get((path, value), value) if isinstance(value, str) else value
+            if path != old:
+                lines.append(f"{old} is now {path}")
+            if new != value:
+                lines.append(f"{path}={value} is now {path}={new}")
+            out[path.rpartition(".")[2]] = new
+        return out
+
+    return renamed(saved, ""), lines
+
+
+def rename_hint(error: BaseException) -> str:
+    """Return what replaced the module, class or setting that `error` misses; empty where it is none of the former."""
+    text = str(error)
+    if isinstance(error, ImportError):
+        for names in (MODULES, CLASSES):
+            for old, new in names.items():
+                if re.search(rf"'{re.escape(old)}'", text):
+                    return f"{old} is now {new}"
+    if isinstance(error, TypeError) and (found := re.search(r"unexpected keyword argument '(\w+)'", text)):
+        for old, new in SETTINGS.items():
+            if old.rpartition(".")[2] == found[1]:
+                return f"{old} is now {new}"
+    return ""
+
+
+def _current_path(path: str) -> str:
+    for old, new in SETTINGS.items():
+        if path == old or path.startswith(f"{old}."):
+            return new + path[len(old) :]
+    return path

@@ -1,0 +1,155 @@
+"""Former names of settings, modules and classes lead to the current ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+from errors import naming
+
+from serl_chunk.cli.process import load, spec_of, split_overrides
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.renamed import CLASSES, MODULES, SETTINGS, VALUES, current_config
+from serl_chunk.main import main
+from serl_chunk.runs.folder import open_run, read_config
+from serl_chunk.types import ConfigError
+
+CONFIG = load("fake_aloha", [])
+SPEC = spec_of(CONFIG)
+FORMER = {  # as f1f5725 wrote them, with a value of each
+    "agent.act_by": "online",
+    "agent.gripper.plausible": "0.1",
+    "normaliser.extreme": "0.8",
+    "robot.helper.noise": "0.25",
+    "transport.silence": "7.0",
+    "transport.snapshots": "bfloat16",
+    "agent.update_order": "together",
+    "replay.windows": "adjacent",
+}
+
+
+def value_at(config: ExperimentConfig, path: str) -> object:
+    value: object = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("path", [*SETTINGS.values(), *(path for path, _ in VALUES)])
+def test_every_current_name_exists_and_no_former_one_does(path):
+    value_at(CONFIG, path)
+    for old in SETTINGS:
+        with pytest.raises(AttributeError):
+            value_at(CONFIG, old)
+
+
+def test_modules_and_classes_exist_under_their_current_names():
+    for old, new in MODULES.items():
+        importlib.import_module(new)
+        with pytest.raises(ImportError):
+            importlib.import_module(old)
+    from serl_chunk.config import robots
+
+    assert all(hasattr(robots, new) and not hasattr(robots, old) for old, new in CLASSES.items())
+
+
+def test_the_command_line_takes_former_names_and_gives_the_current_one(capsys):
+    words = [f"--config.{path}={text}" for path, text in FORMER.items()]
+    overrides = split_overrides([*words, "--config.seed=3"])
+    assert dict(overrides) == {
+        "agent.acting_critic": "online",
+        "agent.gripper.mask_unreachable": "0.1",
+        "normaliser.demo_range": "0.8",
+        "robot.scripted_human.noise": "0.25",
+        "transport.timeout_s": "7.0",
+        "transport.snapshot_dtype": "bfloat16",
+        "agent.update_order": "joint",
+        "replay.windows": "qc",
+        "seed": "3",
+    }
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(FORMER)
+    for (old, text), line in zip(FORMER.items(), lines, strict=True):
+        assert f"--config.{old}={text}" in line
+    assert "--config.transport.timeout_s=7.0" in lines[4]
+    assert split_overrides(["--config.seed=3"]) == [("seed", "3")]
+    assert capsys.readouterr().out == ""
+
+
+def former(config: dict) -> dict:
+    """The `config.json` that f1f5725 would have written."""
+    old = json.loads(json.dumps(config))
+    old["agent"]["act_by"] = old["agent"].pop("acting_critic")
+    old["agent"]["gripper"]["plausible"] = old["agent"]["gripper"].pop("mask_unreachable")
+    old["normaliser"]["extreme"] = old["normaliser"].pop("demo_range")
+    old["robot"]["helper"] = old["robot"].pop("scripted_human")
+    old["transport"]["silence"] = old["transport"].pop("timeout_s")
+    old["transport"]["snapshots"] = old["transport"].pop("snapshot_dtype")
+    return old
+
+
+def test_a_config_file_with_former_names_is_read_under_the_current_ones():
+    joint = dataclasses.replace(
+        CONFIG,
+        agent=dataclasses.replace(CONFIG.agent, update_order="joint", policy_updates=1),
+        replay=dataclasses.replace(CONFIG.replay, windows="qc", terminal_windows="drop"),
+    )
+    now = json.loads(json.dumps(to_dict(joint)))
+    old = former(now)
+    old["agent"]["update_order"], old["replay"]["windows"] = "together", "adjacent"
+    read, lines = current_config(old)
+    assert read == now
+    assert len(lines) == len(SETTINGS) + len(VALUES)
+    assert any("transport.silence" in line and "transport.timeout_s" in line for line in lines)
+    assert current_config(now) == (now, [])
+
+
+def test_a_run_folder_with_former_names_resumes_with_one_line_and_no_change(tmp_path):
+    run = open_run(CONFIG, SPEC, str(tmp_path))
+    run.write_config()
+    run.lock.close()
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(former(json.loads(file.read_text()))))
+    assert read_config(tmp_path)["transport"]["timeout_s"] == CONFIG.transport.timeout_s
+    lines: list[str] = []
+    again = open_run(CONFIG, SPEC, str(tmp_path), lines.append)
+    again.write_config()
+    again.lock.close()
+    assert again.resumed
+    assert len(lines) == 1
+    assert all(old in lines[0] and new in lines[0] for old, new in SETTINGS.items())
+    assert open_run(CONFIG, SPEC, str(tmp_path), lines.append).lock.close() is None
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            "from serl_chunk.config.chunks import ChunkConfig",
+            ("serl_chunk.config.chunks", "serl_chunk.config.experiment"),
+        ),
+        ("from serl_chunk.config.robots import HelperConfig", ("HelperConfig", "ScriptedHumanConfig")),
+        (
+            "from serl_chunk.config.experiment import NormaliserConfig\nNormaliserConfig(extreme=0.5)",
+            ("normaliser.extreme", "normaliser.demo_range"),
+        ),
+    ],
+)
+def test_an_experiment_with_a_former_name_gets_the_current_one(tmp_path, text, names):
+    file = tmp_path / "mine.py"
+    file.write_text(text + "\n")
+    with pytest.raises(ConfigError, match=naming("mine.py", *names)):
+        load_experiment(str(file))
+
+
+def test_a_former_flag_leads_to_the_current_one(tmp_path, capsys):
+    arguments = ["--exp_name", "fake_aloha", "--local", "--debug", "--checkpoint_path", str(tmp_path / "run")]
+    assert main([*arguments, "--demo_solved", "drop", "--demo_path", str(tmp_path / "none")]) == 2
+    shown = capsys.readouterr()
+    assert "--demo_solved drop" in shown.out
+    assert "--no-demo_keep_solved" in shown.out
