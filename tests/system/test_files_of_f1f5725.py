@@ -1,0 +1,229 @@
+"""Files that commit f1f5725 wrote are still read as it read them: runs, spools, settings and data sets.
+
+`tests/data/f1f5725/README.md` says how they were made. Nothing here names a module or a setting of the product: the
+command line's arguments are files of that folder too.
+"""
+
+import collections
+import hashlib
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import h5py
+import pytest
+from processes import PATIENCE, Cluster, checkpoints, cluster
+
+parquet = pytest.importorskip("pyarrow.parquet")
+
+FILES = Path(__file__).parents[1] / "data" / "f1f5725"
+ARGUMENTS = json.loads((FILES / "arguments.json").read_text())  # of command lines, by what they are for
+EXPECTED = json.loads((FILES / "digests.json").read_text())
+CHANGED = "config changed since the last start"
+pytestmark = pytest.mark.timeout(4 * PATIENCE)
+
+
+@pytest.fixture
+def files(tmp_path) -> Path:
+    """Copy the files, and note the demonstrations' new place where the old one was."""
+    copy = tmp_path / "files"
+    shutil.copytree(FILES, copy)
+    note = copy / "run" / "demos.json"
+    demos = json.loads(note.read_text())
+    for episode in demos["episodes"]:
+        episode["path"] = str(copy / "episodes_states" / Path(episode["path"]).name)
+    note.write_text(json.dumps(demos))
+    return copy
+
+
+@pytest.fixture
+def command(tmp_path, files, environment):
+    """Return what starts `serl-chunk` in processes, all of which end with the test."""
+    with cluster(tmp_path / "output", files / "episodes_states", environment) as c:
+        yield c
+
+
+def rows(run: Path) -> list[dict]:
+    """Return the rows of a run's `metrics.jsonl`."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def episode_digest(file: Path) -> str:
+    """Return a digest of all arrays and attributes of an HDF5 episode, by their names, types and bytes.
+
+    A copy no longer knows whether a simulator made it, which alone is left out.
+    """
+    digest = hashlib.sha256()
+
+    def add(name: str, node: h5py.Group | h5py.Dataset) -> None:
+        for key in sorted(node.attrs.keys() - {"sim"}):
+            digest.update(f"{name}@{key}={node.attrs[key]!r}\n".encode())
+        if isinstance(node, h5py.Dataset):
+            digest.update(f"{name} {node.dtype.str} {node.shape}\n".encode() + node[()].tobytes())
+
+    with h5py.File(file) as opened:
+        add("/", opened)
+        opened.visititems(add)
+    return digest.hexdigest()
+
+
+def episodes(folder: Path) -> dict[str, str]:
+    """Return the digest of every HDF5 episode of a folder, by its file's name."""
+    return {file.name: episode_digest(file) for file in sorted(folder.glob("*.hdf5"))}
+
+
+def tables(folder: Path) -> dict[str, str]:
+    """Return a digest of the values of every table and JSON file of a LeRobot data set, by the file's place."""
+    read = {file: parquet.read_table(file).to_pylist() for file in folder.rglob("*.parquet")}
+    read |= {file: json.loads(file.read_text()) for file in (folder / "meta").rglob("*.json")}
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(
+            json.dumps(values, sort_keys=True, default=bytes.hex).encode()
+        ).hexdigest()
+        for file, values in sorted(read.items())
+    }
+
+
+def moved(manifest: Path, source: Path) -> list[dict]:
+    """Note in a conversion's manifest that its source lies elsewhere now; return the manifest's entries."""
+    entries = [json.loads(line) for line in manifest.read_text().splitlines()]
+    entries[0]["settings"]["path"] = str(source)
+    manifest.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return entries
+
+
+def values(config: object) -> collections.Counter:
+    """Count how often each value occurs among the leaves of a `config.json`, under whatever name."""
+    if isinstance(config, dict):
+        return sum(map(values, config.values()), collections.Counter())
+    return collections.Counter([json.dumps(config)])
+
+
+def changes(output: str) -> list[str]:
+    """Return `old -> new` of every setting that a start's output lists as changed, under whatever name."""
+    return sorted(re.findall(rf"{CHANGED}.*?: [\w.]+: (.* -> .*)", output))
+
+
+def test_the_run_goes_on_and_every_record_of_the_spool_arrives_once(command: Cluster, files, tmp_path):
+    run, before = files / "run", rows(files / "run")
+    shared = [*ARGUMENTS["run"], "--port", str(command.port)]
+    learner = command.start(
+        *shared, "--learner", "--debug", "--demo_path", str(command.demos), "--checkpoint_path", str(run)
+    )
+    actor = command.start(*shared, *ARGUMENTS["actor_of_two_episodes"], "--actor", "--spool_path", str(files / "spool"))
+    actor.ends()
+    trained = max(row["step"] for row in before)
+    learner.until(lambda: rows(run)[-1]["step"] > trained, "no training")
+    learner.signal(signal.SIGTERM)
+    output = learner.ends()
+    assert CHANGED not in output
+    command.start("data", "export", str(run), "--format", "hdf5", "--out", str(tmp_path / "out")).ends()
+
+    arrived, steps = collections.defaultdict(list), 0
+    for file in (tmp_path / "out").glob("*.hdf5"):
+        with h5py.File(file) as opened:
+            arrived[opened["rl"].attrs["episode_id"].decode()].append(episode_digest(file))
+            steps += len(opened["action"])
+    segments = sorted((run / "journal" / "online").glob("*.journal"))
+    assert len(segments) > 1
+    assert len({segment.read_bytes()[:8] for segment in segments}) == 1, "the new segment is of another format"
+    delivered = EXPECTED["delivered"]
+    assert {name: arrived[name] for name in delivered} == delivered
+    assert len(arrived) == len(delivered) + 2  # those of the new actor
+    after = rows(run)
+    assert after[: len(before)] == before
+    assert after[-1]["env_steps"] == steps
+    new = [row for row in after[len(before) :] if row["kind"] == "train"]
+    assert new[0]["replay/steps"] >= EXPECTED["journal_steps"]
+    assert checkpoints(run)[-1] >= after[-1]["step"] > trained
+
+
+def test_its_checkpoint_is_evaluated_as_it_was(command: Cluster, files):
+    run = files / "run"
+    [file] = (run / "evaluations").iterdir()
+    then = json.loads(file.read_text())
+    file.unlink()
+    command.start(
+        *ARGUMENTS["run"], "--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "3",
+        "--checkpoint_path", str(run),
+    ).ends()  # fmt: skip
+    now = json.loads(file.read_text())
+    ran = [episode for results in (then["results"], now["results"]) for r in results for episode in r["episodes"]]
+    fine = [{name: episode.pop(name) for name in ("jerk", "clipped_share", "gated_share")} for episode in ran]
+    for episode in ran:
+        del episode["wall_seconds"]
+    assert now == then
+    for one, other in zip(fine[:3], fine[3:], strict=True):
+        assert other == pytest.approx(one, rel=0.02)  # processors round differently
+
+
+def test_its_report_has_its_figures(command: Cluster, files):
+    run = files / "run"
+    command.start("report", str(run)).ends()
+    text = re.sub(r"<[^>]+>", " ", (run / "report.html").read_text())
+    for name in ("step", "env_steps", "human_ticks"):
+        shown = max(row[name] for row in rows(run))
+        assert re.search(rf"(?<!\d){shown}(?!\d)", text), name
+    assert (run / "report.png").stat().st_size > 10_000
+
+
+def test_its_episodes_are_exported_as_they_were(command: Cluster, files, tmp_path):
+    for to in ("lerobot", "hdf5"):
+        out = str(tmp_path / to)
+        command.start("data", "export", str(files / "run"), "--format", to, "--out", out, "--workers", "0").ends()
+    assert tables(tmp_path / "lerobot") == tables(FILES / "exported") == EXPECTED["exported_tables"]
+    assert episodes(tmp_path / "hdf5") == EXPECTED["journal"]
+    then, now = (
+        moved(folder / "conversion.jsonl", Path("run")) for folder in (files / "exported", tmp_path / "lerobot")
+    )
+    assert now == then
+
+
+def test_its_demonstrations_are_found_where_it_noted_them(command: Cluster, files, tmp_path):
+    out = str(tmp_path / "out")
+    command.start("data", "export", str(files / "run"), "--store", "demo", "--format", "hdf5", "--out", out).ends()
+    assert episodes(tmp_path / "out") == EXPECTED["episodes_states"]
+
+
+@pytest.mark.parametrize("name", ["episodes_states", "episodes_images", "exported"])
+def test_data_are_read_bit_for_bit(command: Cluster, files, tmp_path, name):
+    command.start("data", "convert", str(files / name), "--to", "hdf5", "--out", str(tmp_path / "out")).ends()
+    assert episodes(tmp_path / "out") == EXPECTED[name]
+
+
+def test_an_interrupted_conversion_goes_on(command: Cluster, files):
+    source, out = files / "episodes_states", files / "converted"
+    before = moved(out / "conversion.jsonl", source)
+    command.start("data", "convert", str(source), "--to", "lerobot", "--out", str(out), "--resume").ends()
+    after = [json.loads(line) for line in (out / "conversion.jsonl").read_text().splitlines()]
+    assert after[:4] == before[:4]  # the head and the episode that had arrived
+    assert after[-1] == {"kind": "finished"}
+    assert tables(out) == EXPECTED["converted"]
+
+
+@pytest.mark.parametrize("name", ["settings_a", "settings_b"])
+def test_settings_keep_their_values(command: Cluster, files, name):
+    then = json.loads((FILES / name / "config.json").read_text())
+    output, now = started(command, files / name, ARGUMENTS[name])
+    assert CHANGED not in output
+    assert now["run_id"] == then["run_id"]
+    assert not values(then) - values(now)
+
+
+@pytest.mark.parametrize("name", ["settings_a", "settings_b"])
+def test_a_start_with_other_settings_says_each_of_them(command: Cluster, files, name):
+    output, _ = started(command, files / name, ARGUMENTS[f"not_{name}"])
+    assert changes(output) == EXPECTED["changes"][name]
+
+
+def started(command: Cluster, run: Path, settings: list[str]) -> tuple[str, dict]:
+    """Start with these settings and kill it before it trains; return its output and the `config.json` it wrote."""
+    file = run / "config.json"
+    before = file.stat().st_ino
+    flags = ("--local", "--debug", "--demo_path", str(command.demos), "--checkpoint_path", str(run))
+    process = command.start(*settings, *flags)
+    process.until(lambda: file.stat().st_ino != before, "config.json was not written")
+    process.kill()
+    return process.output, json.loads(file.read_text())
