@@ -11,7 +11,7 @@ DEMO_RUN ?= runs/demo
 DEMO_DATA ?= demos/fake_aloha
 DEMO_PORT ?= 5588
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test quick test-slow lint clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,16 +25,24 @@ demo: $(VENV)/installed
 	$(BIN)/serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 \
 	    --checkpoint_path $(DEMO_RUN)
 
-# Most of the time goes into compiling small functions; XLA's older code generator for CPUs does that about twice as
-# fast. The pinned jaxlib knows the flag; one that does not would end with "Unknown flag in XLA_FLAGS".
-# Tests of one file stay together: they share what was compiled for them.
-test: $(VENV)/installed
-	XLA_FLAGS="--xla_cpu_use_fusion_emitters=false $$XLA_FLAGS" \
-	    $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# Most of the time goes into compiling small functions: they are compiled quickly rather than well, by XLA's older code
+# generator for CPUs. The pinned jaxlib knows these flags; one that does not would end with "Unknown flag in XLA_FLAGS".
+# What one worker compiled the others need not: see tests/conftest.py.
+QUICKLY := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
+    --xla_llvm_disable_expensive_passes=true
+# Tests of one file stay together: they share fixtures and what was traced for them.
+PYTEST = XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-# Minutes to an hour: every test marked slow, compiled as users' processes are.
+test: $(VENV)/installed
+	$(PYTEST)
+
+# What is worth running while working: no agent is compiled, no process is started.
+quick: $(VENV)/installed
+	$(PYTEST) -m "not slow and not compiles and not system"
+
+# Minutes to an hour: every test marked slow, compiled as users' processes are, and every property with more examples.
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -m slow
+	SERL_CHUNK_TEST_EXAMPLES=thorough $(BIN)/python -m pytest -m "slow or property"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 SLOW = 1800  # seconds until a slow test is given up, where it does not say itself
 KEPT = 2.5e9  # bytes; what is compiled is kept for the next modules up to here
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
+
+settings.register_profile("default", deadline=None, max_examples=100)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get(EXAMPLES, "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Share what JAX compiles between the workers and the processes that tests start.
+
+    The folder is new and empty for each run, and is removed after it. A folder that the environment names is kept.
+    """
+    if CACHE not in os.environ:  # a worker of pytest-xdist inherits the folder of its controller
+        folder = tempfile.mkdtemp(prefix="serl_chunk_compiled_")
+        os.environ[CACHE] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Small programs are compiled again and again: without these, only those of a second or more would be kept.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # Tracing allocates much that lives long: with Python's own thresholds a tenth of the time is spent on cycles.
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The time limit of pyproject.toml is for tests that are not slow."""
+    """Mark property tests, and give slow tests a time limit of their own; that of pyproject.toml is for the others."""
     for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("property")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt what is there for the whole run from the garbage collector."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,6 +24,7 @@ from actor_helpers import (
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.actor.inference import DelayEstimate, measure_inference
 from serl_chunk.actor.planner import choose_inference
@@ -241,7 +242,7 @@ def test_sync_follows_a_decision_that_wants_it_and_goes_on_until_a_late_one_come
     assert np.diff([s.decision_tick for s in starts]).tolist() == [4] * (len(starts) - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     mode=st.sampled_from(["sync", "async"]),
     horizon=st.integers(2, 8),

@@ -13,6 +13,7 @@ import pytest
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.data.convert.convert import convert
 from serl_chunk.data.demos import content_digest, end_at_first_success, find_demos, load_demos, open_demos
@@ -191,7 +192,7 @@ def test_steps_after_the_first_success_are_dropped_and_counted(folder, spec, mak
     np.testing.assert_array_equal(end.final_observation["images/wrist"], episode.steps.sparse["images/wrist"].values[4])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(n=st.integers(1, 8), data=st.data())
 def test_first_success_property(spec, make_episode, assert_same, n, data):
     success_at = tuple(data.draw(st.lists(st.integers(0, n - 1), unique=True), label="success_at"))

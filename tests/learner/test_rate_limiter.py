@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.learner.schedule import RateLimiter
 
@@ -69,7 +70,7 @@ def test_what_each_side_waits_for_in_numbers():
     assert limiter.updates_due(1_000) == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),
     steps=st.integers(0, 10_000),
@@ -87,7 +88,7 @@ def test_the_numbers_agree_with_the_permission(ratio, steps, done, count):
     assert limiter.may_update(7 + steps, limiter.updates_due(7 + steps)) or limiter.updates_due(7 + steps) == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     ratio=st.floats(0.01, 20).map(lambda x: round(x, 3)),
     per_update=st.integers(1, 30),

@@ -1,6 +1,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.replay.index_sets import IndexSet
 
@@ -8,7 +9,7 @@ CAPACITY = 24
 rows = st.lists(st.integers(0, CAPACITY - 1), unique=True, max_size=CAPACITY)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), rows), max_size=12))
 def test_behaves_like_a_set(calls):
     view, model = IndexSet(CAPACITY), set()

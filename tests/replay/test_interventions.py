@@ -8,6 +8,7 @@ from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, norm
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.critics import CriticConfig
@@ -85,7 +86,7 @@ def test_a_cut_window_bootstraps_from_the_observation_at_the_takeover():
     assert (actions[:, 1] + tick[first]).tolist() == [5, 6, 6, 6]  # nothing of the person's
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     sources=st.lists(
         st.lists(st.sampled_from([P, P, P, U, U, H, S, R]), min_size=1, max_size=24), min_size=1, max_size=4

@@ -160,12 +160,12 @@ class Coded:
     def weights(self, bc_on: str, exclude: int) -> list[float]:
         """Imitation weight of every step."""
         takeovers, held = [], False
-        for t, s in enumerate(self.source):
+        for t, s in enumerate(self.source.tolist()):
             if s == Source.HUMAN and not held:
                 takeovers.append(t)
             held = s == Source.HUMAN or (held and s == Source.HOLD)
         out = []
-        for t, s in enumerate(self.source):
+        for t, s in enumerate(self.source.tolist()):
             doubtful = any(t < k <= t + exclude for k in takeovers)
             good = self.outcome == Outcome.SUCCESS and s == Source.POLICY and not doubtful and not self.demonstration
             chosen = {
@@ -182,7 +182,7 @@ class Coded:
     def takeovers(self) -> list[tuple[int, int]]:
         """(last tick of the robot's own, first tick of the person's) where somebody took the robot from the policy."""
         out, own, held = [], None, False
-        for t, s in enumerate(self.source):
+        for t, s in enumerate(self.source.tolist()):  # comparing NumPy's numbers with an enum's takes ten times as long
             if s == Source.HUMAN:
                 if not held and own is not None:
                     out.append((own, t))
@@ -258,6 +258,8 @@ class Checker:
         self.frame = np.full((n, len(SPEC.cameras), width), -1)
         self.starts = np.zeros((n, width), bool)
         self.stop = np.zeros((n, width), int)
+        self.to_go = np.zeros((n, width))
+        powers = float(cfg.discount) ** np.arange(LIMIT + 1)
         for e in episodes:
             k, t = e.number, e.length
             self.last[k], self.length[k], self.terminated[k] = e.last(), t, e.terminated
@@ -270,6 +272,7 @@ class Checker:
             if not e.demonstration:
                 for own, _ in e.takeovers():
                     self.reward[k, own] -= r.intervention_penalty
+            self.to_go[k, :t] = [self.reward[k, i:t] @ powers[: t - i] for i in range(t)]
             exclude = cfg.replay.exclude_before_takeover
             self.bc_weight[k, :t] = e.weights(bc_on, exclude)
             self.open_bc[k, :t] = dataclasses.replace(e, end="limit").weights(bc_on, exclude)
@@ -316,10 +319,8 @@ class Checker:
         terminal = self.terminated[ep] & (t + n == self.length[ep])
         np.testing.assert_array_equal(batch.mask, ~terminal)
         np.testing.assert_array_equal(batch.discount_n, self.cfg.discount**n)
-        powers = float(self.cfg.discount) ** np.arange(LIMIT + 1)
-        to_go = [self.reward[k, s : self.length[k]] @ powers[: self.length[k] - s] for k, s in zip(ep, t, strict=True)]
         known = self.demo[ep] & self.terminated[ep]
-        np.testing.assert_allclose(batch.mc_return, np.where(known, to_go, -np.inf), rtol=1e-6)
+        np.testing.assert_allclose(batch.mc_return, np.where(known, self.to_go[ep, t], -np.inf), rtol=1e-6)
         after = batch.next_observations["state"] * self.norm.state_std + self.norm.state_mean
         end = np.where(self.final[ep], t + n, np.minimum(t + n, self.length[ep] - 1))
         np.testing.assert_array_equal(after, np.stack([ep, end, ep + 2 * end], 1))

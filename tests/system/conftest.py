@@ -29,20 +29,25 @@ class Trained(NamedTuple):
         return Path(shutil.copytree(self.run, to))
 
 
+def pytest_collection_modifyitems(items):
+    """Mark every test of this folder."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("system")
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
-    """Of every process: unbuffered, no wandb, what one process compiled the next one need not."""
-    cache = tmp_path_factory.mktemp("compiled")
+    """Of every process: unbuffered, no wandb. Compiled programs are shared as tests/conftest.py says."""
     config = tmp_path_factory.mktemp("config")  # nobody's own keys
     return os.environ | {
         "PYTHONUNBUFFERED": "1",
         "WANDB_MODE": "disabled",
         "XDG_CONFIG_HOME": str(config),
         "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         # These networks are compiled for longer than they run.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        + os.environ.get("XLA_FLAGS", ""),
         "COLUMNS": "200",  # a table is not wrapped
     }
 

@@ -18,6 +18,7 @@ import pytest
 from errors import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.data.convert.convert import Progress, Report, convert
 from serl_chunk.data.convert.manifest import NAME, Manifest
@@ -59,7 +60,7 @@ def _content(path: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in path.iterdir()}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_round_trip_keeps_every_byte(tmp_path_factory, spec, make_episode, assert_same, data):
     tmp = tmp_path_factory.mktemp("trip")

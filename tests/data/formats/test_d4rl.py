@@ -12,6 +12,7 @@ import pytest
 from errors import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.data.formats.d4rl import FORMAT, D4rlSource
 from serl_chunk.data.source import ReadOptions
@@ -139,7 +140,7 @@ def test_who_acted_is_told_by_the_name(tmp_path: Path, name: str, source: Source
     assert set(got.steps.source) == {source}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ends=st.text("..TO", min_size=1, max_size=20), proportion=st.floats(0.1, 1))
 def test_every_row_is_in_one_episode(tmp_path: Path, ends: str, proportion: float) -> None:
     path = save(tmp_path / "x.hdf5", arrays(ends))

@@ -15,6 +15,7 @@ import pytest
 from errors import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.data.formats import hdf5
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
@@ -23,7 +24,7 @@ from serl_chunk.types import DataError, Episode, Outcome, SparseRows
 PLAIN_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_round_trip_keeps_every_byte(tmp_path, spec, joints_spec, make_episode, assert_same, data):
     robot = data.draw(st.sampled_from([spec, joints_spec]), label="robot")

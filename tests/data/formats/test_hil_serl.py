@@ -14,6 +14,7 @@ import pytest
 from errors import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.data.formats.hil_serl import FORMAT, HilSerlSource
 from serl_chunk.data.source import ReadOptions
@@ -252,7 +253,7 @@ def test_one_file_is_held_at_a_time_and_copies_hold_none(dump: Dump, tmp_path: P
         source.read("x")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     ended=st.lists(st.booleans(), min_size=5, max_size=5),

@@ -19,6 +19,7 @@ from errors import naming
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from properties import examples
 
 from serl_chunk.data.formats.restricted_pickle import load_plain
 from serl_chunk.types import DataError
@@ -87,7 +88,7 @@ def test_python_values_come_back(file: Path, protocol: int) -> None:
     assert same(load(file, pickle.dumps(value, protocol=protocol)), value)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
@@ -305,7 +306,7 @@ def test_a_file_cut_anywhere_is_said_to_be_cut(file: Path, protocol: int) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape")
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_bytes_never_end_in_another_error(file: Path, data: st.DataObject) -> None:
     whole = pickle.dumps(

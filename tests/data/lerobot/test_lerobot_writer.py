@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lerobot_sets import HEIGHT, HZ, WIDTH, episode_of, several, smooth, write
+from properties import examples
 
 from serl_chunk.data.formats import choose, open_source
 from serl_chunk.data.frames import Encoded, Frames, decode_image
@@ -105,7 +106,7 @@ def test_lossy_frames_are_close_and_all_else_is_exact(
 
 
 @given(data=st.data())
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_episode_comes_back(data, tmp_path_factory, spec: RobotSpec, make_episode, assert_same: Same):
     episodes = []
     for seed in range(data.draw(st.integers(1, 4))):

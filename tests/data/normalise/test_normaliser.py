@@ -12,6 +12,7 @@ import pytest
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.normalise.chunk_statistics import StatsRequest, compute
@@ -34,7 +35,7 @@ def demos(spec, make_episode) -> list[Episode]:
     return [make_episode(spec, n, seed=n, image_ticks={}, final=False) for n in (7, 5, 12)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), mode=st.sampled_from(MODES), with_demos=st.booleans())
 def test_decode_is_the_inverse_of_encode(spec, demos, data, mode, with_demos):
     if mode == "absolute_demo" and not with_demos:
@@ -53,7 +54,7 @@ def test_decode_is_the_inverse_of_encode(spec, demos, data, mode, with_demos):
 
 
 @pytest.mark.parametrize("mode", ["absolute_demo", "relative"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), horizon=st.integers(1, 6))
 def test_extremes_of_demonstrations_map_to_the_chosen_bound(spec, make_episode, mode, lengths, horizon):
     episodes = [make_episode(spec, n, seed=n + k, image_ticks={}) for k, n in enumerate(lengths)]

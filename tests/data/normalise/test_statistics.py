@@ -11,6 +11,7 @@ from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from properties import examples
 
 from serl_chunk.data.normalise.chunk_statistics import StatsRequest, chunks, compute, joints_of, parse_mask
 from serl_chunk.data.normalise.norm_stats import NormStats, read_norm_stats, write_norm_stats
@@ -73,7 +74,7 @@ def streamed(values: np.ndarray, keep: int, passes: int, pieces: int = 3, q=(0.0
     return statistics
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values=st.one_of(ROWS, COARSE), pieces=st.integers(1, 5), keep=st.sampled_from([0, 20, 10_000]))
 def test_quantiles_are_numpys_held_or_in_two_passes(values, pieces, keep):
     statistics = streamed(values, keep, 2, pieces)
@@ -82,7 +83,7 @@ def test_quantiles_are_numpys_held_or_in_two_passes(values, pieces, keep):
     np.testing.assert_allclose(statistics.quantile(), expected, rtol=1e-12, atol=1e-12 * scale)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values=st.one_of(ROWS, COARSE), q=st.floats(0, 1))
 def test_one_pass_is_within_the_stated_error(values, q):
     statistics = streamed(values, 0, 1, q=(q,))
@@ -104,7 +105,7 @@ def test_the_stated_error_is_not_far_from_what_happens():
     assert RELATIVE_ERROR / 2 < error.max() <= RELATIVE_ERROR
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values=ROWS, cut=st.integers(0, 60), offset=st.sampled_from([0.0, 1e6]))
 def test_moments_do_not_depend_on_the_blocks(values, cut, offset):
     values = values.astype(np.float64).clip(-1e3, 1e3) + offset

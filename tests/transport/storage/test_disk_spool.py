@@ -16,6 +16,7 @@ import pytest
 from errors import naming
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from properties import examples
 from transport_tools import LIMITS, Inbox, end, eventually, linked, send_episode, serving, step
 
 from serl_chunk.transport.sockets import free_port
@@ -150,7 +151,7 @@ class SameAsMemory(RuleBasedStateMachine):
 
 
 TestSameAsMemory = SameAsMemory.TestCase
-TestSameAsMemory.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestSameAsMemory.settings = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)
 
 
 def test_a_killed_actors_episode_is_closed(tmp_path):

@@ -19,6 +19,7 @@ import pytest
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 from transport_tools import eventually
 
 from serl_chunk.transport.storage import files
@@ -46,7 +47,7 @@ operations = st.lists(st.lists(frames, max_size=4) | st.sampled_from(["reopen", 
 
 
 @given(operations, st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_what_was_appended_is_read_back(steps, tabled):
     """Over rotation, reopening and dropping; every segment then begins with the preamble."""
     expected: dict[int, list[bytes]] = {}

@@ -15,6 +15,7 @@ import pytest
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 from transport_tools import LIMITS, end, step
 
 from serl_chunk.transport.server.sessions import Session
@@ -84,7 +85,7 @@ actions = st.lists(
 
 
 @given(actions)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_records_and_standings_come_back(steps):
     sessions = {name: new_session(name) for name in "ab"}
     episodes, ticks = {"a": 0, "b": 0}, {"a": 0, "b": 0}

@@ -12,6 +12,7 @@ import pytest
 from errors import naming
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.transport.storage import segment
 from serl_chunk.transport.storage.segment import HEADER_BYTES, MARKER, Damage, Found
@@ -47,7 +48,7 @@ def path(tmp_path):
 
 @given(entries, st.integers(0, 2**64 - 1))
 @example([[b""] * segment.MAX_FRAMES, [b"y" * 3_000_000, b"z"]], 2**64 - 1)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_what_goes_in_comes_out(contents, salt):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
@@ -121,7 +122,7 @@ def test_entries_inside_of_frames_are_none(path, salt):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_random_bytes_never_become_entries(seed):
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:

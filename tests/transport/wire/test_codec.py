@@ -13,6 +13,7 @@ from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from properties import examples
 from transport_mutations import declared_sizes
 
 from serl_chunk.transport.wire import codec
@@ -45,7 +46,7 @@ def arrays(draw):
     st.dictionaries(text(1), arrays(), max_size=4),
     st.sampled_from([-1, 16, codec.INLINE_BYTES]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 def test_round_trip(header, values, inline):
     frames = frames_of("k", header, values, inline)
     assert len(frames) == 1 + sum(v.nbytes > inline for v in values.values())
@@ -162,7 +163,7 @@ def test_message_size_limit():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_mutations_are_refused_or_decode_to_safe_arrays(seed, mutations):
     """Whatever happens to the bytes: a WireError, or arrays of an allowed dtype whose size is their frame's."""
     rng = random.Random(seed)
