@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import signal
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import h5py
@@ -21,6 +22,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 FILES = Path(__file__).parents[1] / "data" / "f1f5725"
 ARGUMENTS = json.loads((FILES / "arguments.json").read_text())  # of command lines, by what they are for
 EXPECTED = json.loads((FILES / "digests.json").read_text())
+RENAMED = {"adjacent": "qc", "together": "joint"}  # values that have another name since
 CHANGED = "config changed since the last start"
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 
@@ -209,13 +211,23 @@ def test_settings_keep_their_values(command: Cluster, files, name):
     output, now = started(command, files / name, ARGUMENTS[name])
     assert CHANGED not in output
     assert now["run_id"] == then["run_id"]
-    assert not values(then) - values(now)
+    assert not renamed(values(then)) - values(now)
 
 
 @pytest.mark.parametrize("name", ["settings_a", "settings_b"])
 def test_a_start_with_other_settings_says_each_of_them(command: Cluster, files, name):
     output, _ = started(command, files / name, ARGUMENTS[f"not_{name}"])
-    assert changes(output) == EXPECTED["changes"][name]
+    assert changes(output) == sorted(renamed(EXPECTED["changes"][name]).elements())
+
+
+def renamed(texts: Iterable[str] | Mapping[str, int]) -> collections.Counter[str]:
+    """Count `texts` under the present names of values."""
+    out: collections.Counter[str] = collections.Counter()
+    for text, n in collections.Counter(texts).items():
+        for old, new in RENAMED.items():
+            text = re.sub(rf"\b{old}\b", new, text)
+        out[text] += n
+    return out
 
 
 def started(command: Cluster, run: Path, settings: list[str]) -> tuple[str, dict]:
