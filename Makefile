@@ -31,7 +31,7 @@ demo: $(VENV)/installed
 QUICKLY := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
     --xla_llvm_disable_expensive_passes=true
 # Tests of one file stay together: they share fixtures and what was traced for them.
-PYTEST = XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST = XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_FLAGS)
 
 test: $(VENV)/installed
 	$(PYTEST)

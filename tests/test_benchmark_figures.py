@@ -21,12 +21,12 @@ from serl_chunk.types import ConfigError
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import ablations
-import asked
 import calibration
 import cube_single
 import grasp_critic
 import human_in_the_loop as people
 from ablations import Count
+from support import cli_args
 
 
 def test_newcombes_example():
@@ -87,7 +87,7 @@ def test_every_option_is_an_experiment_of_its_own(task, experiment):
 def test_every_method_on_cube_single_is_a_configuration_of_its_own():
     experiment, seen = load_experiment("ogbench"), {}
     for name, method in cube_single.EVERY.items():
-        config = configured(experiment, list(map(asked.split, method.settings)), preset=method.preset)
+        config = configured(experiment, list(map(cli_args.split, method.settings)), preset=method.preset)
         text = str(to_dict(config))
         assert text not in seen, f"{name} is {seen[text]}"
         seen[text] = name
@@ -159,14 +159,14 @@ def test_grippers_are_not_compared_with_runs_of_other_settings(tmp_path, monkeyp
 
 def test_what_is_asked_for_is_checked_before_anything_runs(capsys):
     parser = argparse.ArgumentParser()
-    asked.add_settings(parser, "for every row")
+    cli_args.add_settings(parser, "for every row")
     args = parser.parse_args(["--set", "a.b=c=d", "--set", "e="])
-    assert asked.settings(parser, args.set) == [("a.b", "c=d"), ("e", "")]
-    assert asked.chosen(parser, "all", {"x": 1, "y": 2}, "row") == ["x", "y"]
-    assert asked.chosen(parser, "y,x", ["x", "y"], "row") == ["y", "x"]
+    assert cli_args.settings(parser, args.set) == [("a.b", "c=d"), ("e", "")]
+    assert cli_args.chosen(parser, "all", {"x": 1, "y": 2}, "row") == ["x", "y"]
+    assert cli_args.chosen(parser, "y,x", ["x", "y"], "row") == ["y", "x"]
     for call, named in (
-        (lambda: asked.settings(parser, ["agent.lr"]), ("--set", "agent.lr", "FIELD=VALUE")),
-        (lambda: asked.chosen(parser, "x,z", ["x", "y"], "row"), ("z", "x, y", "all")),
+        (lambda: cli_args.settings(parser, ["agent.lr"]), ("--set", "agent.lr", "FIELD=VALUE")),
+        (lambda: cli_args.chosen(parser, "x,z", ["x", "y"], "row"), ("z", "x, y", "all")),
     ):
         with pytest.raises(SystemExit):
             call()

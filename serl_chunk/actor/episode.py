@@ -174,7 +174,7 @@ class EpisodeRun:
                 stamp=stamp,
             )
         )
-        self._hold = setup.hold.after(executed)
+        self._hold = setup.hold.next(executed)
         self._moment = LazyObservation(setup.env, raw, setup.cameras)
         if success or failure or terminated or truncated:
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN

@@ -26,6 +26,6 @@ class HoldPolicy:
         rest = np.where(self._joint >= 0, state[np.maximum(self._joint, 0)], 0.0)
         return np.clip(rest, self._low, self._high).astype(np.float32)
 
-    def after(self, action: np.ndarray) -> np.ndarray:
+    def next(self, action: np.ndarray) -> np.ndarray:
         """After `action` float32[A] was executed."""
         return np.where(self._is_position, action, self._no_motion)

@@ -83,7 +83,7 @@ class EpisodeRunner:
         self._config, self._sink, self._actor_id = config, sink, actor_id
         self._inference = inference
         hold = HoldPolicy(spec)
-        self._queue = ChunkQueue(config.chunk.executed, hold.after, adaptive=actor.adaptive_execution)
+        self._queue = ChunkQueue(config.chunk.executed, hold.next, adaptive=actor.adaptive_execution)
         self._planner: Planner | None = None
         if actor.clock == "lockstep":
             self._planner = LockstepPlanner(self._queue, policy, actor.delay_ticks, before_decision)

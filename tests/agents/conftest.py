@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def few_optimisations() -> Iterator[None]:
     """Compile quickly rather than well; what is computed stays the same."""
-    before = jax.config.expected_value("jax_disable_most_optimizations")
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)

@@ -58,7 +58,7 @@ def test_each_alias_sets_its_field(called):
     for path, value in flags.values():
         if value:
             assert field(config, path) == float(value)
-    assert keywords["reading"].dataset == "d"
+    assert keywords["demo_options"].dataset == "d"
 
 
 def test_the_environment_and_its_reward(called, tmp_path):
@@ -117,7 +117,7 @@ def test_the_presets_are_listed(command, capsys):
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PRESETS)
-    assert all(preset.says in line for line, preset in zip(lines, PRESETS.values(), strict=True))
+    assert all(preset.description in line for line, preset in zip(lines, PRESETS.values(), strict=True))
 
 
 @pytest.mark.parametrize(

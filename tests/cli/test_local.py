@@ -26,7 +26,7 @@ class Recorder:
         self.phase = Phase.TRAIN
 
     @property
-    def inbox(self) -> Recorder:
+    def ingest(self) -> Recorder:
         return self
 
     def insert(self, session: str, record) -> None:

@@ -37,7 +37,7 @@ def test_an_end_within_a_window_takes_its_weight_but_no_reward():
     np.testing.assert_array_equal(out.valid, [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
     np.testing.assert_array_equal(out.weight, [1, 0, 0, 0, 0, 1])
     np.testing.assert_array_equal(out.discount_n, 0.125)
-    np.testing.assert_array_equal(out.bc, out.valid)
+    np.testing.assert_array_equal(out.bc_weight, out.valid)
 
 
 def test_returns_over_other_steps_than_the_chunk_weigh_the_last_of_the_return():

@@ -78,7 +78,7 @@ def test_nothing_is_dropped_while_a_journal_is_read_back(tmp_path):
     store.close()
     store = opened(tmp_path, segment_bytes=4000, min_steps=20)
     with serving(port, store=store) as server:
-        intake, names = server._intake, []
+        intake, names = server._receiver, []
         for row in store.replay():
             if isinstance(row.record, Begin):
                 names.append(row.record.episode_id)

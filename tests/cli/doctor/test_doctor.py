@@ -336,8 +336,8 @@ def test_a_full_disk_of_the_learner(config, shared, tmp_path, monkeypatch):
     with learner(port, shared, store=store) as server:
         check = checks_of(config, where(port))["learner's disk"]
         assert (check.status, check.said) == ("warning", "500 MiB left for its journal")
-        server._intake.stalled = "the learner's disk takes no more: full"
-        server._intake._retry_at = float("inf")
+        server._receiver.stalled = "the learner's disk takes no more: full"
+        server._receiver._retry_at = float("inf")
         checks = checks_of(config, where(port))
         assert failures(checks) == ["learner's disk"]
         assert "nothing is acknowledged: the learner's disk takes no more" in checks["learner's disk"].said

@@ -454,10 +454,10 @@ def test_a_learner_that_cannot_look_into_its_keys_is_not_called_absent(learner, 
 def test_strangers_do_not_silence_the_learners_complaints(learner, port, caplog):
     with caplog.at_level(logging.WARNING), serving(port, keys=learner) as server:
         for i in range(600):
-            server._routers.complain("control", f"10.0.{i // 250}.{i % 250}", "unknown key: of a stranger")
+            server._sockets.complain("control", f"10.0.{i // 250}.{i % 250}", "unknown key: of a stranger")
         assert sum("of a stranger" in r.message for r in caplog.records) <= 30
-        assert len(server._routers._complaints) <= 256
-        server._routers._lines.clear()  # a minute later
-        server._routers.complain("control", "10.1.1.1", "unknown key: of a robot")
-        server._routers.complain("control", "10.1.1.1", "unknown key: of a robot")
+        assert len(server._sockets._complaints) <= 256
+        server._sockets._lines.clear()  # a minute later
+        server._sockets.complain("control", "10.1.1.1", "unknown key: of a robot")
+        server._sockets.complain("control", "10.1.1.1", "unknown key: of a robot")
     assert sum("of a robot" in r.message for r in caplog.records) == 1
