@@ -137,7 +137,7 @@ def says_nothing(option: str, experiment: str, texts: Sequence[str], *, online: 
     if option in ONLINE and not online:
         return "is the same as default without online steps"
     if load_experiment(experiment).actor.intervention == "none" and any(
-        "intervention" in s or "helper" in s for s in OPTIONS[option]
+        "intervention" in s or "scripted_human" in s for s in OPTIONS[option]
     ):
         return "is about take-overs, and nobody takes over"
     config = configuration(experiment, [*texts, *OPTIONS[option]])

@@ -41,7 +41,7 @@ class ChunkQueue:
 
     Args:
         execute_steps: ticks that a chunk serves, counted from its decision.
-        hold_after: the command that follows an action where nothing is planned (`Hold.after`).
+        hold_after: the command that follows an action where nothing is planned (`HoldPolicy.next`).
         adaptive: whether a chunk's own `steps` count.
     """
 

@@ -223,7 +223,7 @@ def test_a_trajectory_that_goes_on_after_successes_has_one_end_as_published(solv
     rows = Rows(state[steps], state[steps + 1], np.zeros((n - 2, 2)), paid, 1 - reached, terminal[steps + 1])
     assert set(row) == set(steps[: n - 2 - h + 1])
     published = gather_adjacent(rows, np.searchsorted(steps, row), horizon=h, returned=h, discount=0.5)
-    for name in ("valid", "rewards", "mask", "weight", "bc"):
+    for name in ("valid", "rewards", "mask", "weight", "bc_weight"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(published, name), err_msg=name)
     after = batch.next_observations["state"] * norm.state_std + norm.state_mean
     np.testing.assert_array_equal(after, published.next_observations["state"])

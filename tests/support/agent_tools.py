@@ -98,7 +98,7 @@ def make_batches(spec: AgentSpec, updates: int = 2, size: int = 8, seed: int = 0
         "discount_n": (spec.discount**n).astype(np.float32),
         "next_observations": observe(),
         "is_demo": valid,
-        "bc": valid,
+        "bc_weight": valid,
         "delay": np.zeros(lead, np.int32),
         "weight": np.ones(lead, np.float32),
         "mc_return": np.full(lead, -np.inf, np.float32),
