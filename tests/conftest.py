@@ -16,6 +16,7 @@ from hypothesis import is_hypothesis_test, settings
 SLOW = 1800  # seconds until a slow test is given up, where it does not say itself
 KEPT = 2.5e9  # bytes; what is compiled is kept for the next modules up to here
 CACHE = "JAX_COMPILATION_CACHE_DIR"
+CACHE_LEAST = "JAX_PERSISTENT_CACHE_MIN"
 EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
 
 settings.register_profile("default", deadline=None, max_examples=100)
@@ -33,8 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[CACHE] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     # Small programs are compiled again and again: without these, only those of a second or more would be kept.
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    os.environ.setdefault(f"{CACHE_LEAST}_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault(f"{CACHE_LEAST}_ENTRY_SIZE_BYTES", "-1")
+    if "jax" in sys.modules:  # a plugin imported it, and JAX reads the environment on import
+        set_now = sys.modules["jax"].config.update
+        set_now("jax_compilation_cache_dir", os.environ[CACHE])
+        set_now("jax_persistent_cache_min_compile_time_secs", float(os.environ[f"{CACHE_LEAST}_COMPILE_TIME_SECS"]))
+        set_now("jax_persistent_cache_min_entry_size_bytes", int(os.environ[f"{CACHE_LEAST}_ENTRY_SIZE_BYTES"]))
     # Tracing allocates much that lives long: with Python's own thresholds a tenth of the time is spent on cycles.
     gc.set_threshold(100_000, 20, 50)
 
