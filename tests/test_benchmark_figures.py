@@ -28,6 +28,8 @@ import human_in_the_loop as people
 from ablations import Count
 from support import cli_args
 
+pytestmark = pytest.mark.system
+
 
 def test_newcombes_example():
     """Newcombe 1998, table II, (a) method 10: 56/70 - 48/80."""

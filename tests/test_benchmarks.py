@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 

@@ -22,6 +22,8 @@ from serl_chunk.robots.fake.spec import GRIPPER, GRIPPER_RATE, JOINT_RATE
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import Snapshot, Source
 
+pytestmark = pytest.mark.compiles
+
 RATES = np.array([GRIPPER_RATE if i in GRIPPER else JOINT_RATE for i in range(14)])
 AGENT = AcfqlConfig(
     critic=CriticConfig(hidden=(16,), ensemble=2, target_subset=2, loss="bounded"),

@@ -27,6 +27,8 @@ from serl_chunk.runs.demos import DEMOS, RunDemos, note_of
 from serl_chunk.runs.episodes import FORMAT, JOURNAL, RunSource
 from serl_chunk.types import ConfigError, DataError, Outcome, Source
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.fixture
 def run(tmp_path) -> Run:

@@ -13,6 +13,8 @@ import pytest
 from serl_chunk.cli import launch
 from serl_chunk.cli.launch import core_sets, run_both
 
+pytestmark = pytest.mark.system
+
 CHILD = """
 import os, signal, sys, time
 actor = "--actor" in sys.argv

@@ -27,6 +27,8 @@ from serl_chunk.runs.checkpoints import CheckpointStore, host_leaves
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import ConfigError, Snapshot
 
+pytestmark = pytest.mark.compiles
+
 quick = pytest.fixture(autouse=True)(quick_agents)
 
 

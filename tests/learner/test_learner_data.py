@@ -22,6 +22,8 @@ from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import ConfigError, Outcome
 
+pytestmark = pytest.mark.compiles
+
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0, "checkpoint_period": 20}
 
 quick = pytest.fixture(autouse=True)(quick_agents)

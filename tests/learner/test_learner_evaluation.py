@@ -38,6 +38,8 @@ from serl_chunk.runs.report import build_report
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 
+pytestmark = pytest.mark.compiles
+
 EVALUATED = {"eval_interval": 20, "eval_episodes": 3}
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 50, "online_steps": 0, "checkpoint_period": 25}
 

@@ -30,6 +30,8 @@ from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Episode
 
+pytestmark = pytest.mark.compiles
+
 quick = pytest.fixture(autouse=True)(quick_agents)
 
 

@@ -27,6 +27,8 @@ from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import Outcome, Snapshot
 
+pytestmark = pytest.mark.compiles
+
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0, "checkpoint_period": 20}
 
 quick = pytest.fixture(autouse=True)(quick_agents)

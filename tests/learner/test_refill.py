@@ -15,6 +15,8 @@ from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metric_rows import read_metrics
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 
+pytestmark = pytest.mark.compiles
+
 LENGTH = 12
 
 

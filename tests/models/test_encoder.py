@@ -122,7 +122,7 @@ def test_images_in_blocks_are_what_they_are_one_by_one():
     """Value and gradient; 131 images are several blocks, and no whole number of them."""
     encoder = ConvEncoder((4, 8), 5)
     images = jax.random.randint(jax.random.key(0), (131, 24, 20, 3), 0, 256).astype(jnp.uint8)
-    params = encoder.init(jax.random.key(1), images[0])
+    params = jax.jit(encoder.init)(jax.random.key(1), images[0])
 
     def loss(params, encode):
         return jnp.sum(jnp.sin(encode(params)))
@@ -130,7 +130,7 @@ def test_images_in_blocks_are_what_they_are_one_by_one():
     def one_by_one(params):
         return jax.lax.map(lambda image: encoder.apply(params, image), images)
 
-    whole = jax.value_and_grad(loss)(params, lambda p: encoder.apply(p, images))
-    single = jax.value_and_grad(loss)(params, one_by_one)
+    whole = jax.jit(jax.value_and_grad(lambda p: loss(p, lambda p: encoder.apply(p, images))))(params)
+    single = jax.jit(jax.value_and_grad(lambda p: loss(p, one_by_one)))(params)
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(single), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -20,6 +20,8 @@ from serl_chunk.replay.memory import estimate_bytes
 from serl_chunk.replay.replay import DEMO_SESSION, Replay
 from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, SparseRows
 
+pytestmark = pytest.mark.compiles
+
 KEYS = ("a", "b")
 
 

@@ -25,6 +25,8 @@ from serl_chunk.robots import registry
 from serl_chunk.robots.ogbench import ENVIRONMENTS, ogbench_spec
 from serl_chunk.types import ConfigError, DataError
 
+pytestmark = pytest.mark.system
+
 PLAY = Path(__file__).parents[1] / "data" / "ogbench_play.npz"  # rows of cube-single-play
 STILL = np.zeros(5, np.float32)
 

@@ -15,6 +15,8 @@ from serl_chunk.runs.report import build_report
 from serl_chunk.runs.report_style import INK, MAX_POINTS, downsample, rolling_mean
 from serl_chunk.types import DataError
 
+pytestmark = pytest.mark.compiles
+
 FIGURES = {
     "success": "success rate",
     "return": "undiscounted return",

@@ -25,6 +25,8 @@ from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull
 from serl_chunk.types import Begin, DataError, End, Snapshot, StepBlock
 
+pytestmark = pytest.mark.system
+
 FUZZ_LIMITS = Limits(1 << 20, 16)
 PUBLISHED = Published("k", Snapshot(3, {"a/w": np.ones((3, 4), np.float32), "b": np.arange(5)}), {})
 

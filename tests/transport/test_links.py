@@ -16,6 +16,8 @@ from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import Begin, End, Outcome, StepBlock
 
+pytestmark = pytest.mark.system
+
 FRAME = np.zeros((120, 160, 3), np.uint8)
 
 

@@ -18,6 +18,8 @@ from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import Json
 from serl_chunk.types import Episode
 
+pytestmark = pytest.mark.system
+
 CHANGES = ("replace", "fsync", "unlink", "rmdir", "mkdir")  # what a writer asks of the disk
 
 
