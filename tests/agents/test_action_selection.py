@@ -207,7 +207,7 @@ def test_imitating_improved_chunks_makes_the_first_sample_better():
             flow=FlowConfig(hidden=(32,), steps=3, noise_low=1.0), candidates=1,
         )  # fmt: skip
         agent = build(config, horizon=2, actions=1)
-        state = agent.init(jax.random.key(0))
+        state = jax.jit(agent.init)(jax.random.key(0))
         for i in range(12):
             state, _ = agent.update(state, jax.device_put(bandit(agent.spec, 20, 64, i)[0]))
             state, _ = agent.update_critic(state, jax.device_put(bandit(agent.spec, 20, 64, 100 + i)[0]))
@@ -215,7 +215,7 @@ def test_imitating_improved_chunks_makes_the_first_sample_better():
             state, _ = agent.update(state, jax.device_put(bandit(agent.spec, 1, 64, 200 + i)[0]))
         batch, best = bandit(agent.spec, 1, 64, 10_000)
         noise = jax.random.normal(jax.random.key(5), (64, 1, 2))
-        chunks = agent.flow.sample(state.policy, {"state": batch.observations["state"][0]}, noise)[:, 0]
+        chunks = jax.jit(agent.flow.sample)(state.policy, {"state": batch.observations["state"][0]}, noise)[:, 0]
         errors[imitate] = float(np.abs(np.asarray(chunks) - best[0]).mean())
     assert errors[0.0] > 0.35
     assert errors[4.0] < 0.6 * errors[0.0]

@@ -70,7 +70,7 @@ def test_mean_and_its_gradient_for_every_row():
     def side_by_side(x):
         return jnp.sum(weights * jnp.mean(ENSEMBLE.apply({"params": PARAMS}, x), axis=0))
 
-    close(jax.value_and_grad(looped)(INPUTS), jax.value_and_grad(side_by_side)(INPUTS))
+    close(jax.jit(jax.value_and_grad(looped))(INPUTS), jax.jit(jax.value_and_grad(side_by_side))(INPUTS))
     close(looped(INPUTS), side_by_side(INPUTS))
 
 
