@@ -220,6 +220,7 @@ def test_experiment_examples_load(block: Block, tmp_path: Path):
     assert 0.1 < reach < 0.4  # what the documents advise
 
 
+@pytest.mark.system
 def test_the_tutorial_runs_end_to_end(
     tutorial: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -196,6 +196,7 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
         assert display._show.__name__ == "<lambda>"
 
 
+@pytest.mark.system
 def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(tmp_path):
     path, out = tmp_path / "in", tmp_path / "out"
     path.mkdir()

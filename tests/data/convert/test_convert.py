@@ -438,6 +438,7 @@ def _kill_and_resume(tmp_path: Path, path: Path, kills: int, seed: int, workers:
     assert _content(out) == _content(tmp_path / "whole")
 
 
+@pytest.mark.system
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(folder, tmp_path):
     path = folder(60)
     source = FORMAT.open(path, ReadOptions())
