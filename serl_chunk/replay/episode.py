@@ -61,7 +61,7 @@ class EpisodeStats(NamedTuple):
     """Figures of one finished online episode.
 
     `decisions` pairs, for every decision that recorded a value `q`, that value with the discounted sum of effective
-    rewards that followed it. `human_ticks` counts the ticks of the person's segments, idle ones included.
+    rewards that followed it. `human_ticks` counts the ticks of the human's segments, idle ones included.
     """
 
     session: str
@@ -69,7 +69,7 @@ class EpisodeStats(NamedTuple):
     length: int  # steps, T
     episode_return: float  # sum of the rewards as recorded
     decisions: tuple[tuple[float, float], ...]  # (q, realised discounted return)
-    success: bool | None  # None where the actor died in it: nobody knows
+    success: bool | None  # None where the actor died in it: unknown
     human_ticks: int
     segments: int
     outcome: Outcome
@@ -92,7 +92,7 @@ class StoredEpisode:
     end: End | None = None  # None while open
     provisional: bool = False  # closed by the learner because the actor is silent; it may still come back
     abandoned: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
-    human: bool = False  # some step was executed by a person
+    human: bool = False  # some step was executed by a human
     cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks windows stop at
     frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
     latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
@@ -137,11 +137,11 @@ class StoredEpisode:
 
 
 def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) -> np.ndarray:
-    """Runs of ticks on which a person had the robot: int64[K, 2], first and past-last tick.
+    """Runs of ticks on which a human had the robot: int64[K, 2], first and past-last tick.
 
-    A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a person who holds still is still in
+    A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a human who holds still is still in
     control. HOLD ticks that follow the policy belong to no segment. Given `decision_tick` int32[T], a segment ends
-    where the policy decided again: from there on the robot waits for the chunk (a delay), and nobody has it.
+    where the policy decided again: from there on the robot waits, uncontrolled, for the chunk (a delay).
     """
     n = len(source)
     human = source == Source.HUMAN
@@ -153,18 +153,18 @@ def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) 
         return segments
     for segment in segments:
         begin, follows = segment
-        if follows < n and source[follows] == Source.POLICY and decision_tick[follows] >= 0:  # else nobody knows
+        if follows < n and source[follows] == Source.POLICY and decision_tick[follows] >= 0:  # else unknown
             last = begin + np.flatnonzero(human[begin:follows])[-1]
             segment[1] = np.clip(decision_tick[follows], last + 1, follows)
     return segments
 
 
-def takeovers(source: np.ndarray) -> np.ndarray:
-    """Where a person took the robot from whatever moved it, from source uint8[T]: int64[K, 2], increasing.
+def interventions(source: np.ndarray) -> np.ndarray:
+    """Ticks between which a human took the robot from what moved it, from source uint8[T]: int64[K, 2], increasing.
 
-    First column: the last tick on which the robot acted by itself; second: the person's first one. HOLD ticks between
-    the two are the approach: the person is already coming, or nothing was planned. A person who had the robot from the
-    beginning, or after HOLD ticks alone, took it from nobody.
+    First column: the last tick on which the robot acted by itself; second: the first human tick. HOLD ticks between
+    the two are the approach: the human is already coming, or nothing was planned. A human who had the robot from the
+    beginning, or after HOLD ticks alone, is left out.
     """
     begins = human_segments(source)[:, 0]
     acted = np.flatnonzero(source != Source.HOLD)
@@ -203,7 +203,7 @@ def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
 def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool) -> np.ndarray:
     """What is trained on, float32[T], of recorded rewards float32[T]; `failed`: a declared failure is their end.
 
-    Prices of take-overs come on top.
+    Penalties of interventions come on top.
     """
     out = reward * config.scale + config.offset
     if failed:

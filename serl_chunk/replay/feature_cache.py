@@ -29,7 +29,7 @@ def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
 
 
 class PendingFetch(Protocol):
-    """A part of a batch that is still to come; nobody holds a lock while it does."""
+    """A part of a batch that is still to come; no thread holds a lock while it does."""
 
     def fetch(self) -> None:
         """Fill it in; raises DataError."""
@@ -45,8 +45,8 @@ class FeatureMask(NamedTuple):
 class FrameFeatures:
     """Features of one camera's frames by their slots; safe to use from several threads.
 
-    A slot's features are those of the frame that is in it: whoever writes a frame says so (`placed`), and features that
-    were computed of the one before are then not kept. Memory becomes resident as it is filled.
+    A slot's features are those of the frame that is in it: each write of a frame calls `placed`, and features that were
+    computed of the one before are then not kept. Memory becomes resident as it is filled.
 
     Args:
         places: slots there are at first; more are made where frames come to lie in them.

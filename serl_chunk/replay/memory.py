@@ -56,7 +56,7 @@ def available_bytes(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgro
     found = [1024 * int(line.split()[1]) for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
     limit, current, stat = group / "memory.max", group / "memory.current", group / "memory.stat"
     if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
-        # File pages that nobody uses count as the group's memory, and are given up on demand: reading a folder of
+        # File pages that no process uses count as the group's memory, and are given up on demand: reading a folder of
         # demonstrations once must not look like having no memory left.
         cache = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith("inactive_file "))
         found.append(max(0, int(text) - int(current.read_text()) + cache))

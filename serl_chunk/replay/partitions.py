@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, returns_to_go, takeovers
+from serl_chunk.replay.episode import Key, Partition, StoredEpisode, effective_rewards, interventions, returns_to_go
 from serl_chunk.replay.feature_cache import Embedder
 from serl_chunk.replay.index_sets import IndexSet, StratifiedSampler, Windows
 from serl_chunk.replay.memory import STORES
@@ -148,7 +148,7 @@ class Partitions:
                 known = returns_to_go(storage.effective[rows], self._config.discount)[:-1]
             storage.mc_return[rows] = known
         if (source == Source.HUMAN).any():
-            self._mark_takeovers(episode, first)
+            self._mark_interventions(episode, first)
         storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
         storage.bc_weight[rows] = imitation_weights(
             source,
@@ -158,13 +158,13 @@ class Partitions:
             exclude_before_takeover=self._config.replay.exclude_before_takeover,
         )
 
-    def _mark_takeovers(self, episode: StoredEpisode, first: int) -> None:
-        """Cut windows at the take-overs, and charge those from tick `first` on to the steps that led to them."""
+    def _mark_interventions(self, episode: StoredEpisode, first: int) -> None:
+        """Cut windows at the interventions, and charge those from tick `first` on to the steps that led to them."""
         penalty, cut = self._config.reward.intervention_penalty, self._config.replay.intervention_windows == "cut"
         if not penalty and not cut:
             return
         storage = self.storage
-        found = takeovers(storage.source[episode.rows[: episode.length]])
+        found = interventions(storage.source[episode.rows[: episode.length]])
         if cut:
             episode.cuts = found[:, 1]
             storage.cut[episode.rows[episode.cuts]] = True

@@ -110,7 +110,7 @@ class Replay:
     def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
         """Put `episodes` in the place of the demonstrations that the last call with this `tag` put there.
 
-        All others stay: those of `add_demo`, of other tags, and what people did online. No batch sees some of the old
+        All others stay: those of `add_demo`, of other tags, and human steps online. No batch sees some of the old
         with some of the new; one that was drawn before keeps what it shows. The arrays are copied.
 
         Raises as `add_demo`, and DataError for images that are still in their files (`Frames`), which might be read

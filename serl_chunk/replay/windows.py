@@ -63,8 +63,8 @@ def imitation_weights(
 ) -> np.ndarray:
     """Weight of each step of one episode in an imitation loss, float32[T], from source uint8[T].
 
-    Holds and failed demonstrations are never imitated. A successful episode's policy steps shortly before a
-    person took over are not either: they are what had to be corrected.
+    Holds and failed demonstrations are never imitated. A successful episode's policy steps shortly before an
+    intervention are not either: they are what had to be corrected.
     """
     human = source == Source.HUMAN
     if bc_on == "all":
@@ -77,8 +77,8 @@ def imitation_weights(
             chosen |= human
         if bc_on == "+successes" and not demonstration and outcome == Outcome.SUCCESS:
             imitated = source == Source.POLICY
-            for takeover, _ in human_segments(source):
-                imitated[max(0, takeover - exclude_before_takeover) : takeover] = False
+            for begin, _ in human_segments(source):
+                imitated[max(0, begin - exclude_before_takeover) : begin] = False
             chosen |= imitated
     if demonstration and outcome == Outcome.FAILURE:
         chosen = np.zeros(len(source), np.bool_)
@@ -113,8 +113,8 @@ def gather(
     Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
     `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
     actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
-    observation; 0 where the window does not start on a decision. With `cut` a window also ends where a person took over
-    after its first step (`storage.cut`): as at an episode's end, but its mask is 1. `with_prev_action`: also the action
+    observation; 0 where the window does not start on a decision. With `cut` a window also ends at an intervention after
+    its first step (`storage.cut`): as at an episode's end, but its mask is 1. `with_prev_action`: also the action
     executed on the tick before.
     """
     b, reach = len(starts), max(horizon, returned)

@@ -146,7 +146,7 @@ def test_any_sequence_gives_the_frames_asked_for():
         assert (places >= 0).sum() == (c._holds >= 0).sum() <= capacity
 
 
-def test_a_cache_that_fills_up_within_one_batch_shows_nobody_a_foreign_frame():
+def test_a_cache_that_fills_up_within_one_batch_shows_no_foreign_frame():
     """More frames at once than there are places, some of them held already, and some places still empty."""
     rng = RNG(1)
     for _ in range(300):
@@ -265,10 +265,10 @@ def test_interventions_keep_their_share():
     online = coded(9, 30, "limit")
     online.source[5:15] = Source.HUMAN
     replay, _ = balanced(0.5, ["success", "failure"], online=[online])
-    helped = len(replay._partitions.view_demo) - 40
-    assert helped == 10
+    added = len(replay._partitions.view_demo) - 40
+    assert added == 10
     drawn = numbers_of(replay)
-    assert (drawn[:, 0] == 9).mean() == pytest.approx(helped / (40 + helped), abs=0.03)
+    assert (drawn[:, 0] == 9).mean() == pytest.approx(added / (40 + added), abs=0.03)
     assert (drawn[drawn[:, 0] != 9, 0] == 0).mean() == pytest.approx(0.5, abs=0.03)
 
 

@@ -1,4 +1,4 @@
-"""Take-overs: where windows are cut, which step is charged, and that both follow corrections, restarts and silence."""
+"""Interventions: cuts of windows, the step that is charged; both follow corrections, restarts and silence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serl_chunk.config.experiment import ExperimentConfig, RewardConfig
 from serl_chunk.config.presets import configured
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.replay.episode import takeovers
+from serl_chunk.replay.episode import interventions
 from serl_chunk.replay.replay import DEMO_SESSION, Replay
 from serl_chunk.types import Amend, ConfigError, Outcome, Source, StepBlock
 
@@ -52,20 +52,20 @@ def episode(text: str, end: str = "limit", **kw) -> Coded:
         ("pphhu", [(1, 4)]),  # holds between the two are the approach
         ("puuhuup", [(0, 1)]),  # one segment
         ("puhhpu", [(0, 1), (4, 5)]),
-        ("uupu", [(2, 3)]),  # the first one took it from nobody
+        ("uupu", [(2, 3)]),  # the first one took it from no policy
         ("hhu", []),
         ("ru", [(0, 1)]),
         ("ppp", []),
     ],
 )
-def test_takeovers(text, expected):
+def test_interventions(text, expected):
     e = episode(text)
-    assert takeovers(e.source).tolist() == [list(pair) for pair in expected]
-    assert takeovers(e.source).shape == (len(expected), 2)
-    assert takeovers(e.source).tolist() == [list(pair) for pair in e.takeovers()]  # the other tests' own rule
+    assert interventions(e.source).tolist() == [list(pair) for pair in expected]
+    assert interventions(e.source).shape == (len(expected), 2)
+    assert interventions(e.source).tolist() == [list(pair) for pair in e.interventions()]  # the other tests' own rule
 
 
-def test_a_cut_window_bootstraps_from_the_observation_at_the_takeover():
+def test_a_cut_window_bootstraps_from_the_observation_at_the_intervention():
     cfg = config(4, 4, intervention_windows="cut", penalty=0.5, demo_fraction="uniform", offset=0.0, scale=1.0)
     e = episode("pppppphuuuu")
     replay = build(cfg)
@@ -74,16 +74,16 @@ def test_a_cut_window_bootstraps_from_the_observation_at_the_takeover():
     batch = replay.sample(np.random.default_rng(0), 400)
     checker.check(batch)
     tick = (batch.observations["state"] * checker.norm.state_std + checker.norm.state_mean)[:, 1]
-    first = int(np.flatnonzero(tick == 5)[0])  # the policy's last step, a hold, and the person from tick 7 on
+    first = int(np.flatnonzero(tick == 5)[0])  # the policy's last step, a hold, and the human from tick 7 on
     assert batch.valid[first].tolist() == [1, 1, 0, 0]
     assert batch.rewards[first].tolist() == [5 - 0.5, 6, 0, 0]
     assert batch.mask[first] == 1
     assert batch.discount_n[first] == cfg.discount**2
     after = batch.next_observations["state"] * checker.norm.state_std + checker.norm.state_mean
     assert after[first, 1] == 7
-    assert set(tick.astype(int)) == set(range(8))  # those before the take-over, and a person's full window
+    assert set(tick.astype(int)) == set(range(8))  # those before the intervention, and a human's full window
     actions = batch.actions[first] * checker.norm.scale + checker.norm.centre
-    assert (actions[:, 1] + tick[first]).tolist() == [5, 6, 6, 6]  # nothing of the person's
+    assert (actions[:, 1] + tick[first]).tolist() == [5, 6, 6, 6]  # nothing of the human's
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -98,7 +98,7 @@ def test_a_cut_window_bootstraps_from_the_observation_at_the_takeover():
     penalty=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 2**16),
 )
-def test_no_window_crosses_a_takeover_and_the_right_step_is_charged(
+def test_no_window_crosses_an_intervention_and_the_right_step_is_charged(
     sources, ends, lengths, terminal, windows, penalty, seed
 ):
     cfg = config(
@@ -119,7 +119,7 @@ def test_no_window_crosses_a_takeover_and_the_right_step_is_charged(
         for k, t, valid in zip(state[:, 0], state[:, 1], batch.valid, strict=True):
             seen = episodes[k].source[t : t + int(valid.sum())]
             own = np.flatnonzero((seen != U) & (seen != H))
-            assert not len(own) or U not in seen[own[0] :], "a window goes from the policy's steps into a person's"
+            assert not len(own) or U not in seen[own[0] :], "a window goes from the policy's steps into a human's"
 
 
 @pytest.mark.parametrize("age", [0, 2])
@@ -146,7 +146,7 @@ def test_an_amended_episode_is_charged_once():
     feed(replay, episodes, rng)
     for e in episodes:
         e.terminated, e.outcome, e.last_reward = True, Outcome.SUCCESS, 16.0
-        replay.insert(e.session, Amend(e.episode_id, Outcome.SUCCESS, "person", True, 16.0))
+        replay.insert(e.session, Amend(e.episode_id, Outcome.SUCCESS, "operator", True, 16.0))
     check_all(replay, episodes, cfg)
 
 
@@ -184,7 +184,7 @@ def test_demonstrations_are_cut_and_not_charged():
     rng = np.random.default_rng(6)
     cfg = config(intervention_windows="cut", penalty=0.5, demo_fraction=1.0)
     demos = [make(rng, i, demonstration=True, session=DEMO_SESSION) for i in range(20)]
-    assert sum(len(d.takeovers()) for d in demos) > 3
+    assert sum(len(d.interventions()) for d in demos) > 3
     replay = build(cfg)
     replay.add_demo(*(d.episode() for d in demos))
     checker = Checker(demos, cfg)

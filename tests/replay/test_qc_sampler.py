@@ -137,7 +137,7 @@ def test_a_wrapped_store_has_no_seam_and_follows_corrections(human):
     gone, changed = held[0], held[-1]
     replay.insert("s", Amend(gone.episode_id, discard=True))
     changed.terminated, changed.outcome = True, Outcome.SUCCESS
-    replay.insert("s", Amend(changed.episode_id, Outcome.SUCCESS, "person", True))
+    replay.insert("s", Amend(changed.episode_id, Outcome.SUCCESS, "operator", True))
     decode(replay, cfg, in_order(held[1:]))
 
 
@@ -156,7 +156,7 @@ def test_an_actor_that_fell_silent_comes_back_and_an_end_is_corrected():
     decode(replay, cfg, in_order([died, silent]))
     died.terminated, died.outcome = True, Outcome.SUCCESS  # its last step reached the success after all
     died.end = "terminated_without_observation"
-    replay.insert("b", Amend(died.episode_id, Outcome.SUCCESS, "person", True))
+    replay.insert("b", Amend(died.episode_id, Outcome.SUCCESS, "operator", True))
     assert len(in_order([died, silent])) == 24
     decode(replay, cfg, in_order([died, silent]))
 

@@ -97,7 +97,7 @@ def test_the_episode_of_an_actor_that_is_gone_is_over_and_reported(silent_first)
         replay.close_session("s")
     for session in ("s", "s", "never seen"):
         replay.close_session(session, gone=True)
-    # A person's ticks are paid for, whether or not this actor ever comes back; whether it succeeded nobody knows.
+    # Human ticks are paid for, whether or not this actor ever comes back; whether it succeeded is unknown.
     assert [(f.episode_id, f.length, f.human_ticks, f.success) for f in finished] == [("e0", 12, 3, None)]
     part = dataclasses.replace(episode, length=12, end="died", source=episode.source[:12])
     checker = Checker([part], cfg, image_keys=())
@@ -252,7 +252,7 @@ def test_realised_returns_follow_corrections_and_are_of_demonstrations_that_the_
     assert -2.0 in first[3]  # a declared failure's reward, whatever was recorded
     replay.insert(DEMO_SESSION, Amend("e0", reward=9.0))
     assert 8.0 in realised()[0]
-    replay.insert(DEMO_SESSION, Amend("e3", Outcome.SUCCESS, "person"))
+    replay.insert(DEMO_SESSION, Amend("e3", Outcome.SUCCESS, "operator"))
     assert 0.0 in realised()[3]
-    replay.insert(DEMO_SESSION, Amend("e0", Outcome.UNKNOWN, "person", False))
+    replay.insert(DEMO_SESSION, Amend("e0", Outcome.UNKNOWN, "operator", False))
     assert realised()[0] == {-np.inf}

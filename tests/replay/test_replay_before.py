@@ -31,7 +31,7 @@ def test_it_is_the_tick_befores_of_the_same_episode(capacity):
     assert replay.sample(rng, 6, 2).prev_action.shape == (2, 6, 2)
 
 
-def test_without_chosen_grippers_nobody_pays_for_it():
+def test_without_chosen_grippers_no_memory_is_used_for_it():
     rng = np.random.default_rng(1)
     replay = build(config(4, 4))
     feed(replay, [make(rng, i) for i in range(9)], rng)

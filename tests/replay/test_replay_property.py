@@ -111,10 +111,10 @@ def test_amended():
         kept.append(e)
         if kind == 1:  # a late success label: terminal windows appear, policy steps are imitated
             e.terminated, e.outcome, e.last_reward = True, Outcome.SUCCESS, 16.0
-            replay.insert(e.session, Amend(e.episode_id, Outcome.SUCCESS, "person", True, 16.0))
+            replay.insert(e.session, Amend(e.episode_id, Outcome.SUCCESS, "operator", True, 16.0))
         elif kind == 2:  # not an end after all: terminal windows go
             e.terminated, e.outcome = False, Outcome.UNKNOWN
-            replay.insert(e.session, Amend(e.episode_id, Outcome.UNKNOWN, "person", False))
+            replay.insert(e.session, Amend(e.episode_id, Outcome.UNKNOWN, "operator", False))
         elif kind == 3:
             e.outcome = Outcome.FAILURE
             replay.insert(e.session, Amend(e.episode_id, Outcome.FAILURE, "classifier"))

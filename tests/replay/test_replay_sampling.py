@@ -37,7 +37,7 @@ def test_an_empty_half_gives_its_share_and_says_so():
     replay = build(config(demo_fraction=0.5))
     with pytest.raises(DataError, match=naming(4, 0)):
         replay.sample(RNG(0), 8)
-    assert replay.empty_half is None  # nobody gives anything yet
+    assert replay.empty_half is None  # nothing was added yet
     feed(replay, [coded()], RNG(0))
     assert replay.sample(RNG(0), 8).mask.shape == (8,)
     assert replay.empty_half == "demo"

@@ -55,8 +55,8 @@ def test_segments_go_on_through_idle_ticks_but_do_not_start_on_them():
     assert human_segments(np.array([], np.uint8)).shape == (0, 2)
 
 
-def test_a_robot_that_waits_for_its_chunk_is_not_a_persons():
-    """Decided on tick 5, when the person had let go, and executed from tick 7 on."""
+def test_a_robot_that_waits_for_its_chunk_is_not_a_humans():
+    """Decided on tick 5, when the human had let go, and executed from tick 7 on."""
     source = np.array([P, P, U, H, U, H, H, P, P, U, H, P], np.uint8)
     for decided, end in (
         (5, 5),
@@ -64,7 +64,7 @@ def test_a_robot_that_waits_for_its_chunk_is_not_a_persons():
         (7, 7),
         (0, 5),
         (-1, 7),
-    ):  # never less than the person's own, and all where it is not known
+    ):  # never less than the human's own, and all where it is not known
         decisions = np.array([0, 0, -1, -1, -1, -1, -1, decided, decided, -1, -1, 11], np.int32)
         np.testing.assert_array_equal(human_segments(source, decisions), [[2, end], [9, 11]])
     np.testing.assert_array_equal(human_segments(source), [[2, 7], [9, 11]])
@@ -84,7 +84,7 @@ SOURCE = np.array([P, P, P, P, H, U, H, U, P, Source.RANDOM], np.uint8)
         ("demo", True, Outcome.FAILURE, "0000000000"),
         ("demo+interventions", False, Outcome.FAILURE, "0000010100"),
         ("+successes", False, Outcome.UNKNOWN, "0000010100"),
-        ("+successes", False, Outcome.SUCCESS, "1110010110"),  # two ticks before the take-over at 5 are left out
+        ("+successes", False, Outcome.SUCCESS, "1110010110"),  # two ticks before the intervention at 5 are left out
         ("interventions", True, Outcome.SUCCESS, "0000010100"),
         ("interventions", False, Outcome.SUCCESS, "0000010100"),
     ],

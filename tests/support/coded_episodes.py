@@ -159,14 +159,14 @@ class Coded:
 
     def weights(self, bc_on: str, exclude: int) -> list[float]:
         """Imitation weight of every step."""
-        takeovers, held = [], False
+        begins, held = [], False
         for t, s in enumerate(self.source.tolist()):
             if s == Source.HUMAN and not held:
-                takeovers.append(t)
+                begins.append(t)
             held = s == Source.HUMAN or (held and s == Source.HOLD)
         out = []
         for t, s in enumerate(self.source.tolist()):
-            doubtful = any(t < k <= t + exclude for k in takeovers)
+            doubtful = any(t < k <= t + exclude for k in begins)
             good = self.outcome == Outcome.SUCCESS and s == Source.POLICY and not doubtful and not self.demonstration
             chosen = {
                 "all": True,
@@ -179,8 +179,8 @@ class Coded:
             out.append(float(chosen and s != Source.HOLD and not failed))
         return out
 
-    def takeovers(self) -> list[tuple[int, int]]:
-        """(last tick of the robot's own, first tick of the person's) where somebody took the robot from the policy."""
+    def interventions(self) -> list[tuple[int, int]]:
+        """(last tick of the robot's own, first human tick) of every intervention."""
         out, own, held = [], None, False
         for t, s in enumerate(self.source.tolist()):  # comparing NumPy's numbers with an enum's takes ten times as long
             if s == Source.HUMAN:
@@ -193,7 +193,7 @@ class Coded:
 
     def stop(self, cfg: ExperimentConfig, t: int) -> int:
         """Tick of the last observation that a window from tick t may end on."""
-        cuts = [k for _, k in self.takeovers() if k > t and cfg.replay.intervention_windows == "cut"]
+        cuts = [k for _, k in self.interventions() if k > t and cfg.replay.intervention_windows == "cut"]
         return min([self.last(), *cuts])
 
     def starts(self, cfg: ExperimentConfig, image_keys: tuple[str, ...]) -> set[int]:
@@ -202,7 +202,7 @@ class Coded:
         for t in range(self.last()):
             stop = self.stop(cfg, t)
             end, cut = min(t + full, stop), stop < self.last()
-            cut |= any(k == stop for _, k in self.takeovers()) and cfg.replay.intervention_windows == "cut"
+            cut |= any(k == stop for _, k in self.interventions()) and cfg.replay.intervention_windows == "cut"
             terminal = self.terminated and end == self.length
             if end - t < full and not cut and not (terminal and cfg.replay.terminal_windows == "keep"):
                 continue
@@ -215,7 +215,7 @@ class Coded:
 
 
 def make(rng: np.random.Generator, number: int, *, human: bool = True, every_frame: bool = False, **kw) -> Coded:
-    """A random episode; `human` lets people take over, with idle ticks; cameras miss ticks unless `every_frame`."""
+    """A random episode; `human` adds interventions, with idle ticks; cameras miss ticks unless `every_frame`."""
     length = int(rng.integers(1, LIMIT + 1))
     source = np.full(length, Source.POLICY, np.uint8)
     source[rng.random(length) < 0.1] = Source.HOLD
@@ -270,7 +270,7 @@ class Checker:
                 self.reward[k, t - 1] = r.failure_reward
             self.stop[k, :t] = [e.stop(cfg, i) for i in range(t)]
             if not e.demonstration:
-                for own, _ in e.takeovers():
+                for own, _ in e.interventions():
                     self.reward[k, own] -= r.intervention_penalty
             self.to_go[k, :t] = [self.reward[k, i:t] @ powers[: t - i] for i in range(t)]
             exclude = cfg.replay.exclude_before_takeover
