@@ -31,7 +31,7 @@ class ChunkQueue:
 
     A chunk is used from the tick it joins at up to index `execute_steps` - 1, or until the next chunk starts.
     Its index at tick t is exactly t - decision_tick, so the first executed index is the number of ticks that
-    passed since its observation (the delay d), whatever those ticks executed. `flush` (a reset, a take-over)
+    passed since its observation (the delay d), whatever those ticks executed. `flush` (a reset, an intervention)
     empties the queue and begins a new epoch; chunks planned in an earlier epoch are refused.
 
     A chunk that asks for fewer `steps` is due earlier where the queue is `adaptive`, which is when the next one is

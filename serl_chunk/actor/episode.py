@@ -41,7 +41,7 @@ class ActorContext:
 
 
 class LazyObservation:
-    """One tick's observation; its cameras are read when somebody needs them, and once."""
+    """One tick's observation; its cameras are read when they are needed, and once."""
 
     def __init__(self, env: RobotEnv, raw: Observation, cameras: tuple[str, ...]) -> None:
         self._env, self._raw, self._cameras = env, raw, cameras
@@ -71,7 +71,7 @@ class TickAction:
     source: Source
     decision_tick: int = -1
     version: int = -1
-    by_person: bool = False
+    by_human: bool = False
 
 
 class EpisodeRun:
@@ -105,9 +105,9 @@ class EpisodeRun:
         self._hold = setup.hold.initial(first.observation[STATE])
         self._low = np.array(setup.spec.action_low, np.float32)
         self._high = np.array(setup.spec.action_high, np.float32)
-        self._by_person = False  # whether a person had the previous tick
+        self._by_human = False  # whether a human had the previous tick
         self._decided_at = 0  # decision tick of the last executed chunk
-        self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although nobody acts on them
+        self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although no action depends on them
         self._end: End | None = None
         self.tally = EpisodeCounters()
 
@@ -148,18 +148,18 @@ class EpisodeRun:
             self.tally.step_seconds.append(setup.clock.now() - before)
         executed = np.array(info.get("executed_action", command), np.float32)
         gated = not np.array_equal(executed, command)
-        if "intervene_action" in info:  # the environment let a person replace our action, as HIL-SERL's do
-            choice = TickAction(command, Source.HUMAN, version=choice.version, by_person=True)
-            # A driver that reports what it executed reports what it made of the person's command.
+        if "intervene_action" in info:  # the environment replaced our action by a human's, as HIL-SERL's do
+            choice = TickAction(command, Source.HUMAN, version=choice.version, by_human=True)
+            # A driver that reports what it executed reports what it made of the human's command.
             executed = np.array(info.get("executed_action", info["intervene_action"]), np.float32)
             gated = not np.array_equal(executed, np.asarray(info["intervene_action"], np.float32))
             self._planner.flush()
             if moment.take(info.get("intervene_images", {})):
                 self._note_window(tick)
-        setup.interventions.count(choice.by_person)
+        setup.interventions.count(choice.by_human)
         success, failure = bool(info.get("success")), bool(info.get("failure"))
         reward = setup.failure_reward if failure and not success else float(env_reward)
-        starved = self._deadlines is not None and choice.source is Source.HOLD and not choice.by_person
+        starved = self._deadlines is not None and choice.source is Source.HOLD and not choice.by_human
         self.tally.count(choice.source, executed, reward, starved=starved, gated=gated)
         self._recorder.step(
             Step(
@@ -181,11 +181,11 @@ class EpisodeRun:
             self._close(self._moment.with_frames(), terminated=success or failure or bool(terminated), outcome=outcome)
 
     def _choose(self, tick: int, random_steps: int) -> TickAction:
-        """Who acts on `tick`: a person before anybody else, then random exploration, then the policy."""
+        """Choice of who acts on `tick`: a human first, then random exploration, then the policy."""
         setup, moment = self._setup, self._moment
         present = setup.policy.version
         human = setup.interventions.poll(tick, moment.observation, self._would_decide(tick))
-        self._by_person = human is not None
+        self._by_human = human is not None
         if human is not None:
             self._planner.flush()
             self._look(tick)
@@ -195,7 +195,7 @@ class EpisodeRun:
                     f"the intervention source (actor.intervention) commanded {human.action} on tick {tick}; a command "
                     f"of robot {setup.spec.name!r} is {len(self._low)} finite numbers"
                 )
-            return TickAction(asked, Source.HOLD if human.idle else Source.HUMAN, version=present, by_person=True)
+            return TickAction(asked, Source.HOLD if human.idle else Source.HUMAN, version=present, by_human=True)
         if tick < random_steps:
             if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
                 self._look(tick)
@@ -209,7 +209,7 @@ class EpisodeRun:
         return TickAction(self._kept(queued.action, setup.kept), Source.POLICY, queued.decision_tick, queued.version)
 
     def _look(self, tick: int) -> Observation:
-        """The observation of `tick` with frames: somebody acts on it, and a window begins there if its end has some."""
+        """The observation of `tick` with frames: it is acted on, and a window begins there if its end has some."""
         self._note_window(tick)
         return self._moment.with_frames()
 
@@ -218,7 +218,7 @@ class EpisodeRun:
             self._window_ends.add(tick + self._setup.window)
 
     def _kept(self, command: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
-        """`command` with `dimensions`, which nobody but a person changes (`agent.gripper.mode=fixed`), as they are."""
+        """`command` with `dimensions`, which none but a human changes (`agent.gripper.mode=fixed`), as they are."""
         if not dimensions:
             return command
         command, kept = np.array(command), list(dimensions)
@@ -226,8 +226,8 @@ class EpisodeRun:
         return command
 
     def _would_decide(self, tick: int) -> bool:
-        """Whether the policy would decide at `tick`, had a person who is in control not emptied its queue."""
-        if self._by_person:
+        """Whether the policy would decide at `tick`, had an intervention not emptied its queue."""
+        if self._by_human:
             return (tick - self._decided_at) % self._setup.queue.execute_steps == 0
         return self._setup.queue.remaining(tick) == 0
 

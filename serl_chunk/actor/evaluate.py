@@ -1,4 +1,4 @@
-"""Evaluation: fixed held-out start states, nobody helping, the training's delay and lengths."""
+"""Evaluation: fixed held-out start states, no interventions, the training's delay and lengths."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class EvalResult:
 
     @property
     def human_ticks(self) -> int:
-        """Ticks of a person that the environment itself let take over; any makes the figures worthless."""
+        """Human ticks, where the environment itself permits interventions; any makes the figures worthless."""
         return sum(e.human_ticks for e in self.episodes)
 
     @property
@@ -126,8 +126,8 @@ def _plain(value: Any) -> Any:
 def results_table(results: list[EvalResult]) -> rich.table.Table:
     """One row per result, for a terminal."""
     human = sum(r.human_ticks for r in results)
-    helped = "no helper" if human == 0 else f"NOT the policy alone: a person acted on {human} ticks"
-    table = rich.table.Table(title=f"evaluation, held-out starts, {helped}")
+    who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
+    table = rich.table.Table(title=f"evaluation, held-out starts, {who}")
     starved = any(r.starved_ticks for r in results)
     for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
         table.add_column(column, justify="left" if column == "policy" else "right")
@@ -170,7 +170,7 @@ def evaluate(
     stop: Callable[[], str | None] = no_stop,
     say: Callable[[str], None] | None = None,
 ) -> EvalResult:
-    """`n` episodes from the start states `seed_base + i`, with nobody helping and nothing recorded.
+    """`n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
 
     Args:
         config: the training's: its clock, delay and lengths apply here too.

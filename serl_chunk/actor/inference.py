@@ -51,7 +51,7 @@ class Inference(Protocol):
 class InferenceThread:
     """`Inference` by a daemon thread of this process.
 
-    It loads new parameters right after a decision, while nobody waits for it: loading 10 MB takes longer than
+    It loads new parameters right after a decision, while no caller waits for it: loading 10 MB takes longer than
     deciding. A snapshot that comes in between serves the decision after the next.
     """
 

@@ -1,4 +1,4 @@
-"""Who acts on a tick: the policy, or a person; and how much of a person's time has been used."""
+"""Choice between policy and human on each tick, and account of the human ticks used."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from serl_chunk.types import Observation
 class Interventions:
     """Asks an intervention source every tick and keeps account of it.
 
-    A segment is a run of consecutive ticks under a person; its ticks count as human even where the person held
-    the robot without moving it (those are recorded as holds). After `max_human_ticks`, of which `used` were spent in
-    earlier sessions of the run, the source is no longer asked, also in the middle of a segment; 0 sets no limit. What
-    an environment itself lets a person do (`info["intervene_action"]`) is counted, and cannot be limited here.
+    A segment is a run of consecutive ticks under a human; all of them count as human ticks, also those on which the
+    human held the robot without moving it (recorded as holds). After `max_human_ticks`, of which `used` were spent in
+    earlier sessions of the run, the source is no longer asked, also in the middle of a segment; 0 sets no limit. Human
+    ticks that an environment itself permits (`info["intervene_action"]`) are counted, and cannot be limited here.
     """
 
     def __init__(self, source: InterventionSource | None, max_human_ticks: int = 0, used: int = 0) -> None:
@@ -35,7 +35,7 @@ class Interventions:
         return self._limit > 0 and self.total_ticks >= self._limit
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The person's command for this tick, or None; see `InterventionSource.poll`."""
+        """The human's command for this tick, or None; see `InterventionSource.poll`."""
         if self._source is None or self.exhausted:
             return None
         return self._source.poll(tick, observation, decision_tick)

@@ -35,17 +35,17 @@ class Planner(Protocol):
         """
 
     def flush(self) -> None:
-        """Forget everything planned or being planned: a person takes over."""
+        """Forget everything planned or being planned: a human intervenes."""
 
 
 class LockstepPlanner:
     """The environment waits for the chunk, which takes effect `delay_ticks` after its observation.
 
-    A decision is due `delay_ticks` before the planned actions end, so the next chunk follows the present one
-    at index `execute_steps`, or where that one asks to be followed (`actor.adaptive_execution`). After a reset or a
-    take-over nothing is planned and the robot holds until the delay has passed. No time is measured: two runs from one
-    seed are identical. With a delay above half of the executed steps a second decision is made while the first is under
-    way, as with a remote policy whose answers are late but as many as its questions.
+    A decision is due `delay_ticks` before the planned actions end, so the next chunk follows the present one at index
+    `execute_steps`, or where that one asks to be followed (`actor.adaptive_execution`). After a reset or an
+    intervention nothing is planned and the robot holds until the delay has passed. No time is measured: two runs from
+    one seed are identical. With a delay above half of the executed steps a second decision is made while the first is
+    under way, as with a remote policy whose answers are late but as many as its questions.
 
     Args:
         before_decision: called before every decision; may take as long as it likes (rate limiter, learning in
@@ -122,7 +122,7 @@ def choose_inference(
 
 
 def slow_step_warning(seconds: Sequence[float], period: float) -> str:
-    """What a person should know where steps of the environment, in seconds, fill the tick's `period`; empty if not."""
+    """Warning for the operator where steps of the environment, in seconds, fill the tick's `period`; empty if not."""
     if len(seconds) == 0 or (p50 := float(np.median(seconds))) < OWN_RATE_SHARE * period:
         return ""
     return (
@@ -186,7 +186,7 @@ class RealtimePlanner:
         if self.mode == "sync":
             assert self._deadlines is not None
             until = self._deadlines.began + SYNC_SHARE * self._deadlines.period
-            # The first to come may answer a request from before a take-over or a reset.
+            # The first to come may answer a request from before an intervention or a reset.
             while self._under_way is not None and (result := self._inference.wait(until)) is not None:
                 self._take(result, tick)
 

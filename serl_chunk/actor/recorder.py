@@ -15,7 +15,7 @@ class EpisodeRecorder:
     """Hands one episode's records to a sink.
 
     A step whose observation is being decided on waits for that decision, and later steps wait behind it, so
-    that the sink sees consecutive ticks. The wait is bounded by whoever calls `expect`: a decision that comes
+    that the sink sees consecutive ticks. The wait is bounded by the caller of `expect`: a decision that comes
     too late to be executed is given up. An episode without a single step leaves no record.
     """
 
@@ -90,9 +90,9 @@ class EpisodeSummary(NamedTuple):
     success: bool
     outcome: Outcome
     ended_by: str  # who ended it: environment, operator, learner, ...
-    human_ticks: int  # under a person, idle ones included
+    human_ticks: int  # under a human, idle ones included
     segments: int  # interventions
-    hold_ticks: int  # recorded as holds: nothing planned, or a person who did not move the robot
+    hold_ticks: int  # recorded as holds: nothing planned, or a human who did not move the robot
     starved_ticks: int  # real time: the policy's turn and nothing planned, also before an episode's first chunk
     clipped_share: float  # of decided action values beyond the robot's limits
     gated_share: float  # of ticks on which the driver executed something else than it was commanded

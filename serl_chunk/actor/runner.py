@@ -26,7 +26,7 @@ RATE_TICKS = 10  # what steps of the environment take is judged after an episode
 
 
 def no_stop() -> str | None:
-    """A `stop` that nobody uses."""
+    """A `stop` that never stops."""
     return None
 
 
@@ -37,7 +37,7 @@ class EpisodeRunner:
         config: its `chunk`, `actor`, `reward.failure_reward` and `robot.task` are read.
         cameras: recorded at every decision, under intervention and in the end record, beside those the policy looks at;
             of an image agent also where the windows end that begin there (`chunk.returned` ticks later).
-        intervention: who may take over; None: nobody.
+        intervention: source of human commands; None: no interventions.
         human_ticks_before: of the run's earlier sessions, which count for `actor.max_human_ticks`.
         actor_id: the beginning of episode ids that are not given.
         clock: of the realtime loop and of `wall_seconds`.
@@ -184,7 +184,7 @@ class EpisodeRunner:
         )
 
     def _judge_rate(self, step_seconds: list[float]) -> None:
-        """Tell a person, once, where the environment keeps a rate of its own or is too slow for its tick."""
+        """Warn the operator, once, where the environment keeps a rate of its own or is too slow for its tick."""
         if self._say is not None and len(step_seconds) >= RATE_TICKS:
             if warning := slow_step_warning(step_seconds, self.spec.dt):
                 self._say(warning)

@@ -224,7 +224,7 @@ def run_actor(
                 episode_id=f"{episode_prefix or actor_id}-{episode:06d}",
             )
             episode += 1
-            if summary.length == 0:  # the session ended while its first decision waited: nobody records it
+            if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
                 continue
             board.add(summary)
             if on_episode is not None:
@@ -232,7 +232,7 @@ def run_actor(
             if board.episodes % report_every == 0:
                 say(_joined(board.line(policy.version, waiting.seconds), link.backlog(begun=False)))
     except Exception as error:
-        if link.error is None:  # the episode was closed; whoever looks for the cause needs its last steps
+        if link.error is None:  # the episode was closed; its last steps help to find the cause
             say(f"{type(error).__name__}: {error}: delivering what is recorded")
             link.flush(flush_timeout)
         raise

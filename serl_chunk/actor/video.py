@@ -31,7 +31,7 @@ def side_by_side(frames: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class EpisodeVideo:
-    """One episode's video, encoded by a thread so that whoever adds frames does not wait for the encoder.
+    """One episode's video, encoded by a thread so that the caller that adds frames does not wait for the encoder.
 
     Written beside its final name and moved there by `finish`; memory holds only what is not encoded yet. The
     frames go to ffmpeg's standard input; imageio's own writer would fork this process, JAX's threads and all.

@@ -1,4 +1,4 @@
-"""A gripper that is no part of what is learned keeps what it has, until a person changes it."""
+"""A gripper that is no part of what is learned keeps what it has, until a human changes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, ScriptedPerson, make_config, make_policy
+from actor_helpers import SPEC, HumanOnTicks, LineEnv, ListSink, NoisyAgent, make_config, make_policy
 
 from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.config.agents import AcfqlConfig
@@ -16,11 +16,11 @@ from serl_chunk.types import Source
 GRIPPED = dataclasses.replace(SPEC, grippers=(1,))
 
 
-def steps(gripper: GripperConfig, person: ScriptedPerson | None = None, random_steps: int = 0):
+def steps(gripper: GripperConfig, human: HumanOnTicks | None = None, random_steps: int = 0):
     sink = ListSink()
     config = dataclasses.replace(make_config(), agent=AcfqlConfig(gripper=gripper))
     env = LineEnv(spec=GRIPPED)
-    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config, intervention=person)
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config, intervention=human)
     runner.run_episode(5, explore=True, random_steps=random_steps)
     return sink.steps
 
@@ -33,9 +33,9 @@ def test_it_keeps_the_opening_at_reset(random_steps):
     assert len({float(s.action[0]) for s in found}) > 20  # the other joint is the policy's
 
 
-def test_what_a_person_left_it_at_stays():
-    person = ScriptedPerson(frozenset(range(9, 13)))
-    found = steps(GripperConfig(mode="fixed"), person)
+def test_what_a_human_left_it_at_stays():
+    human = HumanOnTicks(frozenset(range(9, 13)))
+    found = steps(GripperConfig(mode="fixed"), human)
     assert found[9].source == Source.HUMAN
     at_reset = found[0].observation["state"][1]
     assert [float(s.action[1]) for s in found] == [at_reset] * 9 + [np.float32(-0.9)] * (len(found) - 9)

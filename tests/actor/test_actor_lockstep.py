@@ -1,4 +1,4 @@
-"""Episodes under the lockstep clock: exact delays, take-overs, ends, records."""
+"""Episodes under the lockstep clock: exact delays, interventions, ends, records."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from actor_helpers import (
     DT,
+    HumanOnTicks,
     LineEnv,
     ListSink,
     NoisyAgent,
-    ScriptedPerson,
     check_steps,
     chunk_starts,
     make_config,
@@ -144,11 +144,11 @@ def test_a_crash_closes_the_episode_and_is_raised():
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-def test_take_over_mid_chunk_and_release(delay):
-    person = ScriptedPerson(ticks=frozenset(range(11, 16)) | {22}, idle=frozenset({14, 15}))
-    summary, sink, _ = run(delay=delay, intervention=person)
+def test_intervention_mid_chunk_and_release(delay):
+    human = HumanOnTicks(ticks=frozenset(range(11, 16)) | {22}, idle=frozenset({14, 15}))
+    summary, sink, _ = run(delay=delay, intervention=human)
     steps = sink.steps
-    check_steps(steps, 8, person.ticks)
+    check_steps(steps, 8, human.ticks)
     assert [s.tick for s in steps if s.source == Source.HUMAN] == [11, 12, 13, 22]
     assert all(steps[t].source == Source.HOLD for t in (14, 15))
     np.testing.assert_array_equal(steps[12].action, np.array([0.9, -0.9], np.float32))
@@ -159,24 +159,24 @@ def test_take_over_mid_chunk_and_release(delay):
         first = steps[release + delay]
         assert (first.source, first.decision_tick) == (Source.POLICY, release)
     assert summary.hold_ticks == 2 + 3 * delay
-    # The learner's count of the same episode: waiting for a chunk after a release is nobody's time.
+    # The learner's count of the same episode: waiting for a chunk after a release is no human tick.
     columns = np.array([(s.source, s.decision_tick) for s in steps], np.int32).T
     segments = human_segments(*columns)
     assert (int(np.diff(segments).sum()), len(segments)) == (summary.human_ticks, summary.segments)
 
 
-def test_a_person_is_told_where_the_policy_would_decide():
-    person = ScriptedPerson(ticks=frozenset(range(10, 20)))
-    run(intervention=person)
-    # Chunks of 8 from tick 0; while a person has the robot that grid goes on; the release at 20 begins a new one.
-    assert [t for t, due in person.asked if due] == [0, 8, 16, 28]
+def test_a_human_is_shown_where_the_policy_would_decide():
+    human = HumanOnTicks(ticks=frozenset(range(10, 20)))
+    run(intervention=human)
+    # Chunks of 8 from tick 0; while a human has the robot that grid goes on; the release at 20 begins a new one.
+    assert [t for t, due in human.asked if due] == [0, 8, 16, 28]
 
 
 def test_human_ticks_are_limited_over_episodes():
-    person = ScriptedPerson(ticks=frozenset(range(4, 14)))
+    human = HumanOnTicks(ticks=frozenset(range(4, 14)))
     sink = ListSink()
     config = make_config(actor=ActorConfig(max_human_ticks=13))
-    runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(8)), sink, config=config, intervention=person)
+    runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(8)), sink, config=config, intervention=human)
     summaries = [runner.run_episode(seed, explore=True) for seed in range(3)]
     assert [s.human_ticks for s in summaries] == [10, 3, 0]
     assert [s.segments for s in summaries] == [1, 1, 0]
@@ -185,7 +185,7 @@ def test_human_ticks_are_limited_over_episodes():
 
 def test_the_environments_own_intervention():
     override = np.array([0.5, 0.25], np.float32)
-    summary, sink, _ = run(LineEnv(person={3: override, 4: override}))
+    summary, sink, _ = run(LineEnv(human={3: override, 4: override}))
     steps = sink.steps
     check_steps(steps, 8)
     assert [s.tick for s in steps if s.source == Source.HUMAN] == [3, 4]
@@ -194,19 +194,19 @@ def test_the_environments_own_intervention():
     assert (summary.human_ticks, summary.segments, summary.gated_share) == (2, 1, 0)
 
 
-def test_what_the_driver_made_of_a_persons_command_is_recorded():
-    summary, sink, _ = run(LineEnv(person={3: np.array([0.5, 0.25], np.float32)}, gate=0.3))
+def test_what_the_driver_made_of_a_humans_command_is_recorded():
+    summary, sink, _ = run(LineEnv(human={3: np.array([0.5, 0.25], np.float32)}, gate=0.3))
     np.testing.assert_array_equal(sink.steps[3].action, np.array([0.3, 0.25], np.float32))
     assert sink.steps[3].source == Source.HUMAN
     assert summary.gated_share > 0
 
 
 @pytest.mark.parametrize("command", [[0.5], [0.5, 0.5, 0.5], [np.nan, 0.0]])
-def test_a_persons_wrong_command_does_not_reach_the_robot(command):
-    person = ScriptedPerson(frozenset({2}))
-    person.poll = lambda tick, *_: InterventionCommand(np.array(command)) if tick == 2 else None
+def test_a_humans_wrong_command_does_not_reach_the_robot(command):
+    human = HumanOnTicks(frozenset({2}))
+    human.poll = lambda tick, *_: InterventionCommand(np.array(command)) if tick == 2 else None
     env, sink = LineEnv(), ListSink()
-    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=make_config(), intervention=person)
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=make_config(), intervention=human)
     with pytest.raises(DataError, match=naming("actor.intervention", "line", 2)):
         runner.run_episode(0, explore=True)
     assert env.tick == 2
@@ -229,8 +229,8 @@ def test_clipped_values_are_counted():
 
 def test_frames_at_decisions_under_intervention_and_at_the_end():
     env = LineEnv(length=20)
-    person = ScriptedPerson(ticks=frozenset({10, 11}))
-    _, sink, _ = run(env, intervention=person, cameras=("wrist",))
+    human = HumanOnTicks(ticks=frozenset({10, 11}))
+    _, sink, _ = run(env, intervention=human, cameras=("wrist",))
     with_frames = [s.tick for s in sink.steps if "images/wrist" in s.observation]
     assert with_frames == [0, 8, 10, 11, 12]
     assert env.frames_read == [*with_frames, 20]
@@ -240,10 +240,10 @@ def test_frames_at_decisions_under_intervention_and_at_the_end():
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_the_first_tick_of_an_environments_own_take_over_has_the_frames_that_the_person_saw(shown):
-    """That a person acts is known after the step: the window that ends there needs what was seen before."""
+def test_the_first_tick_of_an_environments_own_intervention_has_the_frames_that_the_human_saw(shown):
+    """That a human acts is known after the step: the window that ends there needs what was seen before."""
     override = np.array([0.5, 0.25], np.float32)
-    env = LineEnv(length=30, person={11: override, 12: override}, shown=shown)
+    env = LineEnv(length=30, human={11: override, 12: override}, shown=shown)
     policy, sink = make_policy(NoisyAgent(8), image_keys=("wrist",)), ListSink()
     EpisodeRunner(env, policy, sink, config=make_config(), cameras=("wrist",)).run_episode(0, explore=True)
     frames = {s.tick: s.observation["images/wrist"] for s in sink.steps if "images/wrist" in s.observation}
@@ -260,9 +260,9 @@ def test_every_look_of_an_image_agent_begins_a_window(delay, returned):
     config = dataclasses.replace(
         make_config(actor=ActorConfig(delay_ticks=delay)), chunk=ChunkConfig(8, return_steps=returned)
     )
-    agent, sink, person = NoisyAgent(8), ListSink(), ScriptedPerson(ticks=frozenset({17, 18}))
+    agent, sink, human = NoisyAgent(8), ListSink(), HumanOnTicks(ticks=frozenset({17, 18}))
     policy = make_policy(agent, image_keys=("wrist",))
-    EpisodeRunner(LineEnv(length=60), policy, sink, config=config, intervention=person).run_episode(0, explore=True)
+    EpisodeRunner(LineEnv(length=60), policy, sink, config=config, intervention=human).run_episode(0, explore=True)
     shown = np.array(["images/wrist" in s.observation for s in sink.steps] + [True])
     starts, _ = eligible_starts(
         shown, first=0, last=len(sink.steps), terminated=False, returned=returned, keep_terminal=True
@@ -332,7 +332,7 @@ def test_two_runs_from_one_seed_are_identical(delay):
             make_policy(NoisyAgent(8), seed=9),
             sink,
             config=config,
-            intervention=ScriptedPerson(frozenset({6, 7})),
+            intervention=HumanOnTicks(frozenset({6, 7})),
             cameras=("front",),
         )
         for seed in range(3):

@@ -10,10 +10,10 @@ import pytest
 from actor_helpers import (
     DT,
     SPEC,
+    HumanOnTicks,
     LineEnv,
     ListSink,
     NoisyAgent,
-    ScriptedPerson,
     SimClock,
     SimInference,
     check_steps,
@@ -179,10 +179,10 @@ def test_async_tells_the_policy_that_differences_stop_where_nothing_is_planned()
     assert gaps > 0  # a hold after a planned action, inside what was committed
 
 
-def test_sync_waits_past_the_answer_to_a_request_before_a_take_over():
-    # Asked on tick 8, answered 25 ms later; a person has tick 9. On tick 10, the release, the old answer comes 5 ms
+def test_sync_waits_past_the_answer_to_a_request_before_an_intervention():
+    # Asked on tick 8, answered 25 ms later; a human has tick 9. On tick 10, the release, the old answer comes 5 ms
     # before the new one, and both come within half of the tick.
-    rig = Rig("sync", [5 * MS, 45 * MS, 3 * MS, 5 * MS, 5 * MS], intervention=ScriptedPerson(frozenset({9})))
+    rig = Rig("sync", [5 * MS, 45 * MS, 3 * MS, 5 * MS, 5 * MS], intervention=HumanOnTicks(frozenset({9})))
     _, steps = rig.run()
     assert ticks_of(steps, Source.HOLD) == [8]
     assert (steps[10].source, steps[10].decision_tick) == (Source.POLICY, 10)
@@ -251,15 +251,15 @@ def test_sync_follows_a_decision_that_wants_it_and_goes_on_until_a_late_one_come
     human=st.frozensets(st.integers(0, 40), max_size=12),
 )
 def test_random_latencies(mode, horizon, latencies, oversleep, human):
-    person = ScriptedPerson(human, idle=frozenset(t for t in human if t % 3 == 0))
-    rig = Rig(mode, latencies, horizon=horizon, oversleep=oversleep, length=40, intervention=person)
+    source = HumanOnTicks(human, idle=frozenset(t for t in human if t % 3 == 0))
+    rig = Rig(mode, latencies, horizon=horizon, oversleep=oversleep, length=40, intervention=source)
     for seed in range(2):
         summary, steps = rig.run(seed)
         humans = [t for t in range(40) if t in human]
         assert ticks_of(steps, Source.HUMAN) == [t for t in humans if t % 3]
         own_holds = [t for t in ticks_of(steps, Source.HOLD) if t not in human]
         assert summary.starved_ticks == len(own_holds)
-        # A chunk is never used across a take-over, and chunks follow one another.
+        # A chunk is never used across an intervention, and chunks follow one another.
         for s in steps:
             if s.source == Source.POLICY:
                 assert not human & set(range(s.decision_tick, s.tick + 1))
@@ -268,9 +268,9 @@ def test_random_latencies(mode, horizon, latencies, oversleep, human):
         assert summary.decisions >= len(starts)
 
 
-def test_a_decision_under_way_at_a_take_over_is_dropped():
-    person = ScriptedPerson(frozenset({6, 7}))
-    rig = Rig("async", itertools.chain([5 * MS], itertools.repeat(45 * MS)), intervention=person)
+def test_a_decision_under_way_at_an_intervention_is_dropped():
+    human = HumanOnTicks(frozenset({6, 7}))
+    rig = Rig("async", itertools.chain([5 * MS], itertools.repeat(45 * MS)), intervention=human)
     _, steps = rig.run()
     # Asked on tick 5 or 6 at the latest; on tick 8, the release, the policy plans anew.
     assert min(s.decision_tick for s in chunk_starts(steps) if s.tick > 7) >= 8

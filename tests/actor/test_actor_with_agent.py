@@ -1,4 +1,4 @@
-"""The loop with a real agent on the real fake robot, its helper included."""
+"""The loop with a real agent on the real fake robot, its scripted human included."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def run(agent, delay, seed=11, config=CONFIG):
 
 
 @pytest.mark.parametrize("delay", [0, 2])
-def test_an_episode_with_a_helper(agent, delay):
+def test_an_episode_with_a_scripted_human(agent, delay):
     # An untrained policy stalls, but not in every episode before the time limit.
     summary, sink, policy = next(r for r in (run(agent, delay, seed) for seed in range(11, 21)) if r[0].segments)
     steps = sink.steps
-    # The helper rests its hands before it hands back: ticks that are human, but recorded as holds.
+    # The scripted human rests its hands before it hands back: ticks that are human, but recorded as holds.
     assert summary.human_ticks > sum(s.source == Source.HUMAN for s in steps) > 0
     spec = make_env(CONFIG.robot).robot_spec
     starts = list(chunk_starts(steps))

@@ -99,20 +99,20 @@ def test_the_table():
     result = evaluate(EverySecond(length=15), make_policy(NoisyAgent(8)), make_config(), n=2)
     text = io.StringIO()
     rich.console.Console(file=text, width=120).print(results_table([result]))
-    for expected in ("no helper", "mean (version 3)", "50.0 %", "0.20 s", "12.5 ticks"):
+    for expected in ("no interventions", "mean (version 3)", "50.0 %", "0.20 s", "12.5 ticks"):
         assert expected in text.getvalue()
     assert "starved" not in text.getvalue()
     assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html"
 
 
-def test_a_person_who_acts_inside_the_environment_is_named():
-    env = EverySecond(length=15, person={2: np.zeros(2, np.float32), 3: np.zeros(2, np.float32)})
+def test_a_human_who_acts_inside_the_environment_is_named():
+    env = EverySecond(length=15, human={2: np.zeros(2, np.float32), 3: np.zeros(2, np.float32)})
     result = evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=2)
     assert result.human_ticks == 4
     assert [e["human_ticks"] for e in result.to_json()["episodes"]] == [2, 2]
     text = io.StringIO()
     rich.console.Console(file=text, width=120).print(results_table([result]))
-    assert "a person acted on 4 ticks" in text.getvalue()
+    assert "a human acted on 4 ticks" in text.getvalue()
     assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html human_ticks=4"
 
 

@@ -60,7 +60,7 @@ def test_model_space_in_and_robot_units_out():
 
 def test_the_age_of_the_parameters_that_decided():
     policy = policy_of(EchoAgent([[1, 0]]))
-    assert policy.age(1, 50.0) == -1.0  # nobody said when it arrived: it is of a checkpoint
+    assert policy.age(1, 50.0) == -1.0  # no arrival is known: it is of a checkpoint
     for version in range(2, 30):
         policy.swap(Snapshot(version, {"bias": np.float32(0)}, arrived=float(version)))
     assert policy.age(29, 50.0) == 21.0

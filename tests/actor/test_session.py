@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, ScriptedPerson, identity_normaliser, make_config
+from actor_helpers import SPEC, HumanOnTicks, LineEnv, ListSink, NoisyAgent, identity_normaliser, make_config
 from errors import naming
 
 from serl_chunk.actor.clock import MonotonicClock
@@ -120,10 +120,10 @@ def test_a_later_session_continues_the_numbers():
 
 @pytest.mark.parametrize(("before", "left"), [(0, 4), (1, 3), (4, 0), (99, 0)])
 def test_human_ticks_are_limited_over_the_sessions_of_a_run(before, left):
-    person = ScriptedPerson(frozenset({3, 4, 5}))
+    human = HumanOnTicks(frozenset({3, 4, 5}))
     actor = dataclasses.replace(config_of().actor, max_human_ticks=4)
     config = dataclasses.replace(config_of(), actor=actor)
-    summary, _, _ = run(FakeLink(), config=config, intervention=person, human_ticks_before=before)
+    summary, _, _ = run(FakeLink(), config=config, intervention=human, human_ticks_before=before)
     assert summary.human_ticks == left
 
 
@@ -131,10 +131,10 @@ def test_human_ticks_are_limited_over_the_sessions_of_a_run(before, left):
 def test_a_later_session_goes_on_in_recorded_interventions(tmp_path, first, acted):
     command = np.full((2, 2), 0.5, np.float32)
     columns = {"episode": np.array([0, 2]), "tick": np.array([3, 4]), "action": command, "idle": np.zeros(2, bool)}
-    save_interventions(tmp_path / "person.npz", **columns)
+    save_interventions(tmp_path / "human.npz", **columns)
     episodes = []
-    person = ReplayedIntervention(tmp_path / "person.npz", SPEC)
-    run(FakeLink(), intervention=person, first_episode=first, on_episode=episodes.append)
+    human = ReplayedIntervention(tmp_path / "human.npz", SPEC)
+    run(FakeLink(), intervention=human, first_episode=first, on_episode=episodes.append)
     assert [first + i for i, e in enumerate(episodes) if e.human_ticks] == acted
 
 
@@ -299,9 +299,9 @@ def test_random_steps_on_a_real_robot_are_refused():
 
 def test_interventions_and_hooks_are_passed_on():
     link, decisions, episodes = FakeLink(), [], []
-    person = ScriptedPerson(frozenset({3, 4}))
+    human = HumanOnTicks(frozenset({3, 4}))
     summary, _, _ = run(
-        link, intervention=person, before_decision=lambda: decisions.append(1), on_episode=episodes.append
+        link, intervention=human, before_decision=lambda: decisions.append(1), on_episode=episodes.append
     )
     assert (summary.human_ticks, summary.segments) == (6, 3)
     assert [e.human_ticks for e in episodes] == [2, 2, 2]

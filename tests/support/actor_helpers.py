@@ -33,7 +33,7 @@ SPEC = RobotSpec(
 
 
 class SimClock:
-    """Time that passes only when somebody spends it. A sleep ends late by the next of `oversleep` seconds."""
+    """Time that passes only when it is spent. A sleep ends late by the next of `oversleep` seconds."""
 
     def __init__(self, oversleep: Iterable[float] = ()) -> None:
         self.time = 100.0
@@ -57,7 +57,7 @@ class LineEnv(RobotEnv):
         failure_at: int | None = None,
         terminated_at: int | None = None,
         crash_at: int | None = None,
-        person: dict[int, np.ndarray] | None = None,
+        human: dict[int, np.ndarray] | None = None,
         shown: bool = False,
         gate: float = 10.0,
         clock: SimClock | None = None,
@@ -67,8 +67,8 @@ class LineEnv(RobotEnv):
         self._set_spaces(spec, "on_request")
         self.length, self.success_at, self.failure_at, self.crash_at = length, success_at, failure_at, crash_at
         self.terminated_at = terminated_at
-        self.shown = shown  # whether frames of what the person acted on are kept
-        self.person, self.gate, self.clock, self.costs = person or {}, gate, clock, iter(costs)
+        self.shown = shown  # whether frames of what the human acted on are kept
+        self.human, self.gate, self.clock, self.costs = human or {}, gate, clock, iter(costs)
         self.seeds: list[int | None] = []
         self.frames_read: list[int] = []  # ticks
         self.tick = 0
@@ -87,8 +87,8 @@ class LineEnv(RobotEnv):
         if self.tick == self.crash_at:
             raise RuntimeError("the motor is gone")
         info: dict[str, Any] = {}
-        if self.tick in self.person:
-            action = info["intervene_action"] = self.person[self.tick]
+        if self.tick in self.human:
+            action = info["intervene_action"] = self.human[self.tick]
             if self.shown:
                 info["intervene_images"] = self._frames(self.tick)
         executed = np.clip(action, -self.gate, self.gate)
@@ -218,7 +218,7 @@ class SimInference:
 
 
 @dataclasses.dataclass
-class ScriptedPerson:
+class HumanOnTicks:
     """In control on `ticks`, without moving on `idle`."""
 
     ticks: frozenset[int]
@@ -270,7 +270,7 @@ def make_policy(agent: NoisyAgent, *, seed: int = 0, **kwargs: Any) -> ChunkPoli
 
 
 def check_steps(steps: list[Step], execute: int, human: frozenset[int] = frozenset()) -> None:
-    """What holds for the steps of any episode, whatever inference took; a person acted on ticks `human`."""
+    """What holds for the steps of any episode, whatever inference took; a human acted on ticks `human`."""
     assert [s.tick for s in steps] == list(range(len(steps)))
     for before, s in zip([None, *steps], steps, strict=False):
         if s.source == Source.POLICY:
