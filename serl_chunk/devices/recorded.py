@@ -1,6 +1,6 @@
-"""Interventions from a file: what a person commanded once, commanded again on the same ticks.
+"""Interventions from a file: what a human commanded once, commanded again on the same ticks.
 
-The file is a NumPy `.npz` without pickles, one row per tick on which the person was in control:
+The file is a NumPy `.npz` without pickles, one row per tick on which the human was in control:
 `episode int[N]` (0 for the first reset), `tick int[N]`, `action float32[N, A]` in the robot's units, `idle bool[N]`
 (in control, but not moving the robot).
 """
@@ -78,7 +78,7 @@ class ReplayedIntervention:
         self._episode += 1
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """What the person commanded on this tick of this episode, or None."""
+        """The human's command on this tick of this episode, or None."""
         command = self._commands.get((self._episode, tick))
         return None if command is None else InterventionCommand(command.action.copy(), command.idle)
 

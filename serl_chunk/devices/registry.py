@@ -11,7 +11,8 @@ from serl_chunk.types import ConfigError
 def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
     """The intervention source `none`, `scripted` (from `env.make_scripted_human()`) or the path of a recorded one.
 
-    Raises ConfigError where it is none of these or `env` has no helper, DataError where the file is no such recording.
+    Raises ConfigError where it is none of these or `env` has no scripted human, and DataError where the file is no such
+    recording.
     """
     if source == "none":
         return None
@@ -19,7 +20,7 @@ def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
         factory = getattr(env, "make_scripted_human", None)
         if factory is None:
             raise ConfigError(
-                f"robot {env.robot_spec.name!r} has no scripted helper; use --config.actor.intervention=none or a file"
+                f"robot {env.robot_spec.name!r} has no scripted human; use --config.actor.intervention=none or a file"
             )
         return factory()
     path = Path(source).expanduser()

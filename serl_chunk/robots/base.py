@@ -14,18 +14,18 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, Observation, RobotSpec
 class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     """A robot, real or simulated.
 
-    `reset` and `step` return `{"state": float32[S]}`; cameras are read by `read_images` when somebody needs
-    them, because rendering or decoding three cameras costs more than a control tick. Built with
-    `images="always"`, both also carry `images/<camera>`, as plain gymnasium users expect.
+    `reset` and `step` return `{"state": float32[S]}`; cameras are read by `read_images` when they are needed, because
+    rendering or decoding three cameras costs more than a control tick. Built with `images="always"`, both also carry
+    `images/<camera>`, as plain gymnasium users expect.
 
-    Actions are `float32[A]` in the robot's units. `info["success"]` is a bool; `info["failure"]` marks a
-    declared failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
-    `info["intervene_action"]` appears where the environment itself lets a person take over;
-    `info["executed_action"]` then tells what the driver made of the person's command, and `info["intervene_images"]` is
-    `{"images/<camera>": uint8[H, W, 3]}` of the observation that the person acted on, which nobody had asked for.
-    An environment truncates itself at its time limit.
+    Actions are `float32[A]` in the robot's units. `info["success"]` is a bool; `info["failure"]` marks a declared
+    failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
+    `info["intervene_action"]` appears where the environment itself lets a human intervene; `info["executed_action"]` is
+    then what the driver made of the human's command, and `info["intervene_images"]` is
+    `{"images/<camera>": uint8[H, W, 3]}` of the observation that the human acted on, which was not requested. An
+    environment truncates itself at its time limit.
 
-    One that has a scripted demonstrator also has `make_expert() -> Expert`, one that has a scripted helper
+    One that has a scripted demonstrator also has `make_expert() -> Expert`, one that has a scripted human
     `make_scripted_human() -> InterventionSource`; `registry.make_expert` and `registry.make_intervention` call them.
     """
 
@@ -75,22 +75,22 @@ class Expert(Protocol):
 
 
 class InterventionCommand(NamedTuple):
-    """What a person commands on one tick. `idle`: in control, but not moving the robot."""
+    """A human's command on one tick. `idle`: in control, but not moving the robot."""
 
     action: np.ndarray
     idle: bool = False
 
 
 class InterventionSource(Protocol):
-    """Somebody who may take the robot over: a person's device, a scripted helper, a recording."""
+    """Source of interventions: a human's device, a scripted human, a recording."""
 
     def reset(self, seed: int) -> None:
         """A new episode begins (after the environment's reset)."""
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The person's command for this tick, or None to leave the robot to the policy.
+        """The human's command for this tick, or None to leave the robot to the policy.
 
-        `decision_tick` tells whether the policy would decide at this tick (queue empty): a scripted helper
+        `decision_tick` is True where the policy would decide at this tick (queue empty): a scripted human
         hands back there.
         """
 

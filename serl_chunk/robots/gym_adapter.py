@@ -14,8 +14,8 @@ Rewards and ends, from HIL-SERL's and gymnasium's habits:
 - a true `info["failure"]` without success is a declared failure, and always terminates.
 - `info["grasp_penalty"]` is passed on and not used: as in HIL-SERL it is no part of the reward, and the grasp critic
   counts changes of the recorded commands itself, in demonstrations too (`agent.gripper.penalty`).
-- `info["intervene_action"]` is what a person commanded instead of the action given to `step`.
-- `info["executed_action"]` is what the driver made of the command, the person's too; absent: unchanged.
+- `info["intervene_action"]` is what a human commanded instead of the action given to `step`.
+- `info["executed_action"]` is what the driver made of the command, the human's too; absent: unchanged.
 - HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
   is therefore a truncation; before it, it is the environment's own termination, and bootstraps nothing.
 
@@ -137,7 +137,7 @@ class GymAdapter(RobotEnv):
         self._set_spaces(_spec(config, self._box, self._layout), images)
         self._low, self._high = self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
         self._last: Any = None  # the environment's last observation
-        self._looked = False  # whether anybody has asked for frames
+        self._looked = False  # whether frames have been requested
         self._tick = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
@@ -150,22 +150,22 @@ class GymAdapter(RobotEnv):
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One tick with `action float32[A]`, clipped to the action space.
 
-        `info["executed_action"] float32[A]` is the environment's own report of it, else the person's action, else
-        the clipped one. Raises DataError for an action, or a person's action, that is not A finite numbers, and for
+        `info["executed_action"] float32[A]` is the environment's own report of it, else the human's action, else
+        the clipped one. Raises DataError for an action, or a human's action, that is not A finite numbers, and for
         a reward that is not finite.
         """
         given = np.clip(self._checked(action, "action"), self._low, self._high)
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
         native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
-        # Copied before it is known whether a person acts: the environment may reuse its buffers.
+        # Copied before it is known whether a human acts: the environment may reuse its buffers.
         seen = self._layout.frames(self._last) if self._looked else {}
         self._last, reward, terminated, truncated, native_info = self.env.step(native)
         self._tick += 1
 
         info = dict(native_info)
-        person = info.get("intervene_action")
-        if person is not None:
-            info["intervene_action"] = given = self._checked(person, 'info["intervene_action"]')
+        human = info.get("intervene_action")
+        if human is not None:
+            info["intervene_action"] = given = self._checked(human, 'info["intervene_action"]')
             info["intervene_images"] = seen
         info["executed_action"] = self._checked(info.get("executed_action", given), 'info["executed_action"]')
         success = any(bool(np.any(info.get(key, False))) for key in SUCCESS_KEYS)

@@ -24,7 +24,7 @@ def columns(**changes):
 
 
 def test_commands_come_back_on_their_ticks(tmp_path):
-    path = tmp_path / "person.npz"
+    path = tmp_path / "human.npz"
     save_interventions(path, **columns())
     source = ReplayedIntervention(path, SPEC)
     found = {}
@@ -47,9 +47,9 @@ def test_commands_come_back_on_their_ticks(tmp_path):
 
 def test_a_file_is_found_by_the_registry(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    save_interventions(tmp_path / "person.npz", **columns())
+    save_interventions(tmp_path / "human.npz", **columns())
     env = types.SimpleNamespace(robot_spec=SPEC)
-    for name in (str(tmp_path / "person.npz"), "~/person.npz"):
+    for name in (str(tmp_path / "human.npz"), "~/human.npz"):
         assert isinstance(make_intervention(name, env), ReplayedIntervention)
     with pytest.raises(ConfigError, match=naming("actor.intervention", "other.npz", "none", "scripted")):
         make_intervention("other.npz", env)

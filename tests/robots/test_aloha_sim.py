@@ -19,7 +19,7 @@ from serl_chunk.robots.aloha_sim.scene import ARM_HIGH, ARM_LOW, CAMERAS, aloha_
 from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 
-# Looked up, not imported: how MuJoCo renders is fixed by whoever imports it first, which is what is tested here.
+# Looked up, not imported: how MuJoCo renders is fixed by its first import, which is what is tested here.
 if not all(importlib.util.find_spec(name) for name in ("mujoco", "gym_aloha")):
     pytest.skip("the [aloha-sim] extra is not installed", allow_module_level=True)
 
@@ -293,7 +293,7 @@ class TestExpert:
         assert 0.01 < arms.std() < 0.03
         assert np.diff(arms, axis=0).std() < arms.std() / 2
 
-    def test_no_helper_is_said(self, env):
+    def test_a_missing_scripted_human_is_reported(self, env):
         assert make_intervention("none", env) is None
         with pytest.raises(ConfigError, match=naming("aloha_sim", "--config.actor.intervention", "none")):
             make_intervention("scripted", env)

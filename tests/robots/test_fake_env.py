@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
-from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
+from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
 from serl_chunk.robots.fake.kinematics import BASE_X, LEFT, REACH, RIGHT, SHOULDER_Z, inverse
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.types import DataError, RobotSpec
@@ -19,7 +19,7 @@ from serl_chunk.types import DataError, RobotSpec
 OPEN, CLOSED = 1.0, 0.0
 
 
-def _at(env, *, cube, left=task.HOME_GRIP[LEFT], right=task.HOME_GRIP[RIGHT], openings=(OPEN, OPEN), holder=NOBODY):
+def _at(env, *, cube, left=task.HOME_GRIP[LEFT], right=task.HOME_GRIP[RIGHT], openings=(OPEN, OPEN), holder=NO_ARM):
     """Start an episode with the grip points and the cube at given places, the cube centred in its holder's hand."""
     env.reset(seed=0)
     joints = (*inverse(LEFT, left), openings[LEFT], *inverse(RIGHT, right), openings[RIGHT])
@@ -130,7 +130,7 @@ def test_closing_fingers_grasp_and_the_cube_stops_them(env):
     cube = (0.15, 0.05, 0.02)
     _at(env, cube=cube, right=cube)
     _drive(env, 2, openings=(None, CLOSED))
-    assert env.holder == NOBODY  # at 0.6: near, but not closed yet
+    assert env.holder == NO_ARM  # at 0.6: near, but not closed yet
     info = _drive(env, 3, openings=(None, CLOSED))[4]
     assert env.holder == RIGHT
     assert env.joints[task.GRIPPER[RIGHT]] == task.FINGERS_ON_CUBE
@@ -145,7 +145,7 @@ def test_closed_fingers_that_come_to_the_cube_do_not_hold_it(env):
     _at(env, cube=cube, right=(0.15, 0.05, 0.1), openings=(OPEN, CLOSED))
     _drive(env, 10, right=cube, openings=(None, CLOSED))
     assert math.dist(env.grips[RIGHT], cube) < 0.005
-    assert env.holder == NOBODY
+    assert env.holder == NO_ARM
     assert env.joints[task.GRIPPER[RIGHT]] == CLOSED
     _drive(env, 3, openings=(None, OPEN))
     _drive(env, 3, openings=(None, CLOSED))
@@ -181,7 +181,7 @@ def test_only_the_left_arm_places(env):
     offset = tuple(p - g for p, g in zip(task.PLACE, env.grips[RIGHT], strict=True))
     env.reset(options={"start": env.save_state()._replace(offset=offset)})
     _, reward, terminated, _, _ = _drive(env, 1, openings=(None, OPEN))
-    assert env.holder == NOBODY
+    assert env.holder == NO_ARM
     assert math.dist(env.cube, task.PLACE) < env.config.place_tolerance
     assert (reward, terminated) == (0.0, False)
 
@@ -200,7 +200,7 @@ def test_a_dropped_cube_falls_and_can_be_grasped_again(env):
     start = (0.15, 0.0, 0.1)
     _at(env, cube=start, right=start, openings=(OPEN, 0.3), holder=RIGHT)
     _drive(env, 1, openings=(None, OPEN))
-    assert env.holder == NOBODY
+    assert env.holder == NO_ARM
     np.testing.assert_allclose(env.cube, (0.15, 0.0, task.CUBE_REST_Z), atol=1e-6)
     _drive(env, 10, right=env.cube, openings=(None, OPEN))
     _drive(env, 5, openings=(None, CLOSED))
@@ -232,7 +232,7 @@ def test_restore_continues_bit_for_bit(env):
     commands = np.random.default_rng(0).uniform(task.ACTION_LOW, task.ACTION_HIGH, (40, 14)).astype(np.float32)
     env.reset(seed=2)
     expert = env.make_expert()
-    while env.holder == NOBODY:
+    while env.holder == NO_ARM:
         env.step(expert.act())
     saved = env.save_state()
 

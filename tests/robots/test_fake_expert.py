@@ -3,7 +3,7 @@ import pytest
 
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
-from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
+from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
 from serl_chunk.robots.fake.expert import HAND_OVER, ScriptedExpert
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, inverse
 from serl_chunk.robots.registry import make_expert
@@ -97,7 +97,7 @@ def test_it_fetches_a_cube_dropped_anywhere_within_reach(env):
     finished = 0
     for i, (x, y) in enumerate(np.random.default_rng(0).uniform((-0.3, -0.2), (0.3, 0.2), (60, 2)).tolist()):
         env.reset(seed=i)
-        env.reset(options={"start": env.save_state()._replace(cube=(x, y, task.CUBE_REST_Z), holder=NOBODY)})
+        env.reset(options={"start": env.save_state()._replace(cube=(x, y, task.CUBE_REST_Z), holder=NO_ARM)})
         expert = env.make_expert()
         expert.reset(i)
         finished += _finish(env, expert) is not None

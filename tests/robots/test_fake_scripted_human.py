@@ -6,8 +6,8 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import FakeAlohaConfig, ScriptedHumanConfig
 from serl_chunk.devices.registry import make_intervention
-from serl_chunk.robots.fake import scripted_human as helper_module
-from serl_chunk.robots.fake.env import NOBODY, FakeAlohaEnv
+from serl_chunk.robots.fake import scripted_human
+from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
 from serl_chunk.robots.fake.kinematics import RIGHT
 from serl_chunk.robots.fake.scripted_human import progress
 from serl_chunk.robots.fake.spec import GRIPPER
@@ -26,23 +26,23 @@ def _stay(env):
     return np.array(env.joints, np.float32)
 
 
-def _polls(env, helper, ticks, decision_every=5):
-    """Poll a policy that does nothing; a list of what the helper said, the environment moved accordingly."""
+def _polls(env, human, ticks, decision_every=5):
+    """Poll a policy that does nothing; a list of its commands, the environment moved accordingly."""
     said = []
     for tick in range(ticks):
-        command = helper.poll(tick, {}, tick % decision_every == 0)
+        command = human.poll(tick, {}, tick % decision_every == 0)
         said.append(command)
         env.step(_stay(env) if command is None else command.action)
     return said
 
 
-def test_it_takes_over_a_stalled_policy_after_a_reaction_delay(env):
-    helper = make_intervention("scripted", env)
+def test_it_interrupts_a_stalled_policy_after_a_reaction_delay(env):
+    human = make_intervention("scripted", env)
     begins = []
     for seed in range(20):
         env.reset(seed=seed)
-        helper.reset(seed)
-        said = _polls(env, helper, 60)
+        human.reset(seed)
+        said = _polls(env, human, 60)
         begins.append(next(i for i, s in enumerate(said) if s is not None))
     assert min(begins) >= STALL_TICKS + REACTION_TICKS[0] - 1
     assert max(begins) <= STALL_TICKS + REACTION_TICKS[1]
@@ -50,28 +50,28 @@ def test_it_takes_over_a_stalled_policy_after_a_reaction_delay(env):
 
 
 def test_it_leaves_a_policy_that_makes_progress_alone(env):
-    helper, expert = env.make_scripted_human(), env.make_expert()
+    human, expert = env.make_scripted_human(), env.make_expert()
     for seed in range(10):
         env.reset(seed=seed)
-        helper.reset(seed)
+        human.reset(seed)
         expert.reset(seed)
         done = False
         while not done:
-            assert helper.poll(env.tick, {}, True) is None
+            assert human.poll(env.tick, {}, True) is None
             done = env.step(expert.act())[2]
 
 
 def test_a_policy_that_recovers_within_the_reaction_delay_keeps_the_robot(env):
-    helper, expert = env.make_scripted_human(), env.make_expert()
+    human, expert = env.make_scripted_human(), env.make_expert()
     env.reset(seed=0)
-    helper.reset(0)
+    human.reset(0)
     expert.reset(0)
     for tick in range(STALL_TICKS + REACTION_TICKS[0] - 2):
-        assert helper.poll(tick, {}, True) is None
+        assert human.poll(tick, {}, True) is None
         env.step(_stay(env))
     done = False
     while not done:
-        assert helper.poll(env.tick, {}, True) is None
+        assert human.poll(env.tick, {}, True) is None
         done = env.step(expert.act())[2]
 
 
@@ -80,55 +80,55 @@ def test_it_reacts_to_a_dropped_cube_before_a_stall(env):
     env.reset(seed=0)
     while progress(env) < 1.9 or env.holder != RIGHT:
         env.step(expert.act())
-    helper = env.make_scripted_human()
-    helper.reset(0)
-    assert helper.poll(0, {}, True) is None
+    human = env.make_scripted_human()
+    human.reset(0)
+    assert human.poll(0, {}, True) is None
     home = _stay(env)
     home[13] = 1.0
     env.step(home)
-    assert env.holder == NOBODY
+    assert env.holder == NO_ARM
     away = [0.12] * 6  # the arm backs off, so that the cube counts as lost and not as put down
     joints = np.array(env.joints)
     joints[7:13] += away
     env.reset(options={"start": env.save_state()._replace(joints=tuple(joints), cube=(0.2, -0.15, 0.02))})
-    said = _polls(env, helper, REACTION_TICKS[1] + 2)
+    said = _polls(env, human, REACTION_TICKS[1] + 2)
     begin = next(i for i, s in enumerate(said) if s is not None)
     assert begin < STALL_TICKS + REACTION_TICKS[0]
 
 
 def test_it_corrects_then_idles_until_the_policy_decides(env):
     env.reset(seed=1)
-    helper = env.make_scripted_human()
-    helper.reset(1)
+    human = env.make_scripted_human()
+    human.reset(1)
     tick = 0
-    while (command := helper.poll(tick, {}, True)) is None:
+    while (command := human.poll(tick, {}, True)) is None:
         env.step(_stay(env))
         tick += 1
     corrections = 0
     while not command.idle:
         corrections += 1
         env.step(command.action)
-        command = helper.poll(tick + corrections, {}, False)
+        command = human.poll(tick + corrections, {}, False)
     assert CORRECTION_TICKS[0] <= corrections <= CORRECTION_TICKS[1]
     before = list(env.joints)
     for _ in range(7):
         assert command.idle
         np.testing.assert_array_equal(command.action, np.array(env.joints, np.float32))
         env.step(command.action)
-        command = helper.poll(0, {}, False)
+        command = human.poll(0, {}, False)
     np.testing.assert_allclose(env.joints, before, atol=1e-5)
-    assert helper.poll(0, {}, True) is None
-    assert helper.poll(1, {}, True) is None  # and keeps its hands off
+    assert human.poll(0, {}, True) is None
+    assert human.poll(1, {}, True) is None  # and keeps its hands off
 
 
 def test_corrections_solve_the_task_for_a_policy_that_does_nothing(env):
-    helper = env.make_scripted_human()
+    human = env.make_scripted_human()
     solved = 0
     for seed in range(10):
         env.reset(seed=seed)
-        helper.reset(seed)
+        human.reset(seed)
         for tick in range(600):
-            command = helper.poll(tick, {}, tick % 5 == 0)
+            command = human.poll(tick, {}, tick % 5 == 0)
             if env.step(_stay(env) if command is None else command.action)[2]:
                 solved += 1
                 break
@@ -139,9 +139,9 @@ def test_it_is_deterministic(env):
     runs = []
     for _ in range(2):
         env.reset(seed=4)
-        helper = env.make_scripted_human()
-        helper.reset(9)
-        runs.append(_polls(env, helper, 120))
+        human = env.make_scripted_human()
+        human.reset(9)
+        runs.append(_polls(env, human, 120))
     assert sum(s is not None for s in runs[0]) > CORRECTION_TICKS[0]
     for a, b in zip(*runs, strict=True):
         assert (a is None) == (b is None)
@@ -158,29 +158,29 @@ def test_progress_rises_along_a_demonstration(env):
         trace.append(progress(env))
     assert trace[0] < 1 < 2 < trace[-1]
     drops = np.maximum.accumulate(trace) - trace
-    assert drops.max() < helper_module.FALL
+    assert drops.max() < scripted_human.FALL
 
 
-def _takeovers(config, seeds=30, ticks=60):
-    """First tick of the person's in episodes of a policy that does nothing; None where nobody came."""
+def _interventions(config, seeds=30, ticks=60):
+    """First human tick in episodes of a policy that does nothing; None without intervention."""
     env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, scripted_human=config))
-    helper, begins = env.make_scripted_human(), []
+    human, begins = env.make_scripted_human(), []
     for seed in range(seeds):
         env.reset(seed=seed)
-        helper.reset(seed)
-        said = _polls(env, helper, ticks)
+        human.reset(seed)
+        said = _polls(env, human, ticks)
         begins.append(next((i for i, s in enumerate(said) if s is not None), None))
     return begins
 
 
 def test_the_delay_is_as_configured():
-    begins = _takeovers(ScriptedHumanConfig(stall_ticks=5, reaction_ticks=(3, 3)))
+    begins = _interventions(ScriptedHumanConfig(stall_ticks=5, reaction_ticks=(3, 3)))
     assert set(begins) == {5 + 3 - 1}  # counted from tick 0
 
 
-def test_a_person_who_misses_occasions_comes_later_or_not_at_all():
+def test_a_human_who_misses_occasions_comes_later_or_not_at_all():
     often, half, never = (
-        _takeovers(ScriptedHumanConfig(stall_ticks=10, reaction_ticks=(2, 2), miss_rate=rate))
+        _interventions(ScriptedHumanConfig(stall_ticks=10, reaction_ticks=(2, 2), miss_rate=rate))
         for rate in (0.0, 0.5, 1.0)
     )
     assert set(often) == {11}
@@ -196,24 +196,24 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
         env = FakeAlohaEnv(
             FakeAlohaConfig(scripted_human=ScriptedHumanConfig(stall_ticks=1, reaction_ticks=(0, 0), fault_rate=rate))
         )
-        helper = env.make_scripted_human()
+        human = env.make_scripted_human()
         env.reset(seed=3)
-        helper.reset(3)
-        while (command := helper.poll(0, {}, True)) is None:
+        human.reset(3)
+        while (command := human.poll(0, {}, True)) is None:
             env.step(_stay(env))
         out.append(command.action)
     arms = [i for i in range(14) if i not in GRIPPER]
     np.testing.assert_allclose(fumbled[0][list(GRIPPER)], 1 - usual[0][list(GRIPPER)], atol=1e-6)
     assert usual[0][arms].shape == (12,)
     env = FakeAlohaEnv(FakeAlohaConfig(max_episode_steps=1000, scripted_human=ScriptedHumanConfig(fault_rate=1.0)))
-    helper, solved = env.make_scripted_human(), 0
+    human, solved = env.make_scripted_human(), 0
     for seed in range(5):
         env.reset(seed=seed)
-        helper.reset(seed)
+        human.reset(seed)
         solved += any(
-            env.step(_stay(env) if (c := helper.poll(t, {}, t % 5 == 0)) is None else c.action)[2] for t in range(300)
+            env.step(_stay(env) if (c := human.poll(t, {}, t % 5 == 0)) is None else c.action)[2] for t in range(300)
         )
-    assert solved == 0  # nobody can do it with such hands
+    assert solved == 0  # impossible with such hands
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
         ({"fault_rate": -0.1}, ("robot.scripted_human.fault_rate", -0.1, "0..1")),
     ],
 )
-def test_a_helper_that_cannot_be_is_refused(bad, named):
+def test_a_scripted_human_that_cannot_be_is_refused(bad, named):
     with pytest.raises(ConfigError, match=naming(*named)):
         ScriptedHumanConfig(**bad)
 

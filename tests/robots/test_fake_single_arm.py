@@ -245,21 +245,21 @@ class TestExpert:
         assert not np.array_equal(commands(1, 0.05), commands(2, 0.05))
         assert np.ptp(commands(1, 0.0), axis=0).max() == 0.0
 
-    def test_the_helper_frees_a_policy_that_does_nothing(self, env):
-        helper = make_intervention("scripted", env)
+    def test_the_scripted_human_frees_a_policy_that_does_nothing(self, env):
+        human = make_intervention("scripted", env)
         env.reset(seed=3)
-        helper.reset(3)
-        human, terminated = [], False
+        human.reset(3)
+        intervened, terminated = [], False
         for tick in range(300):
-            command = helper.poll(tick, {}, tick % 4 == 0)
-            human.append(command is not None)
+            command = human.poll(tick, {}, tick % 4 == 0)
+            intervened.append(command is not None)
             terminated = env.step(np.zeros(7) if command is None else command.action)[2]
             if terminated:
                 break
         assert terminated
-        assert not any(human[: STALL_TICKS - 1])
-        assert not all(human[STALL_TICKS:])  # it hands back
-        helper.close()
+        assert not any(intervened[: STALL_TICKS - 1])
+        assert not all(intervened[STALL_TICKS:])  # it hands back
+        human.close()
 
 
 def test_hil_serls_setup_mode_chooses_its_gripper():

@@ -38,7 +38,7 @@ class HilSerlEnv(gymnasium.Env):
         self.closed = False
 
     def _observation(self):
-        # One buffer for all frames, as camera drivers have: whoever keeps a frame must copy it.
+        # One buffer for all frames, as camera drivers have: a frame that is kept must be copied.
         self.frame[:] = self.t
         state = np.full((1, 19), self.t, np.float32)
         return {"state": state, "wrist_1": self.frame, "wrist_2": self.frame + np.uint8(100)}
@@ -114,9 +114,9 @@ class TestHilSerl:
         assert made[0][1].closed
 
     def test_an_episode_end_to_end(self):
-        person = np.array([0.1, 0, 0, 0, 0, 0, -0.95], np.float64)  # SpaceMouse wrappers give float64
+        command = np.array([0.1, 0, 0, 0, 0, 0, -0.95], np.float64)  # SpaceMouse wrappers give float64
         env = registry.make_env(
-            hil_serl_config({3: {"intervene_action": person, "grasp_penalty": -0.02}, 5: {"succeed": True}})
+            hil_serl_config({3: {"intervene_action": command, "grasp_penalty": -0.02}, 5: {"succeed": True}})
         )
         observation, info = env.reset(seed=0)
         assert env.observation_space.contains(observation)
@@ -132,7 +132,7 @@ class TestHilSerl:
         assert [s[4]["success"] for s in steps] == [False] * 4 + [True]
         human = steps[2][4]
         assert human["intervene_action"].dtype == np.float32
-        np.testing.assert_array_equal(human["intervene_action"], person.astype(np.float32))
+        np.testing.assert_array_equal(human["intervene_action"], command.astype(np.float32))
         np.testing.assert_array_equal(human["executed_action"], human["intervene_action"])
         assert "intervene_action" not in steps[1][4]
         np.testing.assert_array_equal(steps[1][4]["executed_action"], np.full(7, 0.5, np.float32))
@@ -188,11 +188,11 @@ class TestHilSerl:
         with pytest.raises(ConfigError, match=naming("franka", "side", "wrist_1", "wrist_2")):
             env.read_images(["side"])
 
-    def test_a_person_acted_on_what_was_seen_before_the_step(self):
+    def test_a_human_acted_on_what_was_seen_before_the_step(self):
         env = GymAdapter(hil_serl_config({2: {"intervene_action": np.full(7, 0.5)}}))
         env.reset()
         env.step(np.zeros(7))
-        assert env.step(np.zeros(7))[4]["intervene_images"] == {}  # nobody looks at the cameras
+        assert env.step(np.zeros(7))[4]["intervene_images"] == {}  # the cameras are not read
         env.reset()
         env.read_images(["wrist_2"])
         assert "intervene_images" not in env.step(np.zeros(7))[4]
@@ -235,10 +235,10 @@ class TestActions:
         with pytest.raises(DataError, match=naming('info["intervene_action"]', "franka", 7)):
             env.step(np.zeros(7))
 
-    @pytest.mark.parametrize("person", [{}, {"intervene_action": np.full(7, 0.5)}])
-    def test_the_environments_report_of_what_it_executed_wins(self, person):
+    @pytest.mark.parametrize("human", [{}, {"intervene_action": np.full(7, 0.5)}])
+    def test_the_environments_report_of_what_it_executed_wins(self, human):
         report = np.full(7, 0.25)
-        env = GymAdapter(hil_serl_config({1: {"executed_action": report, **person}}))
+        env = GymAdapter(hil_serl_config({1: {"executed_action": report, **human}}))
         env.reset()
         np.testing.assert_array_equal(env.step(np.ones(7))[4]["executed_action"], report.astype(np.float32))
 
@@ -354,8 +354,8 @@ class RailExpert:
         return np.array([self.env.goal], np.float32)
 
 
-class RailHelper(RailExpert):
-    """Takes over on tick 5 and gives back where the policy would decide."""
+class RailHuman(RailExpert):
+    """Intervenes on tick 5 and gives back where the policy would decide."""
 
     def poll(self, tick, observation, decision_tick):
         np.testing.assert_array_equal(observation["state"], self.env._observe())
@@ -388,18 +388,18 @@ class TestScripted:
             at = episode.steps.observation["state"][:, 0]
             np.testing.assert_allclose(episode.steps.action[:-1, 0], at[1:], atol=1e-6)  # as executed, not as asked
 
-    def test_the_environments_helper_takes_over(self):
-        env = registry.make_env(rail_config(make_scripted_human=RailHelper))
-        helper = make_intervention("scripted", env)
+    def test_the_environments_scripted_human_intervenes(self):
+        env = registry.make_env(rail_config(make_scripted_human=RailHuman))
+        human = make_intervention("scripted", env)
         env.reset(seed=3)
-        helper.reset(3)
-        observation, human = env.reset(seed=3)[0], []
+        human.reset(3)
+        observation, intervened = env.reset(seed=3)[0], []
         for tick in range(LIMIT):
-            command = helper.poll(tick, observation, decision_tick=tick % 4 == 0)
-            human.append(command is not None)
+            command = human.poll(tick, observation, decision_tick=tick % 4 == 0)
+            intervened.append(command is not None)
             observation, *_ = env.step(np.zeros(1) if command is None else command.action)
-        assert human == [False] * 5 + [True] * 3 + [False] + [True] * 3
-        helper.close()
+        assert intervened == [False] * 5 + [True] * 3 + [False] + [True] * 3
+        human.close()
 
     def test_without_one_it_is_said_what_to_add(self):
         env = registry.make_env(rail_config())

@@ -207,23 +207,23 @@ def test_unknown_tasks_and_variants_are_named():
         load_experiment("hil_serl_template:")
 
 
-def test_take_overs_rewards_and_ends_are_mapped():
-    """A person's stacked action, the gripper's penalty and the success, as HIL-SERL's wrappers give them."""
+def test_interventions_rewards_and_ends_are_mapped():
+    """A human's stacked action, the gripper's penalty and the success, as HIL-SERL's wrappers give them."""
     env = registry.make_env(hil_serl_robot("usb_pickup_insertion", shape_of, "f"))
     env.reset(seed=0)
-    rewards, people = [], []
+    rewards, intervened = [], []
     while True:
         observation, reward, terminated, truncated, info = env.step(np.full(7, 0.5, np.float32))
         rewards.append(reward)
-        people.append("intervene_action" in info)
-        if people[-1]:
-            np.testing.assert_allclose(info["executed_action"], HilSerlShape.PERSON[:7])
+        intervened.append("intervene_action" in info)
+        if intervened[-1]:
+            np.testing.assert_allclose(info["executed_action"], HilSerlShape.HUMAN_ACTION[:7])
         else:
             np.testing.assert_allclose(info["executed_action"], 0.5)
         if terminated or truncated:
             break
     assert (terminated, truncated, info["success"]) == (True, False, True)
-    assert people == [t in HilSerlShape.HELPED for t in range(1, len(people) + 1)]
+    assert intervened == [t in HilSerlShape.HUMAN_STEPS for t in range(1, len(intervened) + 1)]
     assert rewards[0] == 0  # HIL-SERL's grasp_penalty is in info alone
     assert rewards[-1] == pytest.approx(1.0)
     assert observation["state"][0] == HilSerlShape.SOLVED

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 PLAY = Path(__file__).parents[1] / "data" / "ogbench_play.npz"  # rows of cube-single-play
 STILL = np.zeros(5, np.float32)
 
-# Looked up, not imported: how MuJoCo renders is fixed by whoever imports it first.
+# Looked up, not imported: how MuJoCo renders is fixed by its first import.
 installed = pytest.mark.skipif(
     importlib.util.find_spec("ogbench") is None, reason="the [ogbench] extra is not installed"
 )

@@ -11,11 +11,11 @@ from gymnasium import spaces
 
 
 class HilSerlShape(gymnasium.Env):
-    """`{"state": (1, 19), "<camera>": (1, 128, 128, 3)}`; a person helps on some steps, and the last one succeeds."""
+    """`{"state": (1, 19), "<camera>": (1, 128, 128, 3)}`; a human has some steps, and the last one succeeds."""
 
-    HELPED = (3, 4)  # steps, counted from 1
+    HUMAN_STEPS = (3, 4)  # steps, counted from 1
     SOLVED = 6
-    PERSON = np.linspace(-0.6, 0.6, 14)  # float64, as a SpaceMouse gives it
+    HUMAN_ACTION = np.linspace(-0.6, 0.6, 14)  # float64, as a SpaceMouse gives it
 
     def __init__(self, action_dim: int, cameras: Sequence[str]) -> None:
         self.action_space = spaces.Box(-1.0, 1.0, (action_dim,), np.float32)
@@ -39,6 +39,6 @@ class HilSerlShape(gymnasium.Env):
         self.t += 1
         solved = self.t == self.SOLVED
         info: dict[str, Any] = {"succeed": solved, "grasp_penalty": -0.02 if self.t == 1 else 0.0}
-        if self.t in self.HELPED:
-            info["intervene_action"] = self.PERSON[None, : len(action)]
+        if self.t in self.HUMAN_STEPS:
+            info["intervene_action"] = self.HUMAN_ACTION[None, : len(action)]
         return self._observation(), np.array([int(solved)]), solved, False, info

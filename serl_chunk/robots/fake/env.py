@@ -16,7 +16,7 @@ from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point, grip_point
 from serl_chunk.robots.fake.rng_state import generator_at, given_start
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation
 
-NOBODY = -1
+NO_ARM = -1
 
 _RATES = tuple(
     task.GRIPPER_RATE if i in task.GRIPPER else task.JOINT_RATE for i in range(task.ACTION_DIM)
@@ -29,7 +29,7 @@ class FakeAlohaState(NamedTuple):
 
     joints: tuple[float, ...]  # 14: radians, gripper openings
     cube: Point  # centre, metres
-    holder: int  # LEFT, RIGHT or NOBODY
+    holder: int  # LEFT, RIGHT or NO_ARM
     offset: Point  # cube - grip point of the holder, metres
     tick: int
     active: bool  # whether `step` may be called: False before the first reset
@@ -60,7 +60,7 @@ class FakeAlohaEnv(RobotEnv):
         self._set_spaces(task.fake_aloha_spec(config), images)
         self.joints: list[float] = list(task.HOME_JOINTS)
         self.cube: Point = (*task.CUBE_START_LOW, task.CUBE_REST_Z)
-        self.holder = NOBODY
+        self.holder = NO_ARM
         self.grips: list[Point] = [grip_point(LEFT, self.joints, 0), grip_point(RIGHT, self.joints, task.ARM_DIM)]
         self.tick = 0
         self._offset: Point = (0.0, 0.0, 0.0)
@@ -84,7 +84,7 @@ class FakeAlohaEnv(RobotEnv):
             joints = [
                 q if i in task.GRIPPER else q + e for i, (q, e) in enumerate(zip(task.HOME_JOINTS, noise, strict=True))
             ]
-            self._place(joints, (x, y, task.CUBE_REST_Z), NOBODY, (0.0, 0.0, 0.0))
+            self._place(joints, (x, y, task.CUBE_REST_Z), NO_ARM, (0.0, 0.0, 0.0))
         self.tick = 0
         self._active = True
         return self._observation(), {"success": False}
@@ -107,7 +107,7 @@ class FakeAlohaEnv(RobotEnv):
         executed = np.array(joints, np.float32)
 
         self.grips = [grip_point(LEFT, joints, 0), grip_point(RIGHT, joints, task.ARM_DIM)]
-        if self.holder != NOBODY:
+        if self.holder != NO_ARM:
             x, y, z = self.grips[self.holder]
             dx, dy, dz = self._offset
             self.cube = (x + dx, y + dy, max(z + dz, task.CUBE_REST_Z))
@@ -127,7 +127,7 @@ class FakeAlohaEnv(RobotEnv):
         names = task.CAMERAS if cameras is None else cameras
         return {
             IMAGE_PREFIX + name: render(
-                self.robot_spec.camera(name).name, self.config.image_size, self.joints, self.cube, self.holder != NOBODY
+                self.robot_spec.camera(name).name, self.config.image_size, self.joints, self.cube, self.holder != NO_ARM
             )
             for name in names
         }
@@ -158,7 +158,7 @@ class FakeAlohaEnv(RobotEnv):
         return ScriptedExpert(self)
 
     def make_scripted_human(self) -> InterventionSource:
-        """The scripted person who takes over when the policy gets nowhere."""
+        """The scripted human who intervenes when the policy gets nowhere."""
         from serl_chunk.robots.fake.scripted_human import ScriptedHuman
 
         return ScriptedHuman(self, self.config.scripted_human)
@@ -183,11 +183,11 @@ class FakeAlohaEnv(RobotEnv):
 
     def _release(self) -> bool:
         """Drop the cube if its holder's fingers are open; returns whether that was at its place."""
-        if self.holder == NOBODY or self.joints[task.GRIPPER[self.holder]] <= task.FINGERS_CLOSED:
+        if self.holder == NO_ARM or self.joints[task.GRIPPER[self.holder]] <= task.FINGERS_CLOSED:
             return False
         success = self.holder == LEFT and math.dist(self.cube, task.PLACE) <= self.config.place_tolerance
         self.cube = (self.cube[0], self.cube[1], task.CUBE_REST_Z)
-        self.holder = NOBODY
+        self.holder = NO_ARM
         return success
 
     def _observation(self) -> Observation:

@@ -1,4 +1,4 @@
-"""A simulated person who watches the policy and takes over, late and imperfectly, when it gets nowhere."""
+"""A scripted human who watches the policy and intervenes, late and imperfectly, when it gets nowhere."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def progress(env: FakeAlohaEnv) -> float:
 
 
 class ScriptedHuman:
-    """Takes over after a stall or a drop, corrects for a while, then rests its hands until the policy decides.
+    """Intervenes after a stall or a drop, corrects for a while, then rests its hands until the policy decides.
 
-    A person's faults are part of it: the reaction comes late (and not at all if the policy recovers meanwhile),
+    Human faults are part of it: the reaction comes late (and not at all if the policy recovers meanwhile),
     the correction is slower and twice as noisy as a demonstration and stops when its time is up rather than
     when the problem is solved, and before handing back there are idle ticks. Unless the configuration says otherwise
-    that is all; with it the person also misses occasions (and watches on until the next one), and fumbles corrections:
+    that is all; with it the human also misses occasions (and watches on until the next one), and fumbles corrections:
     fingers then open where they should close, and close where they should open.
 
     Args:
@@ -53,7 +53,7 @@ class ScriptedHuman:
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Watch a new episode; everything the helper does follows from `seed` and the environment."""
+        """Watch a new episode; everything the human does follows from `seed` and the environment."""
         self._rng = np.random.default_rng(seed)
         self._in_control = False
         self._correcting = 0  # ticks left of the present correction
@@ -61,7 +61,7 @@ class ScriptedHuman:
         self._watch()
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The person's command for this tick; None while the policy has the robot. Call once a tick."""
+        """The human's command for this tick; None while the policy has the robot. Call once a tick."""
         if not self._in_control:
             self._in_control = self._wants_control()
             if not self._in_control:
@@ -88,7 +88,7 @@ class ScriptedHuman:
         """Start watching from the present state."""
         self._best = progress(self._env)
         self._since_rise = 0
-        self._reaction: int | None = None  # ticks until take-over; None while there is no reason for one
+        self._reaction: int | None = None  # ticks until the intervention; None while there is no reason for one
 
     def _draw(self, ticks: tuple[int, ...]) -> int:
         return int(self._rng.integers(ticks[0], ticks[1], endpoint=True))

@@ -190,7 +190,7 @@ class FakeSingleArmEnv(RobotEnv):
         return SingleArmExpert(self)
 
     def make_scripted_human(self) -> InterventionSource:
-        """The scripted person who takes over when the policy gets nowhere."""
+        """The scripted human who intervenes when the policy gets nowhere."""
         from serl_chunk.robots.fake.single_arm_expert import SingleArmHuman
 
         return SingleArmHuman(self)

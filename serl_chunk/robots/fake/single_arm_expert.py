@@ -1,4 +1,4 @@
-"""The fake single arm's scripted demonstrator and helper; both decide from the environment's state alone."""
+"""The fake single arm's scripted demonstrator and scripted human; both decide from the environment's state alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serl_chunk.types import Observation
 if TYPE_CHECKING:
     from serl_chunk.robots.fake.single_arm_env import FakeSingleArmEnv
 
-STALL_TICKS = 8  # without a rise of the progress measure before the person reacts; 0.8 s at 10 Hz
+STALL_TICKS = 8  # without a rise of the progress measure before the human reacts; 0.8 s at 10 Hz
 CORRECTION_TICKS = (5, 15)  # both included
 
 _HOVER = 0.1  # m above the block at which the hand comes from afar
@@ -99,9 +99,9 @@ def progress(env: FakeSingleArmEnv) -> float:
 
 
 class SingleArmHuman:
-    """Takes over after a stall, corrects for a while, then keeps still until the policy decides.
+    """Intervenes after a stall, corrects for a while, then keeps still until the policy decides.
 
-    A person's faults are part of it: slower and noisier than the demonstrator, and done when the time is up rather
+    Human faults are part of it: slower and noisier than the demonstrator, and done when the time is up rather
     than when the problem is.
     """
 
@@ -111,7 +111,7 @@ class SingleArmHuman:
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Watch a new episode; everything the helper does follows from `seed` and the environment."""
+        """Watch a new episode; everything the human does follows from `seed` and the environment."""
         self._rng = np.random.default_rng(seed)
         self._correcting = 0
         self._in_control = False
@@ -120,7 +120,7 @@ class SingleArmHuman:
         self._watch()
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The person's command for this tick; None while the policy has the robot. Call once a tick."""
+        """The human's command for this tick; None while the policy has the robot. Call once a tick."""
         if not self._in_control:
             now = progress(self._env)
             if now > self._best + 0.005 or now < self._best - 0.5:  # better, or dropped: measured from here
