@@ -169,7 +169,7 @@ class RunSource:
         return error_summaries(self._index.counts)
 
     def about(self, key: str) -> EpisodeIndexEntry:
-        """What the index knows of an episode: outcome, steps, steps of a person. Raises DataError for another key."""
+        """Index entry of an episode: outcome, steps, human steps. Raises DataError for another key."""
         if self._index is None:
             self.keys()
         assert self._index is not None

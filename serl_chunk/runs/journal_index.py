@@ -147,7 +147,7 @@ _SAYS = {
 
 
 def error_summaries(counts: Counter[str]) -> list[str]:
-    """What a person should know of an index."""
+    """Lines for the operator about the errors of an index."""
     return [f"{counts[name]} {says}" for name, says in _SAYS.items() if counts[name]]
 
 
@@ -199,7 +199,7 @@ class _Open:
     length: int = 0
     human: int = 0
     discarded: bool = False
-    newest: tuple[int, int] = (0, 0)  # steps of the last block, and those of a person among them
+    newest: tuple[int, int] = (0, 0)  # steps of the last block, and the human steps among them
 
     def take_back(self) -> None:
         """Forget the last block."""

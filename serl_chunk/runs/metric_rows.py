@@ -4,7 +4,7 @@ One JSON object a line, in four kinds, each with `wall` (seconds of running time
 over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
-- `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where nobody knows),
+- `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where unknown),
   `intervention_steps`, `intervention_count`, `phase`, `number` (of the run's episodes), and per decision `q` (the
   critic's value of the chunk that was chosen) beside `g` (the discounted return realised from there);
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
@@ -37,7 +37,7 @@ class Counters(NamedTuple):
 
     step: int  # critic updates
     env_steps: int  # steps received from actors
-    human_ticks: int  # of them, ticks on which a person had the robot, idle ones included
+    human_ticks: int  # of them, ticks on which a human had the robot, idle ones included
 
 
 class RunMetrics(dict[str, list[Row]]):

@@ -52,7 +52,7 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a reader wants first, as (name, value): evaluation, training success, time, steps, the person's share."""
+    """The most important values, as (name, value): evaluation, training success, time, steps, the human's share."""
     last = metrics.last() or {"wall": 0.0, "step": 0, "env_steps": 0, "human_ticks": 0}
     episodes = metrics["episode"]
     judged = [row for row in episodes if row.get("succeed") is not None and row.get("phase") != "warmup"][-RECENT:]
@@ -61,7 +61,7 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
     return [
         ("Evaluation", _evaluation_sentence(metrics["eval"])),
         (f"Training success, last {RECENT} episodes", _success(judged)),
-        ("Of them without take-over", _success(alone)),
+        ("Of them without intervention", _success(alone)),
         ("Duration", _duration(last["wall"])),
         ("Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),

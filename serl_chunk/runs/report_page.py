@@ -13,9 +13,9 @@ from serl_chunk.runs.report_plots import draw_figure
 from serl_chunk.runs.report_style import WINDOW
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # column names, rows
-_OF_A_PERSON = (
-    " A person saves episodes that the policy would fail, and takes over where it does badly, so that both lines look "
-    "better than it is: what counts are evaluations, where nobody helps."
+_OF_HUMANS = (
+    " A human saves episodes that the policy would fail, and intervenes where it does badly, so that both lines look "
+    "better than it is: what counts are evaluations, without interventions."
 )
 
 
@@ -52,14 +52,14 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
     no_episode = "No episode has finished in this run yet."
     no_training = "No training step has been logged in this run yet."
     losses = panels.loss_keys(metrics)
-    helped = panels.has_changed(metrics, "human_ticks")
+    intervened = panels.has_changed(metrics, "human_ticks")
     return [
         Figure(
             key="success",
             title="Success rate",
             alt=f"Line charts of the success rate of {episodes}, over critic updates and {span}: all episodes, "
-            "episodes without take-over, and evaluations with their 95 % intervals.",
-            caption=f"Lines: {rolling}. Grey: before training on online steps.{_OF_A_PERSON if helped else ''}",
+            "episodes without intervention, and evaluations with their 95 % intervals.",
+            caption=f"Lines: {rolling}. Grey: before training on online steps.{_OF_HUMANS if intervened else ''}",
             svg=draw_figure(
                 metrics, [panels.panel_over(panels.draw_success, axis) for axis in (panels.UPDATES, *axes)]
             ),
@@ -76,13 +76,13 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
         Figure(
             key="intervention",
             title="Intervention share",
-            alt=f"Line charts of the share of steps a person acted and of episodes with a take-over, {span}.",
-            caption=f"Steps on which a person had the robot, idle ones included, and episodes with a take-over; "
+            alt=f"Line charts of the share of human steps and of episodes with an intervention, {span}.",
+            caption=f"Steps on which a human had the robot, idle ones included, and episodes with an intervention; "
             f"{rolling}. Both should fall as the policy learns.",
             svg=draw_figure(
-                metrics, [panels.panel_over(panels.draw_intervention, axis) for axis in axes] if helped else []
+                metrics, [panels.panel_over(panels.draw_intervention, axis) for axis in axes] if intervened else []
             ),
-            missing="No person has acted in this run." if metrics["episode"] else no_episode,
+            missing="No human has acted in this run." if metrics["episode"] else no_episode,
         ),
         Figure(
             key="q-return",
@@ -93,8 +93,8 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
             "wall time.",
             caption=f"Left: decisions of the last {panels.CALIBRATION_EPISODES} episodes. The critic is calibrated "
             "where the squares' intervals, of a tenth of the decisions each, reach the dashed line; below it are "
-            "states it thought better than they proved. Intervals count episodes, not decisions. Where a person took "
-            "over, the return is not the policy's own, and the squares leave it out as long as there are others.",
+            "states it thought better than they proved. Intervals count episodes, not decisions. Where a human "
+            "intervened, the return is not the policy's own, and the squares leave it out as long as there are others.",
             svg=draw_figure(metrics, [panels.calibration_panel(limits), panels.draw_q_trend, panels.draw_q_train]),
             missing="No value of the critic has been recorded in this run yet.",
         ),

@@ -32,7 +32,7 @@ CALIBRATION_EPISODES = 100  # newest episodes whose values are compared with the
 UPDATES = ("step", "critic updates")
 AXES = (("env_steps", "environment steps"), ("human_ticks", "human ticks"), ("wall", "wall time (min)"))
 
-NEVER = {"human_ticks": "no person acted in this run", "env_steps": "no online steps in this run"}
+NEVER = {"human_ticks": "no human acted in this run", "env_steps": "no online steps in this run"}
 
 REPLAY = {"replay/online_windows": "online", "replay/demo_windows": "demo"}  # of `Replay.stats`
 
@@ -40,13 +40,13 @@ Draw = Callable[[Axes, RunMetrics], bool]
 
 
 def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
-    """Rolling success of all episodes and of those without take-over, and evaluations with their intervals."""
+    """Rolling success of all episodes and of those without intervention, and evaluations with their intervals."""
     judged = [row for row in metrics["episode"] if row.get("succeed") is not None]
     alone = [row for row in judged if not row.get("intervention_count")]
     evaluations = [row for row in metrics["eval"] if row.get("success_rate") is not None]
     for rows, label, colour, style in (
         (judged, "all episodes", BLUE, "--"),
-        (alone, "without take-over", VERMILLION, "-"),
+        (alone, "without intervention", VERMILLION, "-"),
     ):
         if rows:
             ax.plot(
@@ -84,7 +84,7 @@ def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
 
 
 def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
-    """Share of steps on which a person had the robot, idle ones included, and of episodes with a take-over."""
+    """Share of steps on which a human had the robot, idle ones included, and of episodes with an intervention."""
     rows = [row for row in metrics["episode"] if row.get("episode/l")]
     if rows:
         x = x_values(rows, x_key)
@@ -94,34 +94,37 @@ def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         ax.plot(*downsample(x, touched), "--", color=BLUE, label="of episodes")
         ax.plot(*downsample(x, share), color=VERMILLION, label="of steps")
     shade_warmup(ax, metrics, x_key)
-    percent_axis(ax, "share with a person acting")
+    percent_axis(ax, "share with a human acting")
     return bool(rows)
 
 
 def calibration_panel(limits: tuple[float, float] | None) -> Draw:
     """Realised discounted return over the critic's value, one point a decision; `limits` are a bounded critic's.
 
-    Bins of decisions without take-over (of all where every episode had one) have their mean and its 95 % interval. On
-    the line of equality the critic is calibrated.
+    Bins of decisions without intervention (of all where every episode had one) have their mean and its 95 % interval.
+    On the line of equality the critic is calibrated.
     """
 
     def draw(ax: Axes, metrics: RunMetrics) -> bool:
         rows = [row for row in metrics["episode"] if row.get("q")][-CALIBRATION_EPISODES:]
         alone = decisions(row for row in rows if not row.get("intervention_count"))
-        helped = decisions(row for row in rows if row.get("intervention_count"))
-        if not len(alone.value) and not len(helped.value):
+        intervened = decisions(row for row in rows if row.get("intervention_count"))
+        if not len(alone.value) and not len(intervened.value):
             return False
-        for d, label, marker, colour in ((helped, "with take-over", "x", VERMILLION), (alone, "without", ".", BLUE)):
+        for d, label, marker, colour in (
+            (intervened, "with intervention", "x", VERMILLION),
+            (alone, "without", ".", BLUE),
+        ):
             if len(d.value):
                 ax.plot(*downsample(d.value, d.realised), marker, color=colour, ms=4, alpha=0.3, label=label)
-        ends = np.concatenate([*alone[:2], *helped[:2], limits or ()])
+        ends = np.concatenate([*alone[:2], *intervened[:2], limits or ()])
         span = [ends.min(), ends.max()]
         ax.plot(span, span, "--", color=text_colour(), lw=1, label="equal: calibrated")
         if limits is not None:
             for end, name in zip(limits, ("range of the critic", ""), strict=True):
                 ax.axvline(end, color=text_colour(), ls=":", lw=1, label=name)
                 ax.axhline(end, color=text_colour(), ls=":", lw=1)
-        best = alone if len(alone.value) else helped
+        best = alone if len(alone.value) else intervened
         bins = np.array(binned(best))
         ax.errorbar(
             bins[:, 0], bins[:, 1], bins[:, 2], fmt="s-", color=GREEN, ms=5, lw=1.6, capsize=3, zorder=3,
@@ -130,7 +133,7 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
         for text, x, y, place in (("critic too low", 0.04, 0.6, "top"), ("critic too high", 0.94, 0.09, "bottom")):
             side = "left" if x < 0.5 else "right"
             ax.text(x, y, text, transform=ax.transAxes, ha=side, va=place, fontsize=8, style="italic", alpha=0.7)
-        who = "without take-over" if len(alone.value) else "with take-over"
+        who = "without intervention" if len(alone.value) else "with intervention"
         ax.set_title(f"Q - return, {who}: {best.bias:+.3g}", fontsize=9)
         ax.set_xlabel("critic's value Q at the decision")
         ax.set_ylabel("realised discounted return")

@@ -30,8 +30,8 @@ class StatusFields(TypedDict, total=False):
     updates_per_s: float
     env_steps: int
     episodes: int
-    success: float | None  # of the last 20 episodes, those without take-over: share that succeeded, 0..1
-    human: float | None  # share of environment steps on which a person had the robot, 0..1
+    success: float | None  # of the last 20 episodes, those without intervention: share that succeeded, 0..1
+    human: float | None  # share of environment steps on which a human had the robot, 0..1
     learner_wait: float  # share of time the learner waited for steps, 0..1
     actor_wait: float  # share of time the actors waited for the learner, 0..1
     steps_missing: int  # online steps that the learner waits for before its next update
@@ -151,7 +151,7 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
         parts.append(f"{fields['episodes']:,} episodes")
     success = fields.get("success")
     if success is not None:
-        parts.append(f"success {success:.0%} (of the last 20, without take-over)")
+        parts.append(f"success {success:.0%} (of the last 20, without intervention)")
     human = fields.get("human")
     if human is not None:
         parts.append(f"human {human:.1%}")
@@ -176,14 +176,14 @@ def who_waits(learner_wait: float, actor_wait: float) -> str:
 def waits(fields: StatusFields) -> str:
     """Which side holds the other up, and for how much: `learner waits for 312 more steps`."""
     side = who_waits(fields["learner_wait"], fields["actor_wait"])
-    # The shares are of what has passed; a first update that is being compiled holds actors up and nobody else.
+    # The shares are of what has passed; a first update that is being compiled holds up actors alone.
     if side == LEARNER_WAITS and fields.get("may_record") == 0 and fields.get("updates_due"):
         side = ACTOR_WAITS
     actors = fields.get("actors")
     if side == LEARNER_WAITS:
         missing = fields.get("steps_missing", 0)
-        nobody = ", no actor is connected" if actors == () else ""
-        return (f"learner waits for {missing:,} more step{'s' * (missing != 1)}" if missing else side) + nobody
+        unconnected = ", no actor is connected" if actors == () else ""
+        return (f"learner waits for {missing:,} more step{'s' * (missing != 1)}" if missing else side) + unconnected
     left = fields.get("may_record")
     if side != ACTOR_WAITS or left is None:
         return side

@@ -72,6 +72,6 @@ def test_the_panel_shows_bins_equality_and_the_range():
     assert found["equal: calibrated"].get_xdata()[0] == -100.0
     (bars,) = ax.containers
     assert len(bars.lines[0].get_xdata()) == 10
-    last = decisions(metrics["episode"][-100:-20])  # of the newest hundred, those without take-over
+    last = decisions(metrics["episode"][-100:-20])  # of the newest hundred, those without intervention
     assert f"{last.bias:+.3g}" in ax.get_title()
     assert not calibration_panel(None)(Figure().subplots(), RunMetrics({"episode": []}))

@@ -61,8 +61,8 @@ def test_they_are_what_the_replay_has(run, seed):
         run.feed(episodes)
         for k, amend in (
             (1, Amend("e1", discard=True)),
-            (2, Amend("e2", Outcome.SUCCESS, "a person", True, 1.0)),
-            (4, Amend("e4", Outcome.FAILURE, "a person")),
+            (2, Amend("e2", Outcome.SUCCESS, "operator", True, 1.0)),
+            (4, Amend("e4", Outcome.FAILURE, "operator")),
         ):
             run.put(episodes[k].session, amend)
         run.put("c", Begin("open"))
@@ -90,9 +90,7 @@ def test_they_are_what_the_replay_has(run, seed):
 
 @pytest.mark.parametrize("amend_at", ["at once", "an episode later"])
 @pytest.mark.parametrize("discard", [False, True])
-def test_what_a_person_says_of_an_episode_that_was_given_up_means_the_same_live_restarted_and_exported(
-    run, discard, amend_at
-):
+def test_a_verdict_on_an_episode_that_was_given_up_means_the_same_live_restarted_and_exported(run, discard, amend_at):
     """Its last step is not what they judged: it keeps its truncation. To forget it is possible always."""
     cfg, episodes = config(), [coded(k, 12, "success").episode() for k in range(3)]
     live, restarted = (Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b")) for _ in range(2))
@@ -107,7 +105,7 @@ def test_what_a_person_says_of_an_episode_that_was_given_up_means_the_same_live_
         for record in episode:
             put(record)
 
-    amend = Amend("e1", discard=True) if discard else Amend("e1", Outcome.SUCCESS, "a person", True, 1.0)
+    amend = Amend("e1", discard=True) if discard else Amend("e1", Outcome.SUCCESS, "operator", True, 1.0)
     with run.opened():
         put_all(episodes[0])
         put(episodes[1].begin)
@@ -346,10 +344,10 @@ def test_cameras_tasks_and_proportions(tmp_path):
 
 
 def test_what_is_known_without_reading(run):
-    helped = coded(1, 12, "failure")
-    helped.source[3:7] = Source.HUMAN
+    intervened = coded(1, 12, "failure")
+    intervened.source[3:7] = Source.HUMAN
     with run.opened():
-        run.feed([coded(0, 8, "success"), helped])
+        run.feed([coded(0, 8, "success"), intervened])
     source = RunSource(run.path)
     assert [(a.outcome, a.human_steps, a.length) for a in map(source.about, source.keys())] == [
         (Outcome.SUCCESS, 0, 8),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.compiles
 FIGURES = {
     "success": "success rate",
     "return": "undiscounted return",
-    "intervention": "share of steps a person acted",
+    "intervention": "share of human steps",
     "q-return": "critic's value at decisions",
     "losses": "critic/critic_loss, actor/actor_loss",
     "rates": "updates and environment steps per second",
@@ -60,7 +60,7 @@ class Page(html.parser.HTMLParser):
 
 
 def write_run(run, episodes=30, human=True, train=True, evaluate=True):
-    """Every third episode has a take-over and succeeds; of the others every second one does."""
+    """Every third episode has an intervention and succeeds; of the others every second one does."""
     now = [0.0]
     with MetricsLog(run, wandb_project=None, wandb_name="", config={}, clock=lambda: now[0]) as log:
         for i in range(episodes):
@@ -120,8 +120,8 @@ def test_curves_stand_over_steps_human_ticks_and_time(full, key):
         assert svg.count(f">{label}</text>") == 1
 
 
-def test_a_run_with_a_person_says_how_far_to_trust_its_success(full):
-    assert "what counts are evaluations, where nobody helps" in Page(full).texts["success"]
+def test_a_run_with_a_human_shows_how_far_to_trust_its_success(full):
+    assert "what counts are evaluations, without interventions" in Page(full).texts["success"]
 
 
 def test_the_headline_numbers_are_those_of_the_run(full):
@@ -130,7 +130,7 @@ def test_the_headline_numbers_are_those_of_the_run(full):
         "97.0 % success in 100 episodes (95 % Wilson interval 91.5 % to 99.0 %), mean policy of checkpoint 290"
     )
     assert headline["Training success, last 50 episodes"] == "16 of 24 (66.7 %)"  # the warm-up is not training
-    assert headline["Of them without take-over"] == "8 of 16 (50.0 %)"
+    assert headline["Of them without intervention"] == "8 of 16 (50.0 %)"
     assert headline["Duration"] == "6 min 15 s"
     assert headline["Critic updates"] == "290"
     assert headline["Environment steps"] == "3,000"
@@ -175,11 +175,11 @@ def test_the_picture_is_a_png_of_four_panels(full):
 
 def test_curves_hold_the_right_values(full):
     metrics = read_metrics(full.parent)
-    x, alone = line(report_panels.draw_success, metrics, "without take-over", "env_steps")
+    x, alone = line(report_panels.draw_success, metrics, "without intervention", "env_steps")
     assert (x[-1], alone[-1]) == (3_000, 0.5)
-    x, everyone = line(report_panels.draw_success, metrics, "all episodes", "wall")
+    x, every_episode = line(report_panels.draw_success, metrics, "all episodes", "wall")
     assert x[-1] == 6.25
-    assert everyone[-1] == pytest.approx(13 / 20)  # of episodes 10..29
+    assert every_episode[-1] == pytest.approx(13 / 20)  # of episodes 10..29
     _, share = line(report_panels.draw_intervention, metrics, "of steps", "human_ticks")
     assert share[-1] == pytest.approx(6 * 20 / 2_000)
     ax = Figure().subplots()
@@ -246,11 +246,11 @@ def test_an_empty_run_says_what_is_missing(tmp_path):
     assert (tmp_path / "report.png").stat().st_size > 0
 
 
-def test_a_run_without_person_training_or_evaluation_shows_what_it_has(tmp_path):
+def test_a_run_without_human_training_or_evaluation_shows_what_it_has(tmp_path):
     page = Page(build_report(write_run(tmp_path, episodes=3, human=False, train=False, evaluate=False)))
     assert set(page.images) == {"success", "return", "q-return"}
-    assert "No person has acted in this run." in page.texts["intervention"]
-    assert "person" not in page.texts["success"]
+    assert "No human has acted in this run." in page.texts["intervention"]
+    assert "A human" not in page.texts["success"]
     svg = base64.b64decode(page.images["success"]["src"].split(",")[1]).decode()
     assert ">wall time (min)</text>" in svg  # and no empty place where human ticks would be
     assert "human ticks" not in svg + page.images["success"]["alt"]

@@ -81,7 +81,7 @@ def test_wandb_is_offline_without_a_key_or_a_network(tmp_path, wandb, monkeypatc
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")  # nobody listens there
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")  # no server listens there
     assert mode() == "offline"
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: types.SimpleNamespace(close=lambda: None))
     assert mode() == "online"
