@@ -50,7 +50,7 @@ _OTHER_ACTING_FIELDS = (
 def affects_acting(path: str) -> bool:
     """Whether the setting `path` decides how a checkpoint acts; others only decide how it was trained.
 
-    Every one of a robot does, but for its scripted person's.
+    Every setting of a robot does, except those of its scripted human.
     """
     return (
         path in ACTING_FIELDS

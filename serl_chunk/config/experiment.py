@@ -130,7 +130,7 @@ class RewardConfig:
     scale: float = 1.0
     offset: float = 0.0  # added to every step's scaled reward
     failure_reward: float = 0.0  # reward of the step on which a declared failure ends the episode
-    intervention_penalty: float = 0.0  # subtracted from the effective reward of the last step before a take-over
+    intervention_penalty: float = 0.0  # subtracted from the effective reward of the last step before an intervention
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -147,7 +147,7 @@ def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, floa
 
     k steps of the offset c and an end e return c (1 - gamma^k) / (1 - gamma) + gamma^k e, which lies between e and
     c / (1 - gamma); e is a success, a declared failure, or none (a truncated episode counts as going on for ever).
-    One take-over costs its penalty; an episode with several may return less, which a critic of a range does not tell.
+    One intervention costs its penalty; an episode with several may return less, which a critic of a range cannot show.
     """
     ends = infinite_horizon_return(reward.offset, discount), reward.scale + reward.offset, reward.failure_reward
     return min(ends) - reward.intervention_penalty, max(ends)
@@ -213,7 +213,7 @@ class ExperimentConfig:
         step_reward = self.reward.offset
         if step_reward < 0:
             worst = infinite_horizon_return(step_reward, self.discount)
-            named = math.floor(worst * 1e4) / 1e4  # whoever sets what he read is within the bound
+            named = math.floor(worst * 1e4) / 1e4  # the value in the message, once set, is within the bound
             require(
                 self.reward.failure_reward <= worst,
                 f"reward.offset={step_reward} makes every step cost something, so failing early would pay: "
@@ -241,10 +241,10 @@ class ExperimentConfig:
             "agent.critic.target_floor=mc needs the return to an episode's end, and windows of replay.windows=qc "
             "belong to no episode: set replay.windows=episode, or agent.critic.target_floor=none",
         )
-        r, of_people = self.replay, self.agent.bc_on in ("interventions", "demo+interventions")
+        r, of_humans = self.replay, self.agent.bc_on in ("interventions", "demo+interventions")
         require(
-            r.windows == "episode" or r.demo_fraction != 1 or not of_people or self.learner.online_steps == 0,
-            f"agent.bc_on={self.agent.bc_on} imitates what people do online, and replay.windows=qc with "
+            r.windows == "episode" or r.demo_fraction != 1 or not of_humans or self.learner.online_steps == 0,
+            f"agent.bc_on={self.agent.bc_on} imitates human steps online, and replay.windows=qc with "
             "replay.demo_fraction=1 draws demonstrations alone: set replay.windows=episode, or agent.bc_on=demo",
         )
         self._check_shared_encoder()
@@ -295,7 +295,7 @@ class ExperimentConfig:
         require(r.scale > 0, f"{kind} needs reward.scale above 0, got {r.scale:g}")
         low, high = possible_returns(r, self.discount)
         dust = 1e-9 * max(1.0, abs(low), abs(high))  # of rounded sums
-        # Whoever sets what he read has a range that holds them.
+        # The range in the message, once set, holds them.
         least, most = math.floor((low + dust) * 1e4) / 1e4, math.ceil((high - dust) * 1e4) / 1e4
         require(
             c.value_low <= low + dust and high - dust <= c.value_high,

@@ -31,7 +31,7 @@ class GripperConfig:
     neutral: float | None = None
     # fixed: grippers are no part of what is learned; they get `fixed_value`, or keep what they had at reset.
     mode: Literal["learned", "fixed"] = "learned"
-    fixed_value: float | None = None  # in model space; none: the measured opening at reset, until a person changes it
+    fixed_value: float | None = None  # in model space; none: the measured opening at reset, until a human changes it
     # HIL-SERL's name of the composition: how many grippers the robot must have, and the mode. Learned ones have
     # HIL-SERL's three choices unless `choices` says others.
     setup_mode: SetupMode = ""

@@ -70,7 +70,7 @@ def parse(text: str, annotation: Any, where: str) -> Any:
         raise ConfigError(f"{where}={text!r}: expected true or false")
     if annotation in (int, float):
         try:
-            # 1e6 is how people write step counts
+            # 1e6 is a common way to write a step count
             return annotation(text) if annotation is float else _integer(text)
         except (ValueError, OverflowError):  # int(float("inf"))
             raise ConfigError(

@@ -112,18 +112,18 @@ def _clone(config: ExperimentConfig, *, policy: str, bc_on: str = "all") -> Chan
         policy_ema=0.0,
         bc_on=bc_on,  # type: ignore[arg-type]
     )
-    # Clones learn from no reward; a take-over's price is the experiment's for agents that do.
+    # Clones learn from no reward; the penalty of an intervention is the experiment's for agents that do.
     reward = dataclasses.replace(config.reward, intervention_penalty=0.0)
     return {"agent": agent, "chunk": _lengths(config, HORIZON), "reward": reward}
 
 
 def _hg_dagger(config: ExperimentConfig, *, policy: str) -> Changes:
-    """Cloning of demonstrations, then of these and what people did online (Kelly 2019; HIL-SERL's train_hgdagger)."""
+    """Cloning of demonstrations, then of these and human steps online (Kelly 2019; HIL-SERL's train_hgdagger)."""
     learner = config.learner
     if not learner.pretrain_steps:
         learner = dataclasses.replace(learner, pretrain_steps=HG_DAGGER_PRETRAIN)
     return _clone(config, policy=policy, bc_on="demo+interventions") | {
-        # The demonstration half has the windows that start on a person's step too: every row is imitated.
+        # The demonstration half has the windows that start on a human step too: every row is imitated.
         "replay": dataclasses.replace(config.replay, demo_fraction=1.0),
         "learner": learner,
     }
@@ -167,7 +167,7 @@ PRESETS: dict[str, Preset] = {
         "behaviour cloning with a tanh-squashed Gaussian, chunks of 5", lambda c, g: _clone(c, policy="gaussian")
     ),
     "hg-dagger": Preset(
-        "HG-DAgger: clones demonstrations, then also what people do online; flow policy, chunks of 5",
+        "HG-DAgger: clones demonstrations, then also human steps online; flow policy, chunks of 5",
         lambda c, g: _hg_dagger(c, policy="flow"),
     ),
     "hg-dagger-gaussian": Preset(

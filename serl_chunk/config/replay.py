@@ -25,8 +25,8 @@ class ReplayConfig:
     windows: Literal["episode", "qc"] = "episode"
     dataset_replace_interval: int = 1_000  # critic updates between two shards of --dataset_dir
     max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
-    exclude_before_takeover: int = 40  # ticks of a successful episode before a take-over that are not imitated
-    # A window that begins before a person takes over: on into the person's steps, or up to the take-over only.
+    exclude_before_takeover: int = 40  # ticks of a successful episode before an intervention that are not imitated
+    # A window that begins before an intervention: on into the human steps, or up to the intervention only.
     intervention_windows: Literal["keep", "cut"] = "keep"
     prefetch: int = 2  # batches prepared ahead by a thread; 0 samples in the training thread
 

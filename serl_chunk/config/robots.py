@@ -12,14 +12,14 @@ from serl_chunk.config.validation import require, require_choices
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedHumanConfig:
-    """The scripted person of the fake ALOHA task (`actor.intervention="scripted"`), faults included."""
+    """The scripted human of the fake ALOHA task (`actor.intervention="scripted"`), faults included."""
 
-    stall_ticks: int = 15  # without progress before the person starts to react
-    reaction_ticks: tuple[int, ...] = (10, 25)  # delay from there to the take-over, drawn uniformly, both included
+    stall_ticks: int = 15  # without progress before the human starts to react
+    reaction_ticks: tuple[int, ...] = (10, 25)  # delay from there to the intervention, drawn uniformly, both included
     correction_ticks: tuple[int, ...] = (20, 44)  # length of a correction, drawn uniformly, both included
     speed: tuple[float, ...] = (0.6, 0.9)  # share of the joint rate limit, drawn uniformly for each correction
     noise: float = 0.02  # radians; the demonstrators' is 0.01
-    miss_rate: float = 0.0  # share of the occasions to take over that the person does not notice
+    miss_rate: float = 0.0  # share of the occasions to intervene that the human does not notice
     fault_rate: float = 0.0  # share of the corrections that are fumbled: the fingers do the opposite
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class RobotConfig:
 
     @property
     def data_hint(self) -> str:
-        """A sentence that says where demonstrations of this robot can be had, "" where nobody offers any."""
+        """A sentence that names a source of demonstrations of this robot, "" where there is none."""
         return ""
 
 
@@ -89,7 +89,7 @@ class FakeAlohaConfig(RobotConfig):
     observe_objects: bool = True  # the cube in the state; without it cameras alone show where it is
     scripted_human: ScriptedHumanConfig = dataclasses.field(
         default_factory=ScriptedHumanConfig
-    )  # the person of actor.intervention=scripted
+    )  # the human of actor.intervention=scripted
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
-"""Settings that nothing reads as the rest of an experiment stands, for those that somebody asks for by name.
+"""Settings that nothing reads as the rest of an experiment stands, checked where the user gives them by name.
 
-An experiment's file may set the number of bins for whoever chooses a critic of bins. Who gives that number on the
-command line believes that it counts, and is told where it does not.
+An experiment's file may set the number of bins for users who choose a critic of bins. A number of bins on the command
+line is expected to have an effect; where it has none, a message names it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def choices_in_words(values: Sequence[Any]) -> str:
-    """What a field may hold, for a message; an empty text, which nobody would see, is `nothing`."""
+    """What a field may hold, for a message; an empty text, which would be invisible, is `nothing`."""
     named = ", ".join(str(v) for v in values if v != "")
     return f"{named}, or nothing" if "" in values else named
 

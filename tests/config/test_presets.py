@@ -220,7 +220,7 @@ def test_a_clone_trains_the_encoder_that_was_the_critics(preset: str) -> None:
 
 
 @CLONES
-def test_a_clone_leaves_the_price_of_take_overs_to_agents_that_learn_from_rewards(preset: str) -> None:
+def test_a_clone_leaves_the_price_of_interventions_to_agents_that_learn_from_rewards(preset: str) -> None:
     priced = dataclasses.replace(BASE.reward, intervention_penalty=0.1)
     squared = dataclasses.replace(BASE.agent, critic=dataclasses.replace(BASE.agent.critic, loss="squared"))
     ours = dataclasses.replace(BASE, agent=squared, reward=priced)

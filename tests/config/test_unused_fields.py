@@ -103,7 +103,7 @@ def test_channels_are_not_those_of_a_network_that_has_its_own():
         asked(None, *cameras, ("agent.encoder.kind", "resnet10"))
 
 
-def test_a_default_in_a_file_is_nobodys_mistake():
+def test_a_default_in_a_file_is_no_mistake():
     critic = dataclasses.replace(BASE.agent.critic, loss="squared", bins=51)
     agent = dataclasses.replace(BASE.agent, critic=critic)
     config = configured(dataclasses.replace(BASE, agent=agent), [("agent.lr", "0.1")])
@@ -114,7 +114,7 @@ def test_a_default_in_a_file_is_nobodys_mistake():
 
 
 def test_every_switch_is_about_fields_that_there_are():
-    """A misspelt field would be found by nobody: it would never be refused."""
+    """A misspelt field would go unnoticed: it would never be refused."""
     configs = [configured(BASE, preset=preset) for preset in (None, "qc", "rlpd", "hg-dagger")]
     configs += [load_experiment(name) for name in known_experiments()]
     for switch in _CONDITIONS:
