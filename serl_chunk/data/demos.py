@@ -297,7 +297,7 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
     said_by = end.outcome_by if end.outcome is Outcome.SUCCESS else "reward"
     if first == n - 1:
         # No target looks past a termination, so that where the actor died right at the success the last observation
-        # may stand in for the one nobody recorded; as an unfinished episode it would lose its only reward.
+        # may stand in for the one that was not recorded; as an unfinished episode it would lose its only reward.
         final = end.final_observation or observation_at(steps, n - 1)
         end = end._replace(final_observation=final, terminated=True, truncated=False)
         return Episode(begin, steps, end._replace(outcome=Outcome.SUCCESS, outcome_by=said_by)), 0

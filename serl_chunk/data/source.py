@@ -35,7 +35,7 @@ class ReadOptions:
         reward_every_step: give that reward on every step instead of the last one (ACRLPD's data have it so; the value
             of a state then is the time left, not the chance of success).
         env: task of an environment whose rewards are computed from stored states (OGBench).
-        env_if_judged: nobody asked for `env`, it is the robot's: files that have labels, and not what it is judged by,
+        env_if_judged: `env` was not asked for, it is the robot's: files that have labels, and not what it is judged by,
             keep theirs.
         env_reward: "sparse", 1 at its success and 0 elsewhere, or "dense", 1 minus the parts of it still to be done.
         solved: what becomes of steps that begin in a solved state, where the data go on after successes (OGBench):
@@ -65,7 +65,7 @@ class Source(Protocol):
 
     format: str  # a key of FORMATS
     path: Path
-    hz: float | None  # rate of the steps, None where nobody knows it
+    hz: float | None  # rate of the steps, None where it is unknown
 
     def keys(self) -> list[str]:
         """The episodes in their order: names that are unique in this source and the same in every run.

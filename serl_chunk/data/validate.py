@@ -160,7 +160,7 @@ def imported_episode(
     """T steps in columns as a checked episode; `state [T, S]`, `action [T, A]`, `reward [T]` become float32.
 
     Its id is `name` and twelve digits that depend on states and actions: names like demo_0 occur in every data set.
-    Stamps count from 0 at `hz`, and are all 0 where nobody knows it. Raises DataError beginning with `where`.
+    Stamps count from 0 at `hz`, and are all 0 where it is unknown. Raises DataError beginning with `where`.
     """
     n = len(action)
     state, action = np.ascontiguousarray(state, np.float32), np.ascontiguousarray(action, np.float32)

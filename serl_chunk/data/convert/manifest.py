@@ -58,7 +58,7 @@ class Manifest:
             self._load()
             settings = json.loads(json.dumps(settings))
             if not any(e["kind"] in ("placed", "skipped") for e in self.entries) and os.listdir(folder) == [NAME]:
-                self._cut(0)  # whoever forgot a flag just gives it
+                self._cut(0)  # after a forgotten flag the user just adds it
             elif self.entries and not resume:
                 raise ConfigError(f"{folder}: a conversion was begun here; go on with --resume, or give another folder")
             if not self.entries:

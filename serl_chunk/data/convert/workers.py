@@ -68,7 +68,7 @@ Result = Staged | RefusedEpisode | WorkerFault
 
 
 class WorkerPool(Protocol):
-    """Somebody who stages episodes."""
+    """Processes that stage episodes, or this one."""
 
     def idle(self) -> int:
         """How many jobs may be submitted now."""
@@ -125,7 +125,7 @@ def check_stamps(where: str, steps: StepBlock, hz: float | None, tolerance_s: fl
     if tolerance_s is None:
         return
     if hz is None:
-        raise ConfigError("--tolerance_s compares time stamps with the rate, which nobody knows: pass --hz")
+        raise ConfigError("--tolerance_s compares time stamps with the rate, which is unknown: pass --hz")
     taken = steps.stamp - steps.stamp[0]
     off = np.flatnonzero(np.abs(taken - np.arange(steps.n) / hz) > tolerance_s)
     if len(off):

@@ -102,11 +102,11 @@ def open_aloha(
 
     Such a file drops the observation after its last action. Where the outcome is not known (no `reward`,
     `options.success` None) the episode is truncated without a final observation, like one whose actor died. Where it
-    is, the last observation becomes the final one and the last action, whose effect nobody saw, is left out: the T - 1
-    steps that remain end in a termination with the reward (1 for success, 0 for failure), which all others have too
-    with `options.reward_every_step`. The source is POLICY where the file has chunk starts, SCRIPTED in simulation (the
-    file's attribute `sim`), else HUMAN. Stamps count from 0 at the file's rate, else the options', else the robot's,
-    and are all 0 where none is known. Raises DataError.
+    is, the last observation becomes the final one and the last action, whose effect was not recorded, is left out: the
+    T - 1 steps that remain end in a termination with the reward (1 for success, 0 for failure), which all others have
+    too with `options.reward_every_step`. The source is POLICY where the file has chunk starts, SCRIPTED in simulation
+    (the file's attribute `sim`), else HUMAN. Stamps count from 0 at the file's rate, else the options', else the
+    robot's, and are all 0 where none is known. Raises DataError.
     """
     spec = options.spec
     if reward is None and options.success is not None:
@@ -238,7 +238,7 @@ def _state(path: Path, qpos: np.ndarray, action: np.ndarray, spec: RobotSpec | N
 
 
 def _is_bgr(path: Path, file: h5py.File, color: str | None) -> bool:
-    """Whether the channels are stored as blue, green, red; raises DataError where nobody says."""
+    """Whether the channels are stored as blue, green, red; raises DataError where this is unknown."""
     recorded = file.attrs.get("color")
     order = color if recorded is None else attribute_text(recorded)
     if order not in ("rgb", "bgr"):

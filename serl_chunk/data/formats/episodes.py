@@ -100,10 +100,10 @@ class EpisodeFiles:
                 "observation as the final one"
             )
         if "chunk_starts" not in names(file):
-            who = "a script's (attribute sim)" if file.attrs.get("sim", False) else "a person's"
+            who = "a script's (attribute sim)" if file.attrs.get("sim", False) else "a human's"
             notes.append(f"nothing says who acted: all steps are taken for {who}")
         else:
-            notes.append("chunk_starts: all steps are taken for the policy's; what a person did is not recorded")
+            notes.append("chunk_starts: all steps are taken for the policy's; what a human did is not recorded")
         read = _READ | {f"{IMAGES[1:]}/{camera}" for camera in member(key, file, IMAGES) or ()}
         spec = self.options.spec
         action = member(key, file, "action")

@@ -1,4 +1,4 @@
-"""Frames that stay in their HDF5 file until somebody looks at them."""
+"""Frames that stay in their HDF5 file until they are read."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class JpegHdf5Frames(_Hdf5Frames):
         if self._swap:
             return None
         data = self._file(at)
-        # Nobody decodes what is copied, so that at least its two ends must be there.
+        # What is copied is not decoded, so that at least its two ends must be there.
         if data.startswith(_JPEG) and not data.endswith(_JPEG_END):
             raise DataError(f"{self._where(at)}: not a whole JPEG or PNG image (it has no end)")
         height, width, mode = image_header(data, self._where(at))

@@ -73,7 +73,7 @@ class EpisodeWriter:
         self._begin: Begin | None = None
         self._steps: list[Step] = []
         self._written: dict[str, Path] = {}  # episode id -> file
-        self._rejected: Episode | None = None  # the latest one: a person's verdict may still come and save it
+        self._rejected: Episode | None = None  # the latest one: the operator's verdict may still come and save it
         self._rejected_count = 0
         self._failure: Exception | None = None
         self._work: queue.SimpleQueue[_Closed | Amend | threading.Event | None] = queue.SimpleQueue()

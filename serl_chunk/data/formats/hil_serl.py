@@ -7,9 +7,9 @@ recorded end. Buffers (`buffer/transitions_1000.pkl`, ...) are cut anywhere; an 
 Time limits are stored as terminal states. So an end without success may be a failure or a time-out: it is read as
 truncated with an unknown outcome, or as a failure where the caller says that episodes without a success failed.
 
-Who acted: `infos` say it where they are stored (`intervene_action`: a person; else zeros mean nobody). Otherwise what
-also lies in the run's `demo_buffer` was a person's and the rest of `buffer` the policy's; other files are taken for
-demonstrations.
+Who acted: read from `infos` where they are stored (`intervene_action`: a human; zeros: the policy). Otherwise the
+transitions that also lie in the run's `demo_buffer` are human steps and the rest of `buffer` are the policy's; other
+files are taken for demonstrations.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class HilSerlSource:
         rest = count["transitions"] - sum(told.values())
         out.append(
             (f"who acted is told by {who}" if who else "nothing tells who acted")
-            + (f"; {plural(rest, 'step')} taken for a person's" if rest else "")
+            + (f"; {plural(rest, 'step')} taken for a human's" if rest else "")
         )
         if count["grasp_penalty"]:
             out.append(

@@ -66,7 +66,7 @@ def load(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The arrays `names`, read-only; raises DataError. Check their `headers` first."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            # By its whole name: numpy prefers a member without the suffix, whose header nobody looked at.
+            # By its whole name: numpy prefers a member without the suffix, whose header was not checked.
             arrays = {name: file[f"{name}.npy"] for name in names}
     except _ERRORS as error:
         raise _broken(path, error) from error

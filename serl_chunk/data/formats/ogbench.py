@@ -100,7 +100,7 @@ class OgbenchSource:
     def notes(self) -> list[str]:
         """See `source.Source`."""
         spans = self._index()
-        out = ["every action is taken for a script's (OGBench's data was collected without people)"]
+        out = ["every action is taken for a script's (OGBench's data was collected without humans)"]
         if self._labelled:
             dense = self._options.env_reward == "dense"
             reward = "1 minus the parts still to be done" if dense else "1 at a success and 0 elsewhere"

@@ -69,7 +69,7 @@ def shortened(text: str) -> str:
 
 
 def checked_key(value: Any) -> Any:
-    """Keys whose hash nobody can choose, and whose hash is cheap."""
+    """Keys whose hash no file can choose, and whose hash is cheap."""
     if type(value) is not str and type(value) is not bytes:
         raise DisallowedPickleError(f"has a {type(value).__name__.strip('_')} for a key; keys are texts")
     return value

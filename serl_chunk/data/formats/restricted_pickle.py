@@ -72,7 +72,7 @@ def load_plain(path: Path) -> Any:
 
 
 class _Bounded:
-    """A file from which nobody can read, or have memory set aside for, more than it has."""
+    """A file of which no more can be read, or have memory set aside for, than it has."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self._at = file, size, 0

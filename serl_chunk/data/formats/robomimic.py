@@ -99,7 +99,7 @@ class RobomimicSource:
             state = self._states(where, obs, n)
             after = final = self._final(where, demo, n)
             if final is None:
-                # No target looks past a termination: what nobody stored, the last observation stands in for.
+                # No target looks past a termination: for one that was not stored, the last observation stands in.
                 final = {STATE: state[-1].copy(), **{k: np.asarray(v.values[n - 1]) for k, v in sparse.items()}}
             return imported_episode(
                 where,
@@ -139,13 +139,13 @@ class RobomimicSource:
                 f"{plural(unfinished, 'episode')} without next_obs: the observation after the last action is not stored"
             )
         out.append(
-            f"every action is taken for a {'policy' if self._who() is Source.POLICY else 'person'}'s"
+            f"every action is taken for a {'policy' if self._who() is Source.POLICY else 'human'}'s"
             " (a folder named mg would hold a policy's)"
         )
         return out
 
     def _who(self) -> Source:
-        """robomimic's folders are ph and mh for people, mg for machine-generated."""
+        """robomimic's folders are ph and mh for humans, mg for machine-generated."""
         return Source.POLICY if "mg" in self.path.parts else Source.HUMAN
 
     def _survey(self) -> tuple[int, int, int, int]:

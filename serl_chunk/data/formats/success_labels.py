@@ -29,7 +29,7 @@ def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[
 
     `success` bool[T + 1] says it of the states; step t leads from state t to t + 1. An episode begins in a state that
     is no success and ends with the first step into one. Steps that begin in a success belong to no episode: there the
-    task is over, and nobody acts. With `keep_solved` every step belongs to one: those that stay in the success are
+    task is over, and no action counts. With `keep_solved` every step belongs to one: those that stay in the success are
     episodes of one step each, and the one that leaves it is the first of what follows. What such an episode begins in
     is never reached, but it shows a critic more of what a success looks like than the few steps that lead into one.
     """
@@ -51,7 +51,7 @@ class SuccessMask(NamedTuple):
     """What is said of the states of N rows."""
 
     success: np.ndarray  # bool[N]
-    missing: np.ndarray | None  # [N], parts of the task still to be done, 0 at a success alone; None: nobody knows
+    missing: np.ndarray | None  # [N], parts of the task still to be done, 0 at a success alone; None: unknown
 
 
 def label_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> SuccessMask:

@@ -96,7 +96,7 @@ def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[
         handles: list[Any] = [
             Line2D([], [], color=BLUE, label="state"), Line2D([], [], color=VERMILLION, ls="--", label="action"),
         ]  # fmt: skip
-        handles += [Patch(color=PURPLE, alpha=0.2, label="a person acts")] * bool(human)
+        handles += [Patch(color=PURPLE, alpha=0.2, label="a human acts")] * bool(human)
         handles += [Line2D([], [], color=GREEN, ls=":", label="reward")] * bool(len(rewarded) and not dense)
         handles += [Line2D([], [], color=INK, ls="-.", label="see the findings")] * bool(marks)
         figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8)

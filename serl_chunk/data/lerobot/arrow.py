@@ -1,4 +1,4 @@
-"""pyarrow, imported when it is first used: whoever has no LeRobot data sets need not install it."""
+"""pyarrow, imported when it is first used: without LeRobot data sets it need not be installed."""
 
 from __future__ import annotations
 

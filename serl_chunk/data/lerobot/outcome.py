@@ -15,7 +15,7 @@ def outcome_of(success: np.ndarray | None, reward: np.ndarray | None, options: R
     """A success where `next.success` [T] is true on any row; without that column, where `options.success` says so, or
     else where the reward of the last row is at least 1.
 
-    A column that is nowhere true does not tell a failure from a clock that ran out or from nobody having judged: only
+    A column that is nowhere true may be a failure, a clock that ran out or an episode without a verdict: only
     `options.success` False makes a failure of it.
     """
     if success is not None and (success > 0).any():
@@ -42,8 +42,8 @@ def ended(
 ) -> Episode:
     """The episode of `steps`, of T rows, with the outcome that `outcome_of` says.
 
-    As with other files that drop the last observation (`data.aloha.open_foreign`): where the outcome is known, the
-    last observation becomes the final one, and the last action, whose effect nobody saw, is left out. The T - 1 steps
+    As with other files that drop the last observation (`data.aloha.open_foreign`): where the outcome is known, the last
+    observation becomes the final one, and the last action, whose effect was not recorded, is left out. The T - 1 steps
     that remain end in a termination, with the larger of the last two rewards, and with 1 where a success has no reward
     of 1 on any of them (`lacks_reward`). Of data without rewards: 1 for success, 0 for failure.
 

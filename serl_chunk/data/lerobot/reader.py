@@ -112,7 +112,7 @@ class LeRobotSource:
             else:
                 notes.append("no outcome is recorded: episodes are unfinished ones; --success or --failure says")
         if not any(name in features for name in (dataset_layout.INTERVENTION, dataset_layout.EXTRA + "source")):
-            notes.append("nothing says who acted: all steps are taken for a person's")
+            notes.append("nothing says who acted: all steps are taken for a human's")
         notes += self._notes_on_outcomes()
         used = {
             dataset_layout.STATE,

@@ -1,4 +1,4 @@
-"""Frames that stay in the files of a LeRobot data set until somebody looks at them."""
+"""Frames that stay in the files of a LeRobot data set until they are read."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ParquetFrames(Frames):
     def encoded_at(self, at: int) -> Encoded | None:
         """See Frames: None where it is grey, or has a palette or transparency."""
         data, name = self._file(at), self._name(at)
-        if data.startswith(_JPEG) and not data.endswith(_JPEG_END):  # nobody decodes what is copied
+        if data.startswith(_JPEG) and not data.endswith(_JPEG_END):  # what is copied is not decoded
             raise DataError(f"{name}: not a whole JPEG or PNG image (it has no end)")
         height, width, mode = image_header(data, name)
         if (height, width) != self.shape[1:3]:

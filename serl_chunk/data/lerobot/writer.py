@@ -79,7 +79,7 @@ class LeRobotSink:
     def layout(self, sample: Episode, hz: float | None) -> Json:
         """See Sink; raises ConfigError where a library is missing."""
         if hz is None or not hz > 0:
-            raise DataError("a LeRobot data set needs a rate, which nobody knows here: pass --hz")
+            raise DataError("a LeRobot data set needs a rate, which is unknown here: pass --hz")
         pa.int64()  # raises where pyarrow is missing
         cameras = {name: list(rows.values.shape[1:3]) for name, rows in cameras_of(sample).items()}
         for name in cameras:

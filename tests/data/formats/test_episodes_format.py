@@ -265,7 +265,7 @@ def test_the_rate_is_the_files_else_what_the_caller_says_else_nobody_knows(tmp_p
     assert (unknown.format, unknown.hz) == ("episodes", None)
     assert not unknown.read("a.hdf5").steps.stamp.any()
     assert any("--hz" in note for note in unknown.notes())
-    assert "nothing says who acted: all steps are taken for a person's" in unknown.notes()
+    assert "nothing says who acted: all steps are taken for a human's" in unknown.notes()
     assert not any("one step earlier" in note for note in unknown.notes())
     judged = FORMAT.open(path, ReadOptions(color="rgb", success=True))
     assert any("episodes end one step earlier" in note for note in judged.notes())

@@ -188,7 +188,7 @@ def test_who_acted(dump: Dump) -> None:
     other = dump(plain, "mine/run.pkl")
     (unknown,) = read_all(other)
     assert set(unknown.steps.source) == {Source.HUMAN}
-    assert "nothing tells who acted; 3 steps taken for a person's" in HilSerlSource(other, ReadOptions()).notes()
+    assert "nothing tells who acted; 3 steps taken for a human's" in HilSerlSource(other, ReadOptions()).notes()
 
 
 def test_cameras_and_colours(dump: Dump) -> None:
