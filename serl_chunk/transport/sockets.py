@@ -153,7 +153,7 @@ def _has_ipv4(host: str) -> bool:
     if host not in _ipv4:  # asked once: while the network is away an answer may take many seconds
         try:
             _ipv4[host] = any(info[0] == socket.AF_INET for info in socket.getaddrinfo(host, None))
-        except (OSError, UnicodeError):  # nobody knows it now; libzmq goes on asking
+        except (OSError, UnicodeError):  # unknown now; libzmq goes on asking
             return True
     return _ipv4[host]
 
@@ -178,10 +178,10 @@ def check_port(port: int) -> None:
 def free_port(host: str = "127.0.0.1") -> int:
     """A port p such that p, p+1 and p+2 can be bound now, chosen away from the system's own choices.
 
-    For tests, benchmarks and runs where nobody needs to know the port. Another process may still take it first.
+    For tests, benchmarks and runs where the port need not be known. Another process may still take it first.
     """
     for _ in range(200):
-        # The kernel hands out outgoing ports from 32768 up: below that nobody connects away from under us.
+        # The kernel hands out outgoing ports from 32768 up: below that no connection takes it from under us.
         port = _RANDOM.randrange(10000, 32000)
         held: list[socket.socket] = []
         try:
@@ -227,7 +227,7 @@ class Waker:
         if self._woken:
             return
         self._woken = True
-        # An error is no news. Full: it is awake already; closed: nobody is there to wake.
+        # An error is no news. Full: it is awake already; closed: there is no thread to wake.
         _send(self._write.fileno(), b"!", 1, _NO_SIGNAL)
 
     def drain(self) -> None:

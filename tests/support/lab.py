@@ -92,7 +92,7 @@ class Lab:
         return output, said, account
 
     def settled(self) -> Account:
-        """What the learner's journal holds, compared with what the robot did. Nobody may have the journal open."""
+        """What the learner's journal holds, compared with what the robot did. No process may have the journal open."""
         return settle(self.run, self.log)
 
 

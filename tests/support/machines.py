@@ -33,7 +33,7 @@ class Cable:
         self._ends = (("ip", "-n", namespace, "link"), far), (("ip", "link"), near)
 
     def cut(self) -> None:
-        """Nothing passes, and nobody is told."""
+        """Nothing passes, and neither side is notified."""
         for words, device in self._ends:
             command(*words, "set", device, "down")
 

@@ -1,4 +1,4 @@
-"""Messages that nobody would send: valid ones with bytes, fields, frames and tables changed, and plain garbage."""
+"""Messages that no peer would send: valid ones with bytes, fields, frames and tables changed, and plain garbage."""
 
 from __future__ import annotations
 

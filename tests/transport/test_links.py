@@ -1,4 +1,4 @@
-"""Bad links and dying processes, in one process: nothing is lost, nothing comes twice, nobody who hands over waits."""
+"""Bad links and dying processes, in one process: nothing is lost, nothing comes twice, no sender waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_link_that_breaks_again_and_again(tmp_path):
     store.close()
 
 
-def test_a_link_that_is_away_for_a_while_delays_nobody(tmp_path):
+def test_a_link_that_is_away_for_a_while_delays_no_caller(tmp_path):
     inbox, near, far = Inbox(), free_port(), free_port()
     with (
         serving(far, on_record=inbox),

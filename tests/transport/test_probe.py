@@ -1,4 +1,4 @@
-"""Probes: what a doctor is told, that nobody is admitted for it, and that asking much gains nothing."""
+"""Probes: what a doctor gets, that no actor is admitted for it, and that asking much gains nothing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_learner_that_is_not_ready_says_so_and_serves_on():
         assert len(p.round_trips(3, 5)) == 3
 
 
-def test_nobody_is_admitted_displaced_or_forgotten():
+def test_no_actor_is_admitted_displaced_or_forgotten():
     port, inbox = free_port(), Inbox()
     config = dataclasses.replace(CONFIG, max_sessions=1)
     with serving(port, config=config, on_record=inbox) as server:

@@ -123,7 +123,7 @@ def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, fam
 
 
 def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
-    """A host that has IPv6 alone keeps it while nobody can be asked, and nobody waits for that."""
+    """A host that has IPv6 alone keeps it while no name server answers, and no caller waits for that."""
     sockets._ipv4.clear()
     asked = []
 

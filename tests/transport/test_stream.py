@@ -64,7 +64,7 @@ def test_a_learner_that_is_replaced_gets_the_open_episode_whole():
             for tick in range(60):
                 link.step(step(tick, tick))
             assert link.flush(10)
-        for tick in range(60, 90):  # nobody listens
+        for tick in range(60, 90):  # no learner listens
             link.step(step(tick, tick))
         with serving(port, on_record=second) as server:
             for tick in range(90, 120):

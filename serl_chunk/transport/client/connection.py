@@ -52,7 +52,7 @@ class Connection:
         self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
         self.welcome: Welcome | None = None  # of the newest connection
         self.waiting = f"no learner answers at {host}:{port}"
-        self.fetch: FetchRequest | None = None  # what somebody waits for; set by that thread
+        self.fetch: FetchRequest | None = None  # what a caller waits for; set by its thread
         self.news = threading.Condition()
         self._config = config
         self._limits = Limits(config.max_message_bytes + codec.MAX_HEADER_BYTES, config.max_arrays)
@@ -127,7 +127,7 @@ class Connection:
                 try_send(self._sockets["control"], codec.encode(message_types.BYE, {"token": self._token}))
 
     def _stop(self, error: SerlChunkError) -> None:
-        if self.welcome is not None:  # before it, whoever waits for the welcome is told, and says it
+        if self.welcome is not None:  # before it, the caller that waits for the welcome gets the error, and prints it
             log.error("%s", error)
         self.error = error
         self._disconnect("stopped")
@@ -282,7 +282,7 @@ class Connection:
         return self._snapshots.pump(self._sockets["snapshots"], token)
 
     def _receive(self, channel: str, s: zmq.Socket[bytes]) -> bool:
-        """Take in what a socket has; True where somebody may be waiting for it."""
+        """Take in what a socket has; True where a caller may be waiting for it."""
         changed = False
         while not s.closed:
             frames = try_receive(s)
@@ -291,7 +291,7 @@ class Connection:
             try:
                 changed |= self._on_message(channel, codec.decode(frames, self._limits))
             except WireError as e:
-                # Whoever answers is no learner, or a broken one; a new connection is the only cure.
+                # The peer that answers is no learner, or a broken one; a new connection is the only cure.
                 log.warning("malformed message on %s: %s", channel, e)
                 self.waiting = f"what answers at {self._host}:{self._port} is no learner ({e})"
                 self._disconnect("malformed message", retry_in=self._config.heartbeat)

@@ -28,7 +28,7 @@ class FetchError(SerlChunkError):
 
 
 class FetchRequest:
-    """A checkpoint somebody waits for."""
+    """A checkpoint that a caller waits for."""
 
     def __init__(self, number: int, step: str) -> None:
         self.number = number

@@ -82,7 +82,7 @@ def use_keys(s: zmq.Socket[bytes], server: str, pair: Pair) -> None:
 
 
 def mechanism_at(host: str, port: int, timeout: float = _GREETING_S) -> str | None:
-    """How whoever listens there wants to be spoken to: "CURVE", "NULL", or None for no ZeroMQ peer."""
+    """Mechanism that the listener there requires: "CURVE", "NULL", or None for no ZeroMQ peer."""
     greeting = b""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout) as s:
         s.settimeout(timeout)
@@ -97,7 +97,7 @@ def mechanism_at(host: str, port: int, timeout: float = _GREETING_S) -> str | No
 def explain(outcome: Outcome | None, secured: bool, host: str, port: int) -> Outcome | None:
     """An outcome at the actor's side, with the reason for CLOSED; None where the other side just went away.
 
-    Where both sides notice that they do not fit, whoever hangs up first leaves the other one without a reason.
+    Where both sides notice that they do not fit, the side that hangs up first leaves the other one without a reason.
 
     Args:
         secured: whether keys were used.
@@ -204,15 +204,15 @@ def no_key(where: str) -> str:
 
 
 def no_keys_there(keys: ClientKeys, where: str) -> str:
-    """This machine has a key and whoever answers does not ask for one."""
+    """This machine has a key and the peer that answers does not ask for one."""
     return (
-        f"the learner at {where} runs without keys, so that anybody could pretend to be it, and this machine has one "
-        f"for it ({keys.file}). Start that learner without --insecure, or this program with --insecure"
+        f"the learner at {where} runs without keys, so that any machine could pretend to be it, and this machine has "
+        f"one for it ({keys.file}). Start that learner without --insecure, or this program with --insecure"
     )
 
 
 def other_learner(keys: ClientKeys, where: str) -> str:
-    """Whoever answers does not have the learner's key."""
+    """The peer that answers does not have the learner's key."""
     return (
         f"what answers at {where} is not the learner that this machine joined (key {fingerprint(keys.server)}, "
         f"{keys.file}): it is another one, or its keys were made anew. If it is the one you mean, run "

@@ -66,7 +66,7 @@ def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, time
 def _ask(
     server: str, pair: Pair, config: TransportConfig, host: str, port: int, timeout: float, question: list[Frame] | None
 ) -> Outcome | None:
-    """Connect with a key and, once that is accepted, ask; DONE where all went well, None where nobody answered in time.
+    """Connect with a key and, once that is accepted, ask; DONE where all went well, None without an answer in time.
 
     BUSY where the learner could not check the key in that time. A connection that was closed is tried again: CLOSED is
     what it comes to where that never helps.

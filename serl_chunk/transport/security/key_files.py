@@ -78,7 +78,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Who can put a file there can let anybody in."""
+    """A user who can put a file there can let any machine in."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & 0o022:
         raise ConfigError(f"other users can write to {folder} (mode {mode:04o}): chmod 700 {folder}")

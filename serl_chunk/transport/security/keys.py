@@ -12,16 +12,17 @@ and by the actor's first connection where it cannot. The one-time key opens noth
 minutes by the learner's clock. The file is replaced before the answer is sent, so an answer that is lost costs nothing:
 the robot's own key is known then.
 
-**What this protects from.** Whoever reaches the ports, or listens to or changes what passes, without a key: cannot
-read, feed, impersonate the learner or replay. An old line (in a shell's history, a chat) is worth nothing. A revoked
-key is refused, and a session that uses it is cut within a second or so.
+**What this protects from.** An attacker who reaches the ports, or listens to or changes what passes, without a key:
+cannot read, feed, impersonate the learner or replay. An old line (in a shell's history, a chat) is worth nothing. A
+revoked key is refused, and a session that uses it is cut within a second or so.
 
-**What it does not.** Whoever reads the line before the robot has used it can join instead of it: the robot's own
-`keys join` then fails and says so, and `keys list` shows the stranger. While a command runs, its line is in the list
-of processes. An allowed robot is trusted: it may send records under any actor id, and fetch the policy; keys say who
-may come in, not who may do what. Who can read these files, or is root on either machine, has the keys. Anybody who
-reaches a port can make it work on handshakes, and an open connection of a revoked key stays open, unheard, until its
-owner closes it. On loopback there are no keys unless `--keys` asks for them: other users of the machine are trusted.
+**What it does not.** An attacker who reads the line before the robot has used it can join instead of it: the robot's
+own `keys join` then fails and says so, and `keys list` shows the stranger. While a command runs, its line is in the
+list of processes. An allowed robot is trusted: it may send records under any actor id, and fetch the policy; keys say
+who may come in, not who may do what. A user who can read these files, or is root on either machine, has the keys. An
+attacker who reaches a port can make it work on handshakes, and an open connection of a revoked key stays open, unheard,
+until its owner closes it. On loopback there are no keys unless `--keys` asks for them: other users of the machine are
+trusted.
 
 Files, all 0600 in folders of mode 0700, none of them readable by others or they are refused:
 
@@ -71,7 +72,7 @@ def add_line(folder: Path, port: int, name: str = "NAME") -> str:
 
 
 def fingerprint(public: str) -> str:
-    """Twelve hexadecimal digits that stand for a public key wherever a person reads."""
+    """Twelve hexadecimal digits that stand for a public key in messages."""
     return hashlib.sha256(public.encode()).hexdigest()[:12]
 
 
@@ -111,7 +112,7 @@ class Client:
             return "revoked"
         if self.public is not None:
             return "joined"
-        # Much later than the longest validity: the clock was set back since, and nobody knows what is true.
+        # Much later than the longest validity: the clock was set back since, and the true time is unknown.
         return "invited" if now <= self.until <= now + VALID_SECONDS + 1 else "expired"
 
 
@@ -152,14 +153,14 @@ class ServerKeys:
             return keys, True
 
     def clients(self) -> list[Client]:
-        """Everybody written down, by name; read again where a file has changed. Raises ConfigError."""
+        """All clients on file, by name; read again where a file has changed. Raises ConfigError."""
         folder = self.folder / "allowed"
         try:
             for f in (self.folder, folder):
                 check_folder(f)
             entries = sorted(filter(None, map(_stamp, os.scandir(folder))))
         except FileNotFoundError as e:
-            if not (self.folder / "server.json").exists():  # unmounted, or moved: that revokes nobody
+            if not (self.folder / "server.json").exists():  # unmounted, or moved: that revokes no key
                 raise ConfigError(f"{self.folder} is gone") from e
             entries = []
         except OSError as e:
@@ -170,7 +171,7 @@ class ServerKeys:
         return seen[1]
 
     def known(self, public: str) -> Client | None:
-        """Whose key or one-time key this is; None for nobody's. Raises ConfigError."""
+        """Whose key or one-time key this is; None for neither. Raises ConfigError."""
         return next((c for c in self.clients() if public in (c.public, c.ticket)), None)
 
     def may_connect(self, public: str) -> bool:
@@ -179,7 +180,7 @@ class ServerKeys:
         return client is not None and client.public == public and client.state(self._clock()) == "joined"
 
     def may_join(self, ticket: str) -> Client | None:
-        """Who may join with this one-time key now; None for nobody. Raises ConfigError."""
+        """The client that may join with this one-time key now, or None. Raises ConfigError."""
         client = self.known(ticket)
         invited = client is not None and client.ticket == ticket and client.state(self._clock()) == "invited"
         return client if invited else None
@@ -222,7 +223,7 @@ class ServerKeys:
         with locked(self.folder):
             client = next((c for c in self.clients() if c.name == name), None)
             if client is None:
-                names = ", ".join(c.name for c in self.clients()) or "nobody"
+                names = ", ".join(c.name for c in self.clients()) or "none"
                 raise ConfigError(f"{self.folder} has no key named {name!r}; it has: {names}")
             self._write(dataclasses.replace(client, ticket=None, revoked=True, since=self._clock()))
             return client
@@ -234,7 +235,7 @@ class ServerKeys:
             until, since = float(value["until"]), float(value["since"])
         except (KeyError, TypeError, ValueError):
             raise damaged(path, "its times") from None
-        # Not bool(): whatever is no plain "no" must not let anybody in.
+        # Not bool(): whatever is no plain "no" must not let a client in.
         return Client(path.stem, public or None, ticket or None, until, since, value.get("revoked") is not False)
 
     def _write(self, client: Client) -> None:

@@ -1,7 +1,7 @@
 """The learner's side of the keys: libzmq asks here about every key (ZAP), and what a peer may say depends on its own.
 
 One thread, the server's: a handshake waits for it as a heartbeat does. libzmq names the key in every message that
-comes over a connection ("User-Id"), and refuses every connection while nobody answers it.
+comes over a connection ("User-Id"), and refuses every connection while no thread answers it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Authenticator:
         s.curve_server = True
         s.curve_secretkey = self._keys.pair.secret.encode()
         s.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        s.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in where nobody is asked
+        s.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer is let in where no thread answers
 
     def serve(self) -> None:
         """Answer libzmq's questions."""
@@ -64,7 +64,7 @@ class Authenticator:
             self.socket.send_multipart([*frames[:3], request, status, b"", user, b""])
 
     def _judge(self, public: str, address: str) -> bytes:
-        """The status of a key: 200 welcome, 400 not, 500 nobody knows now."""
+        """The status of a key: 200 welcome, 400 not, 500 unknown now."""
         try:
             client = self._keys.known(public)
             self._failed = ""
@@ -89,7 +89,7 @@ class Authenticator:
     def _cannot(self, error: ConfigError) -> None:
         if str(error) != self._failed:
             self._failed = str(error)
-            log.error("keys cannot be checked, so nobody new is let in: %s", error)
+            log.error("keys cannot be checked, so no new peer is let in: %s", error)
 
     def gone(self, public: str) -> bool:
         """Whether a key that was let in would not be now."""

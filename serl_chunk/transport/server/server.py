@@ -28,7 +28,7 @@ from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.02  # how long a changed allowance waits at most where nobody calls `push_allowances`
+_POLL_S = 0.02  # how long a changed allowance waits at most where `push_allowances` is not called
 _KEYS_S = 0.5  # between looks for revoked keys
 _BATCH = 64  # messages taken from one socket before the others get their turn
 
@@ -38,7 +38,7 @@ class LearnerServer:
 
     One thread owns three ROUTER sockets and calls every callback given here; a callback that is slow delays
     acknowledgements, nothing else. What a peer sends can be refused, counted or dropped; it cannot stop the thread.
-    An exception that nobody foresaw, a callback's included, does: then `check` raises.
+    An unforeseen exception, a callback's included, does: then `check` raises.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LearnerServer:
             run_id: the same for every learner of one run, resumed or not; random by default. No record goes from
                 one run into another, and no snapshot version goes back within one.
             store: where records are written before `on_record` (see `resume`); a full disk stops acknowledgements.
-            keys: let in who has joined with them, and nobody else; all is encrypted. Revoked keys are cut.
+            keys: let in machines that have joined with them, and no others; all is encrypted. Revoked keys are cut.
             insecure: without keys, permit an address that other machines reach.
 
         Raises ConfigError for a port in use, an address that is not this machine's, or a refused bind.
@@ -83,8 +83,8 @@ class LearnerServer:
         if keys is None and not insecure and not sockets.is_loopback(bind):
             raise ConfigError(
                 f"--bind={bind} lets other machines connect, without encryption or authentication. Make keys with "
-                "`serl-chunk keys init`, use 127.0.0.1 for actors on this machine, or add --insecure if everybody on "
-                "that network may be trusted"
+                "`serl-chunk keys init`, use 127.0.0.1 for actors on this machine, or add --insecure if every machine "
+                "on that network may be trusted"
             )
         self.run_id = run_id or uuid.uuid4().hex
         self._config = config
@@ -203,7 +203,7 @@ class LearnerServer:
         handlers = {"control": self._on_control, "data": self._receiver.receive, "snapshots": self._on_snapshots}
         while not self._stop:
             ready = self._sockets.wait(self._waker, _POLL_S)
-            for channel, handler in handlers.items():  # control first: heartbeats wait for nobody
+            for channel, handler in handlers.items():  # control first: heartbeats wait for nothing
                 for _ in range(_BATCH if channel in ready else 0):
                     frames = self._sockets.receive(channel)
                     if frames is None:
@@ -265,7 +265,7 @@ class LearnerServer:
             raise WireError(f"unknown kind {message.kind!r}")
 
     def _inspect(self, message: Message, key: str) -> list[Frame]:
-        """What an actor would be told, and how this learner stands; nobody is admitted."""
+        """What an actor would be told, and how this learner stands; no peer is admitted."""
         asked = probe.StatusRequest.decode(message)
         live = [s for s in self._sessions if s.live]
         authenticator = self._sockets.authenticator

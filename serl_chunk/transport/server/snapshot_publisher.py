@@ -47,7 +47,7 @@ class Publisher:
         """
         Args:
             wake: called when a result is ready.
-            fail: called with an error that nobody foresaw, in a worker thread.
+            fail: called with an unforeseen error, in a worker thread.
             narrow: snapshots travel as bfloat16; fetched checkpoints do not.
         """
         self.newest: Published | None = None

@@ -125,13 +125,13 @@ class ServerSockets:
                 self._counters["handshakes_failed"] += 1
             if outcome is Outcome.FOREIGN:
                 self.complain(
-                    "control", "somebody", "a key exchange for another learner, or none at all: it is told so"
+                    "control", "an unknown peer", "a key exchange for another learner, or none at all: it is told so"
                 )
             elif outcome is Outcome.MISMATCH:
-                self.complain("control", "somebody", "a connection without a key: an actor is told what to do")
+                self.complain("control", "an unknown peer", "a connection without a key: an actor is told what to do")
             elif outcome is Outcome.CLOSED:
                 what = "a connection that ended before it named a key: a look at the port, or an actor without one"
-                self.complain("control", "somebody", what)
+                self.complain("control", "an unknown peer", what)
 
     def receive(self, channel: str) -> list[zmq.Frame] | None:
         """The next message, its sender's identity first; None where there is none."""

@@ -67,7 +67,7 @@ def write_all(fd: int, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace a small file: whoever reads it, also after a power cut, finds the old content or the new."""
+    """Replace a small file: a reader, also after a power cut, finds the old content or the new."""
     new = path.with_suffix(".new")
     with new.open("w") as file:
         file.write(text)

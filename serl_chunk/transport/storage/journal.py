@@ -91,7 +91,7 @@ class Journal:
         self.first = self.next = 0  # entries first <= number < next are kept (damaged ones excepted)
         self.synced = 0  # entries below it survive a power cut
         self.nbytes = 0
-        self.sync_error = ""  # why an fsync failed: from then on `synced` stays, for nobody knows what it lost
+        self.sync_error = ""  # why an fsync failed: from then on `synced` stays, for its losses are unknown
         self._segment_bytes, self._interval, self._preamble = segment_bytes, sync_interval, preamble
         self._segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
         self._fd: int | None = None  # of the newest segment, where this process began it

@@ -11,7 +11,7 @@ is a head, the lengths of its frames, and the frames:
     length  uint32 each
 
 Little-endian throughout; checksums are XXH3, seeded with the salt: bytes inside a frame that look like an entry are
-none, whoever made them up. A file that ends inside an entry has a *torn tail*, which is what a killed process leaves;
+none, whatever their origin. A file that ends inside an entry has a *torn tail*, which is what a killed process leaves;
 an entry whose checksum does not match is *damaged*, and those behind it are still read.
 """
 

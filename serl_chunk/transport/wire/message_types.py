@@ -2,7 +2,7 @@
 
 WHO, PING, BYE, FETCH = "who", "ping", "bye", "fetch"  # actor -> learner
 ENROL, ENROLLED = "enrol", "enrolled"  # a robot PC that joins -> learner, and its answer
-INSPECT, FINDINGS = "inspect", "findings"  # anybody who may connect -> learner, and its answer: see probe.py
+INSPECT, FINDINGS = "inspect", "findings"  # any peer that may connect -> learner, and its answer: see probe.py
 ECHO, ECHOED = "echo", "echoed"  # likewise
 IDENTITY = "identity"  # learner -> actor, before anything else: which run this is
 STATUS, REJOIN, FETCHED, FETCH_FAILED = "status", "rejoin", "fetched", "fetch_failed"  # learner -> actor

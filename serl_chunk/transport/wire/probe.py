@@ -1,6 +1,6 @@
 """What `serl-chunk doctor` asks a learner, and how the learner answers.
 
-A probe opens no session: it takes no actor id, counts towards no limit, and makes the learner forget nobody. There
+A probe opens no session: it takes no actor id, counts towards no limit, and makes the learner forget no actor. There
 are two kinds: an *inspection* asks what an actor with this id and contract would be told, an *echo* carries bytes that
 are counted, timed and thrown away. Both are answered in few bytes, and at a limited rate.
 """
@@ -100,7 +100,7 @@ def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
 class ProbeRateLimit:
     """How many probes are answered. Used by one thread.
 
-    It counts for all peers together: whoever is impatient could otherwise connect again.
+    It counts for all peers together: an impatient one could otherwise connect again.
     """
 
     def __init__(self, counters: Counters, clock: Clock = time.monotonic) -> None:

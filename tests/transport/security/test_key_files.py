@@ -60,7 +60,7 @@ def test_a_folder_that_others_can_write_to_is_refused(learner):
         folder.chmod(0o700)
 
 
-def test_a_key_folder_that_spoils_while_the_learner_runs_lets_nobody_new_in(learner, tmp_path, port, caplog):
+def test_a_key_folder_that_spoils_while_the_learner_runs_lets_no_new_peer_in(learner, tmp_path, port, caplog):
     keys = joined(learner, tmp_path / "robot")
     with serving(port, keys=learner) as server, linked(port, keys=keys) as link:
         (learner.folder / "allowed" / "stranger.json").write_text("{}")
@@ -188,7 +188,7 @@ def test_two_processes_that_change_the_folder_lose_nothing(learner, tmp_path):
     assert json.loads((learner.folder / "allowed" / "n0.json").read_text())["ticket"] is None
 
 
-def test_a_folder_that_is_gone_revokes_nobody(learner, tmp_path, port):
+def test_a_folder_that_is_gone_revokes_no_key(learner, tmp_path, port):
     """An unmounted home, a renamed folder: nothing is known then, which is not the same as a no."""
     keys = joined(learner, tmp_path / "robot")
     with serving(port, keys=learner) as server, linked(port, keys=keys) as link:

@@ -171,7 +171,7 @@ def test_a_learner_without_keys_elsewhere_is_not_believed(learner, tmp_path, por
 def test_a_side_that_is_hung_up_on_first_finds_out_why(learner, port):
     """Which side notices a mismatch first is a matter of microseconds; the sentence must not be."""
     closed = Outcome.CLOSED
-    assert explain(closed, True, HERE, port) is explain(closed, False, HERE, port) is None  # nobody there
+    assert explain(closed, True, HERE, port) is explain(closed, False, HERE, port) is None  # no learner there
     with serving(port):
         assert explain(closed, True, HERE, port) is Outcome.MISMATCH
         assert explain(closed, False, HERE, port) is None
@@ -236,7 +236,7 @@ def test_a_line_is_good_for_one_robot(learner, tmp_path, port):
             enroll(second, CONFIG, HERE, port, 10.0)
         assert re.match(naming(f"{HERE}:{port}", "left", "minutes"), refusal(port, second))
         assert enroll(first, CONFIG, HERE, port, 10.0).pair == first.pair  # its answer may have been lost: it is in
-        assert enroll(kept, CONFIG, HERE, 1, 0.1) is kept  # nothing to do, nobody to ask
+        assert enroll(kept, CONFIG, HERE, 1, 0.1) is kept  # nothing to do, no learner to ask
     assert [c.public for c in learner.clients() if c.name == "left"] == [first.pair.public]
 
 
@@ -265,7 +265,7 @@ def test_a_newer_line_takes_the_place_of_the_older(learner, tmp_path):
         learner.invite("left", [], 1)
 
 
-def test_nobody_joins_with_the_key_of_another(learner, tmp_path):
+def test_no_machine_joins_with_the_key_of_another(learner, tmp_path):
     """Whose entry is revoked would otherwise be a matter of order."""
     first = joined(learner, tmp_path / "first")
     second = invited(learner, tmp_path / "second", "a-name-before-the-other")
@@ -275,7 +275,7 @@ def test_nobody_joins_with_the_key_of_another(learner, tmp_path):
     assert learner.may_connect(first.pair.public)
 
 
-def test_new_keys_of_a_learner_let_nobody_in_that_knew_the_old_ones(learner, tmp_path, clock):
+def test_new_keys_of_a_learner_let_no_machine_in_that_knew_the_old_ones(learner, tmp_path, clock):
     keys = joined(learner, tmp_path / "robot")
     (learner.folder / "server.json").unlink()
     new, made = ServerKeys.ensure(learner.folder, clock)
@@ -412,7 +412,7 @@ def test_a_robot_that_was_revoked_may_join_anew_and_go_on(learner, tmp_path, por
     assert list(inbox.episodes()) == ["a", "b"]
 
 
-def test_a_silent_peer_in_the_middle_of_a_handshake_holds_nobody_up(learner, tmp_path, port):
+def test_a_silent_peer_in_the_middle_of_a_handshake_holds_no_other_up(learner, tmp_path, port):
     keys = joined(learner, tmp_path / "robot")
     with serving(port, keys=learner):
         held = [socket.create_connection((HERE, port + 2)) for _ in range(20)]

@@ -80,7 +80,7 @@ def test_a_refused_actor_is_told_the_field_and_both_values(caplog):
         with pytest.raises(RefusedError):
             link.flush(10)
     errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-    assert errors == []  # the sentence was raised where somebody waited for it
+    assert errors == []  # the sentence was raised where a caller waited for it
 
 
 def test_another_protocol_is_refused_whatever_else_it_says(monkeypatch):

@@ -53,7 +53,7 @@ def block(n=8, first=0):
         block(4, 1000),
         end("e", 8),
         End("e", 0, None, False, True, Outcome.UNKNOWN),
-        Amend("e", Outcome.FAILURE, "person", True, 0.5, True),
+        Amend("e", Outcome.FAILURE, "operator", True, 0.5, True),
         Amend("e"),
     ],
 )
