@@ -21,7 +21,7 @@ from serl_chunk.config.agents import AgentConfig, ImproveConfig
 def candidate_limit(config: AgentConfig, *, pretrained: bool, climbs: bool = False) -> jax.Array:
     """How many candidates may be looked at when acting, int32 scalar: what `best_of_n` takes; 0 for all there are.
 
-    Above 0 the critic is not trusted, so that nothing climbs it, and nobody plans anew on its advice: `climbs` says
+    Above 0 the critic is not trusted, so that nothing climbs it, and no actor plans anew on its advice: `climbs` says
     whether chunks would, and then (as where it gives advice) one candidate of one is published too.
     """
     few = config.pretrain_candidates

@@ -165,7 +165,7 @@ class LearnedGripper(ArmAndGripper):
     # -- what the data did, and what is preferred ------------------------------------------------------------
 
     def executed(self, batch: ChunkBatch) -> jax.Array:
-        """The options that were executed, whoever acted, int32[B, J, P]."""
+        """The options that were executed, by human or policy, int32[B, J, P]."""
         before = None if batch.prev_action is None else batch.prev_action[..., self.grippers]
         part = slice(self.choices.steps)
         return self.choices.label(batch.actions[:, part, self.grippers], batch.valid[:, part], before)

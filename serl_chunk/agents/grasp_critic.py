@@ -4,7 +4,7 @@ HIL-SERL (Luo et al. 2024) learns a gripper beside a continuous arm by double DQ
 hold and open. Here the decision is a chunk's: every part j of `hold_steps` ticks has branches of its own, and the
 target is averaged over branches as in branching Q-networks (Tavakoli et al. 2018). With one part, and one choice for
 all grippers, this is double DQN on the semi-Markov problem whose actions are whole chunks. Beside it a classifier
-imitates what people chose; the maximum is taken over choices that it finds plausible (discrete BCQ, Fujimoto et al.
+imitates what humans chose; the maximum is taken over choices that it finds plausible (discrete BCQ, Fujimoto et al.
 2019).
 """
 
@@ -99,7 +99,7 @@ class GripperActions:
 
         Of each part the value that most of its steps that exist (`valid` float32[B, H]; of all where none does) are on
         their way to (`heading`), the later one of two. With a neutral value the last push of those steps, however
-        short: a person taps a button.
+        short: a human taps a button.
         """
         if self.neutral is None:
             index = self._most(self.heading(actions, valid, before), valid)

@@ -84,7 +84,7 @@ def test_an_expectile_target_is_the_return_and_the_discounted_value_of_the_succe
 
 
 def test_a_policy_target_is_chosen_by_the_critic_and_valued_by_its_target():
-    """Q-chunking's best of N: whoever both chose and valued would overestimate."""
+    """Q-chunking's best of N: a critic that both chose and valued would overestimate."""
     config = config_of("acfql-policy", critic=critic(loss="squared", target_subset=2, target_aggregate="mean"))
     agent = build(dataclasses.replace(config, target_candidates=6))
     state = agent.init(jax.random.key(0))

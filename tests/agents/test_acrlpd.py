@@ -45,7 +45,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
 )
 @pytest.mark.parametrize("log_prob", ["mean", "sum"])
 def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compared, log_prob):
-    """Those behind them are nobody's business: their entropy is free, and would be all there is."""
+    """Those behind them do not count: their entropy is free, and would be all there is."""
     agent = build(config_of(variant, bc_alpha=0.0, log_prob=log_prob, init_temperature=1.0), **steps)
     state = agent.init(jax.random.key(0))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))

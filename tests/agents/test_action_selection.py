@@ -56,7 +56,7 @@ def test_no_action_leaves_the_radius_or_the_unit_box():
 
 def test_committed_actions_do_not_move_and_the_others_do():
     free = jnp.broadcast_to(jnp.array([0.0, 1.0, 1.0]), (4, 3))
-    start = starts().at[:, 0].set(1.7)  # outside the box: a person's action may be
+    start = starts().at[:, 0].set(1.7)  # outside the box: a human's action may be
     end, _ = gradient_ascent(hill, start, free, steps=5, rate=0.05, radius=0.2)
     np.testing.assert_array_equal(end[:, 0], start[:, 0])
     assert (np.abs(end[:, 1:] - start[:, 1:]).max((1, 2)) > 0.1).all()

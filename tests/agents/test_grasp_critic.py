@@ -34,7 +34,7 @@ def test_a_label_is_what_was_executed_and_decodes_to_it(joint, shape):
     np.testing.assert_array_equal(choices.chunk(option, 4), np.repeat(wanted, 2, axis=1))
     longer = np.asarray(choices.chunk(option, 7))
     np.testing.assert_array_equal(longer[:, :4], choices.chunk(option, 4))
-    np.testing.assert_array_equal(longer[:, 4:], np.repeat(wanted[:, -1:], 3, axis=1))  # nobody decided anew
+    np.testing.assert_array_equal(longer[:, 4:], np.repeat(wanted[:, -1:], 3, axis=1))  # nothing decided anew
 
 
 def test_a_part_is_where_most_of_its_steps_that_exist_go():

@@ -21,7 +21,7 @@ ROBOT = robot_spec(CONFIG.robot)
 
 @dataclasses.dataclass(frozen=True)
 class Unheard(AgentConfig):
-    """Nobody implements this."""
+    """No agent implements this."""
 
 
 @pytest.mark.parametrize("cls", list(IMPLEMENTATIONS), ids=lambda c: c.kind)
