@@ -40,7 +40,7 @@ class LearnerHost:
         threaded: prefetch batches and publish beside the training thread; False reproduces a run bit for bit.
         dataset: opens offline data that are replaced part by part, in the state they have after so many updates.
         evaluate: what `learner.eval_interval` calls; closed with the learner.
-        say: prints one line for a person.
+        say: prints one line for the operator.
     """
 
     def __init__(
@@ -109,7 +109,9 @@ class LearnerHost:
             self._resume(*restored[:3])
         pretrains = self.phase is Phase.PRETRAIN and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
         offline = self.phase in ON_DATA and self.updates < c.offline_steps
-        if (pretrains or offline) and not self.env_steps:  # else a person's may be demonstrations: a journal may follow
+        if (
+            pretrains or offline
+        ) and not self.env_steps:  # else human steps may be demonstrations: a journal may follow
             self._data.require_window()
             if self.phase is Phase.PRETRAIN and c.pretrain_steps:
                 self._data.require_imitated(config.agent)

@@ -24,7 +24,7 @@ class RecordIngest:
 
     Args:
         make_replay: builds the replay, given what it is to call at the end of every online episode.
-        say: prints one line for a person.
+        say: prints one line for the operator.
     """
 
     def __init__(self, make_replay: Callable[[Callable[[EpisodeStats], None]], Replay], say: Callable[[str], None]):

@@ -60,8 +60,8 @@ class OfflineData:
         if dataset is not None:
             replay.replace_demos(first)
         self.episodes = len(demos) + len(first)  # at the start
-        # A critic that has seen successes alone misleads whoever chooses by it. Of a data set: what it has shown so
-        # far, in this life.
+        # A critic that has seen successes alone misleads an actor that chooses by it. Of a data set: what it has shown
+        # so far, in this life.
         self.has_failures = _fail(demos) or _fail(first)
         seen(demos)
         seen(first)
@@ -86,13 +86,13 @@ class OfflineData:
         # `bc_invalid` imitates every row as it is; later parts of a data set may have what this one has not.
         if getattr(agent, "bc_invalid", False) or self._dataset is not None or self._replay.imitates_demos:
             return
-        people = agent.bc_on == "interventions"
+        human_only = agent.bc_on == "interventions"
         raise ConfigError(
             f"learner.pretrain_steps imitates demonstrations, and no step of these {self.episodes} is imitated: "
             f"agent.bc_on={agent.bc_on} takes the steps of successful or undecided ones"
-            + (" that a person acted on" if people else "")
+            + (" that a human acted on" if human_only else "")
             + ", failed ones never. Give others, "
-            + ("set --config.agent.bc_on=demo, " if people else "")
+            + ("set --config.agent.bc_on=demo, " if human_only else "")
             + "or set --config.learner.pretrain_steps=0"
         )
 
@@ -142,7 +142,7 @@ class FeaturePrecomputation:
     They are computed in pieces, with progress lines; what comes in meanwhile is left to the batches that show it.
 
     Args:
-        say: prints one line for a person.
+        say: prints one line for the operator.
         now: seconds of a clock that never goes back.
     """
 

@@ -59,7 +59,7 @@ class SnapshotPublisher:
             try:
                 self._waiting.put_nowait(item)
                 return self.version
-            except queue.Full:  # an older copy nobody took yet: only the newest matters
+            except queue.Full:  # an older copy not taken yet: only the newest matters
                 try:
                     self._waiting.get_nowait()
                 except queue.Empty:

@@ -73,7 +73,7 @@ class TrainingStats:
         self._period = IntervalStats()
         self.rates: dict[str, float] = {}
         self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates, of late
-        self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, helped) of the last episodes
+        self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, with interventions) of the last episodes
         self._evaluated = 0.0
         self._evaluation_start: float | None = None
 

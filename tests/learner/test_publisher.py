@@ -69,7 +69,7 @@ def test_only_the_newest_waits_and_closing_delivers_it(tmp_path, got):
     p.publish(tree(1), {})
     agent.entered.wait()  # the thread has taken the first
     for n in (2, 3, 4):
-        assert p.publish(tree(n), {}) == n  # nobody waits here
+        assert p.publish(tree(n), {}) == n  # no caller waits here
     agent.gate.set()
     p.close()
     assert [s.version for s, _ in got] == [1, 4]

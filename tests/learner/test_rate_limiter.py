@@ -96,7 +96,7 @@ def test_the_numbers_agree_with_the_permission(ratio, steps, done, count):
     base=st.integers(0, 10_000),
     resumed=st.integers(0, 1_000),
 )
-def test_there_is_always_somebody_who_may_go_on_and_the_ratio_holds(ratio, per_update, spare, base, resumed):
+def test_one_side_may_always_go_on_and_the_ratio_holds(ratio, per_update, spare, base, resumed):
     lag = -int(-per_update / ratio // 1) + spare  # the least lag that the configuration accepts, and a little more
     limiter = RateLimiter(ratio, lag)
     limiter.start(base)

@@ -34,7 +34,7 @@ def build(config, demos, run, tell=print):
 
 
 def journal(episodes: int) -> list[tuple[int, str, object]]:
-    """(entry, session, record) of episodes in blocks; a person acts on ticks 2..4 of every second one."""
+    """(entry, session, record) of episodes in blocks; a human acts on ticks 2..4 of every second one."""
     rows: list[tuple[int, str, object]] = []
     for e in range(episodes):
         name = f"e{e}"
@@ -43,7 +43,7 @@ def journal(episodes: int) -> list[tuple[int, str, object]]:
                  Source.HUMAN if e % 2 and 2 <= t < 5 else Source.POLICY, t - t % HORIZON, 1, 0.1 * t)
             for t in range(LENGTH)
         ]  # fmt: skip
-        for i in range(len(steps)):  # a policy's step names its decision, a person's none
+        for i in range(len(steps)):  # a policy's step names its decision, a human's none
             if steps[i].source is Source.HUMAN:
                 steps[i] = steps[i]._replace(decision_tick=-1)
         final = {"state": np.array([e, LENGTH], np.float32)}
