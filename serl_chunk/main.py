@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("serl-chunk: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough, as `head` does
+    except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = Parser(
         prog="serl-chunk",
-        description="Reinforcement learning for real robots in action chunks, with a person in the loop.",
+        description="Reinforcement learning for real robots in action chunks, with a human in the loop.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     network.add_argument(
         "--insecure",
         action="store_true",
-        help="no keys: everybody who reaches a learner can feed and read it (you are warned); on both sides",
+        help="no keys: any machine that reaches a learner can feed and read it (you are warned); on both sides",
     )
     p.add_argument(
         "--launched_with_learner", action="store_true", help=argparse.SUPPRESS

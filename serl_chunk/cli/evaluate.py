@@ -52,7 +52,7 @@ def run_evaluation(
     keys: str | None = None,
     insecure: bool = False,
 ) -> int:
-    """Evaluate one checkpoint without a helper on held-out start states; prints a table and a last line.
+    """Evaluate one checkpoint without interventions on held-out start states; prints a table and a last line.
 
     `keys`, `insecure`: for a learner at `ip`, as in training.
     With a run folder the results are written there; 1 is returned where that failed. Raises ConfigError,
@@ -128,9 +128,9 @@ def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
 
 
 def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
-    """The settings by which a policy acts are the command line's, not the run's: where they differ, a person is told.
+    """One line for each setting of the run that affects acting and that the command line, which counts, has otherwise.
 
-    Those that only training reads are nobody's business here. One that the run does not know is newer than the run.
+    Settings that only training reads are left out. One that the run does not know is newer than the run.
     """
     paths = {line: line.partition(": ")[0] for line in recorded}
     lines = [line for line in recorded if affects_acting(paths[line]) and _known(saved, paths[line])]

@@ -27,7 +27,7 @@ from serl_chunk.transport.sockets import DEFAULT_PORT, is_loopback
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
 
-FIRST_ROBOT = "robot"  # what the first robot PC is called, unless somebody chooses
+FIRST_ROBOT = "robot"  # name of the first robot PC unless the operator chooses one
 JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
 
 
@@ -48,7 +48,7 @@ def learner_keys(bind: str, folder: str | None, *, insecure: bool, tell: Say = s
     except ConfigError as error:
         raise ConfigError(
             f"--bind={bind} needs keys: {error}. Or give another folder with --keys DIR, listen on 127.0.0.1, or add "
-            "--insecure if everybody on that network may be trusted"
+            "--insecure if every machine on that network may be trusted"
         ) from error
     if not is_loopback(bind):  # an actor of this machine may name any of its addresses
         for own in ClientKeys.all(keys.folder):
@@ -98,7 +98,7 @@ def addresses(bind: str) -> list[str]:
         return [bind]
     found = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.connect(("192.0.2.1", 9))  # of the range that belongs to nobody: picks a route, sends nothing
+        s.connect(("192.0.2.1", 9))  # of the range that belongs to no machine: picks a route, sends nothing
         found.append(str(s.getsockname()[0]))
     return [*found, socket.gethostname()]
 

@@ -209,7 +209,7 @@ def run_learner(
         )
         stack.callback(server.close)
         if insecure and not is_loopback(bind):
-            status.say(f"WARNING: --insecure: everybody who reaches {bind}:{port} can feed and read this run")
+            status.say(f"WARNING: --insecure: any machine that reaches {bind}:{port} can feed and read this run")
         stop = threading.Event()
         stop_on_signals(stop, status.say, STOPPING)
         server.start()  # an actor that comes while we read demonstrations is told so

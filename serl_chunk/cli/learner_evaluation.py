@@ -184,7 +184,7 @@ def check_simulator(config: ExperimentConfig) -> None:
 
 
 def _where(error: Exception) -> str:
-    """Where an error that is none of ours arose: whoever wrote the simulator looks there."""
+    """Where an error that is none of ours arose, for the author of the simulator."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SerlChunkError | OSError) or not frames:
         return ""

@@ -40,7 +40,7 @@ def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerSer
     }
     if c.online_steps == 0:  # there are no actors
         return always
-    alone = [success for success, helped in learner.training_stats.recent if not helped and success is not None]
+    alone = [success for success, intervened in learner.training_stats.recent if not intervened and success is not None]
     fields: StatusFields = {
         **always,
         "env_steps": learner.env_steps,

@@ -28,7 +28,7 @@ SESSION = "local/0"
 class LocalLink:
     """The actor's end of a learner in the same process: records go straight into the replay."""
 
-    allowance: int | None = None  # the learner works inside the actor's decisions: nobody runs ahead
+    allowance: int | None = None  # the learner works inside the actor's decisions: neither runs ahead
     error: SerlChunkError | None = None
 
     def __init__(self) -> None:

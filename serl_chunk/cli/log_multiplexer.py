@@ -23,7 +23,7 @@ PIECES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")  # of a read: text, and what en
 
 
 def status_line() -> StatusLine:
-    """The status line that suits whoever shows it: a Relay on a terminal, or this process's standard error."""
+    """The status line that suits its output: a Relay on a terminal, or this process's standard error."""
     return RelayedStatus() if os.environ.get(LIVE) else StatusLine()
 
 
@@ -141,5 +141,5 @@ class Relay:
         try:
             self._out.write(text)
             self._out.flush()
-        except (OSError, ValueError):  # the terminal is closed, nobody reads the pipe, or the disk of the log is full
+        except (OSError, ValueError):  # the terminal is closed, the pipe has no reader, or the disk of the log is full
             self._gone = True

@@ -69,7 +69,7 @@ def train_offline(
             stop_on_signals(stop, status.say, STOPPING)
         learner = build_learner(
             config, demo_paths, run, spec,
-            publish=_to_nobody, threaded=threaded, wandb=wandb, tell=status.say, demo_options=demo_options,
+            publish=_to_no_actor, threaded=threaded, wandb=wandb, tell=status.say, demo_options=demo_options,
             stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
@@ -81,5 +81,5 @@ def train_offline(
     return learner
 
 
-def _to_nobody(snapshot: Snapshot, info: dict[str, Any]) -> None:
+def _to_no_actor(snapshot: Snapshot, info: dict[str, Any]) -> None:
     """There are no actors."""

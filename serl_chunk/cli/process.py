@@ -91,7 +91,7 @@ def load(
 
 
 def print_config(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> None:
-    """The effective values a person should see before a run starts, with a warning for a short-sighted discount.
+    """The effective values the operator should see before a run starts, with a warning for a short-sighted discount.
 
     Raises ConfigError where `agent.image_keys` names a camera that the robot has not.
     """
@@ -116,7 +116,7 @@ def print_config(config: ExperimentConfig, spec: RobotSpec, tell: Say = say) -> 
         compat = f"conventions of the published code {config.compat}" if config.compat else ""
         tell(", ".join(said for said in (preset, compat) if said))
     r = config.reward
-    charged = f", the step before a take-over {r.intervention_penalty:g} less" if r.intervention_penalty else ""
+    charged = f", the step before an intervention {r.intervention_penalty:g} less" if r.intervention_penalty else ""
     tell(
         f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}{charged}"
     )
@@ -157,5 +157,5 @@ def spec_of(config: ExperimentConfig) -> RobotSpec:
 
 
 def interactive() -> bool:
-    """Whether a person watches standard output."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()

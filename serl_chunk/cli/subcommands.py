@@ -87,7 +87,7 @@ def _data(arguments: list[str]) -> int:
 def _keys(arguments: list[str]) -> int:
     p = Parser(
         prog="serl-chunk keys",
-        description="Keys let robot PCs talk to a learner over a network, and nobody else. The first learner with "
+        description="Keys let robot PCs talk to a learner over a network, and no other machine. The first learner with "
         "--bind makes them and prints the line for the first robot PC; these commands are for the others.",
         allow_abbrev=False,
     )

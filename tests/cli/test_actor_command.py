@@ -20,7 +20,7 @@ SUMMARY = ActorSummary("operator", 0, 0, 0, 0, 0, 0, 0, 0.0, delivered=True, lat
 
 
 class Link:
-    """Of a learner that nobody asks anything."""
+    """Of a learner that gets no requests."""
 
     def stats(self) -> dict[str, float]:
         return {"inherited": 0.0}

@@ -36,12 +36,12 @@ def handlers():
 
 @pytest.fixture
 def closed(monkeypatch) -> list[str]:
-    """Names of the robots and helpers that were closed."""
+    """Names of the robots and intervention sources that were closed."""
     names: list[str] = []
 
-    class Helper:
+    class Human:
         def close(self) -> None:
-            names.append("helper")
+            names.append("human")
 
     def open_env(config):
         env = make_env(config)
@@ -50,7 +50,7 @@ def closed(monkeypatch) -> list[str]:
 
     for module in (actor, local):
         monkeypatch.setattr(module, "make_env", open_env)
-        monkeypatch.setattr(module, "make_intervention", lambda config, env: Helper())
+        monkeypatch.setattr(module, "make_intervention", lambda config, env: Human())
     return names
 
 
@@ -86,7 +86,7 @@ def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
     monkeypatch.setattr(actor, "_connect", refuse)
     with pytest.raises(RefusedError, match="another experiment"):
         run_training_actor(CONFIG, ip="127.0.0.1", port=1, actor_id="a")
-    assert closed == ["helper", "robot"]
+    assert closed == ["human", "robot"]
 
 
 def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, closed, capsys):
@@ -97,7 +97,7 @@ def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, 
     (tmp_path / "damaged.hdf5").write_bytes(b"no HDF5 at all")
     with pytest.raises(DataError, match=naming("damaged.hdf5", "HDF5")):
         train_local(CONFIG, [str(tmp_path / "damaged.hdf5")], str(tmp_path / "run"))
-    assert closed == ["helper", "robot"]
+    assert closed == ["human", "robot"]
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
     capsys.readouterr()
 

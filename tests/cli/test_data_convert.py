@@ -336,7 +336,7 @@ def test_a_full_disk_while_the_data_set_is_described_is_a_sentence(folder, tmp_p
     assert _run(folder, "--to", "hdf5", "--out", tmp_path / "out", "--resume") == 0
 
 
-def test_whoever_reads_only_the_first_line_sees_no_traceback(folder):
+def test_a_reader_of_only_the_first_line_sees_no_traceback(folder):
     command = [sys.executable, "-m", "serl_chunk", "data", "inspect", str(folder)]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)

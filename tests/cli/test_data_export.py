@@ -32,7 +32,7 @@ pytestmark = pytest.mark.compiles
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    """Four episodes: a success, one with a person in it that failed, one of a dead actor, a success with a person."""
+    """Four episodes: a success, one with human ticks that failed, one of a dead actor, a success with human ticks."""
     run = Run(tmp_path / "run")
     episodes = [coded(0, 12, "success"), coded(1, 10, "failure"), coded(2, 8, "died"), coded(3, 9, "success")]
     for k in (1, 3):

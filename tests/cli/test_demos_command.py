@@ -82,14 +82,14 @@ def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> N
 
 
 def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) -> None:
-    """Else a person believes that the rewards are the task's, and they are the files' own."""
+    """Else the user believes that the rewards are the task's, and they are the files' own."""
     run_record(FAKE, 1, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
     asked = DemoOptions(ReadOptions(env="cube-single-play-singletask-task1-v0"))
     with pytest.raises(ConfigError, match=naming("--demo_env", "cube-single-play-singletask-task1-v0", "episodes")):
         read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, asked)
     with_shards = asked._replace(dataset=str(tmp_path))  # it may be meant for them
     assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, with_shards).episodes) == 1
-    of_robot = DemoOptions().of_robot(OGBENCH.robot)  # nobody asked
+    of_robot = DemoOptions().of_robot(OGBENCH.robot)  # not asked for
     assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, of_robot).episodes) == 1
 
 
@@ -103,7 +103,7 @@ def test_what_is_to_be_known_of_a_data_set_is_said(tmp_path: Path) -> None:
 
 
 class Taken:
-    """In the learner's place: what it finds in the data set, and whether anybody else holds on to it."""
+    """In the learner's place: what it finds in the data set, and whether any other thread holds on to it."""
 
     def __init__(self, *args: object, dataset: ShardedSource, **rest: object) -> None:
         self.replay = types.SimpleNamespace(estimated_bytes=0)
@@ -113,7 +113,7 @@ class Taken:
 
 
 @pytest.mark.parametrize("turn", [0, 1, 5])
-def test_nobody_but_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_had(
+def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_had(
     turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shards").mkdir()

@@ -125,7 +125,7 @@ def test_joining_twice(capsys, home, robot, tmp_path):
     word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
     run(capsys, "join", word, "--keys", robot)
     before = ClientKeys.all(Path(robot))
-    run(capsys, "join", word, "--keys", robot)  # nobody was reached yet: the same pair is kept
+    run(capsys, "join", word, "--keys", robot)  # no learner was reached yet: the same pair is kept
     assert ClientKeys.all(Path(robot)) == before
     with serving(port, ServerKeys.open(home)):
         assert "joined the learner" in run(capsys, "join", word, "--keys", robot)
@@ -216,7 +216,7 @@ def test_no_command_prints_a_secret_but_the_line(capsys, home, robot):
 # What a learner and an actor start with.
 
 
-def test_a_learner_makes_keys_and_prints_a_line_until_somebody_has_joined(home):
+def test_a_learner_makes_keys_and_prints_a_line_until_a_robot_has_joined(home):
     said: list[str] = []
 
     def start() -> ServerKeys | None:
@@ -230,7 +230,7 @@ def test_a_learner_makes_keys_and_prints_a_line_until_somebody_has_joined(home):
     assert f"made in {home}" in said[0]
     invitation = JoinToken.decode(word_of("\n".join(said)))
     assert (invitation.name, invitation.port, invitation.server) == ("robot", 7000, keys.pair.public)
-    assert start().pair == keys.pair  # nobody has joined: another line, which replaces the first
+    assert start().pair == keys.pair  # no robot has joined: another line, which replaces the first
     assert len(said) == 1
     second = ClientKeys.accept(home, JoinToken.decode(word_of(said[0])))
     assert keys.enrol(ClientKeys.accept(home, invitation).ticket.public, second.pair.public) is None

@@ -1,4 +1,4 @@
-"""The launcher of two processes, tried on small programs: names, statuses, signals, and nobody left behind."""
+"""The launcher of two processes, tried on small programs: names, statuses, signals, and no process left behind."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_actor_that_delivers_after_its_learner_is_left_alone(capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_passed_on_and_nobody_is_called_a_failure(capfd, number, request):
+def test_a_signal_is_passed_on_and_no_process_is_called_a_failure(capfd, number, request):
     ignored = signal.getsignal(number)
     if ignored == signal.SIG_IGN:  # the tests run under nohup; a launcher under it would not listen
         request.addfinalizer(lambda: signal.signal(number, ignored))

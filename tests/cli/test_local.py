@@ -91,11 +91,11 @@ def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
     learner, summary = train_local(config, [], str(tmp_path / "run"), stop=stop)
     assert (learner.updates, summary.episodes, summary.reason) == (0, 0, "stopped by the operator")
     assert learner.phase is Phase.PRETRAIN
-    open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # nobody holds it any more
+    open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # no process holds it any more
     capsys.readouterr()
 
 
-def test_a_resumed_run_goes_on_counting_a_persons_ticks(tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsys):
     build, handed_over = local.build_learner, {}
 
     def resumed(*args, **kwargs):

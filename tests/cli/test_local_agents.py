@@ -22,7 +22,7 @@ TINY = (
 )  # fmt: skip
 CRITIC = ("agent.critic.hidden=16", "agent.candidates=4")
 IMAGES = ("robot.image_size=24", "replay.image_capacity=2000", "agent.encoder.features=4,4", "agent.encoder.latent=8")
-ALONE = (*IMAGES, "actor.intervention=none")  # a person's windows have frames on every tick
+ALONE = (*IMAGES, "actor.intervention=none")  # a human's windows have frames on every tick
 CASES = {
     "grasp critic": ("fake_aloha_discrete_gripper", None, (*CRITIC, "agent.gripper.hidden=16")),
     "HG-DAgger, images": ("fake_aloha_images", "hg-dagger", IMAGES),

@@ -225,7 +225,7 @@ def test_flags_reach_the_actor(called):
     ]
 
 
-def test_keys_reach_whoever_uses_the_network(called):
+def test_keys_reach_every_command_of_the_network(called):
     evaluation = [*RUN, "--actor", *EVALUATE, "--ip", "gpu"]
     for arguments in ([*RUN, "--learner"], [*RUN, "--actor"], evaluation):
         assert main([*arguments, "--keys", "k"]) == 0

@@ -62,7 +62,7 @@ def add_parsers(commands: Any) -> None:
         default="online",
         help="what its actors recorded, or the demonstrations it was started with (default: online)",
     )
-    p.add_argument("--only", choices=ONLY, help="successful episodes, or those in which a person acted (default: all)")
+    p.add_argument("--only", choices=ONLY, help="successful episodes, or those in which a human acted (default: all)")
     p.add_argument("--cameras", metavar="A,B", help="whose frames are exported: names, all, or none (default: all)")
     p.add_argument("--task", default="", help="text of the task where the run recorded none")
     p.add_argument("--mode", choices=("image", "video"), help="lerobot: how frames are kept (default: image)")

@@ -206,7 +206,7 @@ class Bandwidth(NamedTuple):
     """Bytes from one actor to the learner at the experiment's control rate, every step in a message of its own."""
 
     mean: float  # per second, the policy acting: frames at decisions
-    human: float  # per second, a person acting: frames on every tick
+    human: float  # per second, a human acting: frames on every tick
     images: float  # share of `mean` that is frames, 0..1
     episode_seconds: float  # the longest
 
@@ -250,13 +250,13 @@ def check_bandwidth(need: Bandwidth, measured: float, config: ExperimentConfig) 
     """Whether a link of `measured` bytes per second carries what one actor of the experiment records."""
     needs = f"the experiment records {per_second(need.mean)}"
     if need.images:
-        needs += f" ({per_second(need.human)} while a person acts)"
+        needs += f" ({per_second(need.human)} while a human acts)"
     said = f"{needs}; measured {per_second(measured)}"
     figures = {"expected_bytes_per_s": need.mean, "expected_bytes_per_s_human": need.human}
     if measured >= need.human:
         return Check("bandwidth", "ok", said, figures=figures)
     if measured >= need.mean:
-        said += ": what a person's turns add is sent between episodes"
+        said += ": what human ticks add is sent between episodes"
         return Check("bandwidth", "warning", said, _relief(need, config), figures)
     if measured < HOPELESS * need.mean:
         said += ": the robot would mostly wait for room in its spool"

@@ -245,7 +245,8 @@ class _LearnerChecks:
         if sockets.is_loopback(self._where.ip):
             return Check("key", "ok", "none asked for: this address is reached from this machine only, or by a tunnel")
         return Check(
-            "key", "warning", "none: the learner runs with --insecure, whoever reaches its ports can feed and read it",
+            "key", "warning",
+            "none: the learner runs with --insecure, any machine that reaches its ports can feed and read it",
             "start it without --insecure, and join from here with the line that it prints",
         )  # fmt: skip
 

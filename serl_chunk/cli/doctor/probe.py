@@ -50,7 +50,7 @@ def probe_ports(host: str, port: int, timeout: float) -> list[PortProbe]:
         found[channel] = _knock(host, found[channel], timeout / 2, greet=channel != "control")
 
     for channel in CHANNELS:
-        # Daemons: the system's look-up of a name can take longer than anybody waits, and cannot be stopped.
+        # Daemons: the system's look-up of a name can take longer than the operator waits, and cannot be stopped.
         threads.append(threading.Thread(target=knock, args=(channel,), daemon=True))
         threads[-1].start()
     deadline = time.monotonic() + timeout

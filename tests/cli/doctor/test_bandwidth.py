@@ -89,7 +89,7 @@ NEED = Bandwidth(mean=10e6, human=40e6, images=0.9, episode_seconds=10.0)
 @pytest.mark.parametrize(
     ("measured", "status", "words"),
     [
-        (50e6, "ok", "records 10.0 MB/s (40.0 MB/s while a person acts); measured 50.0 MB/s"),
+        (50e6, "ok", "records 10.0 MB/s (40.0 MB/s while a human acts); measured 50.0 MB/s"),
         (20e6, "warning", "is sent between episodes"),
         (5e6, "warning", "an episode of 10.0 s needs 10.0 s more to arrive"),
         (2e6, "FAIL", "would mostly wait"),

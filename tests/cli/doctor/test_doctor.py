@@ -145,7 +145,7 @@ def test_without_an_experiment_what_needs_one_is_left_out(shared):
 # Ports.
 
 
-def test_nobody_there(config):
+def test_no_learner_there(config):
     port = free_port()
     start = time.monotonic()
     checks = checks_of(config, where(port))
@@ -434,7 +434,7 @@ def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
         assert "--insecure" in checks["key"].remedy
         check = checks_of(config, where(port, insecure=True))["key"]
         assert check.status == "warning"
-        assert "whoever reaches its ports can feed and read it" in check.said
+        assert "any machine that reaches its ports can feed and read it" in check.said
 
 
 # Times and bytes.
