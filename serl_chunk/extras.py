@@ -59,7 +59,7 @@ def _choose_opengl() -> None:
     headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
     if headless and "MUJOCO_GL" not in os.environ:
         # MuJoCo's EGL module fails that import where libEGL is missing, and states need no OpenGL: then import without
-        # it, and let whoever renders say what to install.
+        # it, and leave the install hint to the code that renders.
         try:
             ctypes.CDLL("libEGL.so.1")
         except OSError:

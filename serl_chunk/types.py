@@ -47,13 +47,13 @@ class Source(enum.IntEnum):
 
     POLICY = 0
     HUMAN = 1
-    HOLD = 2  # nobody: the last safe action was repeated, or a person held the robot without moving it
+    HOLD = 2  # neither: the last safe action was repeated, or a human held the robot without moving it
     SCRIPTED = 3
     RANDOM = 4
 
 
 class Outcome(enum.StrEnum):
-    """What an episode came to, as somebody judged it."""
+    """Result of an episode, as judged by environment, operator or data."""
 
     SUCCESS = "success"
     FAILURE = "failure"

@@ -95,7 +95,7 @@ def test_rooms_without_jax_never_name_it():
 
 
 def test_simulators_are_imported_by_extras_alone():
-    """Whoever imports MuJoCo first decides how it renders, and each has one install hint."""
+    """The first import of MuJoCo decides how it renders, and each has one install hint."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in modules()

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
     """Of every process: unbuffered, no wandb. Compiled programs are shared as tests/conftest.py says."""
-    config = tmp_path_factory.mktemp("config")  # nobody's own keys
+    config = tmp_path_factory.mktemp("config")  # no user's own keys
     return os.environ | {
         "PYTHONUNBUFFERED": "1",
         "WANDB_MODE": "disabled",

@@ -1,4 +1,4 @@
-"""A robot as HIL-SERL's users have it, end to end: 7-D actions at 10 Hz, two cameras, take-overs inside the Env."""
+"""A robot as HIL-SERL's users have it, end to end: 7-D actions at 10 Hz, two cameras, interventions inside the Env."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from serl_chunk.runs.metric_rows import read_metrics
 from serl_chunk.types import Source
 
 LIMIT = 12  # ticks
-PERSON = (4, 7)  # on these steps of every second episode a person acts
+HUMAN_STEPS = (4, 7)  # on these steps of every second episode a human acts
 SIDE = 32  # pixels; the layout of HIL-SERL's observations, not their size, is what is tested
-PERSON_ACTION = np.linspace(-0.6, 0.6, 7, dtype=np.float32)
+HUMAN_ACTION = np.linspace(-0.6, 0.6, 7, dtype=np.float32)
 
 
 class Insertion(gymnasium.Env):
@@ -44,10 +44,10 @@ class Insertion(gymnasium.Env):
         return self._observation(), {"succeed": False}
 
     def step(self, action):
-        helped = self.episode % 2 == 0
-        info = {"succeed": helped and self.t == LIMIT - 3}
-        if helped and PERSON[0] <= self.t < PERSON[1]:
-            info["intervene_action"] = PERSON_ACTION
+        intervened = self.episode % 2 == 0
+        info = {"succeed": intervened and self.t == LIMIT - 3}
+        if intervened and HUMAN_STEPS[0] <= self.t < HUMAN_STEPS[1]:
+            info["intervene_action"] = HUMAN_ACTION
         self.t += 1
         return self._observation(), int(info["succeed"]), info["succeed"] or self.t >= LIMIT, False, info
 
@@ -82,15 +82,15 @@ def experiment() -> ExperimentConfig:
     )
 
 
-def test_a_hil_serl_robot_trains_from_images_and_take_overs(tmp_path):
+def test_a_hil_serl_robot_trains_from_images_and_interventions(tmp_path):
     learner, summary = train_local(experiment(), [], str(tmp_path / "run"))
 
     assert learner.updates == 12
     metrics = read_metrics(tmp_path / "run")
     episodes = metrics["episode"]
-    helped = [e for e in episodes[:-1] if e["intervention_steps"]]
-    assert len(helped) >= 2
-    for e in helped:
+    intervened = [e for e in episodes[:-1] if e["intervention_steps"]]
+    assert len(intervened) >= 2
+    for e in intervened:
         assert (e["intervention_steps"], e["intervention_count"], e["succeed"]) == (3, 1, 1)
         assert e["episode/l"] == LIMIT - 2
     for e in episodes[:-1]:  # the end of training cuts the last one short
@@ -101,13 +101,13 @@ def test_a_hil_serl_robot_trains_from_images_and_take_overs(tmp_path):
     assert np.isfinite(losses).all()
 
     held = [learner.replay.read(*key) for key in learner.replay.episodes()]
-    person = 0
+    human_ticks = 0
     for episode in held:
         human = episode.steps.source == Source.HUMAN
-        person += int(human.sum())
-        np.testing.assert_array_equal(episode.steps.action[human], np.tile(PERSON_ACTION, (human.sum(), 1)))
-    assert person >= 6
-    assert summary.human_ticks >= person
+        human_ticks += int(human.sum())
+        np.testing.assert_array_equal(episode.steps.action[human], np.tile(HUMAN_ACTION, (human.sum(), 1)))
+    assert human_ticks >= 6
+    assert summary.human_ticks >= human_ticks
     batch = learner.replay.sample(np.random.default_rng(0), 64)
     assert batch.observations["images/wrist_1"].shape == (64, SIDE, SIDE, 3)
     np.testing.assert_array_equal(batch.observations["images/wrist_2"], 255 - batch.observations["images/wrist_1"])

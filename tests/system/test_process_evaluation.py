@@ -15,7 +15,7 @@ EVALUATE = ("--eval_checkpoint_step", "latest", "--eval_n_trajs")
 
 
 def last_line(output: str) -> tuple[int, str]:
-    """(n, report) of the line that tools read; nobody helped, and nothing starved."""
+    """(n, report) of the line that tools read; no interventions, and nothing starved."""
     match = LAST_LINE.fullmatch(output.strip().splitlines()[-1])
     assert match, output
     return int(match[1]), match[2]

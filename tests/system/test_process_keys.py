@@ -1,4 +1,4 @@
-"""Two machines as a user sets them up: a learner that others reach, one pasted line, and whoever has none."""
+"""Two machines as a user sets them up: a learner that others reach, one pasted line, and a machine that has none."""
 
 import dataclasses
 import re
@@ -28,7 +28,7 @@ def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
     learner.says("listening on 0.0.0.0")
     [line] = re.findall(r"serl-chunk keys join '(\S+)'", learner.output)
 
-    # Nobody without a key, or with one of their own.
+    # No machine without a key, or with one of its own.
     said = processes.actor("--ip", HERE, prefix=stranger).ends(FAILED)
     assert f"the learner at {HERE}:{processes.port} talks only to machines with a key, and this one has none" in said
     assert "Traceback" not in said

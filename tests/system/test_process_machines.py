@@ -31,13 +31,13 @@ def test_an_actor_in_another_network(processes, tmp_path, cable):
     actor = processes.actor("--ip", HERE, prefix=cable.prefix)
     episodes, steps = actor_totals(actor.ends())
     output = learner.ends()
-    assert f"WARNING: --insecure: everybody who reaches {HERE}:{processes.port}" in output
+    assert f"WARNING: --insecure: any machine that reaches {HERE}:{processes.port}" in output
     assert learner_totals(output) == (40, steps)
     assert len(read_metrics(run)["episode"]) == episodes > 2
 
 
 def test_a_cut_cable_loses_and_doubles_nothing(tmp_path, environment, cable):
-    """Nobody is told that it was cut: the connections hang, and the robot goes on at its rate."""
+    """Neither side is notified of the cut: the connections hang, and the robot goes on at its rate."""
     lab = Lab(tmp_path, environment, listen=("--bind", HERE, "--insecure"))
     try:
         learner, actor = lab.learner(), lab.actor("--ip", HERE, prefix=cable.prefix)
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(processes, small_disk):
     (small_disk / "filler").unlink()
     learner.until(lambda: max(checkpoints(run)) > full, "no checkpoint after the disk had room again")
     learner.signal(signal.SIGTERM)
-    output = learner.ends(1)  # the run is whole, but whoever looks at the status alone is to know
+    output = learner.ends(1)  # the run is whole, but the status alone is to show it
     assert "checkpoints could not be written; newest: " in output
     updates, steps = learner_totals(output)
     assert checkpoints(run)[-1] == updates

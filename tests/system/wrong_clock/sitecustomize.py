@@ -1,7 +1,7 @@
 """Imported by every Python process that has this folder on its path: its wall clock is off by what a file says.
 
 WRONG_CLOCK names the file, which holds seconds; an absent or empty one is a right clock. Monotonic time is as it was:
-that is what a jump of the system's clock, by a person or by NTP, does.
+that is what a jump of the system's clock, by a user or by NTP, does.
 """
 
 import os
