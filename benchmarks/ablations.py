@@ -1,8 +1,8 @@
 """One option changed at a time, on two tasks: how much does each of our choices matter?
 
-Every row of `OPTIONS` is trained on the fake ALOHA task (with its helper) and on OGBench's cube-single (offline, then
-online), for every seed, and compared with the row `default`, or with the one that `BESIDE` names. One table comes out,
-as markdown and as JSON. What is finished is not run again:
+Every row of `OPTIONS` is trained on the fake ALOHA task (with its scripted human) and on OGBench's cube-single
+(offline, then online), for every seed, and compared with the row `default`, or with the one that `BESIDE` names. One
+table comes out, as markdown and as JSON. What is finished is not run again:
 
     python benchmarks/ablations.py --seeds 0,1 --data cube-single-play-v0.npz --out runs/ablations
 
@@ -39,7 +39,7 @@ GAUSSIAN = ("preset=qc-rlpd", "agent.critic.hidden=256,256", "agent.hidden=256,2
 FAULTS = (
     "robot.scripted_human.fault_rate=0.3",
     "robot.scripted_human.miss_rate=0.3",
-)  # a person who fumbles and overlooks
+)  # a human who fumbles and overlooks
 
 # option -> overrides of the experiment, the same on both tasks
 # fmt: off
@@ -133,13 +133,13 @@ def configuration(experiment: str, texts: Sequence[str]) -> ExperimentConfig:
 
 
 def says_nothing(option: str, experiment: str, texts: Sequence[str], *, online: bool = True) -> str:
-    """Why `option` is not worth a run there: another row is the same, or nobody takes over; "" where it is."""
+    """Reason not to run `option` there: another row is the same, or no human intervenes; "" where there is none."""
     if option in ONLINE and not online:
         return "is the same as default without online steps"
     if load_experiment(experiment).actor.intervention == "none" and any(
         "intervention" in s or "scripted_human" in s for s in OPTIONS[option]
     ):
-        return "is about take-overs, and nobody takes over"
+        return "is about interventions, and no human intervenes"
     config = configuration(experiment, [*texts, *OPTIONS[option]])
     for earlier in itertools.takewhile(lambda o: o != option, OPTIONS):
         if configuration(experiment, [*texts, *OPTIONS[earlier]]) == config:
@@ -156,7 +156,7 @@ def folder(task: str, option: str, args: argparse.Namespace, plan: Sequence[Any]
 
 
 def on_fake_aloha(option: str, seed: int, args: argparse.Namespace) -> Count:
-    """The last checkpoint of one run of the demo's recipe, on held-out starts without the helper."""
+    """The last checkpoint of one run of the demo's recipe, on held-out starts without interventions."""
     length = [f"learner.max_steps={args.fake_steps}", f"learner.checkpoint_period={args.fake_steps}"]
     config = configuration("fake_aloha", [*length, *args.set, *OPTIONS[option]])
     out = folder("fake_aloha", option, args, [args.fake_steps])

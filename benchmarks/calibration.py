@@ -25,7 +25,7 @@ from serl_chunk.runs.report_panels import calibration_panel
 
 
 def figures(run: Path) -> dict[str, float]:
-    """Of the decisions without take-over in the second half of a run: their number, bias, and error of the tenths.
+    """Of the decisions without intervention in the second half of a run: their number, bias, and error of the tenths.
 
     The bias is mean value less mean return; the error is the mean over the tenths of |value - return|.
     """

@@ -1,8 +1,8 @@
 """Discrete grippers beside continuous ones on the fake ALOHA task, resumable.
 
-Both train by the demo's recipe from the same ten scripted demonstrations, with the same helper; only `agent.gripper`
-differs. The pick and the hand-over succeed only where fingers close at the cube. A finished run is not run again, an
-interrupted one is resumed:
+Both train by the demo's recipe from the same ten scripted demonstrations, with the same scripted human; only
+`agent.gripper` differs. The pick and the hand-over succeed only where fingers close at the cube. A finished run is not
+run again, an interrupted one is resumed:
 
     python benchmarks/grasp_critic.py --seeds 0,1,2 --json grasp_critic.json
 """

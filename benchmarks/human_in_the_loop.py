@@ -1,8 +1,8 @@
-"""What a person's time buys on the fake ALOHA task: our recipe beside RLPD, HG-DAgger and cloning, same helper.
+"""Benefit of human ticks on the fake ALOHA task: our recipe beside RLPD, HG-DAgger and cloning, same scripted human.
 
-Every method trains in one process from the same ten scripted demonstrations, with the same scripted person taking over
-during collection (late, noisy, and with faults where `--set robot.scripted_human.fault_rate=0.2` asks for them).
-Of every checkpoint, success is measured on 100 held-out starts with nobody helping. A finished run is not run again,
+Every method trains in one process from the same ten scripted demonstrations, with interventions of the same scripted
+human during collection (late, noisy, and with faults under `--set robot.scripted_human.fault_rate=0.2`).
+Of every checkpoint, success is measured on 100 held-out starts without interventions. A finished run is not run again,
 an interrupted one is resumed:
 
     python benchmarks/human_in_the_loop.py --seeds 0,1 --json figures.json --plot human_in_the_loop.png
@@ -51,7 +51,7 @@ GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
 METHODS = {
     "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
     "ours-cut": Method(
-        "ours, windows cut at take-overs", None, ("replay.intervention_windows=cut",), "#ff9896"
+        "ours, windows cut at interventions", None, ("replay.intervention_windows=cut",), "#ff9896"
     ),
     # RLPD has no imitation to begin with, and its critic no phase of its own.
     "rlpd": Method(
@@ -59,8 +59,8 @@ METHODS = {
     ),
     "qc-rlpd": Method("QC-RLPD, pretrained", "qc-rlpd", GAUSSIAN, "#9467bd"),
     "hg-dagger": Method("HG-DAgger (flow)", "hg-dagger", CLONE, "#2ca02c"),
-    # Learns nothing from what people do; they help it all the same. Adjacent windows draw demonstrations alone: other
-    # ones would fill its batches with a person's steps, which it does not imitate.
+    # Learns nothing from human steps; interventions happen all the same. Adjacent windows draw demonstrations alone:
+    # other ones would fill its batches with human steps, which it does not imitate.
     "bc": Method(
         "BC (flow)", "bc",
         (*CLONE, "agent.bc_on=demo", "replay.demo_fraction=1", "replay.windows=qc",
@@ -94,7 +94,7 @@ def configuration(
 
 
 def human_share(episodes: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """After each online episode: the person's share of the last `EPISODES` episodes' ticks, with a 95 % interval.
+    """After each online episode: the human's share of the last `EPISODES` episodes' ticks, with a 95 % interval.
 
     The interval is of the ratio under resampling of those episodes (bootstrap, percentiles), from a fixed seed.
     `human_ticks` and `env_steps` are the sums since the beginning: counts, without an interval.
@@ -112,11 +112,11 @@ def human_share(episodes: list[dict[str, Any]]) -> list[dict[str, float]]:
     return out
 
 
-def later_share(people: list[dict[str, float]]) -> float:
-    """The person's share of all ticks in the second half of the online steps."""
-    end = people[-1]
+def later_share(share: list[dict[str, float]]) -> float:
+    """The human's share of all ticks in the second half of the online steps."""
+    end = share[-1]
     middle = max(
-        (p for p in people if 2 * p["env_steps"] <= end["env_steps"]), key=lambda p: p["env_steps"], default=None
+        (p for p in share if 2 * p["env_steps"] <= end["env_steps"]), key=lambda p: p["env_steps"], default=None
     )
     ticks, steps = (0, 0) if middle is None else (middle["human_ticks"], middle["env_steps"])
     return (end["human_ticks"] - ticks) / (end["env_steps"] - steps)
@@ -139,14 +139,14 @@ def run(name: str, seed: int, demos: Path, args: argparse.Namespace) -> dict[str
     for step in store.steps():
         curve.append(evaluate_checkpoint(config, env, agent, store, step, args.episodes, REPORT_SEED_BASE))
         print(f"{name} seed {seed} step {step}: {curve[-1]['success_rate']:.2f}", flush=True)
-    people = human_share(read_metrics(folder)["episode"])
-    result = {"method": name, "seed": seed, "curve": curve, "people": people}
+    share = human_share(read_metrics(folder)["episode"])
+    result = {"method": name, "seed": seed, "curve": curve, "people": share}
     file.write_text(json.dumps(result, indent=1))
     return result
 
 
 def plot(results: list[dict[str, Any]], episodes: int, path: Path) -> None:
-    """Success, the person's share and the person's ticks over online steps; a line a run, a colour a method."""
+    """Success, the human's share and the human ticks over online steps; a line a run, a colour a method."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -163,8 +163,8 @@ def plot(results: list[dict[str, Any]], episodes: int, path: Path) -> None:
         share.plot(x, [p["share"] for p in r["people"]], color=color, linewidth=1)
         ticks.plot(x, [p["human_ticks"] / 1000 for p in r["people"]], color=color, linewidth=1)
     success.set(ylabel=f"success alone, {episodes} held-out starts, 95 % interval", ylim=(0, 1.02))
-    share.set(ylabel=f"person's share of the ticks, last {EPISODES} episodes, 95 % interval", ylim=(0, 1.02))
-    ticks.set(ylabel="person's ticks so far, thousands")
+    share.set(ylabel=f"human's share of the ticks, last {EPISODES} episodes, 95 % interval", ylim=(0, 1.02))
+    ticks.set(ylabel="human ticks so far, thousands")
     for axis in (success, share, ticks):
         axis.set_xlabel("online steps, thousands")
         axis.grid(alpha=0.3)
@@ -200,11 +200,11 @@ def main() -> None:
         for name in names:
             r = run(name, seed, demos, args)
             results.append(r)
-            last, people = r["curve"][-1], r["people"][-1]
+            last, share = r["curve"][-1], r["people"][-1]
             print(
                 f"{name:10s} seed {seed}: success alone {last['success_rate']:.2f} [{last['low']:.2f}, "
-                f"{last['high']:.2f}]; person's share at the end {people['share']:.2f} [{people['low']:.2f}, "
-                f"{people['high']:.2f}], {people['human_ticks']} human ticks in {last['env_steps']} steps, "
+                f"{last['high']:.2f}]; human's share at the end {share['share']:.2f} [{share['low']:.2f}, "
+                f"{share['high']:.2f}], {share['human_ticks']} human ticks in {last['env_steps']} steps, "
                 f"share in the second half {later_share(r['people']):.3f}",
                 flush=True,
             )

@@ -1,7 +1,7 @@
 """TransferCube in MuJoCo: behaviour cloning of scripted demonstrations, and what learning adds to it.
 
-Thirty HDF5 demonstrations with noise; checkpoint 0 is the clone, the last one has learned online, nobody helping.
-Both on the same 100 held-out start states. An evaluation that was made is not made again:
+Thirty HDF5 demonstrations with noise; checkpoint 0 is the clone, the last one has learned online, without
+interventions. Both on the same 100 held-out start states. An evaluation that was made is not made again:
 
     python benchmarks/learn_aloha_transfer_cube.py --json aloha_transfer_cube.json
 """
@@ -43,7 +43,7 @@ def plot(curve: list[dict[str, Any]], path: Path) -> None:
     ):
         x = [p[key] / unit for p in curve]
         axis.fill_between(x, [100 * p["low"] for p in curve], [100 * p["high"] for p in curve], alpha=0.2)
-        axis.plot(x, rates, marker=".", label="learning online, nobody helps")
+        axis.plot(x, rates, marker=".", label="learning online, no interventions")
         axis.axhline(rates[0], color="black", linestyle=":", label="the clone it starts from")
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)

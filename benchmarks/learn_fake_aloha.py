@@ -1,8 +1,8 @@
 """Learning curves on the fake ALOHA task: the demo's recipe beside its baselines, resumable.
 
-Every variant trains from the same ten scripted demonstrations in one process. Checkpoints are chosen on the
-validation starts and reported on starts that no other command uses (100 each); nobody helps in either. A finished
-run is not run again, an interrupted one is resumed:
+Every variant trains from the same ten scripted demonstrations in one process. Checkpoints are chosen on the validation
+starts and reported on starts that no other command uses (100 each); no human intervenes in either. A finished run is
+not run again, an interrupted one is resumed:
 
     python benchmarks/learn_fake_aloha.py --variants rl_helper,bc --seeds 11 --json fake_aloha.json
 """
@@ -56,7 +56,7 @@ def _gaussian(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _alone(config: ExperimentConfig) -> ExperimentConfig:
-    """Nobody shows the way out of a failure: full noise, imitation of all that was selected, twice the training."""
+    """No human shows the way out of a failure: full noise, imitation of all that was selected, twice the training."""
     agent = config.agent
     assert isinstance(agent, AcfqlConfig)
     config = replace(config, agent=replace(agent, bc_on="all", flow=replace(agent.flow, noise_low=1.0)))
@@ -69,7 +69,7 @@ def _no_demos(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _preset(name: str, *texts: str) -> Callable[[ExperimentConfig], ExperimentConfig]:
-    """A published algorithm with networks of this task's size, the training loop and the helper as they are."""
+    """A published algorithm with networks of this task's size, the training loop and the scripted human as they are."""
     small = [split(text) for text in ("agent.critic.hidden=256,256", *texts)]
     return lambda config: configured(config, small, preset=name)
 
@@ -225,7 +225,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
             axis.axhline(100 * r["best"]["success_rate"], color="black", linestyle=":", label=None if k else "best bc")
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("success, %, 100 validation starts, no helper")
+    axes[0].set_ylabel("success, %, 100 validation starts, no interventions")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=110)
 

@@ -4,7 +4,7 @@
 
 Networks of 4x512, batch 256, 28 numbers of state, chunks of 5 actions of 5 dimensions; qc-rlpd with ten critics,
 qc-fql and qc (best of 32) with two, all in the published conventions (`--compat qc`). *ours* makes four updates a call.
-*plain* is the same equations as anyone would write them after the paper: one jitted update a call, nothing donated, one
+*plain* is the same equations, written straight from the paper: one jitted update a call, nothing donated, one
 Adam over all parameters, the target's among them. Before it is timed, three updates with the same parameters, batches
 and random numbers must give the same losses in both. `--qc` adds the published code from a checkout.
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of people and of options compute from their runs; each of their rows is an experiment."""
+"""What the benchmarks of humans and of options compute from their runs; each of their rows is an experiment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import ablations
 import calibration
 import cube_single
 import grasp_critic
-import human_in_the_loop as people
+import human_in_the_loop
 from ablations import Count
 from support import cli_args
 
@@ -79,8 +79,8 @@ def test_every_option_is_an_experiment_of_its_own(task, experiment):
         assert config not in seen, f"{option} is {seen[config]}"
         seen[config] = option
     assert len(seen) > 15
-    takeovers = {"cut_at_takeovers", "takeover_costs_0.1", "helper_errs"}
-    assert takeovers & set(seen.values()) == (takeovers if task == "fake_aloha" else set())
+    about_humans = {"cut_at_takeovers", "takeover_costs_0.1", "helper_errs"}
+    assert about_humans & set(seen.values()) == (about_humans if task == "fake_aloha" else set())
     offline = {o for o in seen.values() if not ablations.says_nothing(o, experiment, [], online=False)}
     assert set(seen.values()) - offline == set(ablations.ONLINE) & set(seen.values())
     assert set(ablations.BESIDE) | set(ablations.BESIDE.values()) <= set(ablations.OPTIONS)
@@ -107,9 +107,9 @@ def test_runs_made_another_way_are_not_mixed(tmp_path):
 
 
 def test_methods_are_what_they_are_called():
-    of = {name: people.configuration(name, 3, 6) for name in people.METHODS}
+    of = {name: human_in_the_loop.configuration(name, 3, 6) for name in human_in_the_loop.METHODS}
     assert {c.seed for c in of.values()} == {3}
-    assert all(c.actor.intervention == "scripted" for c in of.values())  # the same helper
+    assert all(c.actor.intervention == "scripted" for c in of.values())  # the same scripted human
     assert len({str(c.robot) for c in of.values()}) == 1
     assert len({(c.learner.max_steps, c.learner.utd_ratio) for c in of.values()}) == 1
     assert {c.agent.critic.hidden for n, c in of.items() if "rlpd" in n} == {(256, 256)}
@@ -121,16 +121,16 @@ def test_methods_are_what_they_are_called():
     assert (dagger.bc_on, clone.bc_on) == ("demo+interventions", "demo")
     assert (dagger.flow, dagger.policy_updates) == (clone.flow, clone.policy_updates)
     assert of["hg-dagger"].learner.pretrain_steps == of["ours"].learner.pretrain_steps  # the experiment's own
-    assert people.configuration("ours", 0, 6, ["learner.max_steps=60"]).learner.checkpoint_period == 10
+    assert human_in_the_loop.configuration("ours", 0, 6, ["learner.max_steps=60"]).learner.checkpoint_period == 10
     with pytest.raises(ConfigError, match=naming("--config.learner.max_step", "'max_steps'")):
-        people.configuration("ours", 0, 6, ["learner.max_step=60"])
+        human_in_the_loop.configuration("ours", 0, 6, ["learner.max_step=60"])
 
 
 def test_the_share_moves_over_the_last_episodes_and_its_interval_over_them():
     def episode(i, human, length=100):
         return {"intervention_steps": human, "episode/l": length, "env_steps": 100 * (i + 1), "human_ticks": 7 * i}
 
-    points = people.human_share([episode(i, 50 if i < 30 else 10) for i in range(60)])
+    points = human_in_the_loop.human_share([episode(i, 50 if i < 30 else 10) for i in range(60)])
     share = np.array([p["share"] for p in points])
     np.testing.assert_allclose(share[:30], 0.5)
     assert share[39] == pytest.approx(0.3)  # half of the last twenty
@@ -138,7 +138,7 @@ def test_the_share_moves_over_the_last_episodes_and_its_interval_over_them():
     assert points[29]["low"] == points[29]["high"] == 0.5  # all alike: nothing to doubt
     assert points[39]["low"] < 0.3 < points[39]["high"]
     assert [(p["env_steps"], p["human_ticks"]) for p in points[:2]] == [(100, 0), (200, 7)]
-    ratio = people.human_share([episode(0, 10, 10), episode(1, 0, 90)])[1]
+    ratio = human_in_the_loop.human_share([episode(0, 10, 10), episode(1, 0, 90)])[1]
     assert ratio["share"] == pytest.approx(0.1)  # of the ticks, not of the episodes
 
 
@@ -148,8 +148,8 @@ def test_the_later_share_is_of_the_second_half_of_the_steps_alone():
         {"env_steps": 50, "human_ticks": 45},
         {"env_steps": 100, "human_ticks": 50},
     ]
-    assert people.later_share(points) == pytest.approx(5 / 50)
-    assert people.later_share(points[:1]) == 1.0
+    assert human_in_the_loop.later_share(points) == pytest.approx(5 / 50)
+    assert human_in_the_loop.later_share(points[:1]) == 1.0
 
 
 def test_grippers_are_not_compared_with_runs_of_other_settings(tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_a_run_that_was_told_to_stop_is_not_finished(online, end, done):
     assert not cube_single.finished([], plan)
 
 
-def test_a_critics_bias_is_of_the_decisions_that_nobody_corrected(tmp_path):
+def test_a_critics_bias_is_of_the_decisions_that_were_not_corrected(tmp_path):
     def episode(q: float, g: float, **more) -> str:
         row = {"kind": "episode", "step": 1, "env_steps": 1, "human_ticks": 0, "wall": 1.0, "intervention_count": 0}
         return json.dumps({**row, "q": [q, q], "g": [g, None], **more})

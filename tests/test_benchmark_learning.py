@@ -12,7 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-import human_in_the_loop as people
+import human_in_the_loop
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path, script: str, *flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_method_with_a_person_runs(tmp_path: Path) -> None:
+def test_every_method_with_a_human_runs(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     methods = ["ours", "rlpd", "hg-dagger", "bc"]
     flags = ("--quick", "--methods", ",".join(methods), "--plot", str(plot))
@@ -39,9 +39,9 @@ def test_every_method_with_a_person_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_a_person_is_needed_less_and_less(tmp_path: Path) -> None:
+def test_a_human_is_needed_less_and_less(tmp_path: Path) -> None:
     (ours,) = run(tmp_path, "human_in_the_loop.py", "--methods", "ours", "--checkpoints", "1")["results"]
-    assert people.later_share(ours["people"]) < 0.05
+    assert human_in_the_loop.later_share(ours["people"]) < 0.05
     assert ours["curve"][-1]["low"] > 0.8
 
 

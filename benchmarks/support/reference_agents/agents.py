@@ -1,4 +1,4 @@
-"""Q-chunking's agents as anyone would write them after the paper: the contestant of updates.py.
+"""Q-chunking's agents, written straight from the paper: the contestant of updates.py.
 
 One jitted call per update, which donates nothing; one Adam over all parameters, the target's among them; candidates by
 repeating the observation. Losses take their random numbers as an argument, so that they can be compared with ours.

@@ -106,7 +106,7 @@ def _patched(checkout: Path, python: str) -> Iterator[dict[str, Any]]:
 
 
 def _free_ports(n: int) -> list[int]:
-    """Ports that nobody uses now."""
+    """Ports that no process uses now."""
     held = [socket.socket() for _ in range(n)]
     for s in held:
         s.bind(("127.0.0.1", 0))
