@@ -281,7 +281,7 @@ class _SessionStats:
         alone = [s.success for s in recent if s.segments == 0]
         parts = [
             f"episode {self.episodes}: success {_percent([s.success for s in recent])} of the last {len(recent)}",
-            f"{_percent(alone)} of {len(alone)} without help",
+            f"{_percent(alone)} of {len(alone)} without intervention",
             f"length {steps / len(recent):.0f}",
             f"human {100 * sum(s.human_ticks for s in recent) / steps:.0f} %",
             f"clipped {100 * np.mean([s.clipped_share for s in recent]):.1f} %",
