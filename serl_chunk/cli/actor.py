@@ -52,7 +52,7 @@ def run_training_actor(
             stack.callback(intervention.close)
         agent = make_agent(config, env.robot_spec)
         spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
-        link, welcome = _connect(
+        link, welcome = connect_to_learner(
             config, env.robot_spec, agent.network_shape(), ip, port, actor_id, None, spools.open,
             largest_episode_bytes(env.robot_spec, config), own_keys,
         )  # fmt: skip
@@ -102,7 +102,7 @@ def normaliser_of(welcome: Welcome) -> Normaliser:
     return Normaliser.from_arrays(str(welcome.fields["normaliser_mode"]), welcome.arrays)
 
 
-def _connect(
+def connect_to_learner(
     config: ExperimentConfig,
     spec: RobotSpec,
     network: str,
@@ -114,6 +114,15 @@ def _connect(
     largest_episode_bytes: int = 0,
     keys: ClientKeys | None = None,
 ) -> tuple[LearnerLink, Welcome]:
+    """Connect; return the link and the learner's welcome. The link is closed where that fails.
+
+    Args:
+        timeout: seconds to wait for a learner; None waits for one without a limit.
+        spools: opens the folder of records for a run; None for a link that sends none.
+
+    Raises:
+        RefusedError, UnreachableError: see `LearnerLink.connect`.
+    """
     link = LearnerLink(
         config.transport,
         host=ip,

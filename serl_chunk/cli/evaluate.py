@@ -17,7 +17,7 @@ from serl_chunk.actor.evaluate import (
 )
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.actor import _connect, normaliser_of
+from serl_chunk.cli.actor import connect_to_learner, normaliser_of
 from serl_chunk.cli.keys import actor_keys
 from serl_chunk.cli.process import interactive, say, warn_of_lockstep
 from serl_chunk.config.compatibility import affects_acting
@@ -87,7 +87,7 @@ def run_evaluation(
             if ip is None:
                 say(f"no --checkpoint_path: the learner at 127.0.0.1:{port} is asked for its checkpoint")
             # A second id: the same robot PC may be training while it is asked for an evaluation.
-            link, welcome = _connect(
+            link, welcome = connect_to_learner(
                 config, env.robot_spec, agent.network_shape(), ip or "127.0.0.1", port, f"{actor_id}-evaluation",
                 CONNECT_TIMEOUT_EVAL, keys=actor_keys(ip or "127.0.0.1", keys, insecure=insecure),
             )  # fmt: skip

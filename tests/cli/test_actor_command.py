@@ -42,7 +42,7 @@ def test_a_restarted_actor_goes_on_where_the_run_is(tmp_path, monkeypatch, capsy
         handed_over.update(kwargs)
         return SUMMARY
 
-    monkeypatch.setattr(actor, "_connect", lambda *_: (Link(), Welcome(fields, arrays, "run", 1)))
+    monkeypatch.setattr(actor, "connect_to_learner", lambda *_: (Link(), Welcome(fields, arrays, "run", 1)))
     monkeypatch.setattr(actor, "run_actor", run_actor)
     monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
     monkeypatch.setattr(Normaliser, "from_arrays", lambda *_: None)

@@ -83,7 +83,7 @@ def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
     def refuse(*_: object) -> None:
         raise RefusedError("another experiment")
 
-    monkeypatch.setattr(actor, "_connect", refuse)
+    monkeypatch.setattr(actor, "connect_to_learner", refuse)
     with pytest.raises(RefusedError, match="another experiment"):
         run_training_actor(CONFIG, ip="127.0.0.1", port=1, actor_id="a")
     assert closed == ["human", "robot"]
