@@ -26,6 +26,8 @@ from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
 
+log = logging.getLogger(__name__)
+
 AWAY = 1.0  # seconds without a learner worth mentioning
 MUCH = 16 << 20  # bytes worth mentioning though the learner is there: less is simply on its way
 
@@ -56,8 +58,6 @@ class Backlog(NamedTuple):
             parts.append("holding after this episode" if begun else "holding until there is room")
         return ", ".join(parts)
 
-
-log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # between attempts to write where the disk is full
 

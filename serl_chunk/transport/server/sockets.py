@@ -19,6 +19,8 @@ from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpo
 from serl_chunk.transport.wire.codec import Frame
 from serl_chunk.types import ConfigError
 
+log = logging.getLogger(__name__)
+
 FORGIVEN_PER_S = 1.0  # malformed messages of a connection that are forgotten again in a second
 _MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes room
 
@@ -59,8 +61,6 @@ class PeerRateLimiter:
         level, at = self._levels.get(key, (0.0, now))
         return max(0.0, level - FORGIVEN_PER_S * (now - at))
 
-
-log = logging.getLogger(__name__)
 
 _REMEMBERED = 256  # complaints that are not logged again
 _LINES = 30  # complaints logged in a minute; more are only counted
