@@ -4,9 +4,10 @@ python benchmarks/compare_checkouts.py BASE NEW --scripts "transport.py --quick"
 
 Both checkouts need their `.venv` (`make .venv/installed`). A round runs the script once in each, in alternating order.
 A figure's ratio is above 1 where NEW is faster: NEW / BASE of rates (`*_per_s`), BASE / NEW of times (`*_s`, `*_ms`).
-Its interval comes from resampling the rounds. Figures that are neither rates nor times are left out. A script passes
-where the median of all its figures' ratios is at least 0.95, or where its interval contains 1 and the processor times
-differ by at most 5 %.
+Its interval comes from resampling the rounds. Figures that are neither rates nor times are left out, and with
+`--figures` those that do not match it (`--figures "ours.*steps_per_s"` leaves out what a script measures of others).
+A script passes where the median of all its figures' ratios is at least 0.95, or where its interval contains 1 and the
+processor times differ by at most 5 %.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import shlex
 import statistics
@@ -67,8 +69,12 @@ def speed_ratio(name: str, base: float, new: float) -> float | None:
     return None
 
 
-def compare(base: Path, new: Path, command: str, rounds: int) -> dict[str, Any]:
-    """Run one script `rounds` times in both checkouts; return ratios with their intervals, and the verdict."""
+def compare(base: Path, new: Path, command: str, rounds: int, figures: str = "") -> dict[str, Any]:
+    """Run one script `rounds` times in both checkouts; return ratios with their intervals, and the verdict.
+
+    Args:
+        figures: a regular expression for the names of figures that count; empty for all.
+    """
     ratios: dict[str, list[float]] = {}
     cpu: list[float] = []
     for number in range(rounds):
@@ -77,12 +83,12 @@ def compare(base: Path, new: Path, command: str, rounds: int) -> dict[str, Any]:
         cpu.append(runs[new][1] / runs[base][1])
         for name in runs[base][0].keys() & runs[new][0].keys():
             ratio = speed_ratio(name, runs[base][0][name], runs[new][0][name])
-            if ratio is not None:
+            if ratio is not None and re.search(figures, name):
                 ratios.setdefault(name, []).append(ratio)
         print(f"{command}: round {number + 1} of {rounds}, processor time {cpu[-1]:.3f}", flush=True)
     whole = {name: values for name, values in sorted(ratios.items()) if len(values) == rounds}
     if not whole:
-        raise SystemExit(f"{command}: it writes no rate and no time")
+        raise SystemExit(f"{command}: it writes no rate and no time" + (f" called {figures!r}" if figures else ""))
     table = np.log(np.array(list(whole.values())))  # figures x rounds
     rng = np.random.default_rng(0)
     picks = rng.integers(0, rounds, (RESAMPLES, rounds))
@@ -105,11 +111,12 @@ def main() -> None:
     parser.add_argument("new", type=Path, help="checkout of the later commit")
     parser.add_argument("--scripts", nargs="+", required=True, metavar="COMMAND", help="benchmarks with their flags")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--figures", default="", metavar="REGEX", help="count figures alone whose names match")
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     results = {}
     for command in args.scripts:
-        r = results[command] = compare(args.base.resolve(), args.new.resolve(), command, args.rounds)
+        r = results[command] = compare(args.base.resolve(), args.new.resolve(), command, args.rounds, args.figures)
         verdict = "passes" if r["passes"] else "FAILS"
         print(
             f"{command}: ratio {r['ratio']:.3f} [{r['low']:.3f}, {r['high']:.3f}], "
