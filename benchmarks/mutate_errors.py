@@ -140,7 +140,13 @@ def mutated(text: str, mutants: dict[int, Raise]) -> str:
 
 def copy_of(root: Path, folder: Path, mutants: dict[int, Raise]) -> Path:
     """Copy the checkout with the mutants in it; return the Python that imports the copy."""
-    shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    below = shutil.ignore_patterns("__pycache__")
+    top = shutil.ignore_patterns(*LEFT_OUT)  # `runs` is also the name of a room: of the root's folders alone
+
+    def left_out(here: str, names: list[str]) -> set[str]:
+        return set(top(here, names) if Path(here) == root else below(here, names))
+
+    shutil.copytree(root, folder, ignore=left_out, symlinks=True)
     for file in {mutant.file for mutant in mutants.values()}:
         own = {k: mutant for k, mutant in mutants.items() if mutant.file == file}
         (folder / file).write_text(mutated((folder / file).read_text(), own))
