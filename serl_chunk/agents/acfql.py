@@ -185,7 +185,7 @@ class Acfql(Agent):
     ) -> jax.Array:
         """The policy's chunks at o_t after they climbed the critic, float32[B, H, A], from noise float32[B, N, D].
 
-        Actions that are `committed_actions` float32[B, H] are the batch's, and stay (training with a delay).
+        Actions that are `given` float32[B, H] are the batch's, and stay (training with a delay).
         """
 
         def best(
@@ -214,7 +214,7 @@ class Acfql(Agent):
         if self.one_step is None:
             if imitate_only or not self.config.improve.imitate:
                 return imitation, metrics
-            given = self.flow.committed_actions(batch, draws)
+            given = self.flow.prefix_mask(batch, draws)
             chunks = self.improved_chunks(jax.lax.stop_gradient(policy), state, batch, draws["improve"], given)
             points = {"x0": draws["improve_x0"], "t": draws["improve_t"]}
             improved = self.flow.matching(policy, batch.observations, chunks, jnp.ones_like(given), given, points)

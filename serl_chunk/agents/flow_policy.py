@@ -76,7 +76,7 @@ class FlowPolicy:
             draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.train_delay_max + 1)
         return draws
 
-    def committed_actions(self, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
+    def prefix_mask(self, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
         """float32[B, H]: 1 for a window's first d actions, which its decision found committed (`train_delay`)."""
         b, h = batch.actions.shape[0], self.spec.horizon
         if not self.prefixed:
@@ -87,7 +87,7 @@ class FlowPolicy:
     def loss(self, params: Params, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
         """`matching` of the batch's chunks, weighted by its `bc`."""
         return self.matching(
-            params, batch.observations, batch.actions, batch.bc_weight, self.committed_actions(batch, draws), draws
+            params, batch.observations, batch.actions, batch.bc_weight, self.prefix_mask(batch, draws), draws
         )
 
     def matching(

@@ -61,15 +61,15 @@ def test_outputs_for_committed_actions_are_not_trained():
 def test_where_the_delay_comes_from():
     recorded, _, batch = delayed("recorded")
     wanted = (np.arange(3)[None] < np.asarray(DELAYS)[:, None]).astype(np.float32)
-    np.testing.assert_array_equal(recorded.flow.committed_actions(batch, {}), wanted)
+    np.testing.assert_array_equal(recorded.flow.prefix_mask(batch, {}), wanted)
     plain, _, _ = delayed("none")
-    np.testing.assert_array_equal(plain.flow.committed_actions(batch, {}), np.zeros((8, 3)))
+    np.testing.assert_array_equal(plain.flow.prefix_mask(batch, {}), np.zeros((8, 3)))
     sampled, _, _ = delayed("sampled")
     counts = np.zeros(4, int)
     for seed in range(100):
         draws = sampled.flow.draws(jax.random.key(seed), batch)
         counts += np.bincount(draws["delay"], minlength=4)
-        np.testing.assert_array_equal(sampled.flow.committed_actions(batch, draws).sum(1), draws["delay"])
+        np.testing.assert_array_equal(sampled.flow.prefix_mask(batch, draws).sum(1), draws["delay"])
         before = plain.flow.draws(jax.random.key(seed), batch)
         assert same({k: draws[k] for k in before}, before)
     assert counts[3] == 0
@@ -116,7 +116,7 @@ def test_improved_chunks_begin_with_the_committed_actions():
     improvement = ImproveConfig(steps=3, rate=0.05, radius=0.2, imitate=1.0, candidates=4)
     agent, state, batch = delayed("recorded", improve=improvement, critic=critic(loss="bounded"))
     draws = agent.policy_draws(jax.random.key(1), batch)
-    given = agent.flow.committed_actions(batch, draws)
+    given = agent.flow.prefix_mask(batch, draws)
     chunks = agent.improved_chunks(state.policy, state, batch, draws["improve"], given)
     np.testing.assert_allclose(chunks[given > 0], batch.actions[given > 0], atol=1e-6)
     assert (np.abs(np.asarray(chunks - batch.actions))[np.asarray(given) == 0] > 1e-3).mean() > 0.9
