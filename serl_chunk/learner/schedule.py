@@ -84,7 +84,7 @@ class TrainingSchedule:
     def __init__(self, config: LearnerConfig, ingest: RecordIngest) -> None:
         self._config, self._ingest = config, ingest
         self.limiter = RateLimiter(config.utd_ratio, config.max_lag_steps)
-        self._begun = False  # whether steps entitle to updates already; in an earlier life, as they did there
+        self._begun = False  # whether steps entitle to updates already; in a previous process, as they did there
 
     @property
     def steps_used(self) -> int:
@@ -132,7 +132,7 @@ class TrainingSchedule:
         """How many more steps lockstep actors may record now; None: no limit."""
         if phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
             return 0
-        # The warm-up waits for steps whatever the limiter of an earlier life says.
+        # The warm-up waits for steps whatever the limiter of a previous process allows.
         allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._ingest.env_steps)
         wanted = self._config.online_steps
         if wanted is None:
@@ -148,7 +148,7 @@ class TrainingSchedule:
         return self.limiter.steps_missing(self.steps_used, c.cta_ratio) if phase is Phase.TRAIN else 0
 
     def begin(self, online_updates: int) -> None:
-        """The warm-up is over. `online_updates`: of earlier lives."""
+        """Start counting after the warm-up. `online_updates`: updates done before the last resume."""
         c, steps = self._config, self._ingest.env_steps
         if self._begun:
             return
@@ -168,7 +168,7 @@ class TrainingSchedule:
         return self.limiter.owed(env_steps)
 
     def resume(self, online_updates: int, owed: float | None) -> None:
-        """Go on as an earlier life would have; `owed` None: it had not begun, or did not say."""
+        """Go on as the previous process would have; `owed` None: it had not begun, or did not say."""
         # Not the steps themselves: under another ratio they would entitle to far more updates, or to none for long.
         if owed is not None:
             self.limiter.restore(self._ingest.env_steps, online_updates, owed)
@@ -191,7 +191,7 @@ class Evaluate(Protocol):
 class EvalSchedule:
     """At every multiple of `interval` updates, once each, and where `now` asks for one beside them.
 
-    `last` is the step of the newest evaluation: of an earlier life, on a resume.
+    `last` is the step of the newest evaluation: of the previous process, on a resume.
     """
 
     def __init__(self, interval: int, last: int = 0) -> None:
