@@ -16,7 +16,7 @@ from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import SerlChunkError
 
-PROTOCOL = 3
+PROTOCOL = 4
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal
