@@ -40,6 +40,7 @@ def episodes(n: int, prefix: str, spec: RobotSpec, rng: np.random.Generator) -> 
             rng.uniform(-1, 1, (LENGTH, ACTION)).astype(np.float32), np.eye(LENGTH, dtype=np.float32)[-1],
             np.full(LENGTH, Source.SCRIPTED, np.uint8), np.full(LENGTH, -1, np.int32), np.full(LENGTH, -1, np.int64),
             np.full(LENGTH, -1, np.float32), np.arange(LENGTH) * spec.dt,
+            np.zeros(LENGTH, np.int32),
         )  # fmt: skip
         final = {"state": rng.normal(size=STATE).astype(np.float32)}
         out.append(Episode(Begin(name), block, End(name, LENGTH, final, True, False, Outcome.SUCCESS)))

@@ -67,6 +67,7 @@ def episode(name: str, rng: np.random.Generator, side: int, image_every: int) ->
         policy_version=np.zeros(LENGTH, np.int64),
         policy_age=np.zeros(LENGTH, np.float32),
         stamp=np.arange(LENGTH) / 50,
+        lost_ticks=np.zeros(LENGTH, np.int32),
         sparse={k: SparseRows(ticks[inside].astype(np.int32), v[inside]) for k, v in frames.items()}
         if len(ticks)
         else {},

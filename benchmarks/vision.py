@@ -101,6 +101,7 @@ def episodes(spec: RobotSpec, horizon: int) -> list[Episode]:
             policy_version=np.zeros(LENGTH, np.int64),
             policy_age=np.zeros(LENGTH, np.float32),
             stamp=np.arange(LENGTH) / spec.control_hz,
+            lost_ticks=np.zeros(LENGTH, np.int32),
             sparse={key: SparseRows(ticks[inside].astype(np.int32), v[inside]) for key, v in frames.items()},
         )
         final = {"state": np.zeros(spec.state_dim, np.float32)} | {key: v[-1] for key, v in frames.items()}

@@ -163,7 +163,9 @@ class Step(NamedTuple):
     robot's units; `decision_tick` is the tick of the observation from which the executed action's chunk
     was computed, -1 unless `source` is POLICY; `stamp` is monotonic seconds on the robot; `policy_age` is the
     seconds since the parameters of `policy_version` were complete on the robot, -1 where there are none.
-    `decision` is present only on the tick whose observation a chunk was computed from.
+    `decision` is present only on the tick whose observation a chunk was computed from. `lost_ticks` is not 0 after a
+    gap alone: so many control periods passed without a step that this one does not follow the step before it, and its
+    observation may be from before the gap.
     """
 
     tick: int
@@ -176,6 +178,7 @@ class Step(NamedTuple):
     stamp: float
     decision: dict[str, np.ndarray] | None = None
     policy_age: float = -1.0
+    lost_ticks: int = 0
 
 
 class End(NamedTuple):
@@ -228,8 +231,12 @@ STEP_COLUMNS: dict[str, np.dtype[Any]] = {
     "policy_version": np.dtype(np.int64),
     "policy_age": np.dtype(np.float32),
     "stamp": np.dtype(np.float64),
+    "lost_ticks": np.dtype(np.int32),
 }
 """Fields of a StepBlock that have one value per step, and their dtypes."""
+
+ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}
+"""Values of the columns that older files and journals do not have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +257,7 @@ class StepBlock:
     policy_version: np.ndarray  # int64[N]
     policy_age: np.ndarray  # float32[N]
     stamp: np.ndarray  # float64[N]
+    lost_ticks: np.ndarray  # int32[N]
     sparse: dict[str, SparseRows] = dataclasses.field(default_factory=dict)
 
     @property

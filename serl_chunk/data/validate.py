@@ -176,6 +176,7 @@ def imported_episode(
         policy_version=np.full(n, -1, np.int64),
         policy_age=np.full(n, -1, np.float32),
         stamp=np.arange(n, dtype=np.float64) / hz if hz else np.zeros(n),
+        lost_ticks=np.zeros(n, np.int32),
         sparse=sparse or {},
     )
     final, terminated, outcome, outcome_by, end_reward = ending

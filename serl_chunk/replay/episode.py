@@ -94,6 +94,7 @@ class StoredEpisode:
     abandoned: bool = False  # closed by the learner because what follows is lost: not to be judged by its last step
     human: bool = False  # some step was executed by a human
     cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks windows stop at
+    gaps: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks of steps after one
     frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
     latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
     latest_frame_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C]
@@ -134,6 +135,15 @@ class StoredEpisode:
         if self.end is None or (self.end.final_observation is None and not self.end.terminated):
             return self.length - 1
         return self.length
+
+    @property
+    def followed(self) -> np.ndarray:
+        """Rows of the steps whose observation one tick later is known, int64[K]: not those at a gap."""
+        rows = self.rows[: max(0, self.last)]
+        if not len(self.gaps):
+            return rows
+        beside = np.concatenate([self.gaps - 1, self.gaps])
+        return np.delete(rows, beside[(beside >= 0) & (beside < len(rows))])
 
 
 def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) -> np.ndarray:
@@ -236,13 +246,14 @@ def summarise(
     """
     to_go = returns_to_go(effective, discount)
     segments = human_segments(source, decision_tick)
+    before = episode.gaps[-1] if len(episode.gaps) else -1  # what was realised across a gap took longer than it counts
     session, episode_id = episode.key
     return EpisodeStats(
         session=session,
         episode_id=episode_id,
         length=episode.length,
         episode_return=float(reward.sum(dtype=np.float64)),
-        decisions=tuple((q, float(to_go[tick])) for tick, q in episode.decisions),
+        decisions=tuple((q, float(to_go[tick])) for tick, q in episode.decisions if tick > before),
         success=None if episode.last < episode.length else episode.outcome == Outcome.SUCCESS,
         human_ticks=int((segments[:, 1] - segments[:, 0]).sum()),
         segments=len(segments),

@@ -64,6 +64,8 @@ class EpisodeBuilder:
         storage.append(episode, block)
         partition.grow(block.n, frames)
         episode.human |= bool((block.source == Source.HUMAN).any())
+        if block.lost_ticks.any():
+            episode.gaps = np.concatenate([episode.gaps, first + np.flatnonzero(block.lost_ticks)])
         episode.decisions += decisions
         if not episode.demonstration:  # which is whole at once: its end says all of it
             self._partitions.relabel(episode, first)

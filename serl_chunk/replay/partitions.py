@@ -147,6 +147,8 @@ class Partitions:
             if known is None:
                 known = returns_to_go(storage.effective[rows], self._config.discount)[:-1]
             storage.mc_return[rows] = known
+            if len(episode.gaps):  # a gap took time that no discount counts: what was realised across it is not known
+                storage.mc_return[rows[: episode.gaps[-1] + 1]] = -np.inf
         if (source == Source.HUMAN).any():
             self._mark_interventions(episode, first)
         storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
@@ -182,6 +184,7 @@ class Partitions:
             returned=returned,
             keep_terminal=self._config.replay.terminal_windows == "keep",
             cuts=episode.cuts,
+            gaps=episode.gaps,
         )
         episode.indexed = max(episode.indexed, episode.last - returned + 1, *episode.cuts[-1:].tolist())
         episode.eligible += len(ticks)

@@ -160,9 +160,9 @@ class PartitionOrder:
         rest = list(itertools.islice(self._partition.episodes.values(), self._episodes, None))
         closed = list(itertools.takewhile(lambda e: e.end is not None, rest))
         if closed:
-            self._settled = np.concatenate([self._settled, *(e.rows[: e.last] for e in closed)])
+            self._settled = np.concatenate([self._settled, *(e.followed for e in closed)])
             self._episodes += len(closed)
-        return [self._settled, *(e.rows[: max(0, e.last)] for e in rest[len(closed) :])]
+        return [self._settled, *(e.followed for e in rest[len(closed) :])]
 
 
 class QCWindowSampler:

@@ -121,6 +121,7 @@ class StepStorage:
         self.policy_version = np.empty(n, np.int64)
         self.policy_age = np.empty(n, np.float32)
         self.stamp = np.empty(n, np.float64)
+        self.lost_ticks = np.zeros(n, np.int32)
         self.succ = np.empty(n, np.int64)
         self.pred = np.empty(n, np.int64)  # the tick before's row; an episode's first row leads to itself
         self.live = np.zeros(n, np.bool_)
@@ -216,6 +217,7 @@ class StepStorage:
         self.policy_version[rows] = block.policy_version
         self.policy_age[rows] = block.policy_age
         self.stamp[rows] = block.stamp
+        self.lost_ticks[rows] = block.lost_ticks
         for c, camera in enumerate(self.cameras):
             sparse = block.sparse.get(IMAGE_PREFIX + camera.name)
             index = sparse.index if sparse is not None else np.empty(0, np.int32)
@@ -231,7 +233,7 @@ class StepStorage:
         last = episode.rows[-1]
         for column in (self.action, *(getattr(self, name) for name in STEP_COLUMNS)):
             column[rows] = column[last]  # never read as a step; defined all the same
-        self.reward[rows] = 0
+        self.reward[rows] = self.lost_ticks[rows] = 0
         self.tick[rows] = episode.length
         self.state[rows] = self.state[last] if observation is None else observation[STATE]
         for c, camera in enumerate(self.cameras):
@@ -276,11 +278,13 @@ class StepStorage:
         self.mc_return[rows] = -np.inf
         before = np.concatenate([episode.rows[-1:], rows[:-1]])
         after = rows if len(episode.rows) else rows[1:]
-        self.succ[before] = after
+        # Neither the step before a gap nor the one after it leads to what was observed one tick later.
+        joined = (self.lost_ticks[before] == 0) & (self.lost_ticks[after] == 0)
+        self.succ[before] = np.where(joined, after, before)
         self.pred[after] = before
         if not len(episode.rows):
             self.pred[rows[0]] = rows[0]
-        self.live[before] = True
+        self.live[before] = joined
         self.succ[rows[-1]] = rows[-1]
         self.live[rows[-1]] = False
         episode.rows = np.concatenate([episode.rows, rows])
@@ -288,7 +292,8 @@ class StepStorage:
     def close(self, episode: StoredEpisode) -> None:
         """Make the links say how the (closed) episode ended; may be called again after a correction."""
         last, final = episode.rows[-2], episode.rows[-1]
-        usable = episode.last == episode.length  # else the last step's observation is where windows end
+        # Else the last step's observation is where windows end.
+        usable = episode.last == episode.length and self.lost_ticks[last] == 0
         self.live[last] = usable
         self.succ[last] = final if usable else last
         self.terminal[final] = episode.terminated

@@ -19,7 +19,7 @@ from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 
 BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
 
-_NO_CUTS = np.empty(0, np.int64)
+_NO_TICKS = np.empty(0, np.int64)
 
 
 def eligible_starts(
@@ -30,7 +30,8 @@ def eligible_starts(
     terminated: bool,
     returned: int,
     keep_terminal: bool,
-    cuts: np.ndarray = _NO_CUTS,
+    cuts: np.ndarray = _NO_TICKS,
+    gaps: np.ndarray = _NO_TICKS,
 ) -> tuple[np.ndarray, int]:
     """Starts at tick `first` or later that may be sampled, and how many were left out for want of a recent image.
 
@@ -42,6 +43,8 @@ def eligible_starts(
         returned: steps of a full window's return.
         keep_terminal: also sample the windows shorter than `returned` that end in a true termination.
         cuts: int64[K] ticks up to `last`, increasing, at which every window that began before ends, and bootstraps.
+        gaps: int64[G] ticks of the steps after a gap, increasing. No window contains one of them, nor its observation,
+            nor the step before: its effect one tick later was not observed.
 
     Returns:
         int64[K] ticks, increasing, and the number of windows excluded.
@@ -53,6 +56,9 @@ def eligible_starts(
     end = np.minimum(start + returned, last)
     if len(cuts):
         end = np.minimum(end, np.append(cuts, last)[np.searchsorted(cuts, start, side="right")])
+    if len(gaps):
+        within = end < np.append(gaps, last + 1)[np.searchsorted(gaps, start)]
+        start, end = start[within], end[within]
     bootstraps = ~((end == last) & terminated)
     good = recent[start] & (recent[end] | ~bootstraps)
     return start[good], int((~good).sum())

@@ -113,7 +113,7 @@ def assert_same() -> Callable[[Episode, Episode], None]:
             assert a[key].tobytes() == b[key].tobytes(), key
 
     def flat(steps: StepBlock) -> dict[str, np.ndarray]:
-        names = ("action", "reward", "source", "decision_tick", "policy_version", "policy_age", "stamp")
+        names = ("action", "reward", "source", "decision_tick", "policy_version", "policy_age", "stamp", "lost_ticks")
         out = {name: getattr(steps, name) for name in names} | steps.observation
         for key, rows in steps.sparse.items():
             out[f"{key}#index"], out[key] = rows.index, rows.values

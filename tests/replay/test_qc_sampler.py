@@ -74,7 +74,8 @@ def decode(replay, cfg, sequence, *, size=3_000):
         paid = [failure if f else e.reward(t) * scale + offset for (e, t), f in zip(rows, failed, strict=True)]
         np.testing.assert_array_equal(batch.rewards[b], paid[:r])
         assert batch.mask[b] == (not any(e.terminated and t == e.length - 1 for e, t in rows[:r]))
-        same = [all(f is e for f, _ in rows[: i + 1]) for i, (e, _) in enumerate(rows)]
+        e, t = rows[0]
+        same = [all(f is e and s == t + k for k, (f, s) in enumerate(rows[: i + 1])) for i in range(len(rows))]
         np.testing.assert_array_equal(batch.valid[b], same[:h])
         assert batch.weight[b] == same[r - 1]
         e, t = rows[r - 1]
@@ -85,7 +86,7 @@ def decode(replay, cfg, sequence, *, size=3_000):
 
 
 def in_order(episodes):
-    return [(e, t) for e in episodes for t in range(e.last())]
+    return [(e, t) for e in episodes for t in range(e.last()) if not {t, t + 1} & e.lost.keys()]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,8 @@ def in_order(episodes):
 def test_neighbours_of_demonstrations_and_online_steps_as_one_buffer(horizon, critic, returned):
     cfg = adjacent(horizon, critic, returned, demo_fraction="uniform")
     replay = build(cfg)
-    demos = [make(RNG(k), 100 + k, demonstration=True) for k in range(3)]
-    episodes = [make(RNG(k), k) for k in range(6)]
+    demos = [make(RNG(k), 100 + k, demonstration=True, gaps=True) for k in range(3)]
+    episodes = [make(RNG(k), k, gaps=True) for k in range(6)]
     replay.add_demo(*(d.episode() for d in demos))
     feed(replay, episodes, RNG(0))
     sequence = in_order(demos + episodes)

@@ -230,6 +230,26 @@ def test_episode_figures():
     assert stats.decisions == ((0.25, 1 / 2 + 2 / 4 + 3 / 8 + last / 16), (0.75, last))
 
 
+def test_nothing_realised_across_a_gap_is_reported_or_a_floor():
+    cfg = config(scale=1.0, offset=0.0)
+    finished = []
+    replay = build(cfg, on_episode=finished.append)
+    demo = coded(1, 9, "success", demonstration=True, last_reward=1.0)
+    demo.lost[3] = 100
+    replay.add_demo(demo.episode())
+    batch = replay.sample(RNG(0), 1_000)
+    tick = (batch.observations["state"][:, 1] * 0.5 - 4).astype(int)
+    np.testing.assert_array_equal(np.isfinite(batch.mc_return), tick > 3)
+    assert set(tick.tolist()) == {4, 5, 6, 7, 8}  # the three steps before the gap are fewer than a return
+    online = coded(2, 9, "limit")
+    online.lost[3] = 100
+    begin, *_, end = online.records(RNG(0))
+    steps = [online.step(t)._replace(decision={"q": np.float32(t)}) for t in range(9)]
+    for record in (begin, StepBlock.from_steps("e2", steps), end):
+        replay.insert("s", record)
+    assert [q for q, _ in finished[0].decisions] == [4, 5, 6, 7, 8]
+
+
 def test_realised_returns_follow_corrections_and_are_of_demonstrations_that_the_task_ended():
     cfg = config(scale=1.0, offset=-1.0, failure_reward=-2.0)
     replay = build(cfg)

@@ -26,14 +26,14 @@ def draw_all(replay, checker, rng):
 
 
 def online(rng, count, first=0, **kw):
-    return [make(rng, first + i, session=f"s{i % 3}", **kw) for i in range(count)]
+    return [make(rng, first + i, session=f"s{i % 3}", gaps=True, **kw) for i in range(count)]
 
 
 @pytest.mark.parametrize("fraction", ["uniform", 0.5])
 def test_fresh(fraction):
     rng = np.random.default_rng(0)
     cfg = config(max_image_age=2, demo_fraction=fraction)
-    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION) for i in range(30)]
+    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True) for i in range(30)]
     episodes = online(rng, 60)
     replay = build(cfg)
     replay.add_demo(*(e.episode() for e in demos))
@@ -127,7 +127,7 @@ def test_amended():
 def test_concurrent_insert(capacity):
     rng = np.random.default_rng(5)
     cfg = config(max_image_age=2, capacity=capacity)
-    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION) for i in range(5)]
+    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True) for i in range(5)]
     episodes = online(rng, 250)
     replay = build(cfg)
     replay.add_demo(*(e.episode() for e in demos))
@@ -151,7 +151,7 @@ def test_concurrent_insert(capacity):
 def test_imitation_rules_lengths_and_dropped_terminal_windows(bc_on, horizon, critic):
     rng = np.random.default_rng(7)
     cfg = config(horizon, critic, terminal_windows="drop", demo_fraction="uniform")
-    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION) for i in range(20)]
+    demos = [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True) for i in range(20)]
     episodes = online(rng, 40)
     replay = build(cfg, image_keys=("b",), bc_on=bc_on)
     replay.add_demo(*(e.episode() for e in demos))

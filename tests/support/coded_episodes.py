@@ -78,6 +78,7 @@ class Coded:
     terminated: bool = False
     outcome: Outcome = Outcome.UNKNOWN
     last_reward: float | None = None
+    lost: dict[int, int] = dataclasses.field(default_factory=dict)  # tick -> control periods lost before it
 
     def __post_init__(self):
         self.terminated = self.end in ("success", "failure", "terminated_without_observation")
@@ -120,7 +121,8 @@ class Coded:
             decision_tick=self.decision_tick(tick),
             policy_version=self.number,
             policy_age=tick / 8,
-            stamp=tick / 50,
+            stamp=(tick + sum(n for t, n in self.lost.items() if t <= tick)) / 50,
+            lost_ticks=self.lost.get(tick, 0),
         )
 
     def records(self, rng: np.random.Generator) -> list:
@@ -193,6 +195,9 @@ class Coded:
 
     def stop(self, cfg: ExperimentConfig, t: int) -> int:
         """Tick of the last observation that a window from tick t may end on."""
+        return min([self._cut(cfg, t), *(g - 1 for g in self.lost if g >= t)])
+
+    def _cut(self, cfg: ExperimentConfig, t: int) -> int:
         cuts = [k for _, k in self.interventions() if k > t and cfg.replay.intervention_windows == "cut"]
         return min([self.last(), *cuts])
 
@@ -200,10 +205,12 @@ class Coded:
         """Ticks at which a window may start."""
         full, out = cfg.chunk.returned, set()
         for t in range(self.last()):
-            stop = self.stop(cfg, t)
+            stop = self._cut(cfg, t)
             end, cut = min(t + full, stop), stop < self.last()
             cut |= any(k == stop for _, k in self.interventions()) and cfg.replay.intervention_windows == "cut"
             terminal = self.terminated and end == self.length
+            if any(t <= g <= end for g in self.lost):
+                continue
             if end - t < full and not cut and not (terminal and cfg.replay.terminal_windows == "keep"):
                 continue
             needed = [t] if terminal else [t, end]
@@ -214,8 +221,13 @@ class Coded:
         return out
 
 
-def make(rng: np.random.Generator, number: int, *, human: bool = True, every_frame: bool = False, **kw) -> Coded:
-    """A random episode; `human` adds interventions, with idle ticks; cameras miss ticks unless `every_frame`."""
+def make(
+    rng: np.random.Generator, number: int, *, human: bool = True, every_frame: bool = False, gaps: bool = False, **kw
+) -> Coded:
+    """A random episode; `human` adds interventions, with idle ticks; cameras miss ticks unless `every_frame`.
+
+    `gaps`: every second one has some, which are drawn apart from the rest.
+    """
     length = int(rng.integers(1, LIMIT + 1))
     source = np.full(length, Source.POLICY, np.uint8)
     source[rng.random(length) < 0.1] = Source.HOLD
@@ -227,6 +239,9 @@ def make(rng: np.random.Generator, number: int, *, human: bool = True, every_fra
     every = [1.0 if every_frame else 0.8] * len(SPEC.cameras)
     reads = [{t for t in range(length + 1) if rng.random() < share} for share in every]
     kw.setdefault("end", str(rng.choice(ENDS)))
+    if gaps and number % 2:
+        own = np.random.default_rng(number)
+        kw["lost"] = {int(t): int(own.integers(5, 200)) for t in own.integers(length, size=own.integers(1, 5))}
     return Coded(number=number, length=length, source=source, reads=reads, **kw)
 
 
@@ -258,7 +273,7 @@ class Checker:
         self.frame = np.full((n, len(SPEC.cameras), width), -1)
         self.starts = np.zeros((n, width), bool)
         self.stop = np.zeros((n, width), int)
-        self.to_go = np.zeros((n, width))
+        self.to_go, self.latest_gap = np.zeros((n, width)), np.full(n, -1)
         powers = float(cfg.discount) ** np.arange(LIMIT + 1)
         for e in episodes:
             k, t = e.number, e.length
@@ -277,6 +292,7 @@ class Checker:
             self.bc_weight[k, :t] = e.weights(bc_on, exclude)
             self.open_bc[k, :t] = dataclasses.replace(e, end="limit").weights(bc_on, exclude)
             self.source[k, :t] = e.source
+            self.latest_gap[k] = max(e.lost, default=-1)
             self.decision[k, :t] = [e.decision_tick(i) for i in range(t)]
             for c in range(len(SPEC.cameras)):
                 self.frame[k, c, : t + 1] = [e.frame(c, i) for i in range(t + 1)]
@@ -319,7 +335,7 @@ class Checker:
         terminal = self.terminated[ep] & (t + n == self.length[ep])
         np.testing.assert_array_equal(batch.mask, ~terminal)
         np.testing.assert_array_equal(batch.discount_n, self.cfg.discount**n)
-        known = self.demo[ep] & self.terminated[ep]
+        known = self.demo[ep] & self.terminated[ep] & (t > self.latest_gap[ep])
         np.testing.assert_allclose(batch.mc_return, np.where(known, self.to_go[ep, t], -np.inf), rtol=1e-6)
         after = batch.next_observations["state"] * self.norm.state_std + self.norm.state_mean
         end = np.where(self.final[ep], t + n, np.minimum(t + n, self.length[ep] - 1))

@@ -41,6 +41,7 @@ def episode_of(seed: int, n: int, task: str = "stack", every: int = 1, **end: An
         policy_version=rng.integers(-1, 2**40, n),
         policy_age=rng.uniform(0, 9, n).astype(np.float32),
         stamp=1234.5 + np.arange(n) / HZ,
+        lost_ticks=np.zeros(n, np.int32),
         sparse={f"images/{c}": SparseRows(ticks[c], frames[c]) for c in ticks},
     )  # fmt: skip
     final = {"state": rng.normal(size=4).astype(np.float32)}

@@ -143,6 +143,7 @@ def open_aloha(
         policy_version=np.full(n, -1, np.int64),
         policy_age=np.full(n, -1, np.float32),
         stamp=np.arange(n, dtype=np.float64) / hz if hz else np.zeros(n),
+        lost_ticks=np.zeros(n, np.int32),
         sparse=sparse,
     )
     begin = Begin(episode_id, task=attribute_text(file.attrs.get("task", "")) or options.task)

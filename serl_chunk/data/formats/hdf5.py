@@ -7,6 +7,7 @@ One file is one episode of T steps; J joints, A actions, S state values, M_c fra
     /action                         float32[T, A]          the command accepted for the same row's observation
     /rl/state                       float32[T, S]          only where the state is more than `qpos`
     /rl/reward, source, decision_tick, policy_version, policy_age, stamp   one value a step, see `types.STEP_COLUMNS`
+    /rl/lost_ticks                  int32[T]               only where the episode has a gap
     /rl/image_index/<camera>        int32[M_c]             ticks of the frames
     /rl/decision/<name>, /rl/decision_index/<name>         [M, ...] and int32[M]: what a decision recorded
     /rl/final_observation/state, .../images/<camera>       absent where the actor died
@@ -45,6 +46,7 @@ from serl_chunk.data.frames import Frames
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
 from serl_chunk.types import (
+    ABSENT_COLUMNS,
     DECISION_PREFIX,
     IMAGE_PREFIX,
     STATE,
@@ -222,7 +224,8 @@ def _write(
     if joints != list(range(state.shape[1])):
         rl["state"] = state
     for name in STEP_COLUMNS:
-        rl[name] = getattr(steps, name)
+        if name != "lost_ticks" or steps.lost_ticks.any():
+            rl[name] = getattr(steps, name)
     cameras = []
     for key, rows in sorted(steps.sparse.items()):
         if not len(rows.index):
@@ -313,9 +316,11 @@ def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOpt
     begin = begin._replace(task=begin.task or options.task)
     state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos", np.float32)
     action = array(path, file, "/action", np.float32)
-    stored = {name: dtype for name, dtype in STEP_COLUMNS.items() if name != "policy_age" or name in there}
-    columns = {name: array(path, file, f"/rl/{name}", dtype) for name, dtype in stored.items()}
-    columns.setdefault("policy_age", np.full(len(action), -1, np.float32))  # files of version 0.1 lack it
+    absent = {name: value for name, value in ABSENT_COLUMNS.items() if name not in there}
+    columns = {
+        name: np.full(len(action), absent[name], dtype) if name in absent else array(path, file, f"/rl/{name}", dtype)
+        for name, dtype in STEP_COLUMNS.items()
+    }
     sparse = {}
     for camera in choose_cameras(path, file, options.cameras):
         index = array(path, file, f"/rl/image_index/{camera}", np.int32)

@@ -254,6 +254,7 @@ class LeRobotSource:
             policy_version=given("policy_version", -1),
             policy_age=given("policy_age", -1),
             stamp=given("stamp", np.arange(n) / hz if hz else np.zeros(n)),
+            lost_ticks=given("lost_ticks", 0),
         )
 
     def _task(self, where: str, columns: dict[str, np.ndarray]) -> str:

@@ -188,8 +188,13 @@ def _demonstrated_range(
     for st, e in zip(states, episodes, strict=True):
         action = e.steps.action
         base = np.where(joint >= 0, st[:, np.maximum(joint, 0)], 0)
+        stretch = np.cumsum(e.steps.lost_ticks > 0)
         for i in range(min(horizon, len(action))):
             offset = action[i:] - base[: len(action) - i]
+            if stretch[-1:].any():  # only actions that no gap parts from the observation
+                offset = offset[stretch[i:] == stretch[: len(action) - i]]
+            if not len(offset):
+                break
             low[i], high[i] = np.minimum(low[i], offset.min(0)), np.maximum(high[i], offset.max(0))
     unseen = ~np.isfinite(low[:, 0])  # offsets longer than every demonstration take the longest seen one's range
     if unseen.any():

@@ -21,6 +21,7 @@ from PIL import Image
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import (
+    ABSENT_COLUMNS,
     DECISION_PREFIX,
     IMAGE_PREFIX,
     STEP_COLUMNS,
@@ -230,7 +231,8 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     left = dict(arrays)
     try:
         action = left.pop("action")
-        left.setdefault("policy_age", np.full(action.shape[:1], -1, np.float32))  # journals of version 0.1 lack it
+        for name, value in ABSENT_COLUMNS.items():
+            left.setdefault(name, np.full(action.shape[:1], value, STEP_COLUMNS[name]))
         columns = {name: left.pop(name) for name in STEP_COLUMNS}
     except KeyError as e:
         raise WireError(f"a block of steps without {e}") from e
@@ -279,6 +281,8 @@ def _check_rows(name: str, array: np.ndarray, n: int) -> None:
 def _check_columns(columns: dict[str, np.ndarray], first_tick: int, n: int) -> None:
     # Lists: for the single step of a live message numpy's reductions take ten times as long.
     source, decided = max(columns["source"].tolist()), columns["decision_tick"].tolist()
+    if min(columns["lost_ticks"].tolist()) < 0:
+        raise WireError("lost_ticks must not be negative")
     if source > _LAST_SOURCE:
         raise WireError(f"source must be 0..{int(_LAST_SOURCE)}, got {source}")
     if first_tick + n >= 2**31:

@@ -106,6 +106,20 @@ def test_files_from_before_the_policys_age_are_read_and_lack_nothing_else(tmp_pa
         read_episode(path, spec)
 
 
+def test_gaps_are_written_where_there_are_some_and_files_without_them_have_none(
+    tmp_path, spec, make_episode, assert_same
+):
+    episode, path = make_episode(spec, 4), tmp_path / "a.hdf5"
+    write_episode(path, episode, spec)
+    with h5py.File(path) as file:
+        assert "lost_ticks" not in file["/rl"]  # the file is what it was before gaps were recorded
+    assert read_episode(path, spec).steps.lost_ticks.tolist() == [0] * 4
+    lost = np.array([0, 0, 151, 0], np.int32)
+    with_gap = episode._replace(steps=dataclasses.replace(episode.steps, lost_ticks=lost))
+    write_episode(tmp_path / "b.hdf5", with_gap, spec)
+    assert_same(read_episode(tmp_path / "b.hdf5", spec), with_gap)
+
+
 def test_content_is_on_disk_before_the_name(tmp_path, spec, make_episode, monkeypatch):
     calls = []
     for name in ("fsync", "link", "replace"):

@@ -62,7 +62,8 @@ def moving(spec, n: int = 40, seed: int = 0, *, hz: float = 50.0, cameras: bool 
     steps = StepBlock(
         f"e{seed}", 0, {"state": state}, action.astype(np.float32), np.zeros(n, np.float32),
         np.full(n, Actor.SCRIPTED, np.uint8), np.full(n, -1, np.int32), np.full(n, -1, np.int64),
-        np.full(n, -1, np.float32), np.arange(n) / hz, images if cameras else {},
+        np.full(n, -1, np.float32), np.arange(n) / hz, np.zeros(n, np.int32),
+        images if cameras else {},
     )  # fmt: skip
     steps.reward[-1] = 1
     final = {"state": state[-1]}

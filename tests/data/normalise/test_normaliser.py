@@ -53,6 +53,22 @@ def test_decode_is_the_inverse_of_encode(spec, demos, data, mode, with_demos):
     np.testing.assert_allclose(norm.encode(state, norm.decode(state, chunk)), chunk, atol=2e-4)
 
 
+def test_no_difference_across_a_gap_is_demonstrated(spec, make_episode):
+    first, second = (make_episode(spec, n, seed=n, image_ticks={}) for n in (5, 7))
+    joined = [np.concatenate([a, b]) for a, b in [
+        (first.steps.observation["state"], second.steps.observation["state"] + 99),
+        (first.steps.action, second.steps.action + 99),
+    ]]  # fmt: skip
+    lost = np.where(np.arange(12) == 5, 150, 0).astype(np.int32)
+    whole = make_episode(spec, 12, image_ticks={})
+    steps = dataclasses.replace(whole.steps, observation={"state": joined[0]}, action=joined[1], lost_ticks=lost)
+    apart = fit_normaliser(spec, NormaliserConfig(actions="relative"), HORIZON, [whole._replace(steps=steps)])
+    beyond = [j >= 0 and d not in spec.grippers for d, j in enumerate(spec.joint_of_action)]
+    assert any(beyond)
+    assert np.abs(apart.encode(joined[0][5:6], joined[1][None, 5:9])[..., beyond]).max() <= 1
+    assert apart.scale[:, beyond].max() < 20  # 99 lies between the two halves
+
+
 @pytest.mark.parametrize("mode", ["absolute_demo", "relative"])
 @settings(max_examples=examples(25), deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), horizon=st.integers(1, 6))

@@ -32,7 +32,7 @@ def episode_of(state: np.ndarray, action: np.ndarray, episode_id: str = "e") -> 
     steps = StepBlock(
         episode_id, 0, {"state": state.astype(np.float32)}, action.astype(np.float32), np.zeros(n, np.float32),
         np.zeros(n, np.uint8), np.full(n, -1, np.int32), np.full(n, -1, np.int64), np.full(n, -1, np.float32),
-        np.arange(n) / 50,
+        np.arange(n) / 50, np.zeros(n, np.int32),
     )  # fmt: skip
     return Episode(Begin(episode_id), steps, End(episode_id, n, None, False, True, Outcome.UNKNOWN))
 

@@ -93,10 +93,17 @@ def test_blocks_of_journals_from_before_the_policys_age_are_read():
     assert block.policy_age.dtype == np.float32
 
 
+def test_blocks_of_journals_from_before_gaps_were_recorded_have_none():
+    block = decode_block(lost_ticks=None)[1]
+    np.testing.assert_array_equal(block.lost_ticks, np.zeros(8, np.int32))
+    assert block.lost_ticks.dtype == np.int32
+
+
 @pytest.mark.parametrize(
     ("arrays", "named"),
     [
         ({"action": None}, ("action",)),
+        ({"lost_ticks": np.full(8, -1, np.int32)}, ("lost_ticks", "negative")),
         ({"policy_age": np.zeros(7, np.float32)}, ("policy_age", 8, "(7,)")),
         ({"policy_age": np.zeros(8)}, ("policy_age", "float32", "float64")),
         ({"stamp": None}, ("stamp",)),
