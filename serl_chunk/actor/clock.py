@@ -10,6 +10,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+# A tick that begins later than the longer of the two does not follow the one before it: the plan is of a robot that
+# moved on, and a transition across it is none of one tick. Less than that is jitter of machines and drivers.
+GAP_TICKS, GAP_SECONDS = 2, 0.08
 SWITCH_INTERVAL = 0.0005  # seconds; the interpreter's default of 5 ms is a quarter of a 50 Hz tick
 
 
@@ -68,13 +71,18 @@ class Deadlines:
         self.began = self._start  # when the last tick that was waited for began, in the clock's seconds
         self.lateness: list[float] = []  # seconds, one per tick
         self.missed_periods = 0
+        self.tolerance = max(GAP_TICKS * period, GAP_SECONDS)  # seconds; what comes later comes after a gap
 
     def moment(self, tick: int) -> float:
         """The deadline of `tick`, in the clock's seconds."""
         return self._start + tick * self.period
 
-    def wait(self, tick: int) -> None:
-        """Return when `tick` begins, and note how late that is."""
+    def wait(self, tick: int) -> int:
+        """Return when `tick` begins, and note how late that is.
+
+        Returns:
+            The whole periods lost where the tick comes after a gap, else 0.
+        """
         self._clock.sleep_until(self.moment(tick))
         self.began = self._clock.now()
         late = max(0.0, self.began - self.moment(tick))
@@ -83,6 +91,11 @@ class Deadlines:
         if lost:
             self.missed_periods += lost
             self._start += lost * self.period
+        return lost if late > self.tolerance else 0
+
+    def stalled(self, since: float) -> bool:
+        """Whether more time has passed since the moment `since` than may pass within a tick."""
+        return self._clock.now() - since > self.tolerance
 
 
 class TickClock:
@@ -96,12 +109,13 @@ class TickClock:
         self._period = period
         self._clock = clock or MonotonicClock()
         self._deadlines = Deadlines(self._clock, period) if real else None
+        self.lost_ticks = 0  # periods lost before the last tick that was begun, where it comes after a gap
 
     def begin(self, tick: int) -> float:
         """Return when `tick` begins, with its stamp in seconds: measured, in a simulator counted from 0."""
         if self._deadlines is None:
             return tick * self._period
-        self._deadlines.wait(tick)
+        self.lost_ticks = self._deadlines.wait(tick)
         return self._deadlines.began
 
 

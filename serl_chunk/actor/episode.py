@@ -109,6 +109,7 @@ class EpisodeRun:
         self._decided_at = 0  # decision tick of the last executed chunk
         self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although no action depends on them
         self._end: End | None = None
+        self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
         self.tally = EpisodeCounters()
 
     def run(self, random_steps: int) -> End:
@@ -129,7 +130,10 @@ class EpisodeRun:
         if self._deadlines is None:
             stamp = self._first_stamp + tick * setup.spec.dt
         else:
-            self._deadlines.wait(tick)
+            self._lost_ticks = self._deadlines.wait(tick)
+            if self._lost_ticks:
+                self.tally.gaps += 1
+                self._planner.flush()
             stamp = setup.clock.now()
         if setup.observer is not None:
             setup.observer(tick)
@@ -141,6 +145,10 @@ class EpisodeRun:
         if stopped_by is not None:
             self._close(moment.with_frames(), outcome_by=stopped_by)
             return
+        if self._deadlines is not None and self._deadlines.stalled(self._deadlines.began):
+            # What was chosen is of a moment that is long past, a human's command too. The next tick finds the gap.
+            self._planner.flush()
+            choice = TickAction(self._hold, Source.HOLD, version=choice.version, by_human=choice.by_human)
         command = np.clip(choice.command, self._low, self._high).astype(np.float32)
         before = 0.0 if self._deadlines is None else setup.clock.now()
         raw, env_reward, terminated, truncated, info = setup.env.step(command)
@@ -172,11 +180,15 @@ class EpisodeRun:
                 policy_version=choice.version,
                 policy_age=setup.policy.age(choice.version, time.monotonic()),
                 stamp=stamp,
+                lost_ticks=self._lost_ticks,
             )
         )
         self._hold = setup.hold.next(executed)
         self._moment = LazyObservation(setup.env, raw, setup.cameras)
+        self._lost_ticks = 0
         if success or failure or terminated or truncated:
+            if self._deadlines is not None and self._deadlines.stalled(before):
+                self._lost_ticks = 1  # no tick follows that could find the gap
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
             self._close(self._moment.with_frames(), terminated=success or failure or bool(terminated), outcome=outcome)
 
@@ -201,6 +213,8 @@ class EpisodeRun:
                 self._look(tick)
             command = self._kept(self._rng.uniform(self._low, self._high), setup.not_random)
             return TickAction(command, Source.RANDOM, version=present)
+        if self._lost_ticks:  # the next observation is the first to decide on
+            return TickAction(self._hold, Source.HOLD, version=present)
         self._planner.plan(tick, lambda: self._look(tick), self._hold)
         queued = setup.queue.pop(tick)
         if queued is None:
@@ -239,8 +253,10 @@ class EpisodeRun:
         outcome: Outcome = Outcome.UNKNOWN,
         outcome_by: str = "environment",
     ) -> None:
+        # A value after a gap is no bootstrap of the step before it; what a termination gives, it gives all the same.
+        last = None if self._lost_ticks and not terminated else final
         end = End(
-            self._episode_id, self._recorder.length, final, terminated, not terminated, outcome, outcome_by=outcome_by
+            self._episode_id, self._recorder.length, last, terminated, not terminated, outcome, outcome_by=outcome_by
         )
         self._end = end
         self._recorder.end(end)

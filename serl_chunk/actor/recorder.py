@@ -101,6 +101,7 @@ class EpisodeSummary(NamedTuple):
     mean_delay: float  # ticks between a chunk's observation and its first executed action
     wall_seconds: float  # reset included
     lateness: Lateness
+    gaps: int = 0  # stalls after which the plan was dropped and no window of training goes on
 
 
 @dataclasses.dataclass
@@ -111,6 +112,7 @@ class EpisodeCounters:
     hold_ticks: int = 0
     starved_ticks: int = 0
     gated_ticks: int = 0
+    gaps: int = 0
     actions: list[np.ndarray] = dataclasses.field(default_factory=list)
     step_seconds: list[float] = dataclasses.field(default_factory=list)  # real time: what the environment's steps took
 

@@ -46,7 +46,8 @@ class EpisodeRunner:
             the same process).
         stop: asked on every tick; a word (who stops it) truncates the episode there.
         observer: called on every tick with its number, for video; what it does delays the robot.
-        say: realtime only, told once where the environment's steps fill the tick.
+        say: realtime only, gets a warning once where the environment's steps fill the tick, and after each episode
+            with gaps.
 
     Raises ConfigError for a delay the policy's agent cannot take.
     """
@@ -107,7 +108,8 @@ class EpisodeRunner:
         self._ticks = 0  # executed so far; lockstep stamps count them, so that two runs record the same
         self._late = array.array("d")  # seconds, every realtime tick of the session
         self._missed_periods = 0
-        self._say = say  # None, too, once the rate of the environment has been judged
+        self._say = say
+        self._rate_judged = False  # of the environment
 
     def close(self) -> None:
         """End the inference thread, if there is one."""
@@ -163,6 +165,11 @@ class EpisodeRunner:
                     self._missed_periods += deadlines.missed_periods
         tally = run.tally
         self._judge_rate(tally.step_seconds)
+        if tally.gaps and deadlines is not None and self._say is not None:
+            self._say(
+                f"WARNING: the control loop stalled in episode {episode_id} (gaps={tally.gaps}, longest "
+                f"{max(deadlines.lateness):.2f} s): the plan was dropped, and training sees no window across a gap"
+            )
         return EpisodeSummary(
             seed=seed,
             length=end.length,
@@ -181,14 +188,15 @@ class EpisodeRunner:
             mean_delay=float(np.mean(planner.delays)) if planner.delays else 0.0,
             wall_seconds=setup.clock.now() - began,
             lateness=Lateness.of(deadlines.lateness, deadlines.missed_periods) if deadlines else Lateness(),
+            gaps=tally.gaps,
         )
 
     def _judge_rate(self, step_seconds: list[float]) -> None:
         """Warn the operator, once, where the environment keeps a rate of its own or is too slow for its tick."""
-        if self._say is not None and len(step_seconds) >= RATE_TICKS:
+        if self._say is not None and not self._rate_judged and len(step_seconds) >= RATE_TICKS:
+            self._rate_judged = True
             if warning := slow_step_warning(step_seconds, self.spec.dt):
                 self._say(warning)
-            self._say = None
 
     def _warm_up(self, observation: Observation, explore: bool) -> Planner:
         """Compile and measure inference, then build the realtime planner; once, before the first tick."""

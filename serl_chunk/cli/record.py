@@ -145,7 +145,9 @@ def record_episode(
         command = expert.act()
         observation, reward, terminated, truncated, info = env.step(command)
         executed = info.get("executed_action", command)
-        sink.step(Step(tick, seen, executed, float(reward), Source.SCRIPTED, -1, -1, stamp))
+        sink.step(
+            Step(tick, seen, executed, float(reward), Source.SCRIPTED, -1, -1, stamp, lost_ticks=ticks.lost_ticks)
+        )
         tick += 1
         success = bool(info.get("success"))
         if terminated or truncated:

@@ -315,6 +315,68 @@ def test_a_long_stall_moves_the_grid_instead_of_rushing():
     assert summary.lateness.max_ms == pytest.approx(65)
 
 
+def test_a_stall_drops_the_plan_and_is_a_gap():
+    """The process stands still for 2 s between ticks 10 and 11: what it planned, and saw, is of a robot of before."""
+    said = []
+    rig = Rig("async", itertools.repeat(5 * MS), oversleep=[0] * 11 + [2.0], say=said.append)
+    summary, steps = rig.run()
+    assert steps[11].stamp - steps[10].stamp == pytest.approx(DT + 2.0)
+    assert [(s.tick, s.lost_ticks) for s in steps if s.lost_ticks] == [(11, 100)]
+    assert steps[10].source == Source.POLICY
+    assert steps[11].source == Source.HOLD  # nothing is decided on what was seen before the stall
+    np.testing.assert_array_equal(steps[11].action, steps[10].action)
+    assert all(s.decision_tick > 11 for s in steps[12:] if s.source == Source.POLICY)
+    assert sum(s.source == Source.POLICY for s in steps[12:]) > 10
+    assert summary.gaps == 1
+    assert summary.lateness.missed_periods == 100
+    assert len(said) == 1
+    assert "stalled in episode actor-000000 (gaps=1, longest 2.00 s)" in said[0]
+
+
+@pytest.mark.parametrize(("hz", "late", "lost"), [(50, 0.079, 0), (50, 0.081, 4), (10, 0.19, 0), (10, 0.21, 2)])
+def test_a_gap_is_longer_than_two_ticks_and_80_ms(hz, late, lost):
+    spec = dataclasses.replace(SPEC, control_hz=hz)
+    rig = Rig("async", itertools.repeat(5 * MS), oversleep=[0] * 5 + [late], spec=spec)
+    _, steps = rig.run()
+    assert [s.lost_ticks for s in steps] == [lost if s.tick == 5 else 0 for s in steps]
+
+
+@pytest.mark.parametrize("human", [False, True])
+def test_no_command_from_before_a_stall_is_executed_after_it(human):
+    """The stall comes between the choice of an action and its command."""
+
+    @dataclasses.dataclass
+    class Stalls(HumanOnTicks):
+        clock: object = None
+
+        def poll(self, tick, observation, decision_tick):
+            self.clock.time += 1.0 if tick == 11 else 0.0
+            return super().poll(tick, observation, decision_tick)
+
+    source = Stalls(frozenset({11} if human else {}))
+    rig = Rig("async", itertools.repeat(5 * MS), intervention=source)
+    source.clock = rig.clock
+    summary, steps = rig.run()
+    assert steps[11].source == Source.HOLD
+    np.testing.assert_array_equal(steps[11].action, steps[10].action)
+    assert [s.lost_ticks > 0 for s in steps] == [s.tick == 12 for s in steps]
+    assert summary.human_ticks == human
+
+
+@pytest.mark.parametrize("ends", ["limit", "success", "stop"])
+def test_what_is_seen_after_a_stall_is_no_successor_of_the_last_step(ends):
+    stop = {"stop": lambda: "operator" if rig.env.tick >= 9 else None}.get(ends, lambda: None)
+    during = [0.0] * 8 + [0.0 if ends == "stop" else 1.0]
+    oversleep = [0] * 9 + [1.0 if ends == "stop" else 0.0]
+    length = 9 if ends == "limit" else 30
+    rig = Rig("async", itertools.repeat(5 * MS), costs=during, oversleep=oversleep, length=length, stop=stop)
+    rig.env.success_at = 8 if ends == "success" else None
+    rig.run()
+    end = rig.sink.last_end
+    assert (end.length, end.terminated) == (9, ends == "success")
+    assert (end.final_observation is None) == (ends != "success")  # a termination is one, however late it is seen
+
+
 def test_a_stop_ends_a_realtime_episode():
     rig = Rig("async", itertools.repeat(5 * MS), stop=lambda: "operator" if rig.env.tick == 5 else None)
     summary, _ = rig.run()
