@@ -68,7 +68,7 @@ def experiment(task: str = "ram_insertion") -> ExperimentConfig:
         chunk=ChunkConfig(horizon=4),  # 0.4 s at 10 Hz
         normaliser=NormaliserConfig(actions="absolute_range"),  # actions are moves in [-1, 1] already
         replay=ReplayConfig(
-            capacity=200_000, demo_capacity=50_000, human_capacity=50_000, image_capacity=20_000, max_image_age=2
+            capacity=200_000, demo_capacity=50_000, human_capacity=50_000, image_capacity=50_000, max_image_age=0
         ),
         learner=LearnerConfig(
             utd_ratio=1.0,

@@ -38,6 +38,7 @@ class ActorContext:
     kept: tuple[int, ...]  # action dimensions that keep what they have: measured at reset, then as last executed
     not_random: tuple[int, ...]  # those that do so while random actions are executed
     window: int | None = None  # steps of a return, whose end an agent with cameras looks at as well; None: it has none
+    frames_every_tick: bool = False  # cameras are read on every tick
 
 
 class LazyObservation:
@@ -111,6 +112,8 @@ class EpisodeRun:
         self._end: End | None = None
         self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
         self.tally = EpisodeCounters()
+        if setup.frames_every_tick:
+            first.with_frames()
 
     def run(self, random_steps: int) -> End:
         """Every tick up to the end record. An error closes the episode as truncated, and is raised."""
@@ -186,6 +189,8 @@ class EpisodeRun:
         self._hold = setup.hold.next(executed)
         self._moment = LazyObservation(setup.env, raw, setup.cameras)
         self._lost_ticks = 0
+        if setup.frames_every_tick:  # now, when the state was measured, and in the time that the step leaves
+            self._moment.with_frames()
         if success or failure or terminated or truncated:
             if self._deadlines is not None and self._deadlines.stalled(before):
                 self._lost_ticks = 1  # no tick follows that could find the gap

@@ -30,13 +30,21 @@ def no_stop() -> str | None:
     return None
 
 
+def _frames_every_tick(env: RobotEnv, frames: str) -> bool:
+    """Whether `actor.frames` asks for the cameras of `env` on every tick."""
+    if frames == "auto":
+        return env.frames_with_observation or env.images == "always"
+    return frames == "every_tick"
+
+
 class EpisodeRunner:
     """Runs episodes of `env` with `policy` and hands their records to `sink` (docs/architecture.md, section 7).
 
     Args:
         config: its `chunk`, `actor`, `reward.failure_reward` and `robot.task` are read.
-        cameras: recorded at every decision, under intervention and in the end record, beside those the policy looks at;
-            of an image agent also where the windows end that begin there (`chunk.returned` ticks later).
+        cameras: recorded beside those the policy looks at: on every tick, or (`actor.frames`) at every decision, under
+            intervention and in the end record, of an image agent also where the windows end that begin there
+            (`chunk.returned` ticks later).
         intervention: source of human commands; None: no interventions.
         human_ticks_before: of the run's earlier sessions, which count for `actor.max_human_ticks`.
         actor_id: the beginning of episode ids that are not given.
@@ -103,6 +111,7 @@ class EpisodeRunner:
             kept=spec.grippers if config.agent.gripper.kept else (),
             not_random=spec.grippers if config.agent.gripper.composition == "fixed" else (),
             window=config.chunk.returned if policy.image_keys else None,
+            frames_every_tick=not isinstance(sink, NullSink) and _frames_every_tick(env, actor.frames),
         )
         self._episodes = 0
         self._ticks = 0  # executed so far; lockstep stamps count them, so that two runs record the same

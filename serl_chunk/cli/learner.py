@@ -26,6 +26,7 @@ from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.offline_data import OfflineData
 from serl_chunk.learner.phases import Phase
 from serl_chunk.learner.publisher import Publish
+from serl_chunk.replay.memory import replay_size
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
 from serl_chunk.runs.demos import DEMOS, note_of
 from serl_chunk.runs.episodes import JOURNAL
@@ -106,7 +107,7 @@ def build_learner(
             evaluate.close()
         raise
     holder.append(learner)
-    tell(f"replay: {learner.replay.estimated_bytes / 2**20:.0f} MiB when full")
+    tell(replay_size(config, learner.replay.estimated_bytes))
     return learner
 
 

@@ -162,6 +162,9 @@ class ActorConfig:
     inference: Literal["auto", "sync", "async"] = "auto"  # realtime; auto: sync if inference p99 < half a tick
     # Plan anew after the steps that a decision asks for (agent.replan_spread), instead of after execute_steps always.
     adaptive_execution: bool = False
+    # When cameras are recorded: on every tick, or at decisions, at the ends of windows that begin there, and by humans.
+    # auto: every tick where frames come with the observation (gym environments), else decisions.
+    frames: Literal["auto", "every_tick", "decisions"] = "auto"
     intervention: str = "none"  # none | scripted | path of a recorded intervention file
     max_human_ticks: int = 0  # the intervention source stops after so many ticks of a run; 0: no limit
     max_episodes: int = 0  # 0: until the learner is done
@@ -288,6 +291,20 @@ class ExperimentConfig:
                 f"actor.delay_ticks={self.actor.delay_ticks} is above agent.flow.train_delay_max={longest}: the policy "
                 "would act with more committed actions than it ever trained with",
             )
+
+    @property
+    def frames_every_tick(self) -> bool:
+        """Whether the actor records its cameras on every tick."""
+        if self.actor.frames == "auto":
+            return self.robot.frames_with_observation
+        return self.actor.frames == "every_tick"
+
+    @property
+    def frames_per_tick(self) -> float:
+        """Frames of one camera per tick while the policy acts, in (0, 1]; a human's ticks have one each."""
+        every = self.chunk.executed - self.actor.delay_ticks
+        # Where windows end that begin at decisions, unless that is at another decision.
+        return 1.0 if self.frames_every_tick else (1 if self.chunk.returned % every == 0 else 2) / every
 
     def _check_value_range(self) -> None:
         """A critic with a range must be able to say every return that rewards of 0, and 1 at a success, allow."""

@@ -24,7 +24,9 @@ class ReplayConfig:
     # the ends told by `valid` (Q-chunking's published sampler, for comparisons).
     windows: Literal["episode", "qc"] = "episode"
     dataset_replace_interval: int = 1_000  # critic updates between two shards of --dataset_dir
-    max_image_age: int = 0  # ticks; 0 in simulators, 2 on robots
+    # Ticks that a window's picture may be older than its state, where frames are not recorded on every tick
+    # (actor.frames). The policy acts with pictures of age 0.
+    max_image_age: int = 0
     exclude_before_takeover: int = 40  # ticks of a successful episode before an intervention that are not imitated
     # A window that begins before an intervention: on into the human steps, or up to the intervention only.
     intervention_windows: Literal["keep", "cut"] = "keep"

@@ -64,6 +64,11 @@ class RobotConfig:
         return False
 
     @property
+    def frames_with_observation(self) -> bool:
+        """Whether its environment gives camera frames with every observation (`RobotEnv.frames_with_observation`)."""
+        return False
+
+    @property
     def negative_rewards(self) -> bool:
         """Whether a step's reward may be below 0 before `ExperimentConfig.reward` changes it."""
         return False
@@ -242,3 +247,8 @@ class GymConfig(RobotConfig):
     def real(self) -> bool:
         """`is_real`."""
         return self.is_real
+
+    @property
+    def frames_with_observation(self) -> bool:
+        """Always: they are entries of what `step` returns."""
+        return True

@@ -112,6 +112,7 @@ _CONDITIONS = (
                    "agent.encoder.cache_features=False (features stand for decoded frames)"),
     FieldCondition("replay", ("exclude_before_takeover",),
                    lambda c: c.agent.bc_on == "+successes", "agent.bc_on=+successes"),
+    FieldCondition("actor", ("frames",), _cameras, "cameras in agent.image_keys"),
     FieldCondition("actor", ("max_human_ticks",), lambda c: c.actor.intervention != "none", "actor.intervention"),
     FieldCondition("actor", ("inference",), lambda c: c.actor.clock == "realtime", "actor.clock=realtime"),
     FieldCondition("robot.scripted_human", (), lambda c: c.actor.intervention == "scripted",

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.replay.feature_cache import PLACE_BYTES
 from serl_chunk.replay.frame_cache import cached_frames
@@ -38,6 +39,27 @@ def estimate_bytes(
     places = STORES * config.image_capacity + config.demo_capacity
     feature_bytes = places * sum(size + PLACE_BYTES for size in features)
     return rows * per_row + STORES * config.image_capacity * per_frame + cached_bytes + feature_bytes
+
+
+def online_steps_held(config: ExperimentConfig) -> int:
+    """Steps that the online partition holds when full, at the rate at which `actor.frames` records frames.
+
+    Human ticks have a frame each and make them fewer; frames that a slow camera repeats make them more.
+    """
+    r = config.replay
+    return min(r.capacity, int(r.image_capacity / config.frames_per_tick)) if config.agent.image_keys else r.capacity
+
+
+def replay_size(config: ExperimentConfig, nbytes: int) -> str:
+    """A line about a full replay, which takes `nbytes`, and the online steps in it where frames limit them."""
+    line, held = f"replay: {nbytes / 2**20:.0f} MiB when full", online_steps_held(config)
+    if held == config.replay.capacity:
+        return line
+    return (
+        f"{line}, of which about {held} online steps: replay.image_capacity={config.replay.image_capacity} frames of "
+        f"each camera are fewer than replay.capacity={config.replay.capacity} steps need "
+        f"({config.frames_per_tick:.2g} a tick, actor.frames={config.actor.frames})"
+    )
 
 
 def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:

@@ -125,6 +125,8 @@ class GymAdapter(RobotEnv):
     Raises ConfigError where the environment's spaces cannot be used, saying how to wrap it.
     """
 
+    frames_with_observation = True
+
     def __init__(self, config: GymConfig, *, fake_env: bool = False, images: str = "on_request") -> None:
         assert config.make is not None  # GymConfig refuses None
         env = config.make(fake_env)
@@ -138,13 +140,14 @@ class GymAdapter(RobotEnv):
         self._low, self._high = self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
+        self._shown = False  # whether those of the last observation have been
         self._tick = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         """Reset the environment; its `info` is passed on with `success` False."""
         super().reset(seed=seed)
         self._last, info = self.env.reset(seed=seed, options=options)
-        self._tick = 0
+        self._tick, self._shown = 0, False
         return self._observe(), {**info, "success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -158,7 +161,8 @@ class GymAdapter(RobotEnv):
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
         native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
         # Copied before it is known whether a human acts: the environment may reuse its buffers.
-        seen = self._layout.frames(self._last) if self._looked else {}
+        seen = self._layout.frames(self._last) if self._looked and not self._shown else {}
+        self._shown = False
         self._last, reward, terminated, truncated, native_info = self.env.step(native)
         self._tick += 1
 
@@ -190,7 +194,7 @@ class GymAdapter(RobotEnv):
         """
         if self._last is None:
             raise gymnasium.error.ResetNeeded("reset the environment before reading its cameras")
-        frames, self._looked = self._layout.frames(self._last), True
+        frames, self._looked, self._shown = self._layout.frames(self._last), True, True
         if cameras is None:
             return frames
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}

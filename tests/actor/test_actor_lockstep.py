@@ -21,12 +21,19 @@ from actor_helpers import (
 from errors import naming
 
 from serl_chunk.actor.policy import PolicyError
+from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.replay.windows import eligible_starts
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source
+
+
+class WithFrames(LineEnv):
+    """Its frames come with what `step` returns."""
+
+    frames_with_observation = True
 
 
 def run(env=None, *, horizon=8, execute=None, delay=0, agent=None, seed=5, config=None, **kwargs):
@@ -341,3 +348,30 @@ def test_two_runs_from_one_seed_are_identical(delay):
 
     for a, b in zip(records(), records(), strict=True):
         np.testing.assert_equal(a._asdict(), b._asdict())
+
+
+@pytest.mark.parametrize(
+    ("env", "frames", "every_tick"),
+    [
+        (WithFrames, "auto", True),
+        (LineEnv, "auto", False),
+        (LineEnv, "every_tick", True),
+        (WithFrames, "decisions", False),
+    ],
+)
+def test_cameras_are_recorded_on_every_tick_where_that_costs_nothing_or_is_asked_for(env, frames, every_tick):
+    config = make_config(actor=ActorConfig(frames=frames))
+    recorded = env(length=20)
+    _, sink, _ = run(recorded, config=config, cameras=("wrist",))
+    shown = [s.tick for s in sink.steps if "images/wrist" in s.observation]
+    assert shown == list(range(20)) if every_tick else shown == [0, 8, 16]
+    assert recorded.frames_read == [*shown, 20]  # and each once
+    assert [s.observation["images/wrist"][0, 0, 0] for s in sink.steps if s.tick in shown] == shown
+    assert sink.last_end.final_observation["images/wrist"][0, 0, 0] == 20
+
+
+def test_what_is_not_recorded_reads_no_camera_on_every_tick():
+    env = WithFrames(length=20)
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), NullSink(), config=make_config(), cameras=("wrist",))
+    runner.run_episode(5, explore=False)
+    assert env.frames_read == [0, 8, 16, 20]

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from errors import naming
 from gymnasium import spaces
+from hil_serl_shape import HilSerlShape
 
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.robots import GymConfig
+from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
@@ -432,3 +433,26 @@ def test_gripper_and_joints_reach_the_specification():
     spec = GymAdapter(hil_serl_config(joint_of_action=(4, 5, 6, 7, 8, 9, 0), control_hz=20.0)).robot_spec
     assert spec.joint_of_action == (4, 5, 6, 7, 8, 9, 0)
     assert spec.control_hz == 20.0
+
+
+@pytest.mark.parametrize(
+    "robot", [FakeAlohaConfig(), FakeSingleArmConfig(), GymConfig(make=lambda fake: HilSerlShape(3, ("side",)))]
+)
+def test_configuration_and_environment_agree_whether_frames_come_with_the_observation(robot):
+    env = registry.make_env(robot)
+    assert env.frames_with_observation == robot.frames_with_observation == isinstance(robot, GymConfig)
+
+
+def test_frames_of_an_intervention_are_copied_only_where_they_were_not_requested():
+    env = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("side",))))
+    env.reset(seed=0)
+    env.read_images()
+    given = {}
+    for tick in range(1, 5):
+        if tick == 4:  # a human acts on what steps 2 and 3 returned: one of them is requested here
+            env.read_images()
+        *_, info = env.step(np.zeros(3, np.float32))
+        given[tick] = info.get("intervene_images")
+    assert given[1] is given[2] is None
+    assert given[3]["images/side"][0, 0, 0] == 2
+    assert given[4] == {}

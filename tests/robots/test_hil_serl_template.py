@@ -10,9 +10,12 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
+from actor_helpers import SimClock, SimInference
 from errors import naming
 from hil_serl_shape import HilSerlShape
 
+from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.process import load
@@ -22,10 +25,13 @@ from serl_chunk.config.hil_serl import TASKS, hil_serl_encoder, hil_serl_task
 from serl_chunk.config.loader import known_experiments, load_experiment
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.data.normalise.normaliser import fit_normaliser
+from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import registry
 from serl_chunk.robots.hil_serl import hil_serl_robot
 from serl_chunk.runs.folder import open_run
-from serl_chunk.types import ConfigError
+from serl_chunk.transport.client.step_blocks import to_block
+from serl_chunk.types import ConfigError, Snapshot
 
 VISION = Path(__file__).parents[2] / "docs" / "algorithms" / "vision.md"
 
@@ -275,3 +281,67 @@ def test_cameras_with_a_slash_are_recorded_and_read_again(tmp_path):
     episode = load_demos([tmp_path], env.robot_spec, cameras=cameras).episodes[0]
     frames = [int(np.asarray(episode.steps.sparse[f"images/{c}"].values[2])[0, 0, 0]) for c in cameras]
     assert frames == [2, 12, 22]
+
+
+class LongShape(HilSerlShape):
+    """An episode of 30 steps; every picture shows its tick, as the state does."""
+
+    SOLVED = 30
+
+
+class Still:
+    """An agent whose chunks move nothing."""
+
+    supports_prefix = True
+
+    def load_params(self, flat):
+        return "nothing"
+
+    def sample(self, params, observation, key, *, explore, prefix=None):
+        return np.zeros((4, 6), np.float32), {}
+
+
+class IntoReplay:
+    """A sink that gives every step to a replay as the block that it travels in."""
+
+    def __init__(self, replay):
+        self.replay = replay
+
+    def begin(self, record):
+        self.episode_id = record.episode_id
+        self.replay.insert("s", record)
+
+    def step(self, record):
+        self.replay.insert("s", to_block(self.episode_id, [record]))
+
+    def end(self, record):
+        self.replay.insert("s", record)
+
+
+def test_windows_of_the_template_show_pictures_as_old_as_the_state():
+    """One window begins on every tick, and both of its observations show what its states were measured with."""
+    config = load_experiment("hil_serl_template:ram_insertion")
+    robot = hil_serl_robot("ram_insertion", lambda name, fake: LongShape(6, ("wrist_1", "wrist_2")), "f")
+    small = dataclasses.replace(
+        config.replay, capacity=500, demo_capacity=500, human_capacity=500, image_capacity=500, prefetch=0
+    )
+    config = dataclasses.replace(config, robot=robot, replay=small)
+    env, clock = registry.make_env(robot), SimClock()
+    keys = config.agent.image_keys
+    measured = dataclasses.replace(config.normaliser, state=False)
+    normaliser = fit_normaliser(env.robot_spec, measured, config.chunk.carried, [])
+    replay = Replay(env.robot_spec, config, normaliser, image_keys=keys)
+    policy = ChunkPolicy(Still(), normaliser, env.robot_spec, image_keys=keys, seed=0)
+    policy.swap(Snapshot(1, {}))
+    inference = SimInference(policy, clock, [])
+    runner = EpisodeRunner(
+        env, policy, IntoReplay(replay), config=config, cameras=keys, clock=clock, inference=inference
+    )
+    assert runner.run_episode(0, explore=True).length == LongShape.SOLVED
+    batch = replay.sample(np.random.default_rng(0), 400, half="online")
+    starts = batch.observations["state"][:, 0]
+    for observed in (batch.observations, batch.next_observations):
+        for camera, offset in zip(("wrist_1", "wrist_2"), (0, 10), strict=True):
+            shown = observed[f"images/{camera}"][:, 0, 0, 0].astype(int) - offset
+            np.testing.assert_array_equal(observed["state"][:, 0] - shown, 0, err_msg=f"ages of {camera} in ticks")
+    assert set(starts.tolist()) == set(range(LongShape.SOLVED))

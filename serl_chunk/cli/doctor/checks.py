@@ -205,14 +205,17 @@ SLOW_SNAPSHOT = 5.0  # seconds
 class Bandwidth(NamedTuple):
     """Bytes from one actor to the learner at the experiment's control rate, every step in a message of its own."""
 
-    mean: float  # per second, the policy acting: frames at decisions
-    human: float  # per second, a human acting: frames on every tick
+    mean: float  # per second, the policy acting: frames as often as `actor.frames` records them
+    human: float  # per second, a human acting: frames on every tick. Not below `mean`
     images: float  # share of `mean` that is frames, 0..1
     episode_seconds: float  # the longest
 
 
 def expected(config: ExperimentConfig, spec: RobotSpec) -> Bandwidth:
-    """Measured on messages of this experiment's shapes, without TCP's own few per cent."""
+    """Measured on messages of this experiment's shapes, without TCP's own few per cent.
+
+    A camera slower than the control rate sends less: the frames that it repeats are not sent again.
+    """
     horizon, a = config.chunk.horizon, spec.action_dim
     candidates = getattr(config.agent, "candidates", 1)
     observation = {STATE: np.zeros(spec.state_dim, np.float32)}
@@ -229,13 +232,11 @@ def expected(config: ExperimentConfig, spec: RobotSpec) -> Bandwidth:
         frame = {IMAGE_PREFIX + camera.name: np.zeros((camera.height, camera.width, 3), np.uint8)}
         nbytes = _message(step._replace(observation={**observation, **frame})) - plain
         frames += nbytes * (JPEG_SHARE if config.transport.jpeg_quality else 1.0)
-    every = config.chunk.executed - config.actor.delay_ticks
-    # Frames are recorded at decisions, and where windows end that begin there, unless that is at another decision.
-    shown = (1 if config.chunk.returned % every == 0 else 2) * frames / every
-    mean = plain + (decided - plain) / every + shown
+    shown = config.frames_per_tick * frames
+    mean = plain + (decided - plain) / (config.chunk.executed - config.actor.delay_ticks) + shown
     return Bandwidth(
         mean * spec.control_hz,
-        (plain + frames) * spec.control_hz,
+        max(mean, plain + frames) * spec.control_hz,
         shown / mean,
         spec.max_episode_steps / spec.control_hz,
     )
@@ -249,7 +250,9 @@ def _message(step: Step) -> int:
 def check_bandwidth(need: Bandwidth, measured: float, config: ExperimentConfig) -> Check:
     """Whether a link of `measured` bytes per second carries what one actor of the experiment records."""
     needs = f"the experiment records {per_second(need.mean)}"
-    if need.images:
+    if need.images and config.frames_every_tick:
+        needs += ", frames on every tick (actor.frames)"
+    elif need.images:
         needs += f" ({per_second(need.human)} while a human acts)"
     said = f"{needs}; measured {per_second(measured)}"
     figures = {"expected_bytes_per_s": need.mean, "expected_bytes_per_s_human": need.human}
@@ -269,12 +272,12 @@ def check_bandwidth(need: Bandwidth, measured: float, config: ExperimentConfig) 
 def _relief(need: Bandwidth, config: ExperimentConfig) -> str:
     if need.images < 0.5:
         return "use a wire instead of radio, or a machine nearer to the learner; nothing is lost, but steps arrive late"
-    if config.transport.jpeg_quality:
-        return "fewer or smaller cameras (agent.image_keys), or a faster link; nothing is lost, but steps arrive late"
-    return (
-        "--config.transport.jpeg_quality=90 on the actor sends about a tenth, slightly changed; or fewer or smaller "
-        "cameras, or a faster link. Nothing is lost, but steps arrive late"
-    )
+    fewer = "fewer or smaller cameras (agent.image_keys), or a faster link"
+    if config.frames_every_tick:
+        fewer = f"--config.actor.frames=decisions on the actor (fewer windows to learn from); or {fewer}"
+    if not config.transport.jpeg_quality:
+        fewer = f"--config.transport.jpeg_quality=90 on the actor sends about a tenth, slightly changed; or {fewer}"
+    return f"{fewer}. Nothing is lost, but steps arrive late"
 
 
 def check_snapshots(version: int, nbytes: int, measured: float, config: ExperimentConfig) -> Check:

@@ -83,6 +83,21 @@ def test_frames_are_sent_at_decisions_and_where_windows_end(chunk, delay, frames
     assert need.mean - plain.mean == pytest.approx(frames * (need.human - plain.human), rel=0.01)
 
 
+def test_frames_on_every_tick_are_expected_where_they_are_recorded():
+    config = camera_config()
+    often = dataclasses.replace(config, actor=dataclasses.replace(config.actor, frames="every_tick"))
+    spec = spec_of(config)
+    sparse, need = expected(config, spec), expected(often, spec)
+    assert need.mean > 4.5 * sparse.mean  # on every tick instead of every fifth
+    assert need.mean == pytest.approx(sparse.human, rel=0.01)
+    assert need.human == need.mean
+    check = check_bandwidth(need, 0.5 * need.mean, often)
+    assert "frames on every tick (actor.frames)" in check.said
+    assert "while a human acts" not in check.said
+    assert "actor.frames=decisions" in check.remedy
+    assert "actor.frames" not in check_bandwidth(sparse, 0.5 * sparse.mean, config).remedy
+
+
 NEED = Bandwidth(mean=10e6, human=40e6, images=0.9, episode_seconds=10.0)
 
 
