@@ -223,7 +223,8 @@ class GymConfig(RobotConfig):
     """Any gymnasium environment: the way to bring your own robot.
 
     `make(fake_env)` builds it; with `fake_env=True` (the learner) only its spaces are used, so a driver may
-    skip its devices. HIL-SERL's `info["intervene_action"]` and `info["succeed"]` are honoured. `check_devices` is for
+    skip its devices. What `info` reports of humans and success is read as HIL-SERL, gym-hil and LeRobot name it
+    (`serl_chunk/robots/info_keys.py`). `check_devices` is for
     `serl-chunk doctor`: it returns a sentence for each device that is missing, within seconds and without moving
     anything.
     """

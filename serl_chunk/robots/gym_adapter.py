@@ -10,11 +10,15 @@ Observations (a flat Box, or a Dict that may nest):
 
 Rewards and ends, from HIL-SERL's and gymnasium's habits:
 
-- success is a true `info["succeed"]`, `info["is_success"]` or `info["success"]`, and always terminates.
+- success is a true `info["succeed"]`, `info["is_success"]`, `info["success"]` or `info["next.success"]` (an operator's
+  key), and always terminates.
 - a true `info["failure"]` without success is a declared failure, and always terminates.
 - `info["grasp_penalty"]` is passed on and not used: as in HIL-SERL it is no part of the reward, and the grasp critic
   counts changes of the recorded commands itself, in demonstrations too (`agent.gripper.penalty`).
-- `info["intervene_action"]` is what a human commanded instead of the action given to `step`.
+- `info["intervene_action"]` is what a human commanded instead of the action given to `step`; so is
+  `info["teleop_action"]` on ticks with a true `info["is_intervention"]` (gym-hil, LeRobot). A key that looks like an
+  intervention and is not understood is refused.
+- a true `info["rerecord_episode"]` without success or declared failure ends the episode as a truncation.
 - `info["executed_action"]` is what the driver made of the command, the human's too; absent: unchanged.
 - HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
   is therefore a truncation; before it, it is the environment's own termination, and bootstraps nothing.
@@ -36,9 +40,8 @@ from gymnasium import spaces
 
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
+from serl_chunk.robots.info_keys import human_action, is_true, plain_info, succeeded
 from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Observation, RobotSpec
-
-SUCCESS_KEYS = ("succeed", "is_success", "success")
 
 Path = tuple[str, ...]
 
@@ -148,14 +151,15 @@ class GymAdapter(RobotEnv):
         super().reset(seed=seed)
         self._last, info = self.env.reset(seed=seed, options=options)
         self._tick, self._shown = 0, False
-        return self._observe(), {**info, "success": False}
+        return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One tick with `action float32[A]`, clipped to the action space.
 
         `info["executed_action"] float32[A]` is the environment's own report of it, else the human's action, else
-        the clipped one. Raises DataError for an action, or a human's action, that is not A finite numbers, and for
-        a reward that is not finite.
+        the clipped one. `info["intervene_action"] float32[A]` is there on a human's ticks alone, whatever the
+        environment calls it. Raises DataError for an action, or a human's action, that is not A finite numbers, for a
+        report of an intervention that is not understood, and for a reward that is not finite.
         """
         given = np.clip(self._checked(action, "action"), self._low, self._high)
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
@@ -166,14 +170,15 @@ class GymAdapter(RobotEnv):
         self._last, reward, terminated, truncated, native_info = self.env.step(native)
         self._tick += 1
 
-        info = dict(native_info)
-        human = info.get("intervene_action")
+        info = plain_info(native_info, self.robot_spec.name)
+        human = human_action(info, self.robot_spec.name)
+        info.pop("intervene_action", None)
         if human is not None:
-            info["intervene_action"] = given = self._checked(human, 'info["intervene_action"]')
+            key, command = human
+            info["intervene_action"] = given = self._checked(command, f'info["{key}"]')
             info["intervene_images"] = seen
         info["executed_action"] = self._checked(info.get("executed_action", given), 'info["executed_action"]')
-        success = any(bool(np.any(info.get(key, False))) for key in SUCCESS_KEYS)
-        info["success"] = success
+        info["success"] = success = succeeded(info)
         # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
         given_reward = float(np.asarray(reward).item())
         if not np.isfinite(given_reward):
@@ -181,8 +186,9 @@ class GymAdapter(RobotEnv):
                 f"the environment of robot {self.robot_spec.name!r} gave a reward of {given_reward}: not finite"
             )
 
-        judged = success or bool(np.any(info.get("failure", False)))
-        if self._tick >= self.robot_spec.max_episode_steps and not judged:
+        judged = success or is_true(info.get("failure"))
+        ended_by_limit = self._tick >= self.robot_spec.max_episode_steps or is_true(info.get("rerecord_episode"))
+        if ended_by_limit and not judged:
             terminated, truncated = False, True
         terminated = bool(terminated) or judged
         return self._observe(), given_reward, terminated, bool(truncated) and not terminated, info
@@ -242,8 +248,11 @@ class GymAdapter(RobotEnv):
 
     def _checked(self, action: Any, name: str) -> np.ndarray:
         """`action` as a fresh `float32[A]`; raises DataError if it is not A finite numbers."""
-        values = np.array(action, np.float32).reshape(-1)
-        if values.shape != self._low.shape or not np.isfinite(values).all():
+        try:
+            values = np.array(action, np.float32).reshape(-1)
+        except (TypeError, ValueError):  # LeRobot's robots name their motors: a dictionary
+            values = np.array(action, object)
+        if values.dtype != np.float32 or values.shape != self._low.shape or not np.isfinite(values).all():
             raise DataError(
                 f"{name} of robot {self.robot_spec.name!r} must be {len(self._low)} finite numbers, got {values}"
             )

@@ -1,6 +1,7 @@
 """gym_adapter: HIL-SERL's shape of environment, plain gymnasium ones, and the refusals that say how to wrap."""
 
 import dataclasses
+import enum
 
 import gymnasium
 import numpy as np
@@ -208,6 +209,123 @@ class TestHilSerl:
         observation, _ = env.reset()
         assert env.observation_space.contains(observation)
         assert env.observation_space.contains(env.step(np.zeros(7))[0])
+
+
+class TeleopEvents(enum.Enum):
+    """LeRobot's names of what an operator does; its processors use the members themselves as keys."""
+
+    IS_INTERVENTION = "is_intervention"
+    SUCCESS = "success"
+
+
+POLICY = np.full(7, 0.5)  # what the policy commands
+HUMAN = np.array([0.1, 0, 0, 0, 0, 0, -0.95])
+
+
+class TestLeRobot:
+    """gym-hil's and LeRobot's names: a flag on every tick, beside an action that is the human's where it is true."""
+
+    @pytest.mark.parametrize(
+        "human",
+        [
+            {"is_intervention": True, "teleop_action": HUMAN},  # gym-hil 0.1.14
+            {"is_intervention": True, "action_intervention": HUMAN},  # its versions before, LeRobot's before 0.4
+            {TeleopEvents.IS_INTERVENTION: True, "teleop_action": HUMAN},
+            {"is_intervention": np.array([True]), "teleop_action": HUMAN[None]},
+            {"intervene_flag": np.ones(1), "intervene_action": HUMAN},  # RLinf's
+        ],
+    )
+    def test_an_intervention_is_the_humans_command(self, human):
+        env = GymAdapter(hil_serl_config({1: {"is_intervention": False, "teleop_action": POLICY}, 2: human}))
+        env.reset()
+        own, theirs = env.step(POLICY)[4], env.step(POLICY)[4]
+        assert "intervene_action" not in own
+        np.testing.assert_array_equal(own["executed_action"], POLICY.astype(np.float32))
+        np.testing.assert_array_equal(theirs["intervene_action"], HUMAN.astype(np.float32))
+        np.testing.assert_array_equal(theirs["executed_action"], HUMAN.astype(np.float32))
+        assert theirs["intervene_images"] == {}
+
+    @pytest.mark.parametrize(
+        "policy",
+        [
+            {"is_intervention": False, "teleop_action": HUMAN},
+            {"intervene_flag": np.zeros(1), "intervene_action": HUMAN},
+            {"intervene_action": None},
+            {"is_intervention": None},
+        ],
+    )
+    def test_what_says_that_no_human_acts_is_none(self, policy):
+        env = GymAdapter(hil_serl_config({1: policy}))
+        env.reset()
+        assert "intervene_action" not in env.step(POLICY)[4]
+
+    @pytest.mark.parametrize("key", ["next.success", TeleopEvents.SUCCESS])
+    def test_an_operators_success_key_is_success(self, key):
+        env = GymAdapter(hil_serl_config({3: {key: True, "succeed": False, "esc": True}}))
+        env.reset()
+        ends = [env.step(POLICY) for _ in range(3)]
+        assert [e[4]["success"] for e in ends] == [False, False, True]
+        assert ends[-1][2:4] == (True, False)
+
+    def test_the_environments_own_success_stays_one(self):
+        """gym-hil ends an episode with `succeed` true and `next.success` false where the operator pressed nothing."""
+        env = GymAdapter(hil_serl_config({1: {"succeed": True, "next.success": False}}))
+        env.reset()
+        assert env.step(POLICY)[4]["success"] is True
+
+    def test_an_episode_to_be_recorded_again_says_nothing_of_the_task(self):
+        env = GymAdapter(hil_serl_config({2: {"rerecord_episode": True, "esc": True}}))
+        env.reset()
+        env.step(POLICY)
+        assert env.step(POLICY)[2:4] == (False, True)
+
+    def test_an_intervention_without_its_action_is_refused(self):
+        env = GymAdapter(hil_serl_config({1: {"is_intervention": True}}))
+        env.reset()
+        with pytest.raises(DataError, match=naming('info["is_intervention"]', "teleop_action", "intervene_action")):
+            env.step(POLICY)
+
+    @pytest.mark.parametrize("command", [{"shoulder": 1.0}, "left"])
+    def test_an_action_that_is_no_vector_is_named(self, command):
+        env = GymAdapter(hil_serl_config({1: {"is_intervention": True, "teleop_action": command}}))
+        env.reset()
+        with pytest.raises(DataError, match=naming('info["teleop_action"]', "franka", 7)):
+            env.step(POLICY)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("intervened", False),
+            ("intervention", True),
+            ("human_action", HUMAN),
+            ("is_human", False),
+            ("teleop_command", HUMAN),
+            ("take_over", 0),
+            ("takeover", True),
+            ("HumanIntervention", True),
+        ],
+    )
+    def test_what_looks_like_an_intervention_and_is_not_understood_is_refused(self, key, value):
+        """Before a human's first tick, too: what is not understood must not wait for it."""
+        env = GymAdapter(hil_serl_config({1: {key: value}}))
+        env.reset()
+        with pytest.raises(DataError, match=naming(f'info["{key}"]', "franka", "is_intervention", "intervene_action")):
+            env.step(POLICY)
+
+    def test_so_it_is_where_a_reset_reports_it(self):
+        class Resetting(HilSerlEnv):
+            def reset(self, **kwargs):
+                return super().reset(**kwargs)[0], {"human_control": False}
+
+        env = GymAdapter(GymConfig(make=lambda fake: Resetting(), max_episode_steps=LIMIT))
+        with pytest.raises(DataError, match=naming('info["human_control"]', "gym")):
+            env.reset()
+
+    @pytest.mark.parametrize("key", ["humanoid_height", "discrete_penalty", "distance_to_human", "overtaken", 3])
+    def test_other_keys_pass(self, key):
+        env = GymAdapter(hil_serl_config({1: {key: 1}}))
+        env.reset()
+        assert env.step(POLICY)[4][key] == 1
 
 
 class TestActions:

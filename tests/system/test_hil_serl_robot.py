@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from serl_chunk.cli.local import train_local
@@ -52,6 +55,18 @@ class Insertion(gymnasium.Env):
         return self._observation(), int(info["succeed"]), info["succeed"] or self.t >= LIMIT, False, info
 
 
+class InLeRobotsDialect(gymnasium.Wrapper):
+    """The same, reported as gym-hil does: a flag on every tick, and success by the operator's key alone."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        human = info.pop("intervene_action", None)
+        taught = {"is_intervention": human is not None, "teleop_action": action if human is None else human}
+        if info.pop("succeed"):
+            taught["next.success"] = True
+        return observation, reward, terminated, truncated, taught
+
+
 def experiment() -> ExperimentConfig:
     return ExperimentConfig(
         name="insertion",
@@ -82,8 +97,11 @@ def experiment() -> ExperimentConfig:
     )
 
 
-def test_a_hil_serl_robot_trains_from_images_and_interventions(tmp_path):
-    learner, summary = train_local(experiment(), [], str(tmp_path / "run"))
+@pytest.mark.parametrize("dialect", [Insertion, lambda: InLeRobotsDialect(Insertion())], ids=["hil_serl", "lerobot"])
+def test_a_hil_serl_robot_trains_from_images_and_interventions(tmp_path, dialect):
+    config = experiment()
+    robot = dataclasses.replace(config.robot, make=lambda fake_env: dialect())
+    learner, summary = train_local(dataclasses.replace(config, robot=robot), [], str(tmp_path / "run"))
 
     assert learner.updates == 12
     metrics = read_metrics(tmp_path / "run")
