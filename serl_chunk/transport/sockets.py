@@ -73,6 +73,9 @@ CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
 _RANDOM = random.SystemRandom()  # a seeded generator gives two processes the same ports
 COPY_BELOW = 65536  # bytes; libzmq's zero-copy bookkeeping costs more than copying less than this
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # combining them takes a microsecond each time
+# A peer whose machine is gone is dropped after so long, by the system's own probes and resends. libzmq's heartbeats
+# would not do: on a slow link they wait behind a message, and the connection would be cut in the middle of it.
+_DEAD_PEER_S = 60
 HIGH_WATER = 256  # messages queued per peer and direction (libzmq's default of 1000 would be 295 MB of camera rows)
 
 
@@ -83,8 +86,10 @@ def make_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, config: Tran
     s.sndhwm = s.rcvhwm = HIGH_WATER
     s.maxmsgsize = max(config.max_message_bytes, MAX_HEADER_BYTES)  # of one frame; the decoder checks the sum
     s.setsockopt(zmq.IPV6, 1)
-    s.setsockopt(zmq.HEARTBEAT_IVL, max(1, round(1000 * config.heartbeat)))
-    s.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, round(1000 * config.timeout_s)))
+    s.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    s.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _DEAD_PEER_S // 3)
+    s.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _DEAD_PEER_S // 6)
+    s.setsockopt(zmq.TCP_MAXRT, 1000 * _DEAD_PEER_S)
     if kind == zmq.ROUTER:
         s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an absent peer is an error to count, not a silent drop
     else:

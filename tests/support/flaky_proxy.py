@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from serl_chunk.transport.sockets import CHANNELS
 
 _CHUNK = 1 << 16
+_PACE_S = 0.02  # a throttled chunk is what the rate carries in this time: larger ones would make the link burst
 
 
 class FlakyProxy:
@@ -18,17 +19,25 @@ class FlakyProxy:
 
     Attributes may be changed at any time: `rate` in bytes per second and direction (0: unlimited), `delay` in seconds
     for every chunk, `cut` (no connection is accepted, those there are closed).
+
+    Args:
+        shared: `rate` is that of all connections together, as on one line; else each has it to itself.
+        buffer: bytes of the kernel's buffers at the proxy's sockets; 0: what the system gives, megabytes, so that a
+            sender is rid of a message long before the rate has carried it.
     """
 
-    def __init__(self, port: int, to: int) -> None:
+    def __init__(self, port: int, to: int, *, shared: bool = False, buffer: int = 0) -> None:
         self.rate, self.delay, self.cut = 0.0, 0.0, False
         self.forwarded = self.broken = 0  # bytes, connections
+        self._buffer = buffer
+        self._line = {up: threading.Lock() for up in (True, False)} if shared else None
         self._closing = False
         self._pairs: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listeners = []
         for i in range(len(CHANNELS)):
             listener = socket.create_server(("127.0.0.1", port + i))
+            self._shrink(listener)  # before it listens for peers: what it accepts inherits the size
             self._listeners.append(listener)
             threading.Thread(target=self._accept, args=(listener, to + i), daemon=True).start()
 
@@ -39,21 +48,32 @@ class FlakyProxy:
                 if self.cut:
                     ours.close()
                     continue
-                theirs = socket.create_connection(("127.0.0.1", to))
+                theirs = socket.socket()
+                self._shrink(theirs)
+                theirs.connect(("127.0.0.1", to))
             except OSError:
                 continue
             with self._lock:
                 self._pairs |= {ours, theirs}
-            for a, b in ((ours, theirs), (theirs, ours)):
-                threading.Thread(target=self._forward, args=(a, b), daemon=True).start()
+            for a, b, up in ((ours, theirs, True), (theirs, ours, False)):
+                threading.Thread(target=self._forward, args=(a, b, up), daemon=True).start()
 
-    def _forward(self, a: socket.socket, b: socket.socket) -> None:
+    def _shrink(self, s: socket.socket) -> None:
+        if self._buffer:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer)
+
+    def _chunk(self) -> int:
+        return max(512, min(_CHUNK, int(_PACE_S * self.rate))) if self.rate else _CHUNK
+
+    def _forward(self, a: socket.socket, b: socket.socket, up: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := a.recv(_CHUNK):
+            while data := a.recv(self._chunk()):
                 if self.delay:
                     time.sleep(self.delay)
-                if self.rate:
-                    time.sleep(len(data) / self.rate)
+                if rate := self.rate:
+                    with self._line[up] if self._line else contextlib.nullcontext():
+                        time.sleep(len(data) / rate)
                 b.sendall(data)
                 self.forwarded += len(data)
         self._drop(a, b)
@@ -90,9 +110,9 @@ class FlakyProxy:
 
 
 @contextlib.contextmanager
-def flaky(port: int, to: int) -> Iterator[FlakyProxy]:
+def flaky(port: int, to: int, *, shared: bool = False, buffer: int = 0) -> Iterator[FlakyProxy]:
     """A proxy, closed at the end."""
-    proxy = FlakyProxy(port, to)
+    proxy = FlakyProxy(port, to, shared=shared, buffer=buffer)
     try:
         yield proxy
     finally:

@@ -18,6 +18,7 @@ from transport_tools import CONTRACT, end, step
 from serl_chunk.transport.storage.spool import LOST
 from serl_chunk.transport.wire import codec, handshake, message_types, records, snapshots
 from serl_chunk.transport.wire.handshake import Hello
+from serl_chunk.transport.wire.parts import encode_part
 from serl_chunk.transport.wire.probe import PAYLOAD, StatusRequest
 from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import Amend, Begin, Outcome, Snapshot, StepBlock
@@ -58,11 +59,12 @@ def _one_of_each() -> list[Frames]:
         (message_types.IDENTITY, {"run": "r"}),
         (message_types.FETCH, {**token, "request": 1, "step": "latest"}), (LOST, {"first": 3, "span": 2, "steps": 1}),
         (message_types.ENROL, {"public": b"\2" * 32}),
-        (message_types.ACK, {"next": 3, "gap": False, "allowance": None}),
+        (message_types.ACK, {"next": 3, "gap": False, "allowance": None, "taken": 4, "partial": None}),
         (snapshots.SUBSCRIBE, {**token, "version": 3}), (snapshots.RELEASE, token),
         (snapshots.PULL, {**token, "key": "k", "ranges": [[0, 0, 8]]}),
     ]:  # fmt: skip
         out.append(codec.encode(kind, fields))
+    out.append(encode_part(0, 7, out[2], 10, 60))
     return [[bytes(memoryview(f)) for f in frames] for frames in out]
 
 

@@ -11,7 +11,9 @@ import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
+from serl_chunk.transport.client.flow import Patience
 from serl_chunk.transport.client.outbox import Outbox, Spools
+from serl_chunk.transport.client.sender import Arrived
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
 from serl_chunk.transport.security.client import KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
@@ -59,13 +61,14 @@ class Connection:
         self._host, self._port = host, port
         self._actor_id, self._contract = actor_id, contract
         self._out, self._snapshots, self._spools = out, snapshots, spools
+        self._patience = Patience(config.timeout_s, out.sender.flow, snapshots.flow)
         self._run_id = ""  # of the run the outbox's spool belongs to
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
         self._hello_at: float | None = None
         self._retry_at = self._open_at = 0.0
         self._key_exchange = KeyExchange(keys, host, port)
-        self._heard = self._ping_at = 0.0
+        self._heard = self._ping_at = self._connected_at = 0.0
         self._connections = 0
         self._disconnected_at: float | None = time.monotonic()
         self._waited_s = 0.0
@@ -190,6 +193,11 @@ class Connection:
         if self.fetch is not None:
             self.fetch.sent = False
 
+    def _give_up(self, why: str) -> None:
+        """Drop a connection that nothing came over in time: the next one waits longer where this one was futile."""
+        self._patience.give_up()
+        self._disconnect(why)
+
     def _check_keys(self) -> None:
         """A connection that did not come about because of its keys has a reason to tell, and may be tried again."""
         trouble = self._key_exchange.trouble(known=self.welcome is not None)
@@ -211,9 +219,9 @@ class Connection:
     def _greet(self) -> None:
         now = time.monotonic()
         if self._hello_at is not None:
-            if now - self._hello_at > self._config.timeout_s:
+            if now - self._hello_at > self._patience.seconds:
                 self.waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
-                self._disconnect("no answer")
+                self._give_up("no answer")
             return
         if not self._may_greet():
             return
@@ -248,7 +256,7 @@ class Connection:
         welcome = Welcome(
             codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"), codec.field(h, "version", int)
         )
-        self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"))
+        self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"), arrived=_arrived(h))
         self._snapshots.connected(new_run=False)
         now = time.monotonic()
         if self._disconnected_at is not None:
@@ -256,6 +264,8 @@ class Connection:
         self._disconnected_at = None
         self._connections += 1
         self._token, self._heard, self._ping_at = codec.field(h, "token", bytes), now, now
+        self._connected_at = now
+        self._patience.begin()
         self.welcome = welcome
         self._on_status(h)
 
@@ -263,18 +273,25 @@ class Connection:
 
     def _serve(self, token: bytes) -> bool:
         """Send what is due; True where a snapshot became complete or a fetch ended."""
-        now = time.monotonic()
-        if now - self._heard > self._config.timeout_s:
+        now, patience = time.monotonic(), self._patience.seconds
+        if now - self._heard > patience:
             self.waiting = f"the learner at {self._host}:{self._port} is silent"
-            self._disconnect("silent")
+            self._give_up("silent")
             return False
         self._out.pump(self._sockets["data"], token)
-        if now - self._out.sender.progress_at > self._config.timeout_s:
-            self._disconnect("it acknowledges nothing")  # the data connection alone broke, with what was in it
+        if now - self._out.sender.progress_at > patience:
+            self._give_up("it acknowledges nothing")  # the data connection alone broke, with what was in it
             return False
+        if now - self._snapshots.progress_at > patience and self._snapshots.flow.in_flight:
+            self._give_up("no piece of a snapshot comes")  # likewise
+            return False
+        idle = not (self._out.sender.in_flight_bytes or self._snapshots.flow.in_flight)
+        if idle and now - self._connected_at > patience:
+            self._patience.succeed()  # there is nothing to carry, and signs of life come
         if now >= self._ping_at:
             self._ping_at = now + self._config.heartbeat
-            try_send(self._sockets["control"], codec.encode(message_types.PING, {"token": token}))
+            fields = {"token": token, "patience": patience}
+            try_send(self._sockets["control"], codec.encode(message_types.PING, fields))
         fetch = self.fetch
         if fetch is not None and not fetch.sent and fetch.manifest is None:
             fields = {"token": token, "request": fetch.number, "step": fetch.step}
@@ -316,7 +333,8 @@ class Connection:
             return self._snapshots.receive(message)
         elif kind == message_types.ACK:
             self.allowance = codec.field(h, "allowance", (int, type(None)))
-            self._out.acknowledged(codec.count(h, "next"), gap=codec.field(h, "gap", bool))
+            gap, arrived = codec.field(h, "gap", bool), _arrived(h)
+            self._out.acknowledged(codec.count(h, "next"), gap=gap, arrived=arrived)
         elif kind == message_types.STATUS:
             self._on_status(h)
         elif kind == message_types.REJOIN:
@@ -344,7 +362,7 @@ class Connection:
         if self.stalled:
             self._out.sender.wait()
         self._snapshots.set_available_version(codec.field(h, "version", int))
-        self._out.acknowledged(codec.count(h, "next"), gap=False)
+        self._out.acknowledged(codec.count(h, "next"))
 
     def _on_fetched(self, message: Message) -> None:
         request = self.fetch
@@ -355,3 +373,10 @@ class Connection:
         else:
             request.manifest = Manifest.decode(message)
             self._snapshots.add_fetch(request)
+
+
+def _arrived(h: dict[str, Any]) -> Arrived:
+    """Where a learner's answer says that the session's stream has come to, parts included."""
+    partial = codec.field(h, "partial", (dict, type(None))) or {"first": 0, "received": 0}
+    seq, nbytes = codec.count(h, "taken"), codec.count(partial, "received")
+    return Arrived(seq, codec.count(partial, "first") if nbytes else -1, nbytes)

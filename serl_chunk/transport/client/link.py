@@ -75,6 +75,7 @@ class LearnerLink:
             credit_bytes=config.credit_bytes,
             spool_bytes=config.spool_bytes,
             max_message_bytes=config.max_message_bytes,
+            timeout_s=config.timeout_s,
             largest_episode_bytes=largest_episode_bytes,
             jpeg_quality=config.jpeg_quality,
         )

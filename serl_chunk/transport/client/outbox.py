@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from serl_chunk.transport.client.sender import Sender
+from serl_chunk.transport.client.sender import Arrived, Sender
 from serl_chunk.transport.client.step_blocks import (
     FIXED_STEP_BYTES,
     MAX_BLOCK_BYTES,
@@ -78,12 +78,14 @@ class Outbox:
         credit_bytes: int,
         spool_bytes: int,
         max_message_bytes: int,
+        timeout_s: float,
         largest_episode_bytes: int = 0,
         jpeg_quality: int = 0,
     ) -> None:
+        """`timeout_s`: the transport's; the bytes on their way are to take a part of it."""
         self.spool: Spool | None = None  # of the run the learner belongs to; None before it is known
         self.stuck = ""  # why the spool takes nothing
-        self.sender = Sender(credit_bytes)
+        self.sender = Sender(credit_bytes, timeout_s)
         self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
         self.counters = Counters("abandoned", "set_aside")
         self.rate = Rate()
@@ -324,13 +326,16 @@ class Outbox:
         if self.spool is not None:
             self.sender.pump(self.spool, socket, token)
 
-    def acknowledged(self, seq: int, *, gap: bool) -> None:
-        """The learner has everything below `seq`; with `gap`, it asks for what follows `seq` again."""
+    def acknowledged(self, seq: int, *, gap: bool = False, arrived: Arrived | None = None) -> None:
+        """See Sender."""
         if self.spool is not None:
-            self.sender.acknowledged(self.spool, seq, gap=gap)
+            self.sender.acknowledged(self.spool, seq, gap=gap, arrived=arrived)
 
-    def connected(self, *, known: bool, seq: int) -> None:
-        """A connection began: continue at `seq`, or from the beginning of what is kept where nothing is known."""
+    def connected(self, *, known: bool, seq: int, arrived: Arrived) -> None:
+        """A connection began: continue at `seq`, or from the beginning of what is kept where nothing is known.
+
+        `arrived`: where to continue in a record that was sent in parts.
+        """
         assert self.spool is not None
         if known:
             if seq < self.spool.acked:  # its disk lost the newest of what it had acknowledged
@@ -343,7 +348,7 @@ class Outbox:
             self.spool.rewind()
         self.inherited += max(0, self._inherited_until - self.spool.acked)
         self._inherited_until = 0
-        self.sender.restart(self.spool)
+        self.sender.restart(self.spool, arrived)
 
     def close(self) -> None:
         """Release the spool; what is not acknowledged stays in it, if it is on disk."""

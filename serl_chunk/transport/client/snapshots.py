@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import zmq
 
+from serl_chunk.transport.client.flow import Flow, Sent
 from serl_chunk.transport.sockets import try_send
 from serl_chunk.transport.wire import codec, snapshots
 from serl_chunk.transport.wire.codec import Message
 from serl_chunk.transport.wire.snapshots import Manifest, Pull, Range
 from serl_chunk.types import SerlChunkError, Snapshot
 
-_WINDOW = 4  # pieces in flight: enough to hide the round trip, few enough to leave the line to others
+_WINDOW = 4  # largest pieces in flight: enough to hide the round trip, few enough to leave the line to others
 
 
 log = logging.getLogger(__name__)
@@ -60,16 +61,19 @@ class SnapshotClient:
         self.version = -1  # newest complete snapshot of the present run
         self.received_bytes = 0
         self.pulled = 0  # snapshots completed
+        self.flow = Flow(most=_WINDOW * piece_bytes, largest=piece_bytes, timeout_s=timeout_s)
+        self.progress_at = 0.0  # when the last piece came, or none was awaited
         self._piece_bytes = piece_bytes
-        self._timeout_s = timeout_s  # seconds without a piece after which requests are repeated
+        self._timeout_s = timeout_s
         self._by_digest: dict[bytes, np.ndarray] = {}
         self._announced: Manifest | None = None
         self._pull: Pull | None = None
         self._fetch: FetchRequest | None = None  # the request that `_pull` is about
         self._fetches: collections.deque[FetchRequest] = collections.deque()
-        self._again: list[tuple[Range, ...]] = []
-        self._progress_at = 0.0
+        self._requests: dict[tuple[Range, ...], Sent] = {}  # not answered
         self._subscribed = False
+        self._subscribed_at = 0.0
+        self._announcement_s = timeout_s  # how long an announcement may take
 
     def connected(self, *, new_run: bool) -> None:
         """A connection began: say what is held, and ask again for what did not come."""
@@ -77,14 +81,18 @@ class SnapshotClient:
         self._announced = None
         if new_run:
             self.version = -1
+        self.flow.restart()
+        self._requests.clear()
         if self._pull is not None:
-            self._again = self._pull.unanswered()
-            self._progress_at = time.monotonic()
+            self._pull.restart()
 
     def set_available_version(self, version: int) -> None:
-        """The learner has this version. An announcement that was lost is asked for again."""
-        if version > self.version and self._announced is None and self._pull is None:
+        """The learner has this version. An announcement that was lost is asked for again, each time less soon."""
+        if version <= self.version or self._announced is not None or self._pull is not None or not self._subscribed:
+            return
+        if time.monotonic() - self._subscribed_at > self._announcement_s:
             self._subscribed = False
+            self._announcement_s *= 2
 
     def add_fetch(self, request: FetchRequest) -> None:
         """Pull a checkpoint whose manifest has come, before anything else."""
@@ -94,6 +102,7 @@ class SnapshotClient:
         """Take in a message; True where a snapshot became complete or a fetch ended. Raises WireError."""
         if message.kind == snapshots.MANIFEST:
             manifest = Manifest.decode(message)
+            self._announcement_s = self._timeout_s
             if manifest.version > self.version:
                 self._announced = manifest
             return False
@@ -103,15 +112,19 @@ class SnapshotClient:
             return self._give_up()
         if message.kind == snapshots.PIECE:
             before = self._pull.received_bytes
-            self._pull.receive(message)
+            ranges = self._pull.receive(message)
             self.received_bytes += self._pull.received_bytes - before
-            self._progress_at = time.monotonic()
+            if ranges is not None:
+                self.flow.arrive(self._requests.pop(ranges))
+                self.progress_at = time.monotonic()
             return False
         raise codec.WireError(f"unknown kind {message.kind!r}")
 
     def _give_up(self) -> bool:
         """The learner no longer has what is being pulled: it was restarted."""
-        fetch, self._fetch, self._pull, self._again = self._fetch, None, None, []
+        fetch, self._fetch, self._pull = self._fetch, None, None
+        self.flow.restart()
+        self._requests.clear()
         if fetch is None:
             self._subscribed = False
             return False
@@ -131,9 +144,11 @@ class SnapshotClient:
                 break
             self._complete(socket, token)
             changed = True
-        if not self._subscribed:
+        # The learner keeps what a session pulls until it subscribes again: not before it is here.
+        if not self._subscribed and (self._pull is None or self._fetch is not None):
             frames = codec.encode(snapshots.SUBSCRIBE, {"token": token, "version": self.version})
             self._subscribed = try_send(socket, frames)
+            self._subscribed_at = time.monotonic()
         return changed
 
     def _start(self) -> None:
@@ -145,26 +160,20 @@ class SnapshotClient:
             manifest, self._announced = self._announced, None
         if manifest is not None:
             self._pull = Pull(manifest, self._by_digest, self._piece_bytes)
-            self._again = []
-            self._progress_at = time.monotonic()
 
     def _request(self, socket: zmq.Socket[bytes], token: bytes) -> None:
         assert self._pull is not None
-        if self._pull.in_flight and time.monotonic() - self._progress_at > self._timeout_s:
-            self._again = self._pull.unanswered()
-            self._progress_at = time.monotonic()
-        while True:
-            if self._again:
-                ranges = self._again.pop()
-            else:
-                new = self._pull.request() if self._pull.in_flight < _WINDOW else None
-                if new is None:
-                    return
-                ranges = new
+        if not self._requests:
+            self.progress_at = time.monotonic()
+        while self.flow.has_room(self.flow.message_bytes):
+            ranges = self._pull.request(self.flow.message_bytes)
+            if ranges is None:
+                return
             fields = {"token": token, "key": self._pull.manifest.key, "ranges": [list(r) for r in ranges]}
             if not try_send(socket, codec.encode(snapshots.PULL, fields)):
-                self._again.append(ranges)
+                self._pull.put_back(ranges)
                 return
+            self._requests[ranges] = self.flow.send(sum(r.length for r in ranges))
 
     def _complete(self, socket: zmq.Socket[bytes], token: bytes) -> None:
         assert self._pull is not None

@@ -15,6 +15,7 @@ from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import LOST
 from serl_chunk.transport.wire import codec, handshake, message_types, records
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError, size_of
+from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
 from serl_chunk.types import DataError, Record, StepBlock
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,13 @@ class RecordReceiver:
         if self.stalled:
             return  # unacknowledged, the actor keeps it
         try:
-            message = codec.decode(frames[1:], self._limits)
+            whole = frames[1:]
+            message = codec.decode(whole, self._limits)
+            if message.kind == PART:
+                assembled = self._assemble(session, decode_part(message, self._limits))
+                if assembled is None:
+                    return
+                whole, message = assembled, codec.decode(assembled, self._limits)
             if message.kind == LOST:
                 self._skip(session, *(codec.count(message.header, name) for name in ("first", "span", "steps")))
                 return
@@ -80,13 +87,32 @@ class RecordReceiver:
             self.refuse(session, f"record after {session.expected} of this session is malformed: {e}")
             raise
         self._counters["received_bytes"] += message.nbytes
-        self._take(session, first, record, frames[1:])
+        self._take(session, first, record, whole)
+
+    def _assemble(self, session: Session, part: Part) -> list[Frame] | None:
+        """The frames of the record that this part completes; None where it completes none."""
+        self._counters["parts"] += 1
+        if part.end <= session.expected:  # of a record that is here
+            return None
+        if part.first > session.expected:
+            self._gap(session, Gap(f"a part of record {part.first} came where {session.expected} was expected"))
+            return None
+        if part.offset == 0:
+            session.assembly = Assembly(part)
+        assembly = session.assembly
+        if assembly is None or not assembly.add(part):
+            self._gap(session, Gap(f"a part of record {part.first} came whose predecessors did not"))
+            return None
+        frames = assembly.frames()
+        if frames is not None:
+            session.assembly = None
+        return frames
 
     def _gap(self, session: Session, e: Gap) -> None:
         self._counters["gaps"] += 1
         self._sockets.complain("data", session.info.peer, f"gap: {e}")
-        if session.gap_told != session.expected:  # once: what is in flight has the same gap
-            session.gap_told = session.expected
+        if session.gap_told != session.arrived:  # once: what is in flight has the same gap
+            session.gap_told = session.arrived
             self._acknowledge(session, gap=True)
 
     def _skip(self, session: Session, first: int, span: int, steps: int) -> None:
@@ -190,7 +216,7 @@ class RecordReceiver:
     def _acknowledge(self, session: Session, *, gap: bool = False) -> None:
         """Cumulative: everything below `next` was taken."""
         if not session.refused:
-            fields = {"next": self.safe(session), "gap": gap, "allowance": self.allowed(session)}
+            fields = {"next": self.safe(session), "gap": gap, "allowance": self.allowed(session), **session.arrived}
             self._sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
 
     def safe(self, session: Session) -> int:

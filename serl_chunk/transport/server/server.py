@@ -100,7 +100,7 @@ class LearnerServer:
         self._stop = False
         self._counters = Counters(
             "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "lost", "malformed", "ignored",
-            "stale", "rejected", "refused", "replies_dropped", "pieces", "snapshot_bytes",
+            "stale", "rejected", "refused", "replies_dropped", "parts", "pieces", "snapshot_bytes",
             "keys_refused", "handshakes_failed", "probes", "probes_dropped",
         )  # fmt: skip
         self._sockets = ServerSockets(config, bind, port, self._counters, keys)
@@ -254,6 +254,7 @@ class LearnerServer:
             return
         session.control_id = identity
         if message.kind == message_types.PING:
+            session.patience = codec.field({"patience": 0.0} | message.header, "patience", float)
             self._status(session)
         elif message.kind == message_types.BYE:
             self._sessions.fence(session)
@@ -311,12 +312,8 @@ class LearnerServer:
             self._counters["lost"] += admission.lost
             log.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
             self._receiver.settle(session)
-        header = {
-            "token": session.token,
-            "known": admission.known,
-            "fields": fields,
-            **self._status_fields(session),
-        }
+        header = {"token": session.token, "known": admission.known, "fields": fields}
+        header |= session.arrived | self._status_fields(session)
         try:
             answer = codec.encode(handshake.WELCOME, header, arrays)
         except WireError as e:  # our own fault, not the peer's
@@ -385,9 +382,9 @@ class LearnerServer:
                 if now - session.heard > self._episode_timeout:
                     self._receiver.close_episode(session)
                 continue
-            if now - session.heard > self._config.timeout_s:
+            if session.is_silent(now, self._config.timeout_s):
                 log.warning("actor %s is silent", session.info.actor_id)
-                self._sessions.leave(session)
+                self._sessions.leave(session, keep_parts=self._config.max_message_bytes)
                 continue
             if new_snapshot:
                 self._snapshots.announce(session)

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello
+from serl_chunk.transport.wire.parts import Assembly
 from serl_chunk.transport.wire.records import count_of
 from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import Begin, End, Record, SerlChunkError, StepBlock
 
 TOKEN_BYTES = 16
+_MOST_PATIENCE = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
 _REMEMBERED = 1000  # silent sessions with records: their actors may come back and go on
 
 
@@ -55,6 +57,7 @@ class Session:
         self.gone = False  # and for good: another took its place
         self.refused = ""  # why it is not welcome any more
         self.heard = now
+        self.patience = 0.0  # seconds that its signs of life may need on its link, as its actor says
         self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
         self.finish_told = False
         # The stream.
@@ -66,7 +69,8 @@ class Session:
         self.open_episode = standing.open_episode
         self.unsynced: collections.deque[tuple[int, int]] = collections.deque()  # (journal entry, `expected` behind it)
         self.synced = standing.expected  # sequence numbers below it survive a power cut
-        self.gap_told: int | None = None  # `expected` when a gap was last reported
+        self.assembly: Assembly | None = None  # the record that arrives in parts
+        self.gap_told: dict[str, Any] | None = None  # `arrived` when a gap was last reported
         self.allowance_told: int | None = None
         # Snapshots.
         self.holds: int | None = None  # version it holds, while it waits for an announcement
@@ -79,6 +83,12 @@ class Session:
         """How far the stream has come."""
         return SessionState(*self.info[:3], self.expected, self.steps, self.steps_offset, self.open_episode)
 
+    @property
+    def arrived(self) -> dict[str, Any]:
+        """Where its actor is to go on, as fields of a message."""
+        a = self.assembly
+        return {"taken": self.expected, "partial": a and {"first": a.first, "received": a.received}}
+
     def skip(self, first: int, span: int, steps: int) -> bool:
         """Step over numbers whose records the actor's disk lost; their episode ends there. False: nothing new.
 
@@ -88,7 +98,7 @@ class Session:
             raise Gap(f"record {first} came where {self.expected} was expected")
         if first + span <= self.expected:
             return False
-        self.expected, self.open_episode, self.gap_told = first + span, None, None
+        self.expected, self.open_episode, self.gap_told, self.assembly = first + span, None, None, None
         self.steps_offset += steps
         return True
 
@@ -97,6 +107,10 @@ class Session:
         self.heard = time.monotonic()
         if not self.live:
             self.live, self.closed = True, False
+
+    def is_silent(self, now: float, timeout_s: float) -> bool:
+        """Whether nothing has come over its connection for longer than its link explains."""
+        return now - self.heard > min(max(timeout_s, self.patience), _MOST_PATIENCE * timeout_s)
 
     def trim(self, first: int, record: Record) -> Record | None:
         """What is new of a record numbered from `first`; None where nothing is. Raises Gap."""
@@ -216,9 +230,11 @@ class Sessions:
             session = self._by_session[hello.session] = Session(start, peer, now)
         else:
             session = old
+            if hello.incarnation != old.info.incarnation:
+                old.assembly = None  # where a power cut took its newest records, others have their numbers now
             if old.expected < hello.first:
                 lost = hello.first - old.expected
-                old.expected, old.open_episode = hello.first, None
+                old.expected, old.open_episode, old.assembly = hello.first, None, None
                 old.steps_offset = hello.steps_before_first - old.steps
             old.refused = ""
             self.fence(old)
@@ -227,6 +243,7 @@ class Sessions:
         self._by_token[session.token] = session
         session.live, session.heard, session.finish_told, session.closed, session.gone = True, now, False, False, False
         session.holds = session.gap_told = session.allowance_told = None
+        session.patience = 0.0
         session.data_id = session.control_id = session.snapshots_id = b""
         return Admission(session, old is not None, lost, ousted)
 
@@ -271,13 +288,26 @@ class Sessions:
                 ousted.append(s)
         for s in ousted:
             self.fence(s)
+            s.assembly = None
         return ousted
 
     def fence(self, session: Session) -> None:
         """Forget a session's present connection: what still comes from it is stale."""
         self._by_token.pop(session.token, None)
 
-    def leave(self, session: Session) -> None:
-        """A session ended its connection, or fell silent: its actor id is free, its stream is remembered."""
+    def leave(self, session: Session, *, keep_parts: int = 0) -> None:
+        """A session ended its connection, or fell silent: its actor id is free, its stream is remembered.
+
+        `keep_parts`: bytes of records under assembly that all silent sessions together may keep; the longest silent
+        loses its own first. On a link that is away now and then, a large record would otherwise never arrive.
+        """
         session.live = False
         session.pulling = session.fetched = session.holds = session.fetch_request = None
+        if not keep_parts:
+            session.assembly = None
+            return
+        for s in sorted((s for s in self if s.assembly is not None and not s.live), key=lambda s: -s.heard):
+            assert s.assembly is not None
+            keep_parts -= s.assembly.nbytes
+            if keep_parts < 0:
+                s.assembly = None

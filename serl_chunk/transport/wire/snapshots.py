@@ -8,7 +8,8 @@ snapshot it is about.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import collections
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,7 +160,11 @@ class Pull:
     """A snapshot on its way in: what is missing, what was asked for, what has arrived."""
 
     def __init__(self, manifest: Manifest, held: Mapping[bytes, np.ndarray], piece_bytes: int) -> None:
-        """`held`: arrays the client has, by digest; these are not asked for."""
+        """
+        Args:
+            held: arrays the client has, by digest; these are not asked for.
+            piece_bytes: size of a piece, where `request` is given none.
+        """
         self.manifest = manifest
         self.received_bytes = 0
         self._held = held
@@ -169,9 +174,10 @@ class Pull:
             if leaf.digest not in held:
                 wanted.setdefault(leaf.digest, i)
         self._buffers = {i: np.empty(manifest.leaves[i].nbytes, np.uint8) for i in wanted.values()}
-        self._plan = _plan([(i, len(b)) for i, b in self._buffers.items()], piece_bytes)
+        self._piece_bytes = piece_bytes
+        # In order: what is not asked for.
+        self._left = collections.deque(Range(i, 0, len(b)) for i, b in self._buffers.items() if len(b))
         self._asked: set[tuple[Range, ...]] = set()
-        self._exhausted = False
 
     @property
     def in_flight(self) -> int:
@@ -180,24 +186,40 @@ class Pull:
 
     @property
     def complete(self) -> bool:
-        """Whether everything has arrived (known once `request` has returned None)."""
-        return self._exhausted and not self._asked
+        """Whether everything has arrived."""
+        return not self._left and not self._asked
 
-    def request(self) -> tuple[Range, ...] | None:
-        """The next ranges to ask for, or None where everything was asked for."""
-        ranges = next(self._plan, None)
-        if ranges is None:
-            self._exhausted = True
+    def request(self, piece_bytes: int = 0) -> tuple[Range, ...] | None:
+        """The next ranges to ask for, of at most `piece_bytes` together, or None where everything was asked for."""
+        room = piece_bytes or self._piece_bytes
+        group: list[Range] = []
+        while self._left and room and len(group) < MAX_RANGES:
+            leaf, offset, nbytes = self._left.popleft()
+            length = min(room, nbytes)
+            group.append(Range(leaf, offset, length))
+            if length < nbytes:
+                self._left.appendleft(Range(leaf, offset + length, nbytes - length))
+            room -= length
+        if not group:
             return None
-        self._asked.add(ranges)
-        return ranges
+        self._asked.add(tuple(group))
+        return tuple(group)
 
-    def unanswered(self) -> list[tuple[Range, ...]]:
-        """What was asked for and has not come: to be asked again after a connection was lost."""
-        return list(self._asked)
+    def put_back(self, ranges: tuple[Range, ...]) -> None:
+        """What was asked for could not be sent: it is asked for again, perhaps in other pieces."""
+        self._asked.discard(ranges)
+        self._left.extendleft(reversed(ranges))
 
-    def receive(self, message: Message) -> None:
-        """Take in a piece; a repeated one is ignored. Raises WireError for one that is not what it says."""
+    def restart(self) -> None:
+        """The connection was lost: what was asked for and has not come is asked for again."""
+        for ranges in list(self._asked):
+            self.put_back(ranges)
+
+    def receive(self, message: Message) -> tuple[Range, ...] | None:
+        """Take in a piece and return its ranges; None for a repeated one, which is ignored.
+
+        Raises WireError for one that is not what it says.
+        """
         rows = codec.field(message.header, "ranges", list)
         try:
             ranges = tuple(Range(*row) for row in rows)
@@ -205,7 +227,7 @@ class Pull:
         except TypeError as e:
             raise WireError("a piece without its ranges") from e
         if not asked:
-            return
+            return None
         if len(message.arrays) != len(ranges):
             raise WireError(f"a piece of {len(ranges)} ranges with {len(message.arrays)} arrays")
         for r, data in zip(ranges, message.arrays.values(), strict=True):
@@ -214,6 +236,7 @@ class Pull:
             self._buffers[r.leaf][r.offset : r.offset + r.length] = data
             self.received_bytes += r.length
         self._asked.discard(ranges)
+        return ranges
 
     def result(self) -> tuple[Snapshot, dict[bytes, np.ndarray]]:
         """The snapshot, arrays read-only, and its arrays' bytes by digest for the next pull.
@@ -236,20 +259,3 @@ class Pull:
             array.flags.writeable = False
             params[leaf.path] = array
         return Snapshot(self.manifest.version, params), held
-
-
-def _plan(leaves: list[tuple[int, int]], piece_bytes: int) -> Iterator[tuple[Range, ...]]:
-    """Ranges that cover every (leaf, nbytes), grouped into pieces of at most `piece_bytes`."""
-    group: list[Range] = []
-    room = piece_bytes
-    for leaf, nbytes in leaves:
-        offset = 0
-        while offset < nbytes:
-            length = min(room, nbytes - offset)
-            group.append(Range(leaf, offset, length))
-            offset, room = offset + length, room - length
-            if room == 0 or len(group) == MAX_RANGES:
-                yield tuple(group)
-                group, room = [], piece_bytes
-    if group:
-        yield tuple(group)

@@ -1,0 +1,140 @@
+"""How many bytes may be on their way, in messages of what size, and how long they may take: as the link shows it.
+
+A link is shared by records, snapshots and heartbeats. Were megabytes handed to the system at once, a slow link would
+take longer for them than any time-out, and the heartbeats behind them would come too late.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from serl_chunk.transport.sockets import Clock
+
+LEAST_BYTES = 16 << 10  # of a message that is part of something larger: below it the headers begin to cost
+_LEAST_WINDOW, _FIRST_WINDOW = 4 * LEAST_BYTES, 16 * LEAST_BYTES
+_MESSAGES = 4  # in a full window: enough to hide the round trip, and each of them is a sign of progress
+_AIM = 0.25  # share of `timeout_s` that a full window may take to arrive: both directions and heartbeats fit in
+_UNKNOWN_PACE = 1 / (64 << 10)  # seconds per byte, assumed until something has arrived
+_MOST_DOUBLINGS = 4  # a learner that comes back is found within as long as it was away, and 16 time-outs at most
+
+
+class Sent(NamedTuple):
+    """One message on its way."""
+
+    nbytes: int
+    at: float  # when it was handed to the socket
+
+
+class Flow:
+    """The bytes on their way in one direction. Used by the network thread.
+
+    The window begins small with every connection. It doubles while what fills it arrives in half the aimed time, and
+    shrinks where it takes longer than that: congestion control above TCP's, whose buffers hide a slow link.
+    """
+
+    def __init__(self, *, most: int, largest: int, timeout_s: float, clock: Clock = time.monotonic) -> None:
+        """
+        Args:
+            most: bytes that may be on their way on the fastest link.
+            largest: bytes of a message there.
+        """
+        self.in_flight = 0  # bytes
+        self.arrived = 0  # bytes since the start
+        self._most, self._largest = most, largest
+        self._aim_s = _AIM * timeout_s
+        self._clock = clock
+        self._arrived_at = clock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing is on its way any more; the link may be another one."""
+        self.in_flight = 0
+        self._window = _FIRST_WINDOW
+        self._pace = 0.0  # seconds per byte; 0 for unknown
+        self._limited = False  # whether the window has held anything back since it changed
+        self._changed_at = self._clock()  # what was sent before says nothing about the window
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of a message that is part of something larger."""
+        return max(LEAST_BYTES, min(self._largest, self._window // _MESSAGES))
+
+    def cut(self, nbytes: int) -> int:
+        """How much of `nbytes` may be one message."""
+        if nbytes <= self.message_bytes:
+            return nbytes
+        self._limited = True
+        return self.message_bytes
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a message of so many bytes may be sent now."""
+        if not self.in_flight or self.in_flight + nbytes <= self._window:
+            return True
+        self._limited = True
+        return False
+
+    def send(self, nbytes: int) -> Sent:
+        """Count a message that is handed to the socket; `arrive` takes what this returns."""
+        self.in_flight += nbytes
+        return Sent(nbytes, self._clock())
+
+    def arrive(self, sent: Sent) -> None:
+        """Count a message that has arrived, and judge the window by it."""
+        now = self._clock()
+        self.in_flight -= sent.nbytes
+        self.arrived += sent.nbytes
+        if sent.nbytes >= LEAST_BYTES:  # of smaller ones the round trip is all that shows
+            pace = (now - max(sent.at, self._arrived_at)) / sent.nbytes
+            self._pace = (self._pace + pace) / 2 if self._pace else pace
+        self._arrived_at = now
+        if sent.at < self._changed_at:
+            return
+        took = now - sent.at
+        if took > self._aim_s:
+            self._resize(max(_LEAST_WINDOW, int(self._window * max(0.25, self._aim_s / took))))
+        elif self._limited and took < self._aim_s / 2:
+            self._resize(max(_LEAST_WINDOW, min(self._most, 2 * self._window)))
+
+    def _resize(self, window: int) -> None:
+        self._window, self._changed_at, self._limited = window, self._clock(), False
+
+    @property
+    def needs_s(self) -> float:
+        """Seconds that what is on its way may need, twice what it takes at the present pace."""
+        return 2 * self.in_flight * (self._pace or _UNKNOWN_PACE)
+
+
+class Patience:
+    """How long to wait for a sign of the learner before the connection is given up.
+
+    That is `timeout_s`, and what the bytes on their way need. It doubles with every connection that is given up
+    without having carried anything, and falls back once one has.
+    """
+
+    def __init__(self, timeout_s: float, *flows: Flow) -> None:
+        self._timeout_s, self._flows = timeout_s, flows
+        self._futile = 0  # connections in a row
+        self._carried = 0  # bytes before the present connection
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return float(self._timeout_s * 2**self._futile + sum(f.needs_s for f in self._flows))
+
+    def begin(self) -> None:
+        """A connection began."""
+        self._carried = self._total
+
+    def succeed(self) -> None:
+        """The connection carries what there is."""
+        self._futile = 0
+
+    def give_up(self) -> None:
+        """The connection was given up: nothing came in time."""
+        self._futile = 0 if self._total > self._carried else min(_MOST_DOUBLINGS, self._futile + 1)
+        self._carried = self._total
+
+    @property
+    def _total(self) -> int:
+        return sum(f.arrived for f in self._flows)

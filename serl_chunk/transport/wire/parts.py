@@ -1,0 +1,106 @@
+"""Parts of a record that is too large for one message, as messages.
+
+A record's frames, one after another, are a row of bytes; a part is a range of it. Parts are sent in order, each is
+acknowledged for flow, and the learner decodes the record once the last one is there. The largest part holds a full
+block of steps, so that on a fast link only single steps with large images travel in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import zmq
+
+from serl_chunk.transport.wire import codec
+from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
+
+PART = "part"
+MAX_PART_BYTES = (1 << 20) + (1 << 16)  # and so of a frame on the data channel: what is larger travels in parts
+
+
+class Part(NamedTuple):
+    """A range of a record's bytes."""
+
+    first: int  # lowest sequence number of the record
+    span: int  # sequence numbers it takes
+    sizes: tuple[int, ...]  # bytes of each of its frames
+    offset: int  # of `data` in these frames together
+    data: np.ndarray  # uint8[bytes]
+
+    @property
+    def end(self) -> int:
+        """The sequence number after the record's last."""
+        return self.first + self.span
+
+
+def encode_part(first: int, span: int, frames: Sequence[Frame], offset: int, nbytes: int) -> list[Frame]:
+    """Frames of the part of a record that begins at byte `offset`; not copied where it lies within one frame."""
+    buffers = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
+    header = {"first": first, "span": span, "sizes": [b.nbytes for b in buffers], "offset": offset}
+    pieces, start, end = [], 0, offset + nbytes
+    for b in buffers:
+        if start < end and offset < start + b.nbytes:
+            pieces.append(b[max(0, offset - start) : end - start])
+        start += b.nbytes
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return codec.encode(PART, header, {"data": np.frombuffer(data, np.uint8)})
+
+
+def decode_part(message: Message, limits: Limits) -> Part:
+    """The part in a decoded message; raises WireError, also for a part of a record beyond the limits."""
+    h = message.header
+    sizes = codec.field(h, "sizes", list)
+    if not 1 <= len(sizes) <= limits.max_arrays + 1:
+        raise WireError(f"a part of a record of {len(sizes) - 1} arrays; the limit is {limits.max_arrays}")
+    if any(type(n) is not int or n < 0 for n in sizes):
+        raise WireError("a part's record has frames whose sizes are non-negative integers")
+    total = sum(sizes)
+    if total > limits.max_message_bytes:
+        raise WireError(f"a part of a record of {total} bytes; the limit is {limits.max_message_bytes}")
+    part = Part(
+        codec.count(h, "first"), codec.count(h, "span"), tuple(sizes), codec.count(h, "offset"),
+        message.arrays.get("data", np.empty(0, np.uint8)),
+    )  # fmt: skip
+    if part.data.dtype != np.uint8 or part.data.ndim != 1 or not part.data.size or len(message.arrays) != 1:
+        raise WireError("a part carries one array, uint8[bytes], and not an empty one")
+    if part.span < 1 or part.offset + part.data.size > total:
+        raise WireError(f"a part of {part.data.size} bytes from {part.offset} lies outside its record of {total} bytes")
+    return part
+
+
+class Assembly:
+    """The parts of one record that have arrived. `first` and `received` tell the sender where to go on."""
+
+    def __init__(self, part: Part) -> None:
+        self.first = part.first
+        self.received = 0  # bytes
+        self._sizes = part.sizes
+        self._bytes = np.empty(sum(part.sizes), np.uint8)  # the system gives the memory as parts are written into it
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the record."""
+        return len(self._bytes)
+
+    def add(self, part: Part) -> bool:
+        """Take a part in; False where it does not go on where the last one ended. One that is here is ignored."""
+        end = part.offset + part.data.size
+        if (part.first, part.sizes) != (self.first, self._sizes) or part.offset > self.received:
+            return False
+        if end > self.received:
+            self._bytes[part.offset : end] = part.data
+            self.received = end
+        return True
+
+    def frames(self) -> list[Frame] | None:
+        """The record's frames once all is here; read-only."""
+        if self.received < len(self._bytes):
+            return None
+        whole, at = self._bytes.data.toreadonly(), 0
+        out: list[Frame] = []
+        for n in self._sizes:
+            out.append(whole[at : at + n])
+            at += n
+        return out
