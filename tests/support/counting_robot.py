@@ -1,11 +1,13 @@
 """A robot that writes down every step it was asked for, independent of the product: what faults are counted by.
 
 An experiment file. COUNTING_ROBOT_LOG names the file; each process is a *life* with a number of its own.
+COUNTING_ROBOT_PAUSE is how long a step takes at least, in seconds: without a clock it would take no time.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 import gymnasium
 import numpy as np
@@ -22,6 +24,7 @@ from serl_chunk.config.transport import TransportConfig
 LENGTH = 40  # ticks of an episode
 HZ = 50
 LOG = "COUNTING_ROBOT_LOG"
+PAUSE = "COUNTING_ROBOT_PAUSE"
 
 
 class CountingRobot(gymnasium.Env):
@@ -34,6 +37,7 @@ class CountingRobot(gymnasium.Env):
         self.episode = -1
         self.random = np.random.default_rng(self.life)
         self.log = os.open(os.environ[LOG], os.O_CREAT | os.O_WRONLY | os.O_APPEND) if LOG in os.environ else None
+        self.pause = float(os.environ.get(PAUSE, "0"))
 
     def _observe(self) -> np.ndarray:
         self.state = np.array([self.life, self.episode, self.tick, self.random.uniform()], np.float32)
@@ -48,6 +52,7 @@ class CountingRobot(gymnasium.Env):
         row = [*self.state.tolist(), *np.asarray(action, np.float32).tolist()]
         if self.log is not None:
             os.write(self.log, (" ".join(x.hex() for x in map(float, row)) + "\n").encode())
+        time.sleep(self.pause)
         self.tick += 1
         success = self.tick == LENGTH and self.episode % 2 == 0
         return self._observe(), float(success), success, self.tick >= LENGTH, {"success": success}

@@ -36,6 +36,21 @@ def executed_steps(log: Path) -> dict[Key, tuple[float, ...]]:
     return out
 
 
+def journal_order(run: Path) -> dict[str, list[Key]]:
+    """Every step in the journal, by actor, in the order in which they lie there."""
+    t = TransportConfig()
+    store = RecordStore(run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
+    out: dict[str, list[Key]] = defaultdict(list)
+    try:
+        for row in store.replay():
+            if isinstance(row.record, StepBlock):
+                states = row.record.observation["state"]
+                out[row.actor_id] += [(int(life), int(episode), int(tick)) for life, episode, tick, _ in states]
+    finally:
+        store.close()
+    return out
+
+
 def settle(run: Path, log: Path) -> Account:
     """Every step in the journal was executed and is there once, in order, unchanged; what is missing is a tail."""
     t = TransportConfig()
