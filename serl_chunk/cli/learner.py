@@ -249,7 +249,7 @@ def open_store(config: ExperimentConfig, run: Path, tell: Callable[[str], None])
         max_age=86400 * t.journal_days or None,
         sync_interval=t.sync_interval,
     )
-    if store.losses.damaged or store.losses.torn_bytes:
+    if any(store.losses):
         tell(f"WARNING: journal {store.folder}: {store.losses}")
     return store
 

@@ -223,8 +223,8 @@ class RunSource:
         """One entry's message; the images of a block of steps go to `frames` instead."""
         number, offset, size = place
         file = segments[number]
-        data, salt = file.read(offset, size, where), segment.salt_of(file.read(0, segment.HEADER_BYTES, where))
-        found = segment.parse(data, salt)
+        data = file.read(offset, size, where)
+        found = segment.parse(data, segment.salts(file.pread))
         if found is None:
             raise DataError(f"{where}: {file.path} is damaged at byte {offset}")
         message = codec.decode(found.frames[1:], LIMITS)

@@ -63,14 +63,18 @@ class JournalFile:
     def read(self, offset: int, size: int, where: str) -> bytes:
         """`size` bytes from `offset` on, fewer at its end; raises DataError beginning with `where`."""
         try:
-            if self._fd >= 0:
-                return os.pread(self._fd, size, offset)
-            with self.path.open("rb", buffering=0) as file:
-                return os.pread(file.fileno(), size, offset)
+            return self.pread(offset, size)
         except FileNotFoundError:
             raise self.gone(where) from None
         except OSError as error:
             raise self.unreadable(where, error) from error
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """As `read`; raises OSError."""
+        if self._fd >= 0:
+            return os.pread(self._fd, size, offset)
+        with self.path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, offset)
 
     def gone(self, where: str) -> DataError:
         """It is not there any more."""

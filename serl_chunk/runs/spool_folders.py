@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.storage.disk_spool import DiskSpool
+from serl_chunk.transport.storage.journal import DAMAGED, SUFFIX
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, DataError, RobotSpec
@@ -44,8 +46,14 @@ class SpoolFolders:
         """Spools of other runs that hold something, with their bytes."""
         found = []
         for folder in sorted(self.folder.glob("*")) if self.folder.is_dir() else []:
-            nbytes = sum(f.stat().st_size for f in folder.glob("*.journal"))
-            if folder.name != self._run and nbytes:
+            # Files of the open spool go while they are counted; those moved aside wait for no learner.
+            if folder.name == self._run or folder.name.endswith(DAMAGED):
+                continue
+            nbytes = 0
+            for file in folder.glob(f"*{SUFFIX}"):
+                with contextlib.suppress(FileNotFoundError):  # another process of this actor id may have it open
+                    nbytes += file.stat().st_size
+            if nbytes:
                 found.append((folder, nbytes))
         return found
 

@@ -63,7 +63,7 @@ class Storm:
             self._start(name)
         begin = time.monotonic()
         for i in range(len(self.killed), kills):
-            rng = random.Random(f"{self._seed}/{i}")  # noqa: S311 (a continued run makes the same choices)
+            rng = random.Random(f"{self._seed}/{i}")
             name = rng.choice((LEARNER, *ACTORS))
             if rng.random() < 0.1:
                 time.sleep(rng.uniform(0.0, 2.0))

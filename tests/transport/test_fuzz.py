@@ -18,6 +18,7 @@ from transport_tools import RawActor as Actor
 
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.disk_spool import DiskSpool
+from serl_chunk.transport.storage.journal import Losses
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import DTYPES, Limits, WireError
@@ -255,7 +256,7 @@ def under_fire(folder, seconds: float, messages: int, threads: int, max_malforme
         if stored.actor_id == "good":
             again(stored, stored.record) if stored.delivered else trouble.append(stored)
     store.close()
-    assert (again.episodes(), store.unreadable, store.losses, trouble) == (inbox.episodes(), 0, (0, 0, 0), [])
+    assert (again.episodes(), store.unreadable, store.losses, trouble) == (inbox.episodes(), 0, Losses(), [])
     return {**counted, "sent": sum(sent.values()), "episodes": episodes, "tokens": len(tokens)}
 
 

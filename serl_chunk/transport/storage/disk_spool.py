@@ -139,10 +139,11 @@ class DiskSpool:
                 length = record.first_tick + record.n
             elif isinstance(record, End):
                 episode = ""
-        if self._journal.losses.damaged or self.lost or unreadable:
-            log.error("%s: %s; %d records are lost", self.folder, self._journal.losses, self.lost)
-        elif self._journal.losses.torn_bytes:
-            log.warning("%s: %s", self.folder, self._journal.losses)
+        losses = self._journal.losses
+        if losses.damaged or losses.aside or self.lost or unreadable:
+            log.error("%s: %s; %d records are lost", self.folder, losses, self.lost)
+        elif any(losses):
+            log.warning("%s: %s", self.folder, losses)
         return End(episode, length, None, False, True, Outcome.UNKNOWN, outcome_by="restart") if episode else None
 
     def _begin_segment(self, number: int, table: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 An entry is a list of frames (a wire message, and what its owner adds) with a number that only goes up. It is
 *written* when `append` returns: it then survives the death of this process. It is *synced* some time later, and then
-survives a power cut. Opening a journal cuts a torn tail, steps over damaged entries, and says what it met.
+survives a power cut. Opening a journal cuts a torn tail, which is one entry at most, steps over damaged entries, moves
+files that nothing can be read of to `<folder>_damaged`, and says what it met. The next number is then above every one
+that such a file may have held.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from serl_chunk.types import DataError, SerlChunkError
 log = logging.getLogger(__name__)
 
 SUFFIX = ".journal"
+DAMAGED = "_damaged"  # behind the name of a journal's folder: where files go that nothing can be read of
 _MAX_FULL = 4  # segments that may wait for their fsync while the next is written: a slower disk slows the writer
 
 
@@ -51,12 +54,15 @@ class Entry(NamedTuple):
 class Losses(NamedTuple):
     """What opening a journal could not read."""
 
-    damaged: int  # stretches of damaged bytes, each one entry or more, or a segment's beginning
-    damaged_bytes: int
-    torn_bytes: int  # cut from the end
+    damaged: int = 0  # stretches of damaged bytes, each one entry or more, or a segment's beginning
+    damaged_bytes: int = 0
+    torn_bytes: int = 0  # cut from the end
+    mended: tuple[Path, ...] = ()  # segments whose first sector was written anew: nothing of them is lost
+    aside: tuple[Path, ...] = ()  # where segments were moved that nothing can be read of
 
     def __str__(self) -> str:
-        parts = []
+        parts = [f"the damaged first sector of {path.name} was mended, no entry is lost" for path in self.mended]
+        parts += [f"no entry of a file could be read: all of them are lost, it was moved to {p}" for p in self.aside]
         if self.torn_bytes:
             parts.append(f"an unfinished entry of {self.torn_bytes} bytes was cut from its end")
         if self.damaged:
@@ -69,7 +75,7 @@ class Journal:
 
     Args:
         folder: created if absent.
-        segment_bytes: a segment that reached this size is followed by a new one; whole segments are dropped.
+        segment_bytes: a segment whose entries reached this size is followed by a new one; whole segments are dropped.
         sync_interval: seconds between fsyncs; 0 makes every `append` wait for one.
         preamble: frames for the first entry of every segment, so that dropping older ones loses no state.
 
@@ -125,31 +131,60 @@ class Journal:
 
     def _recover(self) -> Losses:
         damaged = damaged_bytes = torn = 0
+        mended: list[Path] = []
+        aside: list[Path] = []
         found_files = self._files()
-        for first, path in found_files:
-            number = first
+        for i, (first, path) in enumerate(found_files):
+            newest = i + 1 == len(found_files)
+            if self._mend(path):
+                mended.append(path)
+            number, size = first, path.stat().st_size
+            sound = lost = False
             for found in segment.scan(path):
                 if isinstance(found, Found):
-                    number = found.number + 1
-                elif found.torn and path == found_files[-1][1]:
+                    sound, number = True, found.number + 1
+                elif found.torn and newest:
                     torn += found.size
                     os.truncate(path, found.offset)
+                    number += found.offset > 0  # it may have been whole once, if the disk and not a kill cut it
+                elif found.offset == 0 and found.size == size:
+                    lost, number = True, first + _most_entries(size)
                 else:
+                    sound = True
                     damaged, damaged_bytes = damaged + 1, damaged_bytes + found.size
-                    number = max(number, found.numbers[1] if found.numbers else 0)
+                    # Behind the last whole entry nothing says how many there were.
+                    number = max(number, found.numbers[1] if found.numbers else number + _most_entries(found.size))
+            self.next = max(self.next, number if newest else min(number, found_files[i + 1][0]))
             stat = path.stat()
-            if stat.st_size <= segment.HEADER_BYTES and path == found_files[-1][1]:
+            if lost:
+                aside.append(self._move_aside(path))
+            elif not sound and newest:
                 path.unlink()  # begun and never written to
             else:
                 self._segments.append((first, stat.st_size, stat.st_mtime))
                 self.nbytes += stat.st_size
-            self.next = max(self.next, number)
         self.first = self._segments[0][0] if self._segments else self.next
         for first, _, _ in self._segments[-_MAX_FULL - 2 :]:  # a killed process synced all but these
             files.sync_file(self._path(first))
         files.sync_folder(self.folder)
         self.synced = self.next
-        return Losses(damaged, damaged_bytes, torn)
+        return Losses(damaged, damaged_bytes, torn, tuple(mended), tuple(aside))
+
+    @staticmethod
+    def _mend(path: Path) -> bool:
+        try:
+            return segment.mend(path)
+        except OSError as e:  # it is read by the copy of its salt, now and the next time
+            log.warning("the first sector of %s cannot be mended: %s", path, e.strerror)
+            return False
+
+    def _move_aside(self, path: Path) -> Path:
+        folder = self.folder.with_name(self.folder.name + DAMAGED)
+        folder.mkdir(exist_ok=True)
+        to = folder / f"{path.stem}_{time.time_ns()}{SUFFIX}"
+        path.rename(to)
+        files.sync_folder(folder)
+        return to
 
     def read(self, start: int = 0) -> Iterator[Entry]:
         """Every sound entry from number `start` on, oldest first. Not while another thread appends.
@@ -173,12 +208,12 @@ class Journal:
         path = self._path(place.segment)
         try:
             with path.open("rb", buffering=0) as file:
-                beginning = os.pread(file.fileno(), segment.HEADER_BYTES, 0)
-                data = os.pread(file.fileno(), place.size, place.offset)
+                fd = file.fileno()
+                data = os.pread(fd, place.size, place.offset)
+                found = segment.parse(data, segment.salts(lambda at, size: os.pread(fd, size, at)))
         except OSError as e:
             kind = DataError if e.errno in (errno.EIO, errno.ENOENT) else JournalError
             raise kind(f"{path} cannot be read: {e.strerror}") from e
-        found = segment.parse(data, segment.salt_of(beginning))
         if found is None:
             raise DataError(f"{path} is damaged at byte {place.offset}")
         return found.frames
@@ -191,7 +226,7 @@ class Journal:
         Raises JournalError, and DataError for frames that no entry can hold; the journal is then as before, and may be
         appended to again.
         """
-        if self._fd is None or self._segments[-1][1] >= self._segment_bytes:
+        if self._fd is None or self._segments[-1][1] - segment.HEADER_BYTES >= self._segment_bytes:
             self._begin_segment()
         return self._write(frames)
 
@@ -359,3 +394,8 @@ class Journal:
 
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:020d}{SUFFIX}"
+
+
+def _most_entries(nbytes: int) -> int:
+    """More entries than so many damaged bytes can have held."""
+    return nbytes // segment.MIN_ENTRY_BYTES + 1

@@ -1,7 +1,8 @@
 """One file of a journal: entries of raw frames, each with checksums, appended and never changed.
 
-A segment begins with `MAGIC` and a random salt, written three times so that a flipped bit in it does no harm. An entry
-is a head, the lengths of its frames, and the frames:
+A segment begins with `MAGIC` and a random salt, written three times so that a flipped bit in it does no harm. Both are
+repeated behind the first sector: a disk that loses one sector loses the entries in it, and not the salt of all others.
+Version 1 had them once, and the entries right behind. An entry is a head, the lengths of its frames, and the frames:
 
     marker  4 bytes   | finds the next entry behind a damaged one
     check   uint32    | of everything in the head behind it, and of the lengths
@@ -12,7 +13,8 @@ is a head, the lengths of its frames, and the frames:
 
 Little-endian throughout; checksums are XXH3, seeded with the salt: bytes inside a frame that look like an entry are
 none, whatever their origin. A file that ends inside an entry has a *torn tail*, which is what a killed process leaves;
-an entry whose checksum does not match is *damaged*, and those behind it are still read.
+an entry whose checksum does not match is *damaged*, and those behind it are still read. Where no copy of the salt is
+left, nothing can be read, and all of the file is damaged.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import errno
 import os
 import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,17 +31,21 @@ import xxhash
 
 from serl_chunk.types import DataError
 
-MAGIC = b"SERLJRN\x01"
+MAGIC = b"SERLJRN\x02"
+MAGIC_1 = b"SERLJRN\x01"  # read, and not written any more
 MARKER = b"\xa5\x5aJE"
 _HEAD = struct.Struct("<4sIQQI")
 _CHECKED = 8  # the part of the head behind marker and check starts here
 _SALT = struct.Struct("<QQQ")
-HEADER_BYTES = len(MAGIC) + _SALT.size
+_SECTOR = 4096  # bytes that a disk gives back or does not
+_COPY_BYTES = len(MAGIC) + _SALT.size
+HEADER_BYTES = _SECTOR + _COPY_BYTES
+MIN_ENTRY_BYTES = _HEAD.size
 MAX_FRAMES = 1 << 16
 _MAX_FRAME_BYTES = 2**32 - 1
-_SECTOR = 4096  # bytes that a disk gives back or does not
 
 Buffer = bytes | memoryview
+Read = Callable[[int, int], bytes | memoryview]  # (offset, size) -> that part of a segment; raises OSError
 
 
 class Found(NamedTuple):
@@ -56,7 +62,7 @@ class Damage(NamedTuple):
 
     offset: int
     size: int
-    torn: bool  # nothing whole follows: the writer was interrupted here
+    torn: bool  # the beginning of one entry, at the file's end: its writer was interrupted
     numbers: tuple[int, int] | None  # [first, past-last) of the entries lost, where both neighbours are known
 
 
@@ -67,15 +73,55 @@ def new_salt() -> int:
 
 def header(salt: int) -> bytes:
     """What a segment with this salt begins with, bytes[HEADER_BYTES]."""
-    return MAGIC + _SALT.pack(salt, salt, salt)
+    copy = MAGIC + _SALT.pack(salt, salt, salt)
+    return copy.ljust(_SECTOR, b"\0") + copy
 
 
-def salt_of(data: bytes | memoryview) -> int:
-    """The salt in a segment's first bytes, by majority of its copies; 0 where there are too few bytes."""
-    if len(data) < HEADER_BYTES:
-        return 0
-    a, b, c = _SALT.unpack_from(data, len(MAGIC))
+def salts(read: Read) -> list[int]:
+    """The salts that a segment may have, the likeliest first; one alone where a copy of it is sound."""
+    found = []
+    for at in (0, _SECTOR):
+        copy = _copy(read, at)
+        if _is_sound(copy, old=at == 0):
+            return [_majority(copy)]
+        if len(copy) == _COPY_BYTES:
+            found.append(_majority(copy))
+    return found
+
+
+def _copy(read: Read, at: int) -> bytes:
+    """A copy of magic and salt; empty where the disk does not give it back."""
+    try:
+        return bytes(read(at, _COPY_BYTES))
+    except OSError:
+        return b""
+
+
+def _majority(copy: bytes) -> int:
+    a, b, c = _SALT.unpack_from(copy, len(MAGIC))
     return int((a & b) | (a & c) | (b & c))
+
+
+def _is_sound(copy: bytes, *, old: bool = False) -> bool:
+    """Whether a copy of magic and salt is undamaged. `old`: one of version 1 is, too."""
+    if len(copy) < _COPY_BYTES or not copy.startswith((MAGIC, MAGIC_1) if old else MAGIC):
+        return False
+    return copy.endswith(_SALT.pack(*[_majority(copy)] * 3))
+
+
+def mend(path: Path) -> bool:
+    """Write a damaged first sector anew from the copy behind it; returns whether that was needed, and possible.
+
+    Raises OSError; nothing is lost then.
+    """
+    with path.open("rb+", buffering=0) as file:
+        fd = file.fileno()
+        first, second = (_copy(lambda at, size: os.pread(fd, size, at), place) for place in (0, _SECTOR))
+        if first == second or _is_sound(first, old=True) or not _is_sound(second):
+            return False
+        os.pwrite(fd, second.ljust(_SECTOR, b"\0"), 0)  # all of it: a part of a sector would have to be read first
+        os.fsync(fd)
+    return True
 
 
 def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
@@ -107,18 +153,20 @@ def scan(path: Path) -> Iterator[Found | Damage]:
     size = len(data)
     if not size:
         return
-    memory, salt = memoryview(data), salt_of(data)
-    pos, last = HEADER_BYTES, None
-    begin = None if data[:HEADER_BYTES] == header(salt) else 0  # of the damage that is being passed over
-    while pos < size:
+    memory = memoryview(data)
+    salt, pos = _beginning(data, memory)
+    if salt is None:
+        yield Damage(0, size, size < HEADER_BYTES and _begins_header(data), None)
+        return
+    begin, last = (None if pos else 0), None  # of the damage that is being passed over; number of the last entry
+    pos = pos or data.find(MARKER)
+    while 0 <= pos < size:
         found = _entry(memory, pos, salt)
         number, end = (found.number, found.offset + found.size) if isinstance(found, Found) else found or (-1, size + 1)
         # A head whose entry runs past the end of the file is torn, or its file lost the rest.
         if end > size or (last is not None and number <= last):
             begin = pos if begin is None else begin
             pos = data.find(MARKER, pos + 1)
-            if pos < 0:
-                break
             continue
         if begin is not None:
             yield Damage(begin, pos - begin, False, None if last is None else (last + 1, number))
@@ -129,13 +177,57 @@ def scan(path: Path) -> Iterator[Found | Damage]:
             yield Damage(pos, end - pos, False, (number, number + 1))
         last, pos = number, end
     if begin is not None:
-        yield Damage(begin, size - begin, True, None)
+        yield Damage(begin, size - begin, begin > 0 and _is_torn(memory, begin, salt), None)
 
 
-def parse(data: bytes, salt: int) -> Found | None:
-    """The entry that `data` begins with, where that is whole and undamaged."""
-    found = _entry(memoryview(data), 0, salt)
-    return found if isinstance(found, Found) else None
+def _beginning(data: bytes, memory: memoryview) -> tuple[int | None, int]:
+    """(salt, offset of the first entry, 0 where what is before it is damaged); no salt where no entry has one of them.
+
+    A salt that is not sound is right if it fits the head of any entry.
+    """
+    found = salts(lambda at, size: memory[at : at + size])
+    first = bytes(memory[:_COPY_BYTES])
+    if first.startswith(MAGIC_1) and _is_sound(first, old=True):
+        return found[0], _COPY_BYTES
+    if found and data.startswith(header(found[0])):
+        return found[0], HEADER_BYTES
+    for salt in found:
+        pos = data.find(MARKER)
+        while pos >= 0:
+            if _entry(memory, pos, salt) is not None:
+                return salt, 0
+            pos = data.find(MARKER, pos + 1)
+    return None, 0
+
+
+def _begins_header(data: bytes) -> bool:
+    """Whether the process that wrote these few bytes was interrupted in a header."""
+    if len(data) < _COPY_BYTES:
+        return data[: len(MAGIC)] in (MAGIC[: len(data)], MAGIC_1[: len(data)])
+    return header(_majority(data)).startswith(data)
+
+
+def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
+    """Whether the rest of a file is the beginning of one entry, and thus nothing whose `append` returned."""
+    rest = memory[pos:]
+    if len(rest) < _HEAD.size:
+        return True
+    marker, _, _, _, count = _HEAD.unpack_from(rest)
+    if marker != MARKER or count > MAX_FRAMES:
+        return False
+    if _HEAD.size + 4 * count > len(rest):
+        return True
+    found = _entry(memory, pos, salt)
+    return isinstance(found, tuple) and not isinstance(found, Found) and found[1] > len(memory)
+
+
+def parse(data: bytes, candidates: Sequence[int]) -> Found | None:
+    """The entry that `data` begins with, where that is whole and undamaged. `candidates`: from `salts`."""
+    for salt in candidates:
+        found = _entry(memoryview(data), 0, salt)
+        if isinstance(found, Found):
+            return found
+    return None
 
 
 def _check(rest: Buffer, salt: int) -> int:

@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,11 +23,12 @@ from hypothesis import strategies as st
 from properties import examples
 from transport_tools import eventually
 
-from serl_chunk.transport.storage import files
+from serl_chunk.transport.storage import files, segment
 from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place
+from serl_chunk.transport.storage.segment import HEADER_BYTES
 from serl_chunk.types import ConfigError, DataError
 
-WHOLE = Losses(0, 0, 0)
+WHOLE = Losses()
 
 
 @contextlib.contextmanager
@@ -98,15 +100,15 @@ def test_cut_at_every_byte_and_written_on(tmp_path):
     data, first = path.read_bytes(), int(path.stem)
     with opened(tmp_path) as journal:
         ends = [e.place.offset + e.place.size for e in journal.read(first)]
-    for size in range(len(data)):
+    for size in (*range(0, HEADER_BYTES, 97), *range(HEADER_BYTES - 40, len(data))):
         path.write_bytes(data[:size])
         whole = sum(end <= size for end in ends)
-        at = max([0 if size < 32 else 32, *[end for end in ends if end <= size]])
+        at = max([0 if size < HEADER_BYTES else HEADER_BYTES, *[end for end in ends if end <= size]])
         with opened(tmp_path) as journal:
             assert journal.losses == Losses(0, 0, size - at)
             assert list(content(journal).values()) == entries[: first + whole]
             journal.append([b"more"])
-            assert journal.next == first + whole + 1
+            assert journal.next == first + whole + 1 + (size > at > 0)  # a torn entry's number is not given again
         with opened(tmp_path) as journal:
             assert journal.losses == WHOLE
             assert list(content(journal).values()) == [*entries[: first + whole], [b"more"]]
@@ -120,14 +122,14 @@ def test_a_flipped_bit_anywhere_costs_one_entry(tmp_path):
     rng = random.Random(1)
     for path in sorted(tmp_path.glob("*.journal")):
         data = path.read_bytes()
-        for at in range(len(data)):
+        for at in (*range(32), *range(32, HEADER_BYTES - 40, 331), *range(HEADER_BYTES - 40, len(data))):
             path.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
             with opened(tmp_path) as journal:
                 kept = content(journal)
-                assert len(kept) >= len(entries) - (at >= 32)
+                assert len(kept) >= len(entries) - (at >= HEADER_BYTES)
                 assert all(entries[n] == e for n, e in kept.items())
                 assert journal.losses != WHOLE
-                assert journal.next in (len(entries), len(entries) - (path == last_file(tmp_path)))
+                assert journal.next >= len(entries)
             path.write_bytes(data)
 
 
@@ -135,7 +137,7 @@ def test_damage_in_the_middle_is_stepped_over_and_written_on(tmp_path):
     entries = filled(tmp_path)
     first = min(tmp_path.glob("*.journal"))
     data = bytearray(first.read_bytes())
-    data[80] ^= 1
+    data[HEADER_BYTES + 48] ^= 1
     first.write_bytes(data)
     with opened(tmp_path) as journal:
         assert (journal.losses.damaged, journal.losses.torn_bytes) == (1, 0)
@@ -145,11 +147,113 @@ def test_damage_in_the_middle_is_stepped_over_and_written_on(tmp_path):
         assert kept.pop(6) == [b"more"]
         assert kept == {n: e for n, e in enumerate(entries) if n in kept}
         assert len(kept) == 5
-        gone = Place(0, 32, 80)
-        with pytest.raises(DataError, match=naming(first.name, 32)):
+        gone = Place(0, HEADER_BYTES, 80)
+        with pytest.raises(DataError, match=naming(first.name, HEADER_BYTES)):
             journal.fetch(gone)
         with pytest.raises(DataError, match=naming(f"{999:020d}.journal", os.strerror(errno.ENOENT))):
-            journal.fetch(Place(999, 32, 80))
+            journal.fetch(Place(999, HEADER_BYTES, 80))
+
+
+def old_segment(path: Path, entries, salt=0x0123456789ABCDEF) -> None:
+    """Write a segment of the version before, whose entries follow the only copy of the salt."""
+    with path.open("wb") as file:
+        file.write(segment.MAGIC_1 + struct.pack("<QQQ", salt, salt, salt))
+        for number, entry in enumerate(entries, int(path.stem)):
+            file.writelines(segment.pack(number, entry, salt)[0])
+
+
+def aside(folder) -> list[bytes]:
+    """Contents of the files that were moved out of a journal's folder."""
+    return [p.read_bytes() for p in sorted(folder.with_name(folder.name + "_damaged").glob("*"))]
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_a_bad_first_sector_costs_nothing(tmp_path, newest):
+    entries = filled(tmp_path)
+    path = last_file(tmp_path) if newest else min(tmp_path.glob("*.journal"))
+    data = path.read_bytes()
+    path.write_bytes(bytes(4096) + data[4096:])
+    with opened(tmp_path) as journal:
+        assert content(journal) == dict(enumerate(entries))
+        assert journal.losses == Losses(mended=(path,))
+        assert naming_text(journal.losses, path.name, "mended")
+        assert path.read_bytes() == data
+        place = next(e.place for e in journal.read() if e.place.segment == int(path.stem))
+        assert [bytes(f) for f in journal.fetch(place)] == entries[int(path.stem)]
+        journal.append([b"more"])
+        assert journal.next == len(entries) + 1
+    with opened(tmp_path) as journal:
+        assert journal.losses == WHOLE
+        assert content(journal) == dict(enumerate([*entries, [b"more"]]))
+
+
+def naming_text(losses: Losses, *parts: object) -> bool:
+    """Whether the sentence names all of these."""
+    return all(str(part) in str(losses) for part in parts)
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("newest", [True, False])
+def test_a_file_that_nothing_can_be_read_of_is_moved_aside_and_numbers_go_on(tmp_path, newest, old):
+    folder = tmp_path / "journal"
+    entries = filled(folder)
+    path = last_file(folder) if newest else min(folder.glob("*.journal"))
+    later = [int(p.stem) for p in folder.glob("*.journal") if p.stem > path.stem]
+    lost = set(range(int(path.stem), min(later, default=len(entries))))
+    if old:
+        old_segment(path, [entries[n] for n in sorted(lost)])
+    data = bytearray(path.read_bytes())
+    data[: segment.HEADER_BYTES if not old else 32] = bytes(segment.HEADER_BYTES if not old else 32)
+    path.write_bytes(data)
+    with opened(folder) as journal:
+        assert content(journal) == {n: e for n, e in enumerate(entries) if n not in lost}
+        assert aside(folder) == [bytes(data)]
+        assert naming_text(journal.losses, *journal.losses.aside, "lost")
+        assert journal.next >= len(entries)
+        assert journal.next == len(entries) or newest
+        number = journal.next
+        journal.append([b"more"])
+    with opened(folder) as journal:
+        assert journal.losses == WHOLE
+        assert content(journal)[number] == [b"more"]
+        assert journal.nbytes == sum(p.stat().st_size for p in folder.glob("*.journal"))
+
+
+def test_a_journal_of_the_version_before_is_appended_to_in_a_segment_of_this_one(tmp_path):
+    old_segment(tmp_path / f"{0:020d}.journal", [[b"a"], [b"b", b""]])
+    before = (tmp_path / f"{0:020d}.journal").read_bytes()
+    with opened(tmp_path) as journal:
+        assert journal.losses == WHOLE
+        place = journal.append([b"c"])
+        assert content(journal) == {0: [b"a"], 1: [b"b", b""], 2: [b"c"]}
+        assert [bytes(f) for f in journal.fetch(next(iter(journal.read())).place)] == [b"a"]
+        assert journal.fetch(place) == [b"c"]
+    assert (tmp_path / f"{0:020d}.journal").read_bytes() == before
+    assert {p.read_bytes()[: len(segment.MAGIC)] for p in tmp_path.glob("*.journal")} == {
+        segment.MAGIC, segment.MAGIC_1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["zeros", "flipped"])
+def test_no_more_than_one_entry_is_cut_from_the_end(tmp_path, what):
+    """Several damaged entries at the end are no torn tail: they stay, and their numbers are not given again."""
+    entries = [[bytes([i]) * 20] for i in range(6)]
+    with opened(tmp_path, segment_bytes=10_000) as journal:
+        places = [journal.append(entry) for entry in entries]
+    path = last_file(tmp_path)
+    data = bytearray(path.read_bytes())
+    if what == "zeros":
+        data[places[3].offset :] = bytes(len(data) - places[3].offset)
+    else:
+        for place in places[3:]:
+            data[place.offset + 5] ^= 1
+    path.write_bytes(data)
+    with opened(tmp_path) as journal:
+        assert (journal.losses.torn_bytes, journal.losses.damaged) == (0, 1)
+        assert path.read_bytes() == bytes(data)
+        assert journal.next >= len(entries)
+        journal.append([b"more"])
+        assert list(content(journal).values()) == [*entries[:3], [b"more"]]
 
 
 WRITER = """

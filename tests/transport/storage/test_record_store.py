@@ -20,7 +20,7 @@ from transport_tools import LIMITS, end, step
 
 from serl_chunk.transport.server.sessions import Session
 from serl_chunk.transport.storage import files
-from serl_chunk.transport.storage.journal import Journal
+from serl_chunk.transport.storage.journal import Journal, Losses
 from serl_chunk.transport.storage.record_store import RecordStore, SessionState, Stored, check_retention
 from serl_chunk.transport.wire import records
 from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, StepBlock
@@ -300,7 +300,7 @@ def test_a_limit_in_bytes_goes_before_the_steps(tmp_path):
             put_episode(store, a, f"e{i}")
         assert store.nbytes > 30_000
         assert store.trim() > 0
-        assert 14_000 < store.nbytes <= 20_000
+        assert 12_000 < store.nbytes <= 20_000
 
 
 def test_retention_by_age(tmp_path, monkeypatch):
@@ -396,7 +396,7 @@ def test_random_damage_never_raises(tmp_path):
                 elif delivered and what[0] == "End":
                     assert episodes[what[1]] == 7
             broken = len(got) < len(written)
-            assert not broken or store.losses != (0, 0, 0) or len(list(tmp_path.iterdir())) <= len(originals)
+            assert not broken or store.losses != Losses() or len(list(tmp_path.iterdir())) <= len(originals)
         for path in tmp_path.glob("*.journal"):
             path.unlink()
 
