@@ -357,12 +357,20 @@ class ChunkBatch(NamedTuple):
     prev_action: Array | None = None
 
 
-class Snapshot(NamedTuple):
-    """Published policy parameters: flat `path -> array`, and a version that never goes back."""
+class PolicyOrigin(NamedTuple):
+    """Run and normaliser that policy parameters belong to: with another one's they mean something else."""
 
-    version: int
+    run: str = ""  # id of the run; empty within one process
+    normaliser: str = ""  # `Normaliser.digest()` of the one they were trained with; empty: not stated
+
+
+class Snapshot(NamedTuple):
+    """Published policy parameters: flat `path -> array`. Its identity is (run, version)."""
+
+    version: int  # never goes back within a run
     params: dict[str, np.ndarray]
     arrived: float | None = None  # monotonic seconds at which an actor had all of it
+    origin: PolicyOrigin = PolicyOrigin()
 
 
 class RecordSink(Protocol):

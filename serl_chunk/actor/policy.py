@@ -9,7 +9,16 @@ import jax
 import numpy as np
 
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.types import IMAGE_PREFIX, STATE, Observation, RobotSpec, SerlChunkError, Snapshot, SnapshotSource
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    Observation,
+    PolicyOrigin,
+    RobotSpec,
+    SerlChunkError,
+    Snapshot,
+    SnapshotSource,
+)
 
 _REMEMBERED = 16  # versions whose arrival is known
 
@@ -64,6 +73,8 @@ class ChunkPolicy:
         image_keys: cameras the agent looks at.
         seed: of the exploration noise.
         source: where newer snapshots are found; None where `swap` is called by hand.
+        run: whose snapshots are taken from `source`, empty for those of any. Those of another run, or for another
+            normaliser, are left there.
     """
 
     def __init__(
@@ -75,6 +86,7 @@ class ChunkPolicy:
         image_keys: tuple[str, ...] = (),
         seed: int = 0,
         source: SnapshotSource | None = None,
+        run: str = "",
     ) -> None:
         self.agent = agent
         self.normaliser = normaliser
@@ -83,6 +95,7 @@ class ChunkPolicy:
         self.values = 0  # H * A values decided so far, and how many of them were clipped
         self.clipped = 0
         self._source = source
+        self._origin = PolicyOrigin(run, normaliser.digest())
         self._params: Any = None
         self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
         self._key = jax.random.key(seed)
@@ -93,7 +106,16 @@ class ChunkPolicy:
         self._slack = 1e-5 * (self._high - self._low)
 
     def swap(self, snapshot: Snapshot) -> None:
-        """Use the parameters of `snapshot` from the next decision on. Raises ConfigError for another network."""
+        """Use the parameters of `snapshot` from the next decision on.
+
+        Raises PolicyError for one that needs another normaliser, ConfigError for one of another network.
+        """
+        needs = snapshot.origin.normaliser
+        if needs not in ("", self._origin.normaliser):
+            raise PolicyError(
+                f"snapshot {snapshot.version} needs normaliser {needs}, the policy has {self._origin.normaliser}: its "
+                "chunks would become other commands. Connect to the learner again, which gives both"
+            )
         self._params = self.agent.load_params(snapshot.params)
         self.version = snapshot.version
         if snapshot.arrived is not None:
@@ -106,13 +128,16 @@ class ChunkPolicy:
         arrived = self._arrived.get(version)
         return -1.0 if arrived is None else max(0.0, now - arrived)
 
-    def refresh(self) -> None:
-        """Swap in the source's newest snapshot where it is newer than the present one."""
-        if self._source is None:
-            return
-        snapshot = self._source.latest()
-        if snapshot is not None and snapshot.version > self.version:
+    def refresh(self) -> bool:
+        """Swap in the source's newest snapshot where it is newer than the present one; whether there is one now."""
+        snapshot = None if self._source is None else self._source.latest()
+        if snapshot is not None and self._fits(snapshot.origin) and snapshot.version > self.version:
             self.swap(snapshot)
+        return self._params is not None
+
+    def _fits(self, origin: PolicyOrigin) -> bool:
+        run, normaliser = self._origin
+        return run in ("", origin.run) and origin.normaliser in ("", normaliser)
 
     def decide(self, observation: Observation, *, explore: bool, prefix: np.ndarray | None = None) -> Decision:
         """A chunk for a raw `observation` (`state float32[S]` and the frames of `image_keys`).

@@ -15,7 +15,7 @@ from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
 from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.recorder import EpisodeSummary
-from serl_chunk.actor.runner import EpisodeRunner
+from serl_chunk.actor.runner import EpisodeRunner, no_stop
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.devices.recorded import ReplayedIntervention
@@ -70,6 +70,7 @@ class ActorSummary(NamedTuple):
     waited_seconds: float  # for the learner: snapshot, allowance, room for records
     delivered: bool  # whether the learner acknowledged every record
     lateness: Lateness
+    replaced: bool = False  # whether the learner is of another run now, for which another session may begin
 
 
 def training_seed(seed: int, actor_id: str, episode: int) -> int:
@@ -111,6 +112,8 @@ def run_actor(
     normaliser: Normaliser,
     *,
     actor_id: str = "actor",
+    run: str = "",
+    replaced: Callable[[], str | None] = no_stop,
     episode_prefix: str | None = None,
     first_episode: int = 0,
     steps_before: int = 0,
@@ -130,11 +133,14 @@ def run_actor(
 
     The first snapshot is waited for. Under the lockstep clock the actor also waits, at decisions, for the
     learner's allowance; in real time it never waits inside an episode. An episode under way when the session
-    ends is truncated cleanly, and its records are delivered before this returns.
+    ends is truncated cleanly, and its records are delivered before this returns. A session is of one run: where
+    `replaced` returns a reason it ends in the same way, but what the run's learner lacks stays with the link.
 
     Args:
         link: takes the records, gives snapshots and allowances; stays open.
         normaliser: the learner's (its welcome carries it).
+        run: id of the run that `normaliser` is of; only its snapshots act. Empty: those of any run.
+        replaced: polled on every tick; a sentence once the learner is of another run, or has another normaliser.
         episode_prefix: the beginning of this session's episode ids, which must differ from every other
             session's of the run; `actor_id` by default.
         first_episode: number of the first episode: those of the run so far, so that no start state, no exploration and
@@ -160,12 +166,14 @@ def run_actor(
         image_keys=config.agent.image_keys,
         seed=training_seed(config.seed, actor_id, first_episode),
         source=link,
+        run=run,
     )
 
     def over() -> str | None:
         if stop.is_set():
             return "operator"
-        return "learner" if link.finished is not None or link.error is not None else None
+        gone = link.finished is not None or link.error is not None or replaced() is not None
+        return "learner" if gone else None
 
     if isinstance(intervention, ReplayedIntervention):
         intervention.begin_at(first_episode)
@@ -207,9 +215,7 @@ def run_actor(
     episode = first_episode
     limit = config.actor.max_episodes
     try:
-        begun = waiting.until(
-            lambda: link.latest() is not None, lambda: "waiting for the learner's first policy", say_at_once=True
-        )
+        begun = waiting.until(policy.refresh, lambda: "waiting for the learner's first policy", say_at_once=True)
         while begun and over() is None and (limit == 0 or board.episodes < limit):
             if not waiting.until(lambda: link.can_begin()[0], lambda: link.can_begin()[1], say_at_once=True):
                 break
@@ -240,6 +246,8 @@ def run_actor(
         runner.close()
     if link.error is not None:
         raise link.error
+    if not stop.is_set() and (reason := replaced()) is not None:
+        return board.summary(reason, waiting.seconds, False, runner.lateness())._replace(replaced=True)
     reason = link.finished or ("stopped by the operator" if stop.is_set() else f"{limit} episodes done")
     delivered = link.flush(flush_timeout)
     if not delivered:

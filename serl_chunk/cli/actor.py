@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import time
 import uuid
 from pathlib import Path
 
-from serl_chunk.actor.session import ActorSummary, run_actor
+from serl_chunk.actor.session import SAY_EVERY_SECONDS, ActorSummary, run_actor
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.keys import actor_keys
 from serl_chunk.cli.process import say, stop_on_signals, warn_of_lockstep
@@ -21,7 +23,9 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.client.outbox import Spools
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import RobotSpec
+from serl_chunk.types import DataError, PolicyOrigin, RobotSpec
+
+WELCOME_PERIOD = 0.2  # seconds between looks at a stop while the learner of another run is waited for
 
 
 def run_training_actor(
@@ -62,24 +66,62 @@ def run_training_actor(
             say(f"spool {spools.folder}: {inherited:.0f} records of an actor before this one are sent")
         for folder, nbytes in spools.left_behind():
             say(f"{folder} holds {nbytes / 2**20:.1f} MiB of another run, for that run's learner")
-        summary = run_actor(
-            config,
-            link,
-            env,
-            agent,
-            normaliser_of(welcome),
-            actor_id=actor_id,
-            first_episode=int(welcome.fields["episodes"]),
-            steps_before=int(welcome.fields["env_steps"]),
-            human_ticks_before=int(welcome.fields.get("human_ticks", 0)),  # an older learner does not say
-            episode_prefix=f"{actor_id}-{uuid.uuid4().hex[:8]}",
-            cameras=config.agent.image_keys,
-            intervention=intervention,
-            stop=stop,
-            say=say,
-        )
+        while True:
+            link.act_for(welcome.run)
+            summary = run_actor(
+                config,
+                link,
+                env,
+                agent,
+                normaliser_of(welcome),
+                actor_id=actor_id,
+                run=welcome.run,
+                replaced=functools.partial(_replaced, link, welcome.origin),
+                first_episode=int(welcome.fields["episodes"]),
+                steps_before=int(welcome.fields["env_steps"]),
+                human_ticks_before=int(welcome.fields.get("human_ticks", 0)),  # an older learner does not say
+                episode_prefix=f"{actor_id}-{uuid.uuid4().hex[:8]}",
+                cameras=config.agent.image_keys,
+                intervention=intervention,
+                stop=stop,
+                say=say,
+            )
+            if not summary.replaced:
+                break
+            say(
+                f"{summary.reason}: {summary.episodes} episodes, {summary.steps} steps are of the former. What "
+                f"its learner lacks of them stays in {spools.folder / welcome.run}"
+            )
+            following = _next_welcome(link, stop)
+            if following is None:
+                break
+            welcome = following
     report_session(summary, config)
     return 0 if summary.delivered else 1
+
+
+def _replaced(link: LearnerLink, origin: PolicyOrigin) -> str | None:
+    """A sentence where the learner is no longer one whose snapshots are of `origin`."""
+    if link.run != origin.run:
+        return f"the learner is of run {link.run} now, it was of run {origin.run}"
+    welcome = link.welcome
+    if welcome is not None and welcome.origin != origin:
+        now, before = welcome.origin.normaliser, origin.normaliser
+        return f"the learner of run {origin.run} has normaliser {now} now, it had {before}"
+    return None
+
+
+def _next_welcome(link: LearnerLink, stop: threading.Event) -> Welcome | None:
+    """Wait for the welcome of the learner that answers now; None for a stop before it. Raises the link's error."""
+    say("the robot waits for that learner's welcome: policy, normaliser and counters will be those of its run")
+    said = time.monotonic()
+    while not stop.is_set():
+        if link.wait_until(lambda: link.welcome is not None, WELCOME_PERIOD) and (welcome := link.welcome) is not None:
+            return welcome
+        if time.monotonic() - said >= SAY_EVERY_SECONDS:
+            said = time.monotonic()
+            say(link.waiting)
+    return None
 
 
 def report_session(summary: ActorSummary, config: ExperimentConfig) -> None:
@@ -98,8 +140,14 @@ def report_session(summary: ActorSummary, config: ExperimentConfig) -> None:
 
 
 def normaliser_of(welcome: Welcome) -> Normaliser:
-    """The learner's action transform, out of its welcome."""
-    return Normaliser.from_arrays(str(welcome.fields["normaliser_mode"]), welcome.arrays)
+    """The learner's action transform, out of its welcome. Raises DataError where it is not the one announced there."""
+    normaliser = Normaliser.from_arrays(str(welcome.fields["normaliser_mode"]), welcome.arrays)
+    if normaliser.digest() != welcome.origin.normaliser:
+        raise DataError(
+            f"the learner's welcome names normaliser {welcome.origin.normaliser!r} and holds {normaliser.digest()}: "
+            "install the same version of serl-chunk on both machines"
+        )
+    return normaliser
 
 
 def connect_to_learner(

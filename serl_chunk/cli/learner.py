@@ -40,7 +40,7 @@ from serl_chunk.transport.server.sessions import SessionInfo
 from serl_chunk.transport.sockets import check_port, is_loopback
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
 from serl_chunk.transport.wire.codec import Limits
-from serl_chunk.types import ConfigError, DataError, Episode, Record, RobotSpec, Snapshot, StepBlock
+from serl_chunk.types import ConfigError, DataError, Episode, PolicyOrigin, Record, RobotSpec, Snapshot, StepBlock
 
 STOPPING = "ending with a final checkpoint"
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
@@ -184,7 +184,9 @@ def run_learner(
     def fetch(step: str) -> tuple[Snapshot, dict[str, Any]]:
         store = CheckpointStore(run.path)
         checkpoint = store.restore_policy(resolve_step(run.path, store, step))
-        return Snapshot(checkpoint.step, checkpoint.params), {"step": checkpoint.step}
+        normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+        origin = PolicyOrigin(normaliser=normaliser.digest())
+        return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}
 
     with status_line() as status, contextlib.ExitStack() as stack:
         stack.enter_context(run.locked())

@@ -186,7 +186,8 @@ class LearnerHost:
     def publish(self) -> int:
         """Publish the policy; returns its version."""
         params = self.agent.policy_params(self.state, pretrained=self._pretrained)
-        return self._publisher.publish(params, {"step": self.updates, "env_steps": self.env_steps})
+        info = {"step": self.updates, "env_steps": self.env_steps}
+        return self._publisher.publish(params, info, normaliser=self.normaliser.digest())
 
     @property
     def _pretrained(self) -> bool:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.types import DataError, Snapshot
+from serl_chunk.types import DataError, PolicyOrigin, Snapshot
 
 Publish = Callable[[Snapshot, dict[str, Any]], None]
 VERSION_DIGITS = 12
@@ -38,20 +38,23 @@ class SnapshotPublisher:
         self._version_file = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
         self._keep_version()
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        self._waiting: queue.Queue[tuple[int, Any, dict[str, Any]] | None] = queue.Queue(maxsize=1)
+        self._waiting: queue.Queue[tuple[int, Any, dict[str, Any], str] | None] = queue.Queue(maxsize=1)
         self.error: BaseException | None = None  # what stopped the thread
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
             self._thread.start()
 
-    def publish(self, params: Any, info: dict[str, Any]) -> int:
-        """Publish a parameter tree under the next version, which is returned; raises what stopped the thread."""
+    def publish(self, params: Any, info: dict[str, Any], *, normaliser: str = "") -> int:
+        """Publish a parameter tree under the next version, which is returned; raises what stopped the thread.
+
+        `normaliser`: digest of the one that acting with these parameters needs.
+        """
         if self.error is not None:
             raise self.error
         self.version += 1
         self._keep_version()
-        item = (self.version, self._copy(params), info)
+        item = (self.version, self._copy(params), info, normaliser)
         if not self._threaded:
             self._hand_over(*item)
             return self.version
@@ -68,8 +71,9 @@ class SnapshotPublisher:
     def _keep_version(self) -> None:
         os.pwrite(self._version_file, f"{self.version:0{VERSION_DIGITS}d}\n".encode(), 0)
 
-    def _hand_over(self, version: int, params: Any, info: dict[str, Any]) -> None:
-        self._publish(Snapshot(version, self._agent.flatten_params(params)), info)
+    def _hand_over(self, version: int, params: Any, info: dict[str, Any], normaliser: str) -> None:
+        origin = PolicyOrigin(normaliser=normaliser)  # the transport adds the run
+        self._publish(Snapshot(version, self._agent.flatten_params(params), origin=origin), info)
 
     def _run(self) -> None:
         while (item := self._waiting.get()) is not None:

@@ -10,7 +10,7 @@ from actor_helpers import SPEC, NoisyAgent, identity_normaliser, make_policy
 from errors import naming
 
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError
-from serl_chunk.types import Snapshot
+from serl_chunk.types import PolicyOrigin, Snapshot
 
 OBSERVATION = {"state": np.array([0.25, -0.5, 4], np.float32), "images/front": np.zeros((8, 10, 3), np.uint8)}
 
@@ -105,3 +105,36 @@ def test_the_same_seed_decides_the_same():
 def test_deciding_before_the_first_snapshot_is_refused():
     with pytest.raises(PolicyError, match=naming("snapshot")):
         ChunkPolicy(NoisyAgent(2), identity_normaliser(2), SPEC).decide(OBSERVATION, explore=True)
+
+
+def test_a_snapshot_for_another_normaliser_is_refused():
+    """Its chunks would be decoded to other commands."""
+    ours, theirs = identity_normaliser(2).digest(), relative_normaliser(2).digest()
+    agent = EchoAgent(np.zeros((2, 2)))
+    policy = policy_of(agent)
+    with pytest.raises(PolicyError, match=naming("normaliser", ours, theirs, 5)):
+        policy.swap(Snapshot(5, {"bias": np.float32(5)}, origin=PolicyOrigin("run", theirs)))
+    assert (policy.version, agent.loaded) == (1, [0])
+    policy.swap(Snapshot(5, {"bias": np.float32(5)}, origin=PolicyOrigin("run", ours)))
+    assert policy.version == 5
+
+
+def test_only_snapshots_of_the_policys_own_run_are_taken():
+    class Source:
+        snapshot: Snapshot | None = None
+
+        def latest(self):
+            return self.snapshot
+
+    ours, theirs = identity_normaliser(2).digest(), relative_normaliser(2).digest()
+    source, agent = Source(), EchoAgent(np.zeros((2, 2)))
+    policy = ChunkPolicy(agent, identity_normaliser(2), SPEC, source=source, run="b")
+    assert not policy.refresh()
+    for origin in (PolicyOrigin("a", ours), PolicyOrigin("b", theirs), PolicyOrigin("", ours)):
+        source.snapshot = Snapshot(9, {"bias": np.float32(9)}, origin=origin)
+        assert not policy.refresh()  # what it could decide with is of another run, or needs another normaliser
+    source.snapshot = Snapshot(1, {"bias": np.float32(1)}, origin=PolicyOrigin("b", ours))
+    assert policy.refresh()
+    source.snapshot = None  # the learner was replaced meanwhile
+    assert policy.refresh()
+    assert (policy.version, agent.loaded) == (1, [1])

@@ -18,7 +18,17 @@ from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
-from serl_chunk.types import Begin, ConfigError, DataError, End, SerlChunkError, Snapshot, Source, Step
+from serl_chunk.types import (
+    Begin,
+    ConfigError,
+    DataError,
+    End,
+    PolicyOrigin,
+    SerlChunkError,
+    Snapshot,
+    Source,
+    Step,
+)
 
 
 class FakeLink(ListSink):
@@ -34,13 +44,15 @@ class FakeLink(ListSink):
         self.flushed = []
         self.delivers = True
         self.waiting = lambda begun: ""
+        self.origin = PolicyOrigin()
 
     def latest(self):
         self.looks["latest"] += 1
         if self.looks["latest"] <= self.snapshot_after:
             return None
         version = len([r for r in self.records if isinstance(r, End)]) + 1
-        return Snapshot(version, {"bias": np.float32(version)}, arrived=time.monotonic() - 100 * version)
+        arrived = time.monotonic() - 100 * version
+        return Snapshot(version, {"bias": np.float32(version)}, arrived, self.origin)
 
     @property
     def allowance(self):
@@ -232,6 +244,34 @@ def test_the_learner_ends_the_session_in_the_middle_of_an_episode():
     summary, _, _ = run(link, env, config=config_of(max_episodes=0))
     assert (summary.reason, summary.steps) == ("20000 updates done", 17)
     assert (link.last_end.length, link.last_end.truncated, link.last_end.outcome_by) == (5, True, "learner")
+
+
+def test_a_learner_of_another_run_ends_the_session_in_the_middle_of_an_episode():
+    link = FakeLink()
+    said = "the learner is of run b now, it was of run a"
+    summary, _, env = run(
+        link, config=config_of(max_episodes=0), replaced=lambda: said if len(link.steps) == 17 else None
+    )
+    assert (summary.reason, summary.replaced, summary.steps) == (said, True, 17)
+    assert (link.last_end.length, link.last_end.truncated, link.last_end.outcome_by) == (5, True, "learner")
+    assert env.tick == 5  # the robot is commanded no more
+    assert (summary.delivered, link.flushed) == (False, [])  # the run's own learner is not there
+
+
+def test_a_session_waits_for_a_snapshot_of_its_own_run():
+    link = FakeLink()
+    link.origin = PolicyOrigin("a")
+    stop = threading.Event()
+
+    def latest():
+        if link.looks["latest"] == 20:
+            stop.set()
+        return FakeLink.latest(link)
+
+    link.latest = latest
+    summary, said, env = run(link, stop=stop, run="b")
+    assert (summary.steps, env.seeds, summary.replaced) == (0, [], False)
+    assert "waiting for the learner's first policy" in said[0]
 
 
 @pytest.mark.parametrize("while_waiting", [True, False])

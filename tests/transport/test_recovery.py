@@ -118,6 +118,33 @@ def test_what_a_learner_cannot_take_costs_its_episode_alone(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_an_episode_belongs_to_the_run_that_its_actor_acts_for(tmp_path, durable):
+    """The control thread begins one for the run before while another run's learner is being let in."""
+    inboxes, port = {name: Inbox() for name in ("one", "two")}, free_port()
+    make = spools(tmp_path / "spool") if durable else lambda run: MemorySpool(1 << 30)
+    with linked(port, connect=False, spools=make) as link:
+        with serving(port, on_record=inboxes["one"], run_id="one"):
+            link.act_for(link.connect(10).run)
+            send_episode(link, "first", 3)
+            assert link.flush(10)
+        with serving(port, on_record=inboxes["two"], run_id="two"):
+            assert link.wait_until(lambda: link.welcome is not None and link.welcome.run == link.run == "two", 10)
+            send_episode(link, "late", 4)
+            link.act_for("two")
+            send_episode(link, "second", 5)
+            assert link.wait_until(lambda: "second" in inboxes["two"].episodes(), 10)
+            assert link.flush(10)
+            assert link.stats()["abandoned"] == (0 if durable else 6)  # Begin, four steps, End
+        assert link.error is None
+    assert inboxes["two"].episodes() == {"second": [0, 1, 2, 3, 4]}
+    assert inboxes["one"].episodes() == {"first": [0, 1, 2]}
+    if durable:
+        with serving(port, on_record=inboxes["one"], run_id="one"), linked(port, spools=make) as link:
+            assert link.flush(10)
+        assert inboxes["one"].episodes()["late"] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("third", ["one", "three"])
 def test_three_runs_within_one_episode(tmp_path, third):
     inboxes, port = {name: Inbox() for name in ("one", "two", "three")}, free_port()

@@ -52,7 +52,8 @@ class Connection:
         self.finished: str | None = None  # why training is over
         self.stalled = ""  # why the learner takes no records now
         self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
-        self.welcome: Welcome | None = None  # of the newest connection
+        self.welcome: Welcome | None = None  # of the newest connection; None until `run` has sent one
+        self.run = ""  # id of the run that answers, which the outbox's spool belongs to
         self.waiting = f"no learner answers at {host}:{port}"
         self.fetch: FetchRequest | None = None  # what a caller waits for; set by its thread
         self.news = threading.Condition()
@@ -62,7 +63,6 @@ class Connection:
         self._actor_id, self._contract = actor_id, contract
         self._out, self._snapshots, self._spools = out, snapshots, spools
         self._patience = Patience(config.timeout_s, out.sender.flow, snapshots.flow)
-        self._run_id = ""  # of the run the outbox's spool belongs to
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
         self._hello_at: float | None = None
@@ -130,7 +130,7 @@ class Connection:
                 try_send(self._sockets["control"], codec.encode(message_types.BYE, {"token": self._token}))
 
     def _stop(self, error: SerlChunkError) -> None:
-        if self.welcome is not None:  # before it, the caller that waits for the welcome gets the error, and prints it
+        if self._connections:  # before a welcome, the caller that waits for the welcome gets the error, and prints it
             log.error("%s", error)
         self.error = error
         self._disconnect("stopped")
@@ -200,12 +200,12 @@ class Connection:
 
     def _check_keys(self) -> None:
         """A connection that did not come about because of its keys has a reason to tell, and may be tried again."""
-        trouble = self._key_exchange.trouble(known=self.welcome is not None)
+        trouble = self._key_exchange.trouble(known=self._connections > 0)
         if trouble is None:
             return
         if trouble.final:
             raise RefusedError(trouble.sentence)
-        if trouble.sentence != self.waiting and self.welcome is not None:
+        if trouble.sentence != self.waiting and self._connections:
             log.warning("%s", trouble.sentence)
         self.waiting = trouble.sentence
         self._disconnect(trouble.sentence)
@@ -230,10 +230,12 @@ class Connection:
 
     def _on_identity(self, run: str) -> None:
         """The learner said which run it is: that run's records are sent to it, and no others."""
-        if run != self._run_id:
+        if run != self.run:
+            if self.run:
+                log.warning("another run: learner=%s:%d run=%s previous=%s", self._host, self._port, run, self.run)
+            # In this order, and first: what acts for the previous run sees it and ends.
+            self.welcome, self.run = None, run
             self._out.attach(self._spools, run)
-            self._snapshots.connected(new_run=bool(self._run_id))
-            self._run_id = run
         spool = self._out.spool
         assert spool is not None
         hello = Hello(
@@ -242,7 +244,7 @@ class Connection:
             actor_id=self._actor_id,
             contract=self._contract,
             run=run,
-            version=self._snapshots.version,
+            version=self._snapshots.version if run == self._snapshots.origin.run else -1,
             first=spool.first,
             next=spool.next,
             steps_before_first=spool.steps_before_first,
@@ -257,7 +259,7 @@ class Connection:
             codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"), codec.field(h, "version", int)
         )
         self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"), arrived=_arrived(h))
-        self._snapshots.connected(new_run=False)
+        self._snapshots.connected(welcome.origin)
         now = time.monotonic()
         if self._disconnected_at is not None:
             self._waited_s += now - self._disconnected_at
@@ -266,8 +268,8 @@ class Connection:
         self._token, self._heard, self._ping_at = codec.field(h, "token", bytes), now, now
         self._connected_at = now
         self._patience.begin()
-        self.welcome = welcome
         self._on_status(h)
+        self.welcome = welcome  # last: who waits for it finds everything else up to date
 
     # While connected.
 
@@ -349,7 +351,7 @@ class Connection:
     def _on_refused(self, reason: str, retry: bool, renew: bool) -> None:
         if renew and self._out.spool is not None:
             log.warning("%s", reason)
-            self._out.renew(self._spools, self._run_id)
+            self._out.renew(self._spools, self.run)
         elif not retry:
             raise RefusedError(reason)
         self.waiting = reason

@@ -108,6 +108,21 @@ class LearnerLink:
         """Steps the session may have recorded in all; None for no limit."""
         return self._line.allowance
 
+    @property
+    def run(self) -> str:
+        """Id of the run that the learner is of now; changes before `welcome`. Empty before the first answer."""
+        return self._line.run
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The newest welcome; None while the learner of `run` is still to send its first."""
+        return self._line.welcome
+
+    @property
+    def waiting(self) -> str:
+        """Why there is no welcome yet, as the newest attempt found."""
+        return self._line.waiting
+
     # Connecting.
 
     def connect(self, timeout: float | None = None, on_waiting: Callable[[str], None] = log.warning) -> Welcome:
@@ -158,6 +173,13 @@ class LearnerLink:
                 time.sleep(min(1.0, math.inf if timeout is None else max(0.0, timeout - waited)))
 
     # Records (RecordSink). Arrays are handed over, not copied: they must not change afterwards.
+
+    def act_for(self, run: str) -> None:
+        """Episodes that begin from now on are of `run`: they stay here if the learner is of another one by then.
+
+        Without a call, or with an empty string, they are of whichever run the learner has.
+        """
+        self._out.act_for(run)
 
     def begin(self, record: Begin) -> None:
         """Open an episode; raises DataError while another is open."""
@@ -218,7 +240,7 @@ class LearnerLink:
     # Snapshots (SnapshotSource).
 
     def latest(self) -> Snapshot | None:
-        """The newest complete snapshot; its arrays are read-only."""
+        """The newest complete snapshot of the present `welcome.origin`; its arrays are read-only."""
         held = self._snapshots.held
         return None if held is None else held.snapshot
 

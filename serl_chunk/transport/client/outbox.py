@@ -100,6 +100,9 @@ class Outbox:
         # word that this rest goes nowhere, because memory was all that held the beginning.
         self._former: Spool | None = None
         self._run = self._former_run = ""  # ids of the runs that the spools are of
+        self._spools: Spools | None = None
+        self._acting_for = ""  # the run that the control thread's next episode is of
+        self._begun_for: collections.deque[str] = collections.deque()  # the run of each Begin that is not spooled
         self._inherited_until = 0  # where the spool ended when it was opened, until a learner says what it has of it
         self._skipping = False
         self._spooled_episode = ""  # open where packing has come to
@@ -112,6 +115,13 @@ class Outbox:
 
     # The control thread.
 
+    def act_for(self, run: str) -> None:
+        """Episodes that begin from now on are of `run`, whichever run the learner has by then.
+
+        Empty, and so at first: of the run that the learner has when they are spooled.
+        """
+        self._acting_for = run
+
     def begin(self, record: Begin) -> None:
         """Open an episode. Raises DataError while another is open."""
         if self._episode is not None:
@@ -119,6 +129,7 @@ class Outbox:
                 f"episode {record.episode_id} begins while {self._episode} is open: hand over its End first"
             )
         self._episode = record.episode_id
+        self._begun_for.append(self._acting_for)  # before the record: the network thread expects it there
         self._hand_over(record.episode_id, record, 0)
 
     def step(self, record: Step) -> None:
@@ -221,7 +232,7 @@ class Outbox:
             self._sending(run)
             return
         old, old_run = self.spool, self._run
-        self.spool = spools(run)
+        self.spool, self._spools = spools(run), spools
         self._inherited_until = self.spool.next
         self._sending(run)
         if old is None:
@@ -289,9 +300,7 @@ class Outbox:
         while self._made:
             record, nbytes, items = self._made[0]
             if isinstance(record, Begin):
-                self._skipping = False
-                if self._former is not None:
-                    self._set_aside()
+                self._open_for(self._begun_for[0])
             spool = self._former or self.spool
             assert spool is not None
             if not self._skipping:
@@ -310,8 +319,20 @@ class Outbox:
             self._account(record, nbytes, items)
         return True
 
+    def _open_for(self, run: str) -> None:
+        """The next episode goes into the spool of `run`, also where the learner has become another one's since."""
+        current = run in ("", self._run)
+        if self._former is not None and (current or run != self._former_run):
+            self._set_aside()
+        assert self.spool is not None
+        self._skipping = not current and not self.spool.durable
+        if not current and self._former is None and self.spool.durable:
+            assert self._spools is not None
+            self._former, self._former_run = self._spools(run), run
+
     def _account(self, record: Record, nbytes: int, items: int) -> None:
         if isinstance(record, Begin):
+            self._begun_for.popleft()
             self._spooled_episode = record.episode_id
         elif isinstance(record, End):
             self._spooled_episode = ""
@@ -364,6 +385,7 @@ class Outbox:
             self._packed_bytes += nbytes
             self._packed_steps += isinstance(record, Step)
             if isinstance(record, Begin):
+                self._begun_for.popleft()
                 self._spooled_episode = record.episode_id
             elif isinstance(record, End):
                 self._spooled_episode = ""

@@ -16,7 +16,7 @@ from serl_chunk.transport.sockets import try_send
 from serl_chunk.transport.wire import codec, snapshots
 from serl_chunk.transport.wire.codec import Message
 from serl_chunk.transport.wire.snapshots import Manifest, Pull, Range
-from serl_chunk.types import SerlChunkError, Snapshot
+from serl_chunk.types import PolicyOrigin, SerlChunkError, Snapshot
 
 _WINDOW = 4  # largest pieces in flight: enough to hide the round trip, few enough to leave the line to others
 
@@ -58,7 +58,8 @@ class SnapshotClient:
 
     def __init__(self, piece_bytes: int, timeout_s: float) -> None:
         self.held: CompleteSnapshot | None = None
-        self.version = -1  # newest complete snapshot of the present run
+        self.version = -1  # newest complete snapshot of `origin`
+        self.origin = PolicyOrigin()  # of the learner that the connection is to, and so of `held`
         self.received_bytes = 0
         self.pulled = 0  # snapshots completed
         self.flow = Flow(most=_WINDOW * piece_bytes, largest=piece_bytes, timeout_s=timeout_s)
@@ -75,16 +76,29 @@ class SnapshotClient:
         self._subscribed_at = 0.0
         self._announcement_s = timeout_s  # how long an announcement may take
 
-    def connected(self, *, new_run: bool) -> None:
-        """A connection began: say what is held, and ask again for what did not come."""
+    def connected(self, origin: PolicyOrigin) -> None:
+        """A connection began: say what is held, and ask again for what did not come.
+
+        Of another origin (run or normaliser) nothing is kept: no parameters of one may act with the normaliser of
+        another.
+        """
         self._subscribed = False
         self._announced = None
-        if new_run:
-            self.version = -1
         self.flow.restart()
         self._requests.clear()
+        if origin != self.origin:
+            self._forget()
+            self.origin = origin
         if self._pull is not None:
             self._pull.restart()
+
+    def _forget(self) -> None:
+        self.held, self.version = None, -1
+        waiting = [*self._fetches] if self._fetch is None else [self._fetch, *self._fetches]
+        self._fetch, self._pull = None, None
+        self._fetches.clear()
+        for request in waiting:
+            request.finish(None, FetchError("the learner was replaced while it sent the checkpoint: ask again"))
 
     def set_available_version(self, version: int) -> None:
         """The learner has this version. An announcement that was lost is asked for again, each time less soon."""
@@ -102,6 +116,10 @@ class SnapshotClient:
         """Take in a message; True where a snapshot became complete or a fetch ended. Raises WireError."""
         if message.kind == snapshots.MANIFEST:
             manifest = Manifest.decode(message)
+            if manifest.origin != self.origin:
+                raise codec.WireError(
+                    f"snapshot {manifest.version} is of {manifest.origin}, the welcome was of {self.origin}"
+                )
             self._announcement_s = self._timeout_s
             if manifest.version > self.version:
                 self._announced = manifest

@@ -108,7 +108,7 @@ class LearnerServer:
         self._peer_limits = PeerRateLimiter(config.max_malformed)
         self._probes = probe.ProbeRateLimit(self._counters)
         self._waker = Waker()
-        self._publisher = Publisher(fetch, self._waker.wake, self._fail, narrow=config.snapshot_dtype == "bfloat16")
+        self._publisher = Publisher(fetch, self._waker.wake, self._fail, run=self.run_id, dtype=config.snapshot_dtype)
         self._snapshots = SnapshotChannel(self._sockets, self._publisher, self._counters, config.max_message_bytes)
         self._receiver = RecordReceiver(
             self._sockets, self._sessions, self._counters, self._limits,

@@ -42,20 +42,22 @@ class Publisher:
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
         *,
-        narrow: bool = False,
+        run: str,
+        dtype: str = "exact",
     ) -> None:
         """
         Args:
+            run: id of the run, which every snapshot and checkpoint is sent with.
             wake: called when a result is ready.
             fail: called with an unforeseen error, in a worker thread.
-            narrow: snapshots travel as bfloat16; fetched checkpoints do not.
+            dtype: as `transport.snapshot_dtype`; fetched checkpoints travel as they are.
         """
         self.newest: Published | None = None
         self.version = -1  # newest handed over
         self.prepare_s = 0.0  # seconds the last snapshot took to prepare
         self.superseded = 0  # snapshots replaced before they were announced
         self.fetched: collections.deque[Fetched] = collections.deque()
-        self._fetch, self._narrow = fetch, narrow
+        self._fetch, self._run, self._narrow = fetch, run, dtype == "bfloat16"
         self._wake = wake
         self._fail = fail
         self._lock = threading.Lock()
@@ -79,10 +81,13 @@ class Publisher:
                 )
             self.version = snapshot.version
             self.superseded += self._waiting is not None
-            self._waiting = (snapshot, info)
+            self._waiting = (self._of_run(snapshot), info)
             if not self._busy:
                 self._busy = True
                 self._preparing.submit(self._guard, self._prepare)
+
+    def _of_run(self, snapshot: Snapshot) -> Snapshot:
+        return snapshot._replace(origin=snapshot.origin._replace(run=self._run))
 
     def _guard(self, task: Callable[..., None], *args: object) -> None:
         try:
@@ -114,7 +119,8 @@ class Publisher:
         if self._fetch is not None:
             try:
                 snapshot, info = self._fetch(step)
-                published = Published(f"{self._instance}/fetch/{session}/{request}", snapshot, info, self.newest)
+                key = f"{self._instance}/fetch/{session}/{request}"
+                published = Published(key, self._of_run(snapshot), info, self.newest)
                 reason = ""
             except SerlChunkError as e:
                 reason = str(e)

@@ -14,7 +14,7 @@ import numpy as np
 
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
-from serl_chunk.types import SerlChunkError
+from serl_chunk.types import PolicyOrigin, SerlChunkError
 
 PROTOCOL = 4
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
@@ -88,6 +88,11 @@ class Welcome(NamedTuple):
     arrays: dict[str, np.ndarray]  # read-only; the normaliser's, for example
     run: str  # id of the run; snapshot versions never go back within one
     version: int  # newest snapshot published, -1 for none
+
+    @property
+    def origin(self) -> PolicyOrigin:
+        """Of every snapshot that the learner publishes to this connection."""
+        return PolicyOrigin(self.run, str(self.fields.get("normaliser_digest", "")))
 
 
 def contract_of(header: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import xxhash
 
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
-from serl_chunk.types import Snapshot
+from serl_chunk.types import PolicyOrigin, Snapshot
 
 MANIFEST, PIECE, GONE = "manifest", "piece", "gone"  # from the server
 SUBSCRIBE, PULL, RELEASE = "subscribe", "pull", "release"  # from the client
@@ -56,6 +56,7 @@ class Manifest(NamedTuple):
     info: dict[str, Any]
     leaves: tuple[Leaf, ...]
     narrowed: frozenset[int] = frozenset()  # leaves that are float32 on both sides and travel as bfloat16
+    origin: PolicyOrigin = PolicyOrigin()
 
     def header(self) -> dict[str, Any]:
         """Its fields for a message."""
@@ -66,6 +67,7 @@ class Manifest(NamedTuple):
             "info": self.info,
             "leaves": leaves,
             "narrowed": sorted(self.narrowed),
+            **self.origin._asdict(),
         }
 
     @classmethod
@@ -89,7 +91,9 @@ class Manifest(NamedTuple):
         bfloat16 = codec.DTYPES["bfloat16"]
         if any(type(i) is not int or not 0 <= i < len(leaves) or leaves[i].dtype != bfloat16 for i in narrowed):
             raise WireError("a manifest narrows leaves that are not bfloat16")
-        return cls(codec.text(h, "key"), version, codec.field(h, "info", dict), tuple(leaves), frozenset(narrowed))
+        origin = PolicyOrigin(codec.text(h, "run", 128), codec.text(h, "normaliser", 64))
+        info = codec.field(h, "info", dict)
+        return cls(codec.text(h, "key"), version, info, tuple(leaves), frozenset(narrowed), origin)
 
 
 def _digest(dtype: np.dtype[Any], shape: tuple[int, ...], data: np.ndarray) -> bytes:
@@ -130,7 +134,7 @@ class Published:
             name = codec.dtype_name(array.dtype, path)
             leaves.append(Leaf(path, codec.DTYPES[name], array.shape, _digest(codec.DTYPES[name], array.shape, data)))
             self.bytes.append(known.get(leaves[-1].digest, data))
-        self.manifest = Manifest(key, snapshot.version, info, tuple(leaves), frozenset(narrowed))
+        self.manifest = Manifest(key, snapshot.version, info, tuple(leaves), frozenset(narrowed), snapshot.origin)
         self.by_digest: dict[bytes, np.ndarray] = {
             leaf.digest: data for leaf, data in zip(leaves, self.bytes, strict=True)
         }
@@ -258,4 +262,4 @@ class Pull:
                 array = array.astype(np.float32)
             array.flags.writeable = False
             params[leaf.path] = array
-        return Snapshot(self.manifest.version, params), held
+        return Snapshot(self.manifest.version, params, origin=self.manifest.origin), held

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -10,12 +12,14 @@ import pytest
 from errors import naming
 from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
 
-from serl_chunk.transport.client.snapshots import FetchError
+from serl_chunk.transport.client.snapshots import FetchError, SnapshotClient
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, snapshots
 from serl_chunk.transport.wire.codec import Message, WireError
 from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull
-from serl_chunk.types import ConfigError, DataError, Snapshot
+from serl_chunk.types import ConfigError, DataError, PolicyOrigin, Snapshot
+
+ORIGIN = PolicyOrigin()._asdict()
 
 
 def parameters(seed: int, big: int = 10 << 20) -> dict[str, np.ndarray]:
@@ -110,8 +114,54 @@ def test_a_version_never_goes_back_within_a_run_and_may_in_another():
             assert link.wait_until(lambda: link.latest().version == 8, 10)
             assert link.stats()["snapshots"] == 2  # 3 was never taken
         with serving(port, run_id="two") as server:
+            assert link.wait_until(lambda: link.welcome is not None and link.welcome.run == "two", 10)
+            assert link.latest() is None  # nothing of the run before acts in this one
             server.publish(Snapshot(1, {"a": np.full(3, 1.0)}), {})
-            assert link.wait_until(lambda: link.latest().version == 1, 10)
+            assert link.wait_until(lambda: link.latest() is not None, 10)
+            assert (link.latest().version, link.latest().origin.run) == (1, "two")
+
+
+def test_a_restarted_learner_with_another_normaliser_has_its_snapshots_pulled_anew():
+    """The same run, resumed before its first checkpoint with other demonstrations."""
+    port = free_port()
+    with linked(port, connect=False) as link:
+        for digest, value in (("before", 1.0), ("after", 2.0)):
+            welcome = {"normaliser_digest": digest}
+            with serving(port, welcome=lambda w=welcome: (w, {})) as server:
+                link.connect(10)
+                assert link.wait_until(lambda d=digest: link.welcome.origin == PolicyOrigin("run", d), 10)
+                assert link.latest() is None
+                server.publish(Snapshot(1, {"a": np.full(3, value)}, origin=PolicyOrigin(normaliser=digest)), {})
+                assert link.wait_until(lambda: link.latest() is not None, 10)
+                assert link.latest().origin == PolicyOrigin("run", digest)
+                assert link.latest().params["a"][0] == value
+
+
+def test_a_manifest_of_another_run_or_normaliser_than_the_welcomes_is_refused():
+    client = SnapshotClient(1 << 18, 1.0)
+    client.connected(PolicyOrigin("run", "digest"))
+    for origin in (PolicyOrigin("other", "digest"), PolicyOrigin("run", "other"), PolicyOrigin()):
+        published = Published("k", Snapshot(1, {"a": np.zeros(3)}, origin=origin), {})
+        with pytest.raises(WireError, match=naming("snapshot", "digest", 1)):
+            client.receive(codec.decode(published.announcement, LIMITS))
+
+
+def test_a_checkpoint_that_another_runs_learner_cannot_complete_is_an_error(monkeypatch):
+    """What came of it is of the run before."""
+    port, asked = free_port(), threading.Event()
+
+    def piece(self, request, max_bytes):
+        asked.set()
+        return codec.encode(snapshots.PIECE, {"key": "lost on the way"})
+
+    monkeypatch.setattr(Published, "piece", piece)
+    with linked(port, connect=False) as link, ThreadPoolExecutor(1) as pool:
+        with serving(port, run_id="one", fetch=lambda step: (Snapshot(4, {"a": np.zeros(3)}), {})):
+            link.connect(10)
+            fetched = pool.submit(link.fetch_checkpoint, "latest", 20)
+            assert asked.wait(10)
+        with serving(port, run_id="two"), pytest.raises(FetchError, match="the learner was replaced"):
+            fetched.result(20)
 
 
 def test_checkpoints_are_fetched_by_name():
@@ -202,7 +252,7 @@ def test_a_manifest_that_claims_too_much_is_refused():
     rows = [["w", "float32", [1 << 35], b"0" * 16]]
     with pytest.raises(WireError, match=naming(4 << 35, snapshots.MAX_BYTES)):
         Manifest.decode(
-            Message("manifest", {"key": "k", "version": 1, "info": {}, "leaves": rows, "narrowed": []}, {}, 0)
+            Message("manifest", {"key": "k", "version": 1, "info": {}, "leaves": rows, "narrowed": [], **ORIGIN}, {}, 0)
         )
 
 
@@ -230,7 +280,7 @@ def test_parameters_may_travel_as_bfloat16():
 def test_a_manifest_that_narrows_other_leaves_is_refused():
     rows = [["w", "float32", [3], b"0" * 16]]
     for narrowed in ([0], [1], [-1], ["x"]):
-        header = {"key": "k", "version": 1, "info": {}, "leaves": rows, "narrowed": narrowed}
+        header = {"key": "k", "version": 1, "info": {}, "leaves": rows, "narrowed": narrowed, **ORIGIN}
         with pytest.raises(WireError, match=naming("leaves", "bfloat16")):
             Manifest.decode(Message("manifest", header, {}, 0))
 

@@ -1,0 +1,134 @@
+"""A learner of another run on the same port: the actor goes over to it whole, and keeps what belongs to the first."""
+
+import json
+import re
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from processes import LISTENING, PATIENCE, learner_totals
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.robots.fake import spec as task
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.transport.storage.disk_spool import DiskSpool
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.types import Begin, End, Source, StepBlock
+
+pytestmark = pytest.mark.timeout(4 * PATIENCE)
+ENDLESS = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1}
+LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
+
+
+class Journal(NamedTuple):
+    """What a learner's journal holds."""
+
+    begun: list[str]  # episode ids
+    blocks: dict[str, list[StepBlock]]
+    ends: dict[str, End]
+
+    @property
+    def steps(self) -> int:
+        return sum(b.n for blocks in self.blocks.values() for b in blocks)
+
+
+def journal_of(run: Path) -> Journal:
+    """Every record, those that were not delivered to the replay included."""
+    store, found = RecordStore(run / "journal" / "online", LIMITS), Journal([], {}, {})
+    for row in store.replay():
+        if isinstance(row.record, Begin):
+            found.begun.append(row.record.episode_id)
+        elif isinstance(row.record, StepBlock):
+            found.blocks.setdefault(row.record.episode_id, []).append(row.record)
+        elif isinstance(row.record, End):
+            found.ends[row.record.episode_id] = row.record
+    store.close()
+    return found
+
+
+def version_of(run: Path) -> int:
+    """The newest version that a run published."""
+    file = run / "snapshot_version"
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+def normaliser_of(run: Path) -> Normaliser:
+    checkpoint = CheckpointStore(run).restore_policy(0)
+    return Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+
+
+def decoded_otherwise(blocks: list[StepBlock], normaliser: Normaliser) -> int:
+    """Steps of the policy whose commands are not what `normaliser`, and the robot's limits, make of the chunk."""
+    low, high = np.array(task.ACTION_LOW), np.array(task.ACTION_HIGH)
+    rate = np.where(np.isin(np.arange(task.ACTION_DIM), task.GRIPPER), task.GRIPPER_RATE, task.JOINT_RATE)
+    states = np.concatenate([b.observation["state"] for b in blocks])
+    actions = np.concatenate([b.action for b in blocks])
+    rows = [(b.first_tick, b.sparse["decision/chunk"]) for b in blocks if "decision/chunk" in b.sparse]
+    chunks = {first + int(i): chunk for first, sparse in rows for i, chunk in zip(*sparse, strict=True)}
+    wrong = 0
+    for tick in np.flatnonzero(np.concatenate([b.source for b in blocks]) == Source.POLICY):
+        decided = int(np.concatenate([b.decision_tick for b in blocks])[tick])
+        command = np.clip(normaliser.decode(states[decided], chunks[decided])[tick - decided], low, high)
+        joints = states[tick][: task.ACTION_DIM]
+        wrong += not np.allclose(np.clip(command, joints - rate, joints + rate), actions[tick], atol=1e-5)
+    return wrong
+
+
+@pytest.mark.parametrize("clock", ["lockstep", pytest.param("realtime", marks=pytest.mark.slow)])
+def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, tmp_path, clock):
+    """Run A is far ahead in versions; B begins at 1, with other demonstrations and thus another normaliser."""
+    a, b, fewer, spool = (tmp_path / name for name in ("a", "b", "fewer", "spool"))
+    fewer.mkdir()
+    shutil.copy(sorted(demos.iterdir())[0], fewer)
+    both = {"actor__clock": clock}
+    first = processes.learner(a, **both, **ENDLESS, learner__steps_per_update=1)
+    actor = processes.actor("--spool_path", str(spool), **both, **ENDLESS)
+    first.until(lambda: version_of(a) >= 20 and len(read_metrics(a)["episode"]) >= 3, "run A does not get on")
+    first.kill()
+    processes.demos = fewer
+    second = processes.learner(b, **both, **LISTENING)
+    rows = lambda: read_metrics(b)["episode"] if (b / "metrics.jsonl").exists() else []  # noqa: E731
+    actor.until(lambda: len(rows()) >= 3, "no episodes of run B")
+    actor.signal(signal.SIGTERM)
+    said = actor.ends()
+    second.signal(signal.SIGTERM)
+    _, counted = learner_totals(second.ends())
+    of_a, of_b = journal_of(a), journal_of(b)
+
+    # Of B's parameters and normaliser alone.
+    published = version_of(b)
+    assert published < 20 <= version_of(a)
+    versions = Counter(int(v) for blocks in of_b.blocks.values() for block in blocks for v in block.policy_version)
+    assert set(versions) <= set(range(-1, published + 1)) - {0}, f"B published up to {published}: {versions}"
+    normalisers = normaliser_of(a), normaliser_of(b)
+    assert len({n.digest() for n in normalisers}) == 2
+    wrong = [sum(decoded_otherwise(blocks, n) for blocks in of_b.blocks.values()) for n in normalisers]
+    assert wrong[1] == 0
+    assert wrong[0] > 0  # A's would have been noticed
+
+    # Counters begin anew: B's first episode is number 0, with the start state of that number, and all its human ticks.
+    assert of_b.begun[0].endswith("-000000")
+    assert [int(name[-6:]) for name in of_b.begun] == list(range(len(of_b.begun)))
+
+    # What is of A and was not delivered stays in A's spool; together with A's journal it is all the actor recorded.
+    assert of_b.steps == counted
+    assert not set(of_a.begun) & set(of_b.begun)
+    run_a, run_b = (json.loads((run / "config.json").read_text())["run_id"] for run in (a, b))
+    left = re.search(rf"of run {run_b} now, it was of run {run_a}: (\d+) episodes, (\d+) steps", said)
+    assert left, said
+    kept = DiskSpool(spool / "fake_aloha" / "actor" / run_a, LIMITS)
+    assert kept.steps == int(left[2])
+    undelivered, seq = 0, kept.acked
+    while (entry := kept.at(seq)) is not None:
+        undelivered, seq = undelivered + entry.steps, entry.end
+        assert entry.kind in records.KINDS
+    kept.close()
+    assert of_a.steps + undelivered >= kept.steps
