@@ -25,6 +25,7 @@ from serl_chunk.types import Begin, End, Source, StepBlock
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1}
+HUMAN_TICKS = 4  # of a run
 LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
 
 
@@ -60,6 +61,17 @@ def version_of(run: Path) -> int:
     return int(file.read_text() or 0) if file.exists() else 0
 
 
+def human_ticks(run: Path) -> int:
+    """Of a run's episodes so far."""
+    return sum(row["intervention_steps"] for row in read_metrics(run)["episode"])
+
+
+def has_episodes(run: Path) -> bool:
+    """Whether a run has some, in which the human used up what it may."""
+    there = (run / "metrics.jsonl").exists() and len(read_metrics(run)["episode"]) >= 3
+    return there and human_ticks(run) == HUMAN_TICKS
+
+
 def normaliser_of(run: Path) -> Normaliser:
     checkpoint = CheckpointStore(run).restore_policy(0)
     return Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
@@ -88,15 +100,14 @@ def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, t
     a, b, fewer, spool = (tmp_path / name for name in ("a", "b", "fewer", "spool"))
     fewer.mkdir()
     shutil.copy(sorted(demos.iterdir())[0], fewer)
-    both = {"actor__clock": clock}
+    both = {"actor__clock": clock, "actor__max_human_ticks": HUMAN_TICKS}
     first = processes.learner(a, **both, **ENDLESS, learner__steps_per_update=1)
     actor = processes.actor("--spool_path", str(spool), **both, **ENDLESS)
-    first.until(lambda: version_of(a) >= 20 and len(read_metrics(a)["episode"]) >= 3, "run A does not get on")
+    first.until(lambda: version_of(a) >= 20 and has_episodes(a), "run A does not get on")
     first.kill()
     processes.demos = fewer
     second = processes.learner(b, **both, **LISTENING)
-    rows = lambda: read_metrics(b)["episode"] if (b / "metrics.jsonl").exists() else []  # noqa: E731
-    actor.until(lambda: len(rows()) >= 3, "no episodes of run B")
+    actor.until(lambda: has_episodes(b), "no episodes of run B, or no human ticks in them")
     actor.signal(signal.SIGTERM)
     said = actor.ends()
     second.signal(signal.SIGTERM)
@@ -114,8 +125,11 @@ def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, t
     assert wrong[1] == 0
     assert wrong[0] > 0  # A's would have been noticed
 
-    # Counters begin anew: B's first episode is number 0, with the start state of that number, and all its human ticks.
+    # Counters begin anew: B's first episode is number 0, and B has human ticks although A used up its own.
     assert of_b.begun[0].endswith("-000000")
+    assert [sum(row["intervention_steps"] for row in read_metrics(run)["episode"]) for run in (a, b)] == [
+        HUMAN_TICKS
+    ] * 2
     assert [int(name[-6:]) for name in of_b.begun] == list(range(len(of_b.begun)))
 
     # What is of A and was not delivered stays in A's spool; together with A's journal it is all the actor recorded.
