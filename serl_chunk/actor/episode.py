@@ -11,6 +11,7 @@ import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.clock import Clock, Deadlines
+from serl_chunk.actor.garbage import GarbageSchedule
 from serl_chunk.actor.hold import HoldPolicy
 from serl_chunk.actor.intervention import Interventions
 from serl_chunk.actor.planner import Planner
@@ -37,6 +38,7 @@ class ActorContext:
     observer: Callable[[int], None] | None
     kept: tuple[int, ...]  # action dimensions that keep what they have: measured at reset, then as last executed
     not_random: tuple[int, ...]  # those that do so while random actions are executed
+    garbage: GarbageSchedule | None = None  # of the realtime clock
     window: int | None = None  # steps of a return, whose end an agent with cameras looks at as well; None: it has none
     frames_every_tick: bool = False  # cameras are read on every tick
 
@@ -196,6 +198,8 @@ class EpisodeRun:
                 self._lost_ticks = 1  # no tick follows that could find the gap
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
             self._close(self._moment.with_frames(), terminated=success or failure or bool(terminated), outcome=outcome)
+        elif choice.source is Source.HOLD and setup.garbage is not None:
+            setup.garbage.holding()
 
     def _choose(self, tick: int, random_steps: int) -> TickAction:
         """Choice of who acts on `tick`: a human first, then random exploration, then the policy."""

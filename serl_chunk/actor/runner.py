@@ -12,6 +12,7 @@ import numpy as np
 from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.clock import Clock, Deadlines, Lateness, MonotonicClock, responsive_interpreter
 from serl_chunk.actor.episode import ActorContext, EpisodeRun, LazyObservation
+from serl_chunk.actor.garbage import GarbageSchedule
 from serl_chunk.actor.hold import HoldPolicy
 from serl_chunk.actor.inference import DelayEstimate, Inference, InferenceThread, measure_inference
 from serl_chunk.actor.intervention import Interventions
@@ -20,7 +21,7 @@ from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.actor.recorder import EpisodeRecorder, EpisodeSummary, NullSink, commanded_jerk
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import InterventionSource, RobotEnv
-from serl_chunk.types import Begin, ConfigError, Observation, Outcome, RecordSink
+from serl_chunk.types import IMAGE_PREFIX, STATE, Begin, ConfigError, Observation, Outcome, RecordSink
 
 RATE_TICKS = 10  # what steps of the environment take is judged after an episode with so many
 
@@ -91,7 +92,8 @@ class EpisodeRunner:
         self.spec = spec
         self._config, self._sink, self._actor_id = config, sink, actor_id
         self._inference = inference
-        hold = HoldPolicy(spec)
+        clock, hold = clock or MonotonicClock(), HoldPolicy(spec)
+        self._garbage = GarbageSchedule(clock) if actor.clock == "realtime" else None
         self._queue = ChunkQueue(config.chunk.executed, hold.next, adaptive=actor.adaptive_execution)
         self._planner: Planner | None = None
         if actor.clock == "lockstep":
@@ -104,12 +106,13 @@ class EpisodeRunner:
             queue=self._queue,
             hold=hold,
             interventions=self.interventions,
-            clock=clock or MonotonicClock(),
+            clock=clock,
             failure_reward=config.reward.failure_reward,
             stop=stop,
             observer=observer,
             kept=spec.grippers if config.agent.gripper.kept else (),
             not_random=spec.grippers if config.agent.gripper.composition == "fixed" else (),
+            garbage=self._garbage,
             window=config.chunk.returned if policy.image_keys else None,
             frames_every_tick=not isinstance(sink, NullSink) and _frames_every_tick(env, actor.frames),
         )
@@ -122,6 +125,8 @@ class EpisodeRunner:
 
     def close(self) -> None:
         """End the inference thread, if there is one."""
+        if self._garbage is not None:
+            self._garbage.close()
         if self._inference is not None:
             self._inference.close()
 
@@ -135,8 +140,16 @@ class EpisodeRunner:
         """One episode from `reset(seed)`; its first `random_steps` ticks execute uniformly random commands.
 
         An error of the environment, the policy or the inference thread closes the episode as truncated and is
-        raised.
+        raised. In real time the first one is preceded by the warm-up of inference: between a reset and its first tick
+        nothing commands the robot.
         """
+        planner = self._planner or self._warm_up(explore)
+        with contextlib.nullcontext() if self._garbage is None else self._garbage.episode():
+            return self._run(planner, seed, explore, record, random_steps, episode_id)
+
+    def _run(
+        self, planner: Planner, seed: int, explore: bool, record: bool, random_steps: int, episode_id: str | None
+    ) -> EpisodeSummary:
         setup = self._setup
         began = setup.clock.now()
         episode_id = episode_id or f"{self._actor_id}-{self._episodes:06d}"
@@ -145,7 +158,6 @@ class EpisodeRunner:
         )
         recorder = EpisodeRecorder(self._sink if record else NullSink(), begin)
         first = LazyObservation(setup.env, setup.env.reset(seed=seed)[0], setup.cameras)
-        planner = self._planner or self._warm_up(first.with_frames(), explore)
         planner.begin(recorder, explore)
         self.interventions.reset(seed)
         values, clipped = setup.policy.values, setup.policy.clipped
@@ -207,9 +219,12 @@ class EpisodeRunner:
             if warning := slow_step_warning(step_seconds, self.spec.dt):
                 self._say(warning)
 
-    def _warm_up(self, observation: Observation, explore: bool) -> Planner:
-        """Compile and measure inference, then build the realtime planner; once, before the first tick."""
+    def _warm_up(self, explore: bool) -> Planner:
+        """Compile and measure inference, then build the realtime planner; once, before the first reset."""
         setup, chunk = self._setup, self._config.chunk
+        observation: Observation = {STATE: np.zeros(self.spec.state_dim, np.float32)}
+        for camera in map(self.spec.camera, setup.cameras):
+            observation[IMAGE_PREFIX + camera.name] = np.zeros((camera.height, camera.width, 3), np.uint8)
         policy, dt = setup.policy, self.spec.dt
         policy.refresh()
         seconds = measure_inference(lambda: policy.decide(observation, explore=explore), setup.clock)
@@ -219,4 +234,6 @@ class EpisodeRunner:
             self._inference = InferenceThread(policy, setup.clock)
         delay = DelayEstimate((math.ceil(s / dt) for s in seconds), longest=chunk.executed - 1)
         self._planner = RealtimePlanner(self._queue, self._inference, mode, delay)
+        if self._garbage is not None:
+            self._garbage.freeze()
         return self._planner
