@@ -286,10 +286,10 @@ class _SessionStats:
         """One line about the last episodes."""
         recent = self._recent
         steps = max(1, sum(s.length for s in recent))
-        alone = [s.success for s in recent if s.segments == 0]
+        alone = [s.success and s.segments == 0 for s in recent]
         parts = [
             f"episode {self.episodes}: success {_percent([s.success for s in recent])} of the last {len(recent)}",
-            f"{_percent(alone)} of {len(alone)} without intervention",
+            f"{_percent(alone)} without intervention",
             f"length {steps / len(recent):.0f}",
             f"human {100 * sum(s.human_ticks for s in recent) / steps:.0f} %",
             f"clipped {100 * np.mean([s.clipped_share for s in recent]):.1f} %",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
@@ -40,12 +38,11 @@ def status_fields(config: ExperimentConfig, learner: Learner, server: LearnerSer
     }
     if c.online_steps == 0:  # there are no actors
         return always
-    alone = [success for success, intervened in learner.training_stats.recent if not intervened and success is not None]
     fields: StatusFields = {
         **always,
         "env_steps": learner.env_steps,
         "episodes": learner.episodes,
-        "success": float(np.mean(alone)) if alone else None,
+        "success": learner.training_stats.success_without_intervention,
         "human": learner.human_ticks / learner.env_steps if learner.env_steps else None,
         "learner_wait": learner.training_stats.waiting[0],
         "actor_wait": learner.training_stats.waiting[1],

@@ -57,6 +57,7 @@ class IntervalStats:
         self.waited = self.sampling = self.actors_waited = 0.0
 
 
+RECENT = 20  # episodes in the success without intervention
 MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
 
 
@@ -73,9 +74,18 @@ class TrainingStats:
         self._period = IntervalStats()
         self.rates: dict[str, float] = {}
         self.waiting = (0.0, 0.0)  # shares of time the learner waited for steps, and actors for updates, of late
-        self.recent: deque[tuple[bool, bool]] = deque(maxlen=20)  # (success, with interventions) of the last episodes
+        self._recent: deque[bool] = deque(maxlen=RECENT)  # whether the policy alone succeeded
         self._evaluated = 0.0
         self._evaluation_start: float | None = None
+
+    @property
+    def success_without_intervention(self) -> float | None:
+        """Share of the last 20 judged episodes, helped ones included, that succeeded without a human; None before one.
+
+        A helped episode counts as none: left out of both counts, it would make the policy look the better the more
+        often a human saves it.
+        """
+        return sum(self._recent) / len(self._recent) if self._recent else None
 
     @property
     def evaluating(self) -> bool:
@@ -152,7 +162,7 @@ class TrainingStats:
     def episode(self, e: EpisodeStats, *, number: int, phase: Literal["warmup", "train"]) -> None:
         """Write the row of an online episode, the `number`th; `phase` is "train" or "warmup"."""
         if e.success is not None:
-            self.recent.append((e.success, e.human_ticks > 0))
+            self._recent.append(e.success and e.human_ticks == 0)
         self.metrics.episode(
             self._counters(),
             actor_id=e.session.rpartition("/")[0] or e.session,
@@ -162,6 +172,7 @@ class TrainingStats:
             intervention_steps=e.human_ticks,
             intervention_count=e.segments,
             phase=phase,
+            success_without_intervention=self.success_without_intervention,
             number=number,
             q=[q for q, _ in e.decisions],
             g=[g for _, g in e.decisions],

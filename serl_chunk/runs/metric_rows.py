@@ -5,8 +5,9 @@ over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
 - `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where unknown),
-  `intervention_steps`, `intervention_count`, `phase`, `number` (of the run's episodes), and per decision `q` (the
-  critic's value of the chunk that was chosen) beside `g` (the discounted return realised from there);
+  `intervention_steps`, `intervention_count`, `phase`, `success_without_intervention` (share of the last 20 judged
+  episodes that succeeded without a human, helped ones in the denominator), `number` (of the run's episodes), and per
+  decision `q` (the critic's value of the chunk that was chosen) beside `g` (the discounted return realised from there);
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
 - `event`: a sentence about the run.
 
@@ -103,6 +104,11 @@ def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -
     for row in rows:
         metrics.setdefault(row["kind"], []).append(row)
     return metrics
+
+
+def succeeded_alone(row: Row) -> bool:
+    """Whether the episode of `row` succeeded without intervention: one in which a human helped never did."""
+    return bool(row.get("succeed")) and not row.get("intervention_count")
 
 
 def _is_superseded(row: Row, step: int, resumed: Row) -> bool:

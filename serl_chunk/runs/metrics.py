@@ -112,12 +112,14 @@ class MetricsLog:
         intervention_steps: int,
         intervention_count: int,
         phase: Literal["warmup", "train"],
+        success_without_intervention: float | None = None,
         number: int | None = None,
         q: Sequence[float] = (),
         g: Sequence[float] = (),
     ) -> None:
         """A finished episode: its return, its length in steps, and per decision Q beside the realised return.
 
+        `success_without_intervention`: share of the last 20 judged episodes that succeeded without a human, 0..1.
         `number`: how many episodes the run then has, this one included.
 
         Raises DataError where `q` and `g` differ in length.
@@ -132,6 +134,7 @@ class MetricsLog:
             "intervention_steps": intervention_steps,
             "intervention_count": intervention_count,
             "phase": phase,
+            "success_without_intervention": success_without_intervention,
             "number": number,
             "q": list(q),
             "g": list(g),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.runs.calibration import value_range
-from serl_chunk.runs.metric_rows import Row, RunMetrics, read_metrics
+from serl_chunk.runs.metric_rows import Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_page import Page, Table, figures, render
 from serl_chunk.runs.report_plots import save_summary
 from serl_chunk.types import DataError
@@ -56,12 +56,11 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
     last = metrics.last() or {"wall": 0.0, "step": 0, "env_steps": 0, "human_ticks": 0}
     episodes = metrics["episode"]
     judged = [row for row in episodes if row.get("succeed") is not None and row.get("phase") != "warmup"][-RECENT:]
-    alone = [row for row in judged if not row.get("intervention_count")]
     warmup = sum(row.get("phase") == "warmup" for row in episodes)
     return [
         ("Evaluation", _evaluation_sentence(metrics["eval"])),
         (f"Training success, last {RECENT} episodes", _success(judged)),
-        ("Of them without intervention", _success(alone)),
+        (f"Success without intervention, last {RECENT} episodes", _success(judged, alone=True)),
         ("Duration", _duration(last["wall"])),
         ("Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),
@@ -158,10 +157,11 @@ def _human(last: Row, control_hz: float | None) -> str:
     return f"{ticks:,}" + (f" ({', '.join(details)})" if details else "")
 
 
-def _success(rows: Sequence[Row]) -> str:
+def _success(rows: Sequence[Row], *, alone: bool = False) -> str:
+    """Successes among all `rows`; `alone`: those without intervention, among all of them too."""
     if not rows:
         return "none yet"
-    good = sum(row["succeed"] for row in rows)
+    good = sum(succeeded_alone(row) if alone else row["succeed"] for row in rows)
     return f"{good} of {len(rows)} ({_percent(good / len(rows))})"
 
 

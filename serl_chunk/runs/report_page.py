@@ -14,8 +14,8 @@ from serl_chunk.runs.report_style import WINDOW
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # column names, rows
 _OF_HUMANS = (
-    " A human saves episodes that the policy would fail, and intervenes where it does badly, so that both lines look "
-    "better than it is: what counts are evaluations, without interventions."
+    " A success without intervention is the policy's own; its share is of all episodes, also of those that a human "
+    "saved: what counts are evaluations, without interventions."
 )
 
 
@@ -57,8 +57,8 @@ def figures(metrics: RunMetrics, limits: tuple[float, float] | None = None) -> l
         Figure(
             key="success",
             title="Success rate",
-            alt=f"Line charts of the success rate of {episodes}, over critic updates and {span}: all episodes, "
-            "episodes without intervention, and evaluations with their 95 % intervals.",
+            alt=f"Line charts of the success rate of {episodes}, over critic updates and {span}: with or "
+            "without intervention, without intervention, and evaluations with their 95 % intervals.",
             caption=f"Lines: {rolling}. Grey: before training on online steps.{_OF_HUMANS if intervened else ''}",
             svg=draw_figure(
                 metrics, [panels.panel_over(panels.draw_success, axis) for axis in (panels.UPDATES, *axes)]

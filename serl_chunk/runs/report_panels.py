@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from serl_chunk.runs.calibration import binned, decisions
-from serl_chunk.runs.metric_rows import RunMetrics
+from serl_chunk.runs.metric_rows import RunMetrics, succeeded_alone
 from serl_chunk.runs.report_style import (
     BLUE,
     GREEN,
@@ -40,21 +40,19 @@ Draw = Callable[[Axes, RunMetrics], bool]
 
 
 def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
-    """Rolling success of all episodes and of those without intervention, and evaluations with their intervals."""
+    """Rolling share of episodes that succeeded, and that did without intervention; evaluations with their intervals.
+
+    Both shares are of all episodes: a curve of the unaided ones alone starts high while humans do the difficult ones.
+    """
     judged = [row for row in metrics["episode"] if row.get("succeed") is not None]
-    alone = [row for row in judged if not row.get("intervention_count")]
     evaluations = [row for row in metrics["eval"] if row.get("success_rate") is not None]
-    for rows, label, colour, style in (
-        (judged, "all episodes", BLUE, "--"),
-        (alone, "without intervention", VERMILLION, "-"),
+    for succeeded, label, colour, style in (
+        ([row["succeed"] for row in judged], "with or without intervention", BLUE, "--"),
+        ([succeeded_alone(row) for row in judged], "without intervention", VERMILLION, "-"),
     ):
-        if rows:
-            ax.plot(
-                *downsample(x_values(rows, x_key), rolling_mean([r["succeed"] for r in rows])),
-                style,
-                color=colour,
-                label=label,
-            )
+        if judged:
+            x, shares = downsample(x_values(judged, x_key), rolling_mean(succeeded))
+            ax.plot(x, shares, style, color=colour, label=label)
     for mode, marker in (("mean", "D"), ("sampled", "o")):
         if rows := sorted((r for r in evaluations if r.get("mode") == mode), key=lambda r: r["step"]):
             rate = np.array([row["success_rate"] for row in rows], float)

@@ -30,7 +30,7 @@ class StatusFields(TypedDict, total=False):
     updates_per_s: float
     env_steps: int
     episodes: int
-    success: float | None  # of the last 20 episodes, those without intervention: share that succeeded, 0..1
+    success: float | None  # share of the last 20 episodes that succeeded without intervention, 0..1
     human: float | None  # share of environment steps on which a human had the robot, 0..1
     learner_wait: float  # share of time the learner waited for steps, 0..1
     actor_wait: float  # share of time the actors waited for the learner, 0..1
@@ -151,7 +151,7 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
         parts.append(f"{fields['episodes']:,} episodes")
     success = fields.get("success")
     if success is not None:
-        parts.append(f"success {success:.0%} (of the last 20, without intervention)")
+        parts.append(f"success without intervention {success:.0%} (of the last 20)")
     human = fields.get("human")
     if human is not None:
         parts.append(f"human {human:.1%}")

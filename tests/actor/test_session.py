@@ -117,6 +117,24 @@ def test_episodes_are_recorded_and_delivered():
     assert all(100 * s.policy_version <= s.policy_age < 100 * s.policy_version + 60 for s in link.steps)
 
 
+def test_an_actors_line_counts_helped_episodes_too():
+    """A human who helps in every second episode: the policy's own successes are half of all, and not all of a half."""
+
+    class HelpsInTurn(HumanOnTicks):
+        episode = 0
+
+        def reset(self, seed):
+            self.episode += 1
+
+        def poll(self, tick, observation, decision_tick):
+            return super().poll(tick, observation, decision_tick) if self.episode % 2 else None
+
+    config = config_of(max_episodes=4)
+    env = LineEnv(length=12, success_at=8)
+    _, said, _ = run(FakeLink(), env, config, intervention=HelpsInTurn(frozenset({3})), report_every=4)
+    assert said[0].startswith("episode 4: success 100 % of the last 4, 50 % without intervention, ")
+
+
 def test_training_seeds_differ_and_are_never_held_out():
     seeds = {training_seed(s, a, e) for s in range(3) for a in ("left", "right") for e in range(200)}
     assert len(seeds) == 1200

@@ -3,6 +3,7 @@ import html.parser
 import json
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 from errors import naming
 from matplotlib.figure import Figure
@@ -130,7 +131,7 @@ def test_the_headline_numbers_are_those_of_the_run(full):
         "97.0 % success in 100 episodes (95 % Wilson interval 91.5 % to 99.0 %), mean policy of checkpoint 290"
     )
     assert headline["Training success, last 50 episodes"] == "16 of 24 (66.7 %)"  # the warm-up is not training
-    assert headline["Of them without intervention"] == "8 of 16 (50.0 %)"
+    assert headline["Success without intervention, last 50 episodes"] == "8 of 24 (33.3 %)"
     assert headline["Duration"] == "6 min 15 s"
     assert headline["Critic updates"] == "290"
     assert headline["Environment steps"] == "3,000"
@@ -176,8 +177,8 @@ def test_the_picture_is_a_png_of_four_panels(full):
 def test_curves_hold_the_right_values(full):
     metrics = read_metrics(full.parent)
     x, alone = line(report_panels.draw_success, metrics, "without intervention", "env_steps")
-    assert (x[-1], alone[-1]) == (3_000, 0.5)
-    x, every_episode = line(report_panels.draw_success, metrics, "all episodes", "wall")
+    assert (x[-1], alone[-1]) == (3_000, 7 / 20)  # of episodes 10..29, those of the human included
+    x, every_episode = line(report_panels.draw_success, metrics, "with or without intervention", "wall")
     assert x[-1] == 6.25
     assert every_episode[-1] == pytest.approx(13 / 20)  # of episodes 10..29
     _, share = line(report_panels.draw_intervention, metrics, "of steps", "human_ticks")
@@ -192,6 +193,22 @@ def test_curves_hold_the_right_values(full):
     assert line(report_panels.draw_replay, metrics, "demo")[1][-1] == 400
     _, waits = line(report_panels.draw_waits, metrics, "learner waits for actors")
     assert waits == pytest.approx([0.2] * 30)
+
+
+def test_success_without_intervention_begins_where_humans_helped_everywhere(tmp_path):
+    """A run whose first episodes are all a human's work begins at 0, and does not begin at 100 % to fall from there."""
+    with MetricsLog(tmp_path, wandb_project=None, wandb_name="", config={}) as log:
+        for i in range(40):
+            helped = i < 20
+            log.episode(
+                Counters(i, 100 * i, 0), actor_id="a", ret=1.0, length=100, succeed=True, phase="train",
+                intervention_steps=20 * helped, intervention_count=int(helped),
+            )  # fmt: skip
+    metrics = read_metrics(tmp_path)
+    _, alone = line(report_panels.draw_success, metrics, "without intervention", "env_steps")
+    assert np.nan_to_num(alone)[:20].tolist() == [0.0] * 20
+    assert alone[-1] == 1.0
+    assert (np.diff(alone[20:]) >= 0).all()
 
 
 def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_path):

@@ -26,7 +26,7 @@ def clock():
 def test_the_line_says_everything_in_one_order():
     assert format_status("train", FIELDS, 3_725.0) == (
         "train 1,200/20,000 | eta 1:02:05 | step 5,200 | 214 updates/s | 9,000 env steps | 85 episodes | "
-        "success 85% (of the last 20, without intervention) | human 3.4% | learner waits for actor | snapshot 24"
+        "success without intervention 85% (of the last 20) | human 3.4% | learner waits for actor | snapshot 24"
     )
 
 

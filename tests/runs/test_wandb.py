@@ -61,12 +61,13 @@ def test_wandb_continues_the_same_run_after_a_restart(tmp_path, wandb):
 def test_wandb_gets_the_numbers_under_hil_serls_names(tmp_path, wandb):
     with open_log(tmp_path, wandb_project="p") as log:
         log.train(Counters(4, 9, 2), {"critic/critic_loss": 0.5, "actor/actor_loss": float("nan")})
-        add_episode(log, Counters(4, 9, 2))
+        add_episode(log, Counters(4, 9, 2), success_without_intervention=0.35)
         add_evaluation(log, Counters(4, 9, 2), mode="sampled")
     axes = {"wall": 0.0, "step": 4, "env_steps": 9, "human_ticks": 2}
     train, episode, evaluation = wandb.logged
     assert train == {"critic/critic_loss": 0.5, **axes}
     assert episode["environment/succeed"] == 1
+    assert episode["environment/success_without_intervention"] == 0.35
     assert episode["environment/episode/r"] == 1.0
     assert "environment/q" not in episode
     assert evaluation["eval/sampled/success_rate"] == 0.9
