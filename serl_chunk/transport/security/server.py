@@ -1,7 +1,7 @@
 """The learner's side of the keys: libzmq asks here about every key (ZAP), and what a peer may say depends on its own.
 
-One thread, the server's: a handshake waits for it as a heartbeat does. libzmq names the key in every message that
-comes over a connection ("User-Id"), and refuses every connection while no thread answers it.
+One thread, the server's control thread: a handshake waits for it as a heartbeat does. libzmq names the key in every
+message that comes over a connection ("User-Id"), and refuses every connection while no thread answers it.
 """
 
 from __future__ import annotations

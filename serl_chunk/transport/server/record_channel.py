@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import time
@@ -25,7 +26,11 @@ _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
 
 
 class RecordReceiver:
-    """The data channel. Used by the server's thread, which calls every callback given here."""
+    """The data channel. Used by the data thread, which calls `on_record` and `on_silent`.
+
+    What the control thread finds out about an episode is passed on through `end_later`, and comes before whatever is
+    received afterwards.
+    """
 
     def __init__(
         self,
@@ -37,17 +42,25 @@ class RecordReceiver:
         on_record: Callable[[SessionInfo, Record], None],
         on_silent: Callable[[SessionInfo, bool], None],
         allowance: Callable[[str], int | None],
+        send_control: Callable[[Session, list[Frame]], None],
+        wake: Callable[[], None],
         store: RecordStore | None = None,
         wait_for_disk: bool = False,
     ) -> None:
-        """See LearnerServer for the callbacks. `wait_for_disk`: acknowledge only what survives a power cut."""
+        """See LearnerServer for the callbacks. `wait_for_disk`: acknowledge only what survives a power cut.
+
+        `send_control` sends to a session's control socket from here, `wake` wakes the data thread.
+        """
         self.stalled = ""  # why nothing is taken now
         self.rate = Rate()
         self.insert_s = self.journal_s = 0.0  # time spent in on_record, and in writing
         self._sockets, self._sessions, self._counters, self._limits = sockets, sessions, counters, limits
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
+        self._send_control, self._wake = send_control, wake
         self._store, self._wait_for_disk = store, wait_for_disk and store is not None
+        self._ends: collections.deque[tuple[Session, bool, bool]] = collections.deque()  # see `end_later`
         self._retry_at, self._trim_at = 0.0, math.inf
+        self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
 
     def retain(self) -> None:
@@ -60,14 +73,20 @@ class RecordReceiver:
             raise WireError("no frames")
         if size_of(frames[:1]) != TOKEN_BYTES:  # before it is copied
             raise WireError("no token")
-        session = self._sessions.by_token(plain_bytes(frames[0]))
+        self._turned_at = time.monotonic()
+        self.end_episodes()
+        session = self._sessions.begin_record(plain_bytes(frames[0]))
         if session is None:
             self._counters["stale"] += 1
             return
-        session.hear()
-        if session not in self._touched:
-            self._touched.add(session)
-            session.data_id = identity
+        try:
+            self._receive(session, identity, frames)
+        finally:
+            self._sessions.release()
+
+    def _receive(self, session: Session, identity: bytes, frames: list[Frame]) -> None:
+        self._touched.add(session)
+        session.data_id = identity
         if self.stalled:
             return  # unacknowledged, the actor keeps it
         try:
@@ -179,8 +198,19 @@ class RecordReceiver:
             session.unsynced.append((number, session.expected + records.count_of(record)))
         return True
 
+    def waits(self, seconds: float) -> str:
+        """Why no record is taken now; empty where they are. For any thread.
+
+        `seconds`: how long one record may wait for the disk or the replay before that is a reason.
+        """
+        waited = time.monotonic() - self._turned_at
+        return self.stalled or (
+            f"a record has been waiting for the learner's disk or replay for {waited:.0f} s" if waited > seconds else ""
+        )
+
     def maintain(self, now: float) -> None:
         """What is due without a message: old segments, a disk that has room again, acknowledgements of synced rows."""
+        self._turned_at = now
         if self._store is None:
             return
         if self.stalled and now >= self._retry_at:
@@ -220,12 +250,15 @@ class RecordReceiver:
             self._sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
 
     def safe(self, session: Session) -> int:
-        """The session's records below this number need not be kept by the actor."""
+        """The session's records below this number need not be kept by the actor. For any thread."""
         if not self._wait_for_disk or self._store is None:
             return session.expected
-        while session.unsynced and session.unsynced[0][0] < self._store.synced:
-            session.synced = session.unsynced.popleft()[1]
-        return session.synced if session.unsynced else session.expected
+        with self._sessions.lock:
+            # Read first: the data thread notes a record as not synced before it counts it as expected.
+            expected = session.expected
+            while session.unsynced and session.unsynced[0][0] < self._store.synced:
+                session.synced = session.unsynced.popleft()[1]
+            return session.synced if session.unsynced else expected
 
     def allowed(self, session: Session) -> int | None:
         """The session's allowance in its actor's own count of steps."""
@@ -238,20 +271,34 @@ class RecordReceiver:
         log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
         self._counters["refused"] += 1
         session.refused = reason
-        self._sockets.send("control", session.control_id, handshake.refusal(reason))
+        self._send_control(session, handshake.refusal(reason))
         self._sessions.fence(session)
         self._sessions.leave(session)
-        self.close_episode(session, gone=True)
+        if self._sessions.close(session, gone=True):
+            self._end(session, gone=True)
 
-    def close_episode(self, session: Session, *, gone: bool = False) -> None:
-        """The session fell silent, which is told once; or it is `gone` and cannot come back."""
-        if not session.closed or (gone and not session.gone):
-            session.closed, session.gone = True, gone  # should it come back, its episode goes on
-            if gone and session.open_episode is not None:
-                session.open_episode = None
-                self.settle(session)
-            else:
-                self._on_silent(session.info, gone)
+    def end_later(self, session: Session, *, gone: bool, settle: bool = False) -> None:
+        """The session fell silent, or is `gone`; `settle`: numbers were stepped over. For the control thread."""
+        if settle or self._sessions.close(session, gone=gone):
+            self._ends.append((session, gone, settle))
+            self._wake()
+
+    def end_episodes(self) -> None:
+        """Do what `end_later` was called for."""
+        while self._ends:
+            session, gone, settle = self._ends.popleft()
+            with self._sessions.taking(session):
+                if settle:
+                    self.settle(session)
+                elif gone or not session.live:  # else it is back already
+                    self._end(session, gone=gone)
+
+    def _end(self, session: Session, *, gone: bool) -> None:
+        if gone and session.open_episode is not None:
+            session.open_episode = None
+            self.settle(session)
+        else:
+            self._on_silent(session.info, gone)
 
     def settle(self, session: Session) -> None:
         """The session's place changed without a record: write that down. An episode that was open ends there."""

@@ -9,36 +9,33 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.security.keys import ServerKeys
-from serl_chunk.transport.security.server import Authenticator, user_of
+from serl_chunk.transport.server.control_channel import ControlChannel, Welcome
 from serl_chunk.transport.server.record_channel import RecordReceiver
-from serl_chunk.transport.server.sessions import RefuseError, Session, SessionInfo, Sessions
+from serl_chunk.transport.server.sessions import SessionInfo, Sessions
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.snapshot_publisher import Fetch, Publisher
 from serl_chunk.transport.server.sockets import PeerRateLimiter, ServerSockets, address_of
 from serl_chunk.transport.sockets import Counters, Waker
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire import codec, handshake, message_types, probe
-from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
+from serl_chunk.transport.wire.codec import Frame, Limits, WireError
 from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # how long a changed allowance waits at most where `push_allowances` is not called
-_KEYS_S = 0.5  # between looks for revoked keys
 _BATCH = 64  # messages taken from one socket before the others get their turn
 
 
 class LearnerServer:
     """Receives the actors' records exactly once and in order; hands out snapshots and allowances.
 
-    One thread owns three ROUTER sockets and calls every callback given here; a callback that is slow delays
-    acknowledgements, nothing else. What a peer sends can be refused, counted or dropped; it cannot stop the thread.
-    An unforeseen exception, a callback's included, does: then `check` raises.
+    Two threads own three ROUTER sockets. The data thread takes records in and calls `on_record` and `on_silent`: where
+    they or the journal are slow, acknowledgements wait and nothing else. The control thread answers heartbeats, hellos
+    and pulls, and calls `welcome` and `allowance`. What a peer sends can be refused, counted or dropped; it cannot stop
+    the threads. An unforeseen exception, a callback's included, stops both: then `check` raises.
     """
 
     def __init__(
@@ -48,7 +45,7 @@ class LearnerServer:
         bind: str,
         port: int,
         contract: dict[str, str],
-        welcome: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]],
+        welcome: Welcome,
         on_record: Callable[[SessionInfo, Record], None],
         allowance: Callable[[str], int | None] = lambda session: None,
         on_silent: Callable[[SessionInfo, bool], None] = lambda info, gone: None,
@@ -67,7 +64,7 @@ class LearnerServer:
             on_record: takes one record; the acknowledgement follows its return. DataError refuses the session.
                 A `Begin` may follow an episode without an `End`: the actor died in it. Arrays are read-only views.
             allowance: session id -> number of that session's steps (as delivered to `on_record`) it may have
-                recorded in all; None for no limit. Cheap: called many times a second.
+                recorded in all; None for no limit. Cheap: called many times a second, by either thread.
             on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
                 `config.timeout_s`): called once per silence. With `gone` its open episode is over, else it may go on.
             fetch: reads a checkpoint, in its own thread.
@@ -87,41 +84,52 @@ class LearnerServer:
                 "on that network may be trusted"
             )
         self.run_id = run_id or uuid.uuid4().hex
-        self._config = config
-        self._limits = Limits(config.max_message_bytes, config.max_arrays)
-        self._welcome = welcome
-        self._episode_timeout = config.timeout_s if episode_timeout is None else episode_timeout
+        limits = Limits(config.max_message_bytes, config.max_arrays)
         self._sessions = Sessions(
             dict(contract), self.run_id, config.max_sessions, store.session_state if store else lambda s: None
         )
         self._store = store
-        self._finished: str | None = None
         self._error: BaseException | None = None
         self._stop = False
-        self._counters = Counters(
-            "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "lost", "malformed", "ignored",
-            "stale", "rejected", "refused", "replies_dropped", "parts", "pieces", "snapshot_bytes",
-            "keys_refused", "handshakes_failed", "probes", "probes_dropped",
-        )  # fmt: skip
-        self._sockets = ServerSockets(config, bind, port, self._counters, keys)
-        self._keys_at = 0.0  # when revoked keys are looked for next
-        self._peer_limits = PeerRateLimiter(config.max_malformed)
-        self._probes = probe.ProbeRateLimit(self._counters)
-        self._waker = Waker()
+        shared = ("malformed", "ignored", "stale", "refused", "lost", "replies_dropped")
+        # Of either thread.
+        self._data_counters = Counters(
+            *shared, "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "rejected", "parts"
+        )
+        self._control_counters = Counters(
+            *shared, "pieces", "snapshot_bytes", "keys_refused", "handshakes_failed", "probes", "probes_dropped"
+        )
+        self._sockets = ServerSockets(config, bind, port, self._data_counters, self._control_counters, keys)
+        self._data_waker, self._waker = Waker(), Waker()
         self._publisher = Publisher(fetch, self._waker.wake, self._fail, run=self.run_id, dtype=config.snapshot_dtype)
-        self._snapshots = SnapshotChannel(self._sockets, self._publisher, self._counters, config.max_message_bytes)
+        self._snapshots = SnapshotChannel(
+            self._sockets, self._publisher, self._control_counters, config.max_message_bytes
+        )
         self._receiver = RecordReceiver(
-            self._sockets, self._sessions, self._counters, self._limits,
+            self._sockets, self._sessions, self._data_counters, limits,
             on_record=on_record, on_silent=on_silent, allowance=allowance,
+            send_control=lambda session, frames: self._control.send_later(session, frames), wake=self._data_waker.wake,
             store=store, wait_for_disk=config.durability == "power",
         )  # fmt: skip
-        self._thread = threading.Thread(target=self._run, name="serl-chunk-server", daemon=True)
+        self._control = ControlChannel(
+            config, self._sockets, self._sessions, self._control_counters, limits, self._receiver, self._snapshots,
+            self._publisher, run_id=self.run_id, welcome=welcome, store=store, wake=self._waker.wake,
+            episode_timeout=config.timeout_s if episode_timeout is None else episode_timeout,
+        )  # fmt: skip
+        self._max_malformed = config.max_malformed
+        self._thread = threading.Thread(
+            target=self._run, args=(self._serve_data,), name="serl-chunk-server", daemon=True
+        )
+        self._control_thread = threading.Thread(
+            target=self._run, args=(self._serve_control,), name="serl-chunk-control", daemon=True
+        )
 
     # The learner's thread.
 
     def start(self) -> None:
         """Start to serve."""
         self._thread.start()
+        self._control_thread.start()
 
     def resume(self) -> None:
         """Let the sessions in the store go on where they were. After it was read back, before `welcome` lets one in."""
@@ -140,7 +148,7 @@ class LearnerServer:
 
     def finish(self, reason: str) -> None:
         """Tell every actor, and any that still comes, that training is over."""
-        self._finished = reason
+        self._control.finished = reason
         self._waker.wake()
 
     @property
@@ -153,15 +161,18 @@ class LearnerServer:
         self._waker.wake()
 
     def check(self) -> None:
-        """Raise SerlChunkError if the server's thread has stopped on an error."""
+        """Raise SerlChunkError if the server's threads have stopped on an error."""
         if self._error is not None:
             raise SerlChunkError(f"the transport stopped: {type(self._error).__name__}: {self._error}") from self._error
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, rates over the last seconds."""
         live = [s for s in self._sessions if s.live]
+        counters = Counters(*self._data_counters, *self._control_counters)
+        counters.update(self._data_counters)
+        counters.update(self._control_counters)
         return {
-            **self._counters,
+            **counters,
             "sessions": len(live),
             "steps_per_s": self._receiver.rate.per_second(),
             "insert_s": self._receiver.insert_s,
@@ -179,219 +190,73 @@ class LearnerServer:
 
     def close(self) -> None:
         """Stop serving and release the ports; what was not acknowledged stays with the actors."""
-        self._stop = True
-        self._waker.wake()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._halt()
+        for thread in (self._thread, self._control_thread):
+            if thread.ident is not None:
+                thread.join()
         self._publisher.close()
         self._sockets.close()
         self._waker.close()
+        self._data_waker.close()
 
-    # The server's thread.
+    def _halt(self) -> None:
+        self._stop = True
+        self._waker.wake()
+        self._data_waker.wake()
+
+    # The server's threads.
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
 
-    def _run(self) -> None:
+    def _run(self, serve: Callable[[], None]) -> None:
         try:
-            self._serve()
+            serve()
         except BaseException as e:
             self._fail(e)
+            self._halt()  # an actor whose records go nowhere must not be told that all is well
             raise
 
-    def _serve(self) -> None:
-        handlers = {"control": self._on_control, "data": self._receiver.receive, "snapshots": self._on_snapshots}
+    def _serve_data(self) -> None:
+        peers = PeerRateLimiter(self._max_malformed)
         while not self._stop:
-            ready = self._sockets.wait(self._waker, _POLL_S)
-            for channel, handler in handlers.items():  # control first: heartbeats wait for nothing
-                for _ in range(_BATCH if channel in ready else 0):
-                    frames = self._sockets.receive(channel)
-                    if frames is None:
-                        break
-                    identity = frames[0].bytes
-                    if self._peer_limits.is_blocked(channel, identity):
-                        self._counters["ignored"] += 1
-                        continue
-                    try:
-                        handler(identity, list(frames[1:]))
-                    except WireError as e:
-                        self._counters["malformed"] += 1
-                        self._sockets.complain(channel, address_of(frames), f"malformed: {e}")
-                        if self._peer_limits.record_error(channel, identity):
-                            self._sockets.complain(channel, address_of(frames), "too many malformed: not read for now")
+            ready = self._sockets.wait_data(self._data_waker, _POLL_S)
+            self._receiver.end_episodes()
+            if ready:
+                self._handle("data", self._receiver.receive, peers, self._data_counters)
             self._receiver.acknowledge()
-            self._tick()
+            self._receiver.maintain(time.monotonic())
 
-    # Control.
+    def _serve_control(self) -> None:
+        handlers = {"control": self._control.receive, "snapshots": self._control.receive_snapshots}
+        peers = PeerRateLimiter(self._max_malformed)
+        while not self._stop:
+            ready = self._sockets.wait_control(self._waker, _POLL_S)
+            for channel, handler in handlers.items():
+                if channel in ready:
+                    self._handle(channel, handler, peers, self._control_counters)
+            self._control.tick()
 
-    def _on_control(self, identity: bytes, frames: list[Frame]) -> None:
-        message = codec.decode(frames, self._limits)
-        authenticator = self._sockets.authenticator
-        if authenticator is not None:
-            answer = authenticator.answer(message, user_of(frames), address_of(frames))
-            if answer is not None:
-                self._sockets.send("control", identity, answer)
+    def _handle(
+        self,
+        channel: str,
+        handler: Callable[[bytes, list[Frame]], None],
+        peers: PeerRateLimiter,
+        counters: Counters,
+    ) -> None:
+        """Hand what a channel has to its handler, up to a batch."""
+        for _ in range(_BATCH):
+            frames = self._sockets.receive(channel)
+            if frames is None:
                 return
-        if message.kind == message_types.WHO:
-            theirs = codec.count(message.header, "protocol")
-            sentence = handshake.compare_protocol(theirs)
-            answer = (
-                handshake.refusal(sentence) if sentence else codec.encode(message_types.IDENTITY, {"run": self.run_id})
-            )
-            self._sockets.send("control", identity, answer)
-            return
-        if message.kind == handshake.HELLO:
-            self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), user_of(frames))
-            return
-        if message.kind in (message_types.INSPECT, message_types.ECHO):
-            if self._probes.take():
-                inspect = message.kind == message_types.INSPECT
-                answer = self._inspect(message, user_of(frames)) if inspect else probe.answer_echo(message)
-                self._sockets.send("control", identity, answer)
-            return
-        session = self._session(message, "control", identity)
-        if session is None:
-            return
-        session.control_id = identity
-        if message.kind == message_types.PING:
-            session.patience = codec.field({"patience": 0.0} | message.header, "patience", float)
-            self._status(session)
-        elif message.kind == message_types.BYE:
-            self._sessions.fence(session)
-            self._sessions.leave(session)
-            self._receiver.close_episode(session)
-        elif message.kind == message_types.FETCH:
-            self._snapshots.fetch(session, message)
-        else:
-            raise WireError(f"unknown kind {message.kind!r}")
-
-    def _inspect(self, message: Message, key: str) -> list[Frame]:
-        """What an actor would be told, and how this learner stands; no peer is admitted."""
-        asked = probe.StatusRequest.decode(message)
-        live = [s for s in self._sessions if s.live]
-        authenticator = self._sockets.authenticator
-        try:
-            not_ready = ""
-            self._welcome()
-        except SerlChunkError as e:
-            not_ready = str(e)
-        return probe.LearnerStatus(
-            run=self.run_id,
-            differs=self._sessions.compare(asked.contract) if asked.contract else "",
-            taken_by=next((s.info.peer for s in live if s.info.actor_id == asked.actor_id), ""),
-            not_ready=not_ready,
-            stalled=self._receiver.stalled,
-            finished=self._finished,
-            key=authenticator.name_of(key) if authenticator else "",
-            actors=len(live),
-            max_actors=self._config.max_sessions,
-            version=self._snapshots.version,
-            snapshot_bytes=self._snapshots.nbytes,
-            free_bytes=self._store.free_bytes() if self._store else -1,
-        ).encode()
-
-    def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
-        try:
-            self._sessions.check(hello)  # first: an actor of another experiment need not wait to be told
-            fields, arrays = self._welcome()
-            # Last: an actor that is to come back later must not count as connected meanwhile.
-            admission = self._sessions.admit(hello, peer, time.monotonic())
-        except RefuseError as e:
-            self._counters["refused"] += not e.retry
-            self._sockets.complain("control", peer, f"refused {hello.actor_id}: {e}")
-            self._sockets.send("control", identity, handshake.refusal(str(e), retry=e.retry, renew=e.renew))
-            return
-        except SerlChunkError as e:
-            self._sockets.send("control", identity, handshake.refusal(str(e), retry=True))
-            return
-        for old in admission.ousted:
-            self._receiver.close_episode(old, gone=True)
-        session = admission.session
-        session.control_id, session.key = identity, key
-        if admission.lost:
-            self._counters["lost"] += admission.lost
-            log.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
-            self._receiver.settle(session)
-        header = {"token": session.token, "known": admission.known, "fields": fields}
-        header |= session.arrived | self._status_fields(session)
-        try:
-            answer = codec.encode(handshake.WELCOME, header, arrays)
-        except WireError as e:  # our own fault, not the peer's
-            raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
-        self._sockets.send("control", identity, answer)
-        named = f", key {self._sockets.authenticator.name_of(key)}" if self._sockets.authenticator else ""
-        log.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
-
-    def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
-        """The session of a message's token; a stranger is told to introduce itself."""
-        session = self._sessions.by_token(codec.field(message.header, "token", bytes))
-        if session is None:
-            self._counters["stale"] += 1
-            if channel == "control":
-                self._sockets.send(
-                    channel, identity, codec.encode(message_types.REJOIN, {"token": message.header["token"]})
-                )
-            return None
-        session.hear()
-        return session
-
-    def _status_fields(self, session: Session) -> dict[str, Any]:
-        return {
-            "next": self._receiver.safe(session),
-            "stalled": self._receiver.stalled,
-            "allowance": self._receiver.allowed(session),
-            "finished": self._finished,
-            "run": self.run_id,
-            "version": self._snapshots.version,
-        }
-
-    def _status(self, session: Session) -> None:
-        fields = self._status_fields(session)
-        self._sockets.send("control", session.control_id, codec.encode(message_types.STATUS, fields))
-
-    def _on_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
-        message = codec.decode(frames, self._limits)
-        session = self._session(message, "snapshots", identity)
-        if session is not None:
-            session.snapshots_id = identity
-            self._snapshots.receive(session, message)
-
-    # What happens without a message.
-
-    def _drop_revoked(self, authenticator: Authenticator) -> None:
-        """Cut the sessions whose key was revoked. With another key they may come back and go on."""
-        for session in self._sessions:
-            if session.live and authenticator.gone(session.key):
-                sentence = authenticator.revoked(session.key)
-                log.warning("actor %s (%s) is cut: %s", session.info.actor_id, session.info.peer, sentence)
-                self._counters["refused"] += 1
-                self._sockets.send("control", session.control_id, handshake.refusal(sentence))
-                self._sessions.fence(session)
-                self._sessions.leave(session)
-                self._receiver.close_episode(session)
-
-    def _tick(self) -> None:
-        new_snapshot = self._snapshots.renew()
-        now = time.monotonic()
-        self._receiver.maintain(now)
-        if self._sockets.authenticator is not None and now >= self._keys_at:
-            self._keys_at = now + _KEYS_S
-            self._drop_revoked(self._sockets.authenticator)
-        for session in self._sessions:
-            if not session.live:
-                if now - session.heard > self._episode_timeout:
-                    self._receiver.close_episode(session)
+            identity = frames[0].bytes
+            if peers.is_blocked(channel, identity):
+                counters["ignored"] += 1
                 continue
-            if session.is_silent(now, self._config.timeout_s):
-                log.warning("actor %s is silent", session.info.actor_id)
-                self._sessions.leave(session, keep_parts=self._config.max_message_bytes)
-                continue
-            if new_snapshot:
-                self._snapshots.announce(session)
-            told = session.allowance_told
-            if self._receiver.allowed(session) != told or (self._finished is not None and not session.finish_told):
-                session.finish_told = self._finished is not None
-                self._status(session)
-        while self._publisher.fetched:
-            answer = self._publisher.fetched.popleft()
-            self._snapshots.answer(self._sessions.by_session(answer.session), answer)
+            try:
+                handler(identity, list(frames[1:]))
+            except WireError as e:
+                counters["malformed"] += 1
+                self._sockets.complain(channel, address_of(frames), f"malformed: {e}")
+                if peers.record_error(channel, identity):
+                    self._sockets.complain(channel, address_of(frames), "too many malformed: not read for now")

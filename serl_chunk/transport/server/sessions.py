@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from serl_chunk.types import Begin, End, Record, SerlChunkError, StepBlock
 
 TOKEN_BYTES = 16
 _MOST_PATIENCE = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
+_RECORD_WAIT_S = 0.1  # how long a hello waits for a record of its session that is being taken
 _REMEMBERED = 1000  # silent sessions with records: their actors may come back and go on
 
 
@@ -46,7 +49,11 @@ class RefuseError(SerlChunkError):
 
 
 class Session:
-    """One stream of records and the state of its connection. Used by the server's thread only."""
+    """One stream of records and the state of its connection.
+
+    The stream is written by the data thread, and by an admission while no record of it is being taken. The rest is
+    written by the control thread, under the lock of `Sessions` where the data thread writes it too.
+    """
 
     def __init__(self, standing: SessionState, peer: str, now: float, *, new: bool = True) -> None:
         self.info = SessionInfo(standing.session, standing.actor_id, standing.incarnation, peer)
@@ -166,7 +173,11 @@ class Admission(NamedTuple):
 
 
 class Sessions:
-    """The table of sessions; decides who is admitted."""
+    """The table of sessions; decides who is admitted. The lock is never held while a record waits for disk or replay.
+
+    One session at a time may be `taking` a record. It stays in the table meanwhile, and its stream is changed by no
+    admission: what a hello is told to be next would else be what is being written.
+    """
 
     def __init__(
         self,
@@ -182,9 +193,36 @@ class Sessions:
         self._by_session: dict[str, Session] = {}
         self._recall = recall
         self._by_token: dict[bytes, Session] = {}
+        self.lock = threading.RLock()
+        self._idle = threading.Condition(self.lock)
+        self._taking: Session | None = None
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_session.values()))
+
+    @contextlib.contextmanager
+    def taking(self, session: Session) -> Iterator[None]:
+        """Keep the session's stream for the data thread, which takes something in for it."""
+        with self.lock:
+            self._taking = session
+        try:
+            yield
+        finally:
+            self.release()
+
+    def begin_record(self, token: bytes) -> Session | None:
+        """The session whose present connection has this token, heard and kept as by `taking` until `release`."""
+        with self.lock:
+            session = self._taking = self._by_token.get(token)
+            if session is not None:
+                session.hear()
+            return session
+
+    def release(self) -> None:
+        """Nothing is being taken in any more."""
+        with self.lock:
+            self._taking = None
+            self._idle.notify_all()
 
     def by_token(self, token: object) -> Session | None:
         """The session whose present connection has this token."""
@@ -197,10 +235,11 @@ class Sessions:
     def restore(self, standings: Iterable[SessionState], now: float) -> None:
         """Remember the sessions of a learner before this one, silent for now."""
         for standing in standings:
-            session = self._by_session[standing.session] = Session(standing, "unknown", now, new=False)
+            session = Session(standing, "unknown", now, new=False)
             session.live = False
             # Where its last records are damaged it may be in an episode that this standing does not name.
             session.closed = False
+            self._by_session[standing.session] = session
 
     def check(self, hello: Hello) -> None:
         """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""
@@ -215,12 +254,19 @@ class Sessions:
 
     def admit(self, hello: Hello, peer: str, now: float) -> Admission:
         """Open or continue the session of a checked hello; raises RefuseError with the sentence to send."""
+        with self.lock:
+            return self._admit(hello, peer, now)
+
+    def _admit(self, hello: Hello, peer: str, now: float) -> Admission:
         old = self._by_session.get(hello.session)
         if old is None and (standing := self._recall(hello.session)) is not None:
             old = self._by_session[hello.session] = Session(standing, peer, now, new=False)
             old.live = False
         if old is not None:
             self._check_return(old, hello)
+            if self._taking is old:
+                self._await_record(old)
+                self._check_return(old, hello)
         ousted = self._make_room(hello)
         lost = 0
         if old is None:
@@ -246,6 +292,12 @@ class Sessions:
         session.patience = 0.0
         session.data_id = session.control_id = session.snapshots_id = b""
         return Admission(session, old is not None, lost, ousted)
+
+    def _await_record(self, old: Session) -> None:
+        """Wait for what is being taken in of a session; nothing more of its former connection is."""
+        self.fence(old)
+        if not self._idle.wait_for(lambda: self._taking is not old, _RECORD_WAIT_S):
+            raise RefuseError("the learner is still writing down a record of this actor", retry=True)
 
     def _check_return(self, old: Session, hello: Hello) -> None:
         if old.refused and hello.incarnation <= old.info.incarnation:
@@ -280,7 +332,7 @@ class Sessions:
         ousted = [s for s in others if s.info.actor_id == hello.actor_id]
         # Silent sessions are remembered, so that they can continue, but not without bound. One that never sent a record
         # (an evaluation's) has nothing to continue, and must not drive out one that has.
-        silent = [s for s in others if not s.live]
+        silent = [s for s in others if not s.live and s is not self._taking]
         for kept, limit in ((False, self._limit), (True, _REMEMBERED)):
             group = sorted((s for s in silent if (s.expected > s.started_at) is kept), key=lambda s: s.heard)
             for s in group[: max(0, len(group) - limit)]:
@@ -293,7 +345,8 @@ class Sessions:
 
     def fence(self, session: Session) -> None:
         """Forget a session's present connection: what still comes from it is stale."""
-        self._by_token.pop(session.token, None)
+        with self.lock:
+            self._by_token.pop(session.token, None)
 
     def leave(self, session: Session, *, keep_parts: int = 0) -> None:
         """A session ended its connection, or fell silent: its actor id is free, its stream is remembered.
@@ -301,13 +354,22 @@ class Sessions:
         `keep_parts`: bytes of records under assembly that all silent sessions together may keep; the longest silent
         loses its own first. On a link that is away now and then, a large record would otherwise never arrive.
         """
-        session.live = False
-        session.pulling = session.fetched = session.holds = session.fetch_request = None
-        if not keep_parts:
-            session.assembly = None
-            return
-        for s in sorted((s for s in self if s.assembly is not None and not s.live), key=lambda s: -s.heard):
-            assert s.assembly is not None
-            keep_parts -= s.assembly.nbytes
-            if keep_parts < 0:
-                s.assembly = None
+        with self.lock:
+            session.live = False
+            session.pulling = session.fetched = session.holds = session.fetch_request = None
+            if not keep_parts:
+                session.assembly = None
+                return
+            silent = [(s, s.assembly) for s in self if s.assembly is not None and not s.live]
+            for s, assembly in sorted(silent, key=lambda pair: -pair[0].heard):
+                keep_parts -= assembly.nbytes
+                if keep_parts < 0:
+                    s.assembly = None
+
+    def close(self, session: Session, *, gone: bool) -> bool:
+        """The session fell silent, or is `gone` and cannot come back; False where that was noted already."""
+        with self.lock:
+            if session.closed and (session.gone or not gone):
+                return False
+            session.closed, session.gone = True, gone  # should it come back, its episode goes on
+            return True

@@ -12,7 +12,7 @@ from serl_chunk.transport.wire.snapshots import Published
 
 
 class SnapshotChannel:
-    """The snapshots channel, and the answers to fetches. Used by the server's thread."""
+    """The snapshots channel, and the answers to fetches. Used by the control thread."""
 
     def __init__(
         self, sockets: ServerSockets, publisher: Publisher, counters: Counters, max_message_bytes: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import logging
+import threading
 import time
 from typing import Any
 
@@ -67,25 +68,33 @@ _LINES = 30  # complaints logged in a minute; more are only counted
 
 
 class ServerSockets:
-    """Sockets bound to `port` (data) and the two after it (snapshots, control). Used by one thread.
+    """Sockets bound to `port` (data) and the two after it (snapshots, control).
 
-    What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
+    The data socket belongs to the data thread; the others, the questions about keys and the monitors to the control
+    thread. What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
     """
 
     def __init__(
-        self, config: TransportConfig, bind: str, port: int, counters: Counters, keys: ServerKeys | None = None
+        self,
+        config: TransportConfig,
+        bind: str,
+        port: int,
+        data_counters: Counters,
+        control_counters: Counters,
+        keys: ServerKeys | None = None,
     ) -> None:
-        """Raises ConfigError for a port in use or an address that is not this machine's."""
-        self._counters = counters
+        """Each of the counters is written by one thread. Raises ConfigError for a port in use or a foreign address."""
+        self._counters = {c: data_counters if c == "data" else control_counters for c in CHANNELS}
         self._complaints: collections.OrderedDict[tuple[str, str, str], None] = collections.OrderedDict()
         self._lines: collections.deque[float] = collections.deque(maxlen=_LINES)  # when the last ones were logged
+        self._complaining = threading.Lock()  # of the two above
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._poller = zmq.Poller()
+        self._data_poller, self._poller = zmq.Poller(), zmq.Poller()
         self.authenticator: Authenticator | None = None
         self._monitor: Monitor | None = None  # of the control socket, where keys are asked for
         if keys is not None:
-            self.authenticator = Authenticator(self._context, keys, counters, self.complain, port)
+            self.authenticator = Authenticator(self._context, keys, control_counters, self.complain, port)
             self._poller.register(self.authenticator.socket, zmq.POLLIN)
         for offset, channel in enumerate(CHANNELS):
             s = self._sockets[channel] = sockets.make_socket(self._context, zmq.ROUTER, config)
@@ -104,10 +113,18 @@ class ServerSockets:
                         f"choose another --port (three are used: {port}, {port + 1}, {port + 2}) for learner and actors"
                     ) from e
                 raise ConfigError(f"cannot listen on --bind={bind} port {port + offset}: {e.strerror}") from e
-            self._poller.register(s, zmq.POLLIN)
+            (self._data_poller if channel == "data" else self._poller).register(s, zmq.POLLIN)
 
-    def wait(self, waker: Waker, seconds: float) -> set[str]:
-        """The channels that have something, once one has, `waker` was woken or `seconds` are over."""
+    def wait_data(self, waker: Waker, seconds: float) -> bool:
+        """Whether the data socket has something, once it has, `waker` was woken or `seconds` are over."""
+        self._data_poller.register(waker.fileno(), zmq.POLLIN)
+        ready = dict(self._data_poller.poll(round(1000 * seconds)))
+        if waker.fileno() in ready:
+            waker.drain()
+        return self._sockets["data"] in ready
+
+    def wait_control(self, waker: Waker, seconds: float) -> set[str]:
+        """The other channels that have something, once one has, `waker` was woken or `seconds` are over."""
         self._poller.register(waker.fileno(), zmq.POLLIN)
         ready = dict(self._poller.poll(round(1000 * seconds)))
         if waker.fileno() in ready:
@@ -116,13 +133,13 @@ class ServerSockets:
             self.authenticator.serve()
         if self._monitor is not None and self._monitor.socket in ready:
             self._note_failures(self._monitor.read())
-        return {channel for channel, s in self._sockets.items() if s in ready}
+        return {channel for channel, s in self._sockets.items() if s in ready and channel != "data"}
 
     def _note_failures(self, outcomes: list[Outcome]) -> None:
         """Handshakes that ended before a key was named; libzmq does not say whose."""
         for outcome in outcomes:
             if outcome in (Outcome.FOREIGN, Outcome.CLOSED, Outcome.MISMATCH):
-                self._counters["handshakes_failed"] += 1
+                self._counters["control"]["handshakes_failed"] += 1
             if outcome is Outcome.FOREIGN:
                 self.complain(
                     "control", "an unknown peer", "a key exchange for another learner, or none at all: it is told so"
@@ -140,20 +157,23 @@ class ServerSockets:
     def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
         """Send to one peer; a peer that is gone or does not read is counted. Every answer is repeatable."""
         sent = bool(identity) and try_send(self._sockets[channel], [identity, *frames])
-        self._counters["replies_dropped"] += not sent
+        self._counters[channel]["replies_dropped"] += not sent
         return sent
 
     def complain(self, channel: str, peer: str, what: str) -> None:
-        """Log once per channel, peer and kind of trouble (`what` up to its first colon)."""
+        """Log once per channel, peer and kind of trouble (`what` up to its first colon). For any thread."""
         key, now = (channel, peer, what.split(":")[0]), time.monotonic()
-        if key in self._complaints:
-            self._complaints.move_to_end(key)
-            return
-        self._complaints[key] = None
-        if len(self._complaints) > _REMEMBERED:
-            self._complaints.popitem(last=False)
-        if len(self._lines) < _LINES or now - self._lines[0] > 60.0:
-            self._lines.append(now)
+        with self._complaining:
+            if key in self._complaints:
+                self._complaints.move_to_end(key)
+                return
+            self._complaints[key] = None
+            if len(self._complaints) > _REMEMBERED:
+                self._complaints.popitem(last=False)
+            logged = len(self._lines) < _LINES or now - self._lines[0] > 60.0
+            if logged:
+                self._lines.append(now)
+        if logged:
             log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, what)
 
     def close(self) -> None:

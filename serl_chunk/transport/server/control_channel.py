@@ -1,0 +1,258 @@
+"""What the learner answers on the control and snapshots channels, whatever the records wait for.
+
+The control thread does all of it: it never touches the disk's queue nor the replay's lock, so that heartbeats, hellos
+and refusals are answered while a record waits for either.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport.security.server import Authenticator, user_of
+from serl_chunk.transport.server.record_channel import RecordReceiver
+from serl_chunk.transport.server.sessions import RefuseError, Session, Sessions
+from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
+from serl_chunk.transport.server.snapshot_publisher import Publisher
+from serl_chunk.transport.server.sockets import ServerSockets, address_of
+from serl_chunk.transport.sockets import Counters
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.wire import codec, handshake, message_types, probe
+from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
+from serl_chunk.types import SerlChunkError
+
+log = logging.getLogger(__name__)
+
+_KEYS_S = 0.5  # between looks for revoked keys
+
+Welcome = Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
+
+
+class ControlChannel:
+    """Admits actors, answers their heartbeats, notices their silence, announces snapshots.
+
+    Used by the control thread, except where a method names another one.
+    """
+
+    def __init__(
+        self,
+        config: TransportConfig,
+        sockets: ServerSockets,
+        sessions: Sessions,
+        counters: Counters,
+        limits: Limits,
+        receiver: RecordReceiver,
+        snapshots: SnapshotChannel,
+        publisher: Publisher,
+        *,
+        run_id: str,
+        welcome: Welcome,
+        episode_timeout: float,
+        store: RecordStore | None,
+        wake: Callable[[], None],
+    ) -> None:
+        """See LearnerServer. `wake` wakes the control thread."""
+        self.finished: str | None = None  # why training is over; the learner's thread sets it
+        self._config, self._sockets, self._sessions = config, sockets, sessions
+        self._counters, self._limits = counters, limits
+        self._receiver, self._snapshots, self._publisher = receiver, snapshots, publisher
+        self._run_id, self._welcome, self._episode_timeout, self._store = run_id, welcome, episode_timeout, store
+        self._wake = wake
+        self._probes = probe.ProbeRateLimit(counters)
+        self._keys_at = 0.0  # when revoked keys are looked for next
+        self._outgoing: collections.deque[tuple[bytes, list[Frame]]] = collections.deque()
+
+    def send_later(self, session: Session, frames: list[Frame]) -> None:
+        """Send to a session's control socket before anything else. For the data thread."""
+        self._outgoing.append((session.control_id, frames))
+        self._wake()
+
+    def _send_outgoing(self) -> None:
+        while self._outgoing:
+            self._sockets.send("control", *self._outgoing.popleft())
+
+    def receive(self, identity: bytes, frames: list[Frame]) -> None:
+        """Answer a message of the control channel; raises WireError for one that is none."""
+        message = codec.decode(frames, self._limits)
+        authenticator = self._sockets.authenticator
+        if authenticator is not None:
+            answer = authenticator.answer(message, user_of(frames), address_of(frames))
+            if answer is not None:
+                self._sockets.send("control", identity, answer)
+                return
+        if message.kind == message_types.WHO:
+            theirs = codec.count(message.header, "protocol")
+            sentence = handshake.compare_protocol(theirs)
+            answer = (
+                handshake.refusal(sentence) if sentence else codec.encode(message_types.IDENTITY, {"run": self._run_id})
+            )
+            self._sockets.send("control", identity, answer)
+            return
+        if message.kind == handshake.HELLO:
+            self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), user_of(frames))
+            return
+        if message.kind in (message_types.INSPECT, message_types.ECHO):
+            if self._probes.take():
+                inspect = message.kind == message_types.INSPECT
+                answer = self._inspect(message, user_of(frames)) if inspect else probe.answer_echo(message)
+                self._sockets.send("control", identity, answer)
+            return
+        session = self._session(message, "control", identity)
+        if session is None:
+            return
+        session.control_id = identity
+        if message.kind == message_types.PING:
+            session.patience = codec.field({"patience": 0.0} | message.header, "patience", float)
+            self._status(session)
+        elif message.kind == message_types.BYE:
+            self._sessions.fence(session)
+            self._sessions.leave(session)
+            self._receiver.end_later(session, gone=False)
+        elif message.kind == message_types.FETCH:
+            self._snapshots.fetch(session, message)
+        else:
+            raise WireError(f"unknown kind {message.kind!r}")
+
+    def _inspect(self, message: Message, key: str) -> list[Frame]:
+        """What an actor would be told, and how this learner stands; no peer is admitted."""
+        asked = probe.StatusRequest.decode(message)
+        live = [s for s in self._sessions if s.live]
+        authenticator = self._sockets.authenticator
+        try:
+            not_ready = ""
+            self._welcome()
+        except SerlChunkError as e:
+            not_ready = str(e)
+        return probe.LearnerStatus(
+            run=self._run_id,
+            differs=self._sessions.compare(asked.contract) if asked.contract else "",
+            taken_by=next((s.info.peer for s in live if s.info.actor_id == asked.actor_id), ""),
+            not_ready=not_ready,
+            stalled=self._receiver.stalled,
+            finished=self.finished,
+            key=authenticator.name_of(key) if authenticator else "",
+            actors=len(live),
+            max_actors=self._config.max_sessions,
+            version=self._snapshots.version,
+            snapshot_bytes=self._snapshots.nbytes,
+            free_bytes=self._store.free_bytes() if self._store else -1,
+        ).encode()
+
+    def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
+        try:
+            self._sessions.check(hello)  # first: an actor of another experiment need not wait to be told
+            fields, arrays = self._welcome()
+            # Last: an actor that is to come back later must not count as connected meanwhile.
+            admission = self._sessions.admit(hello, peer, time.monotonic())
+        except RefuseError as e:
+            self._counters["refused"] += not e.retry
+            self._sockets.complain("control", peer, f"refused {hello.actor_id}: {e}")
+            self._sockets.send("control", identity, handshake.refusal(str(e), retry=e.retry, renew=e.renew))
+            return
+        except SerlChunkError as e:
+            self._sockets.send("control", identity, handshake.refusal(str(e), retry=True))
+            return
+        for old in admission.ousted:
+            self._receiver.end_later(old, gone=True)
+        session = admission.session
+        session.control_id, session.key = identity, key
+        if admission.lost:
+            self._counters["lost"] += admission.lost
+            log.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
+            self._receiver.end_later(session, gone=True, settle=True)
+        header = {"token": session.token, "known": admission.known, "fields": fields}
+        header |= session.arrived | self._status_fields(session)
+        try:
+            answer = codec.encode(handshake.WELCOME, header, arrays)
+        except WireError as e:  # our own fault, not the peer's
+            raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
+        self._sockets.send("control", identity, answer)
+        named = f", key {self._sockets.authenticator.name_of(key)}" if self._sockets.authenticator else ""
+        log.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
+
+    def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
+        """The session of a message's token; a stranger is told to introduce itself."""
+        session = self._sessions.by_token(codec.field(message.header, "token", bytes))
+        if session is None:
+            self._counters["stale"] += 1
+            if channel == "control":
+                self._send_outgoing()  # the reason why it has no session, where it was just refused
+                self._sockets.send(
+                    channel, identity, codec.encode(message_types.REJOIN, {"token": message.header["token"]})
+                )
+            return None
+        session.hear()
+        return session
+
+    def _status_fields(self, session: Session) -> dict[str, Any]:
+        return {
+            "next": self._receiver.safe(session),
+            "stalled": self._receiver.waits(self._config.heartbeat),  # an actor must not connect anew for that
+            "allowance": self._receiver.allowed(session),
+            "finished": self.finished,
+            "run": self._run_id,
+            "version": self._snapshots.version,
+        }
+
+    def _status(self, session: Session) -> None:
+        fields = self._status_fields(session)
+        self._sockets.send("control", session.control_id, codec.encode(message_types.STATUS, fields))
+
+    def receive_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
+        """Answer a message of the snapshots channel; raises WireError for one that is none."""
+        message = codec.decode(frames, self._limits)
+        session = self._session(message, "snapshots", identity)
+        if session is not None:
+            session.snapshots_id = identity
+            self._snapshots.receive(session, message)
+
+    # What happens without a message.
+
+    def _drop_revoked(self, authenticator: Authenticator) -> None:
+        """Cut the sessions whose key was revoked. With another key they may come back and go on."""
+        for session in self._sessions:
+            if session.live and authenticator.gone(session.key):
+                sentence = authenticator.revoked(session.key)
+                log.warning("actor %s (%s) is cut: %s", session.info.actor_id, session.info.peer, sentence)
+                self._counters["refused"] += 1
+                self._sockets.send("control", session.control_id, handshake.refusal(sentence))
+                self._sessions.fence(session)
+                self._sessions.leave(session)
+                self._receiver.end_later(session, gone=False)
+
+    def tick(self) -> None:
+        """Do what is due without a message."""
+        self._send_outgoing()
+        new_snapshot = self._snapshots.renew()
+        now = time.monotonic()
+        if self._sockets.authenticator is not None and now >= self._keys_at:
+            self._keys_at = now + _KEYS_S
+            self._drop_revoked(self._sockets.authenticator)
+        for session in self._sessions:
+            self._tick_session(session, now, new_snapshot=new_snapshot)
+        while self._publisher.fetched:
+            answer = self._publisher.fetched.popleft()
+            self._snapshots.answer(self._sessions.by_session(answer.session), answer)
+
+    def _tick_session(self, session: Session, now: float, *, new_snapshot: bool) -> None:
+        with self._sessions.lock:  # the data thread may hear of it now
+            if not session.live:
+                if now - session.heard > self._episode_timeout:
+                    self._receiver.end_later(session, gone=False)
+                return
+            if session.is_silent(now, self._config.timeout_s):
+                log.warning("actor %s is silent", session.info.actor_id)
+                self._sessions.leave(session, keep_parts=self._config.max_message_bytes)
+                return
+        if new_snapshot:
+            self._snapshots.announce(session)
+        told = session.allowance_told
+        if self._receiver.allowed(session) != told or (self.finished is not None and not session.finish_told):
+            session.finish_told = self.finished is not None
+            self._status(session)
