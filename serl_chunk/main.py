@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
+from serl_chunk.cli.output import background_output
 from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.types import ConfigError, SerlChunkError
 
@@ -38,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that has no such letters
+    # Those that begin with a flag may move a robot; what others print is for `less` and `head`.
+    with contextlib.nullcontext() if arguments and not arguments[0].startswith("-") else background_output():
+        return _main(arguments)
+
+
+def _main(arguments: list[str]) -> int:
     try:
         if arguments and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]](arguments[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -84,3 +85,28 @@ def test_no_window_goes_across_a_stall_of_the_actor(lab):
     own = [t for *key, t in seen if key == [life, episode]]
     assert min(own) < tick < max(own)
     assert re.search(r"WARNING: the control loop stalled in episode \S+ \(gaps=\d+, longest 1\.\d+ s\)", said)
+
+
+UNREAD = """
+import os, sys
+reader, writer = os.pipe()
+os.set_inheritable(reader, True)  # never read, and never closed
+os.set_blocking(writer, False)
+try:
+    while True:
+        os.write(writer, bytes(4096))
+except BlockingIOError:
+    pass
+os.set_blocking(writer, True)
+os.dup2(writer, 1), os.dup2(writer, 2)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_terminal_that_takes_nothing_does_not_stop_the_ticks(lab):
+    """As after Ctrl-S, or in a pager that shows its first page: the actor's first line finds no room already."""
+    learner, actor = lab.learner(), lab.actor(prefix=[sys.executable, "-c", UNREAD])
+    lab.goes_on(2 * LENGTH, actor)
+    _, said, account = lab.stop(learner, actor)
+    assert said == ""
+    assert account.steps >= 2 * LENGTH
