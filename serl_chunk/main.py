@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
 from serl_chunk.cli.output import background_output
+from serl_chunk.cli.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
 from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.types import ConfigError, SerlChunkError
 
@@ -36,16 +36,26 @@ serl-chunk doctor, serl-chunk presets
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status (0 done, 1 failed, 2 wrong usage, 130 interrupted)."""
+    """Run the command line; returns the exit status (0 done, 1 failed, 2 wrong usage, 129 and 130 interrupted).
+
+    Without `argv` this process is the command's own: `record` and everything that trains or acts answers signals.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that has no such letters
-    # Those that begin with a flag may move a robot; what others print is for `less` and `head`.
-    with contextlib.nullcontext() if arguments and not arguments[0].startswith("-") else background_output():
-        return _main(arguments)
+    # These may move a robot, so that no terminal may stop or fail them; what others print is for `less` and `head`.
+    if arguments and not arguments[0].startswith("-") and arguments[0] != "record":
+        return _command(arguments)
+    with background_output() as output:
+        if argv is not None:
+            return _command(arguments)
+        answer_signals()
+        before_exit(lambda: output.close(TELLING))
+        return exit_status(_command(arguments))
 
 
-def _main(arguments: list[str]) -> int:
+def _command(arguments: list[str]) -> int:
+    """Run one command; expected errors become one line and an exit status."""
     try:
         if arguments and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]](arguments[1:])
@@ -60,7 +70,7 @@ def _main(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print("serl-chunk: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -12,7 +12,8 @@ from pathlib import Path
 from serl_chunk.actor.session import SAY_EVERY_SECONDS, ActorSummary, run_actor
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.keys import actor_keys
-from serl_chunk.cli.process import say, stop_on_signals, warn_of_lockstep
+from serl_chunk.cli.process import say, warn_of_lockstep
+from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -38,7 +39,7 @@ def run_training_actor(
     keys: str | None = None,
     insecure: bool = False,
 ) -> int:
-    """Collect episodes with the learner's newest policy until it is done, Ctrl-C or SIGTERM.
+    """Collect episodes with the learner's newest policy until it is done, Ctrl-C, SIGTERM or SIGHUP.
 
     `spool_path`: folder for what the learner does not have yet. `keys`: the key folder, where it is not the default
     one. `insecure`: use none.
@@ -48,6 +49,7 @@ def run_training_actor(
     stop = threading.Event()
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
     stop_on_signals(stop, say, "closing the episode and delivering what is recorded", connected.is_set)
+    exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as stack:
         env = make_env(config.robot)
         stack.callback(env.close)

@@ -20,6 +20,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.actor import connect_to_learner, normaliser_of
 from serl_chunk.cli.keys import actor_keys
 from serl_chunk.cli.process import interactive, say, warn_of_lockstep
+from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
@@ -59,6 +60,7 @@ def run_evaluation(
     CheckpointError, or what the connection to the learner fails with.
     """
     warn_of_lockstep(config)
+    exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.closing(make_env(config.robot)) as env:
         agent = make_agent(config, env.robot_spec)
         run: Path | None = None

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from serl_chunk.cli.log_multiplexer import LIVE, Relay
+from serl_chunk.cli.signals import INTERRUPTED, SIGNALS, exit_at_once_while, never, note_signal
 
 PROGRAM = (sys.executable, "-m", "serl_chunk")
 STOP_GRACE = 60.0  # seconds a child has for its last checkpoint or its last records
 DONE_GRACE = 5.0  # seconds an actor has to end after its learner; one that never met it would wait for ever
 OUTPUT_GRACE = 2.0  # seconds for what ended processes printed; a grandchild may hold their pipe open
 WATCH_PERIOD = 0.1  # seconds between looks at the processes
-INTERRUPTED = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: a closed terminal must not leave a robot moving
 
 
 def core_sets(pin: bool, tell: Callable[[str], None]) -> tuple[set[int] | None, set[int] | None]:
@@ -46,6 +45,7 @@ def run_both(
 
     Returns the exit status of the one that failed first, else 0; 130 where a signal ended one that had hardly begun.
     """
+    exit_at_once_while(never)  # the children end first
     relay = Relay(sys.stdout)
     pair = _Pair(relay)
     heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # as nohup wants
@@ -92,6 +92,7 @@ class _Pair:
     def stop(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler: passes it on as SIGTERM. Prints nothing, as the relay may be printing just now."""
         self._stopping = True
+        note_signal(number)
         for child in self._children.values():
             child.send_signal(signal.SIGTERM)
 

@@ -17,7 +17,8 @@ from serl_chunk.cli.keys import invite_first, learner_keys
 from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.cli.learner_status import StatusReporter, status_fields
 from serl_chunk.cli.log_multiplexer import status_line
-from serl_chunk.cli.process import print_config, say, spec_of, stop_on_signals
+from serl_chunk.cli.process import print_config, say, spec_of
+from serl_chunk.cli.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
@@ -43,6 +44,7 @@ from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, DataError, Episode, PolicyOrigin, Record, RobotSpec, Snapshot, StepBlock
 
 STOPPING = "ending with a final checkpoint"
+STOPPED = "the learner was stopped"  # what actors are told
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
@@ -149,7 +151,7 @@ def run_learner(
     keys: str | None = None,
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> int:
-    """Train until `max_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
+    """Train until `max_steps` or a signal, then write the last checkpoint and the report.
 
     `keys`: the key folder, where it is not the default one. A learner that other machines reach makes what it lacks.
     `demo_options`: how the demonstrations are read.
@@ -188,6 +190,7 @@ def run_learner(
         origin = PolicyOrigin(normaliser=normaliser.digest())
         return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}
 
+    before_exit(run.discard_fresh)
     with status_line() as status, contextlib.ExitStack() as stack:
         stack.enter_context(run.locked())
         store = open_store(config, run.path, status.say) if config.transport.journal else None
@@ -213,8 +216,8 @@ def run_learner(
         stack.callback(server.close)
         if insecure and not is_loopback(bind):
             status.say(f"WARNING: --insecure: any machine that reaches {bind}:{port} can feed and read this run")
-        stop = threading.Event()
-        stop_on_signals(stop, status.say, STOPPING)
+        stop, started = threading.Event(), threading.Event()
+        stop_on_signals(stop, status.say, STOPPING, started.is_set)
         server.start()  # an actor that comes while we read demonstrations is told so
         if server_keys is not None:
             invite_first(server_keys, bind, port, status.say)
@@ -232,9 +235,18 @@ def run_learner(
         holder["learner"] = learner
         status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
         shown = StatusReporter(config, learner, server, status)
+        started.set()
+
+        def tell_actors() -> None:
+            server.finish(STOPPED)
+            time.sleep(TELLING)
+
+        before_exit(tell_actors)
+        exit_at_once_while(lambda: not learner.has_trained, GRACE)  # its first update is being compiled
         learner.run(stop, shown.tick)
+        exit_at_once_while(never)
         status.update(str(learner.phase), status_fields(config, learner))
-        server.finish("training is complete" if learner.phase is Phase.DONE else "the learner was stopped")
+        server.finish("training is complete" if learner.phase is Phase.DONE else STOPPED)
         _let_actors_finish(server)
         log_final_checkpoint(learner, status.say)
     return finish_run(learner)

@@ -12,7 +12,8 @@ from serl_chunk.cli.actor import report_session
 from serl_chunk.cli.demos import DemoOptions, check_data
 from serl_chunk.cli.learner import STOPPING, build_learner, finish_run
 from serl_chunk.cli.learner_status import status_fields
-from serl_chunk.cli.process import print_config, say, spec_of, stop_on_signals, warn_of_lockstep
+from serl_chunk.cli.process import print_config, say, spec_of, warn_of_lockstep
+from serl_chunk.cli.signals import before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.learner.learner import Learner
@@ -102,11 +103,11 @@ def run_local(
     wandb: bool,
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> int:
-    """Train in this process until `max_steps`, Ctrl-C or SIGTERM. `demo_options`: how the demonstrations are read."""
-    stop = threading.Event()
-    stop_on_signals(stop, say, STOPPING)
+    """Train in this process until `max_steps` or a signal. `demo_options`: how the demonstrations are read."""
+    stop, started = threading.Event(), threading.Event()
+    stop_on_signals(stop, say, STOPPING, started.is_set)
     learner, summary = train_local(
-        config, demo_paths, checkpoint_path, stop=stop, wandb=wandb, demo_options=demo_options
+        config, demo_paths, checkpoint_path, stop=stop, started=started, wandb=wandb, demo_options=demo_options
     )
     report_session(summary, config)
     return finish_run(learner)
@@ -118,10 +119,13 @@ def train_local(
     checkpoint_path: str | None,
     *,
     stop: threading.Event | None = None,
+    started: threading.Event | None = None,
     wandb: bool = False,
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> tuple[Learner, ActorSummary]:
     """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary.
+
+    `started`: set as soon as `stop` is polled.
 
     Raises ConfigError for the realtime clock, and what `build_learner` and `run_actor` raise.
     """
@@ -135,6 +139,8 @@ def train_local(
     with StatusLine() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path, say)
         stack.enter_context(run.locked())
+        before_exit(run.discard_fresh)
+        exit_at_once_while(never)  # an open robot is closed, however long it takes
         link = LocalLink()
         env = make_env(config.robot)
         stack.callback(env.close)
@@ -155,6 +161,8 @@ def train_local(
             status.update(str(learner.phase), status_fields(config, learner))
 
         learner.tick = show  # within an evaluation
+        if started is not None:
+            started.set()
 
         def work() -> None:
             link.hand_on()

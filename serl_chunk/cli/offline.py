@@ -11,7 +11,8 @@ from serl_chunk.cli.demos import DemoOptions, check_data
 from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, log_final_checkpoint
 from serl_chunk.cli.learner_status import status_fields
 from serl_chunk.cli.log_multiplexer import status_line
-from serl_chunk.cli.process import print_config, say, spec_of, stop_on_signals
+from serl_chunk.cli.process import print_config, say, spec_of
+from serl_chunk.cli.signals import GRACE, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner
 from serl_chunk.runs.folder import open_run
@@ -27,7 +28,7 @@ def run_offline(
     threaded: bool = True,
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> int:
-    """Train until `offline_steps`, Ctrl-C or SIGTERM, then write the last checkpoint and the report.
+    """Train until `offline_steps` or a signal, then write the last checkpoint and the report.
 
     `threaded`: batches are prepared beside the training thread; without, a seed reproduces a run.
     """
@@ -65,8 +66,10 @@ def train_offline(
     with status_line() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path, say)
         stack.enter_context(run.locked())
+        started = threading.Event()
         if signals:
-            stop_on_signals(stop, status.say, STOPPING)
+            stop_on_signals(stop, status.say, STOPPING, started.is_set)
+            before_exit(run.discard_fresh)
         learner = build_learner(
             config, demo_paths, run, spec,
             publish=_to_no_actor, threaded=threaded, wandb=wandb, tell=status.say, demo_options=demo_options,
@@ -75,7 +78,11 @@ def train_offline(
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         status.say(f"offline only, without a network; run folder {run.path}")
+        started.set()
+        if signals:
+            exit_at_once_while(lambda: not learner.has_trained, GRACE)
         learner.run(stop, lambda: status.update(str(learner.phase), status_fields(config, learner)))
+        exit_at_once_while(never)
         status.update(str(learner.phase), status_fields(config, learner))
         log_final_checkpoint(learner, status.say)
     return learner

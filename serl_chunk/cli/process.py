@@ -1,11 +1,9 @@
-"""Shared by commands: the experiment with its overrides, signals, and lines for a terminal."""
+"""Shared by commands: the experiment with its overrides, and lines for a terminal."""
 
 from __future__ import annotations
 
 import difflib
-import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 
 from serl_chunk.config.compatibility import gripper_in_words
@@ -22,26 +20,6 @@ Say = Callable[[str], None]
 def say(text: str) -> None:
     """Print one line at once, whatever the output goes to."""
     print(text, flush=True)
-
-
-def stop_on_signals(
-    stop: threading.Event, tell: Say, how: str, listening: Callable[[], bool] = lambda: True
-) -> None:  # fmt: skip
-    """Ctrl-C and SIGTERM set `stop` and say `how` the process ends; a second one raises KeyboardInterrupt.
-
-    So does the first while not `listening`. Call it in the main thread.
-    """
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set() or not listening():
-            raise KeyboardInterrupt
-        stop.set()
-        # Not from here: the handler interrupts the very thread that may be printing, and hold what printing needs.
-        text = f"{signal.Signals(number).name}: {how} (once more: at once)"
-        threading.Thread(target=tell, args=(text,), daemon=True).start()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
 
 
 def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:

@@ -99,6 +99,7 @@ class LearnerHost:
         self.phase = Phase.PRETRAIN
         self.phase_updates = 0
         self.updates = 0  # critic updates of the offline and the online phase
+        self.has_trained = False  # whether this process has made an update, of whatever kind
         self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
         self.human_ticks = 0
         self.episodes = 0

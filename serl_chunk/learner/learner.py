@@ -92,6 +92,7 @@ class Learner(LearnerHost):
             n = self._updates_at_once
             self.state, metrics = update(self.state, self._next_batch(n))
             self.phase_updates += n
+            self.has_trained = True
             self.training_stats.updated(n, metrics)
         if self.phase_updates >= total:
             if following is Phase.WARMUP:
@@ -125,6 +126,7 @@ class Learner(LearnerHost):
         c = self.config.learner
         self.state, metrics = self.agent.update(self.state, self._next_batch(self.agent.batches_used(c.cta_ratio)))
         self.updates += c.cta_ratio
+        self.has_trained = True
         self.training_stats.updated(c.cta_ratio, metrics)
         self._data.advance(c.cta_ratio)
 

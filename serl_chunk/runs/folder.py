@@ -38,8 +38,12 @@ class RunFolder(NamedTuple):
             try:
                 yield
             finally:
-                if self.fresh and not (self.path / CONFIG).exists():
-                    shutil.rmtree(self.path, ignore_errors=True)
+                self.discard_fresh()
+
+    def discard_fresh(self) -> None:
+        """Remove the folder where this process made it and has not written its config.json."""
+        if self.fresh and not (self.path / CONFIG).exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def write_config(self) -> None:
         """Write config.json, once this life has all that it starts with: until then the last life's stays.

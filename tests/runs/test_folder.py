@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import queue
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 from errors import naming
 
-from serl_chunk.cli.process import load, print_config, spec_of, split_overrides, stop_on_signals
+from serl_chunk.cli.process import load, print_config, spec_of, split_overrides
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import ConfigError
 
@@ -112,41 +109,6 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
             run.write_config()
     run.lock.close()
     open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()
-
-
-@pytest.fixture
-def handlers():
-    """Puts the handlers of the tests' own Ctrl-C back."""
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("handlers")
-def test_a_signal_stops_and_a_second_one_interrupts_even_while_a_line_is_printed():
-    stop, printing, said = threading.Event(), threading.Lock(), queue.SimpleQueue()
-
-    def tell(text: str) -> None:
-        with printing:
-            said.put(text)
-
-    stop_on_signals(stop, tell, "ending")
-    with printing:  # the handler interrupts a thread that holds this lock: waiting for it would be for ever
-        signal.raise_signal(signal.SIGTERM)
-        assert stop.is_set()
-    assert said.get(timeout=10) == "SIGTERM: ending (once more: at once)"
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.usefixtures("handlers")
-def test_a_signal_interrupts_what_does_not_listen_yet():
-    stop = threading.Event()
-    stop_on_signals(stop, quiet, "ending", lambda: False)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGTERM)
-    assert not stop.is_set()
 
 
 def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):

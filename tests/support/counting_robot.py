@@ -25,6 +25,7 @@ LENGTH = 40  # ticks of an episode
 HZ = 50
 LOG = "COUNTING_ROBOT_LOG"
 PAUSE = "COUNTING_ROBOT_PAUSE"
+CLOSED = ".closed"  # beside the log: the processes that closed their robot
 
 
 class CountingRobot(gymnasium.Env):
@@ -56,6 +57,11 @@ class CountingRobot(gymnasium.Env):
         self.tick += 1
         success = self.tick == LENGTH and self.episode % 2 == 0
         return self._observe(), float(success), success, self.tick >= LENGTH, {"success": success}
+
+    def close(self):
+        if self.log is not None:
+            with open(os.environ[LOG] + CLOSED, "a") as file:
+                file.write(f"{os.getpid()}\n")
 
 
 def experiment() -> ExperimentConfig:

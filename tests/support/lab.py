@@ -43,15 +43,15 @@ class Lab:
         self.port = self._cluster.port
         self.close = self._cluster.close
 
-    def learner(self, *more: str, prefix: Sequence[str] = ()) -> Process:
+    def learner(self, *more: str, prefix: Sequence[str] = (), kind: type[Process] = Process) -> Process:
         """A learner of the run, which it goes on with where there is one."""
         flags = ["--learner", "--debug", "--checkpoint_path", str(self.run), *self._listen]
-        return self._cluster.start(*self._shared, *flags, *more, prefix=prefix)
+        return self._cluster.start(*self._shared, *flags, *more, prefix=prefix, kind=kind)
 
-    def actor(self, *more: str, prefix: Sequence[str] = ()) -> Process:
+    def actor(self, *more: str, prefix: Sequence[str] = (), kind: type[Process] = Process) -> Process:
         """An actor of it."""
         flags = ["--actor", "--spool_path", str(self.spool)]
-        return self._cluster.start(*self._shared, *flags, *more, prefix=prefix)
+        return self._cluster.start(*self._shared, *flags, *more, prefix=prefix, kind=kind)
 
     @property
     def _shared(self) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from serl_chunk.transport.sockets import free_port
 
@@ -64,11 +65,14 @@ class Process:
         self.command = [*prefix, sys.executable, "-m", "serl_chunk", *arguments]
         self._log = log
         with log.open("xb") as file:
-            # A group of its own: a Ctrl-C in the terminal of the tests is not meant for it.
-            self._popen = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=dict(environment),
-                start_new_session=True, cwd=cwd,
-            )  # fmt: skip
+            self._popen = self._start(file, environment, cwd)
+
+    def _start(self, file: IO[bytes], environment: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
+        # A group of its own: a Ctrl-C in the terminal of the tests is not meant for it.
+        return subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=dict(environment),
+            start_new_session=True, cwd=cwd,
+        )  # fmt: skip
 
     @property
     def output(self) -> str:
@@ -76,16 +80,25 @@ class Process:
         return self._log.read_text(errors="replace")
 
     @property
+    def pid(self) -> int:
+        """Of the process itself, where no `prefix` forks."""
+        return self._popen.pid
+
+    @property
     def running(self) -> bool:
         """Whether it has not ended."""
         return self._popen.poll() is None
 
-    def ends(self, status: int = 0) -> str:
-        """Wait for its end with `status`; returns its output."""
+    def wait(self) -> int:
+        """Wait for its end; returns its status."""
         try:
-            got = self._popen.wait(PATIENCE)
+            return self._popen.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {PATIENCE:g} s\n{self._described()}") from None
+
+    def ends(self, status: int = 0) -> str:
+        """Wait for its end with `status`; returns its output."""
+        got = self.wait()
         assert got == status, f"exit status {got}, expected {status}\n{self._described()}"
         return self.output
 
@@ -137,10 +150,12 @@ class Cluster:
         self._environment = environment
         self._started: list[Process] = []
 
-    def start(self, *arguments: str, prefix: Sequence[str] = (), cwd: Path | None = None) -> Process:
+    def start(
+        self, *arguments: str, prefix: Sequence[str] = (), cwd: Path | None = None, kind: type[Process] = Process
+    ) -> Process:
         """`serl-chunk ARGUMENTS`."""
         log = self.folder / f"output_{len(self._started)}.txt"
-        process = Process(arguments, log, self._environment, prefix, cwd)
+        process = kind(arguments, log, self._environment, prefix, cwd)
         self._started.append(process)
         return process
 

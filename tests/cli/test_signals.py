@@ -1,0 +1,66 @@
+"""Signals: the first one stops, a second one interrupts, a closed terminal counts once."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+
+import pytest
+
+from serl_chunk.cli.signals import SIGNALS, stop_on_signals
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Puts the handlers of the tests' own Ctrl-C back. They may run under nohup."""
+    before = {n: signal.getsignal(n) for n in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_stops_and_a_second_one_interrupts_even_while_a_line_is_printed():
+    stop, printing, said = threading.Event(), threading.Lock(), queue.SimpleQueue()
+
+    def tell(text: str) -> None:
+        with printing:
+            said.put(text)
+
+    stop_on_signals(stop, tell, "ending")
+    with printing:  # the handler interrupts a thread that holds this lock: waiting for it would be for ever
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+    assert said.get(timeout=10) == "SIGTERM: ending (once more: at once)"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_interrupts_what_does_not_listen_yet():
+    stop = threading.Event()
+    stop_on_signals(stop, print, "ending", lambda: False)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert not stop.is_set()
+
+
+def test_a_closed_terminal_stops_and_adds_nothing_to_a_signal_before_it():
+    """Service managers send SIGTERM and SIGHUP together, a shell sends SIGHUP after the kernel has."""
+    for first in SIGNALS:
+        stop = threading.Event()
+        stop_on_signals(stop, print, "ending")
+        signal.raise_signal(first)
+        assert stop.is_set()
+        signal.raise_signal(signal.SIGHUP)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_closed_terminal_that_was_ignored_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = threading.Event()
+    stop_on_signals(stop, print, "ending")
+    signal.raise_signal(signal.SIGHUP)
+    assert not stop.is_set()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

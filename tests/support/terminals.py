@@ -1,0 +1,66 @@
+"""Whole processes on a terminal of their own, which can be closed while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from processes import Process
+
+# The terminal becomes the controlling one: the kernel sends SIGHUP when it is closed, as to a shell's foreground.
+_OWN_TERMINAL = "import fcntl, os, signal, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); "
+_IGNORE = "signal.signal(signal.SIGHUP, signal.SIG_IGN); "  # as nohup does
+_DEFAULT = "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # where the tests themselves run under nohup
+_EXECUTE = "os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class TerminalProcess(Process):
+    """A process whose output is a pseudo terminal; `output` is what came until it was closed."""
+
+    ignores_hangup = False
+
+    def _start(self, file: IO[bytes], environment: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
+        self._master, slave = os.openpty()
+        code = _OWN_TERMINAL + (_IGNORE if self.ignores_hangup else _DEFAULT) + _EXECUTE
+        try:
+            popen = subprocess.Popen(
+                [sys.executable, "-c", code, *self.command], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave,
+                env=dict(environment), start_new_session=True, cwd=cwd,
+            )  # fmt: skip
+        finally:
+            os.close(slave)
+        self._closing = threading.Event()
+        self._copier = threading.Thread(target=self._copy, daemon=True)
+        self._copier.start()
+        return popen
+
+    def hang_up(self) -> None:
+        """Close the terminal, as a dropped connection does: SIGHUP, and EIO for whatever is printed from now on."""
+        self._closing.set()
+        self._copier.join()
+
+    def close(self) -> None:
+        """End it, and its terminal."""
+        super().close()
+        self.hang_up()
+
+    def _copy(self) -> None:
+        os.set_blocking(self._master, False)
+        with self._log.open("ab") as log:
+            while not self._closing.wait(0.01):
+                with contextlib.suppress(OSError):  # nothing there yet, or the process has closed its side
+                    log.write(os.read(self._master, 1 << 16))
+                    log.flush()
+        os.close(self._master)
+
+
+class NohupProcess(TerminalProcess):
+    """One that was started with SIGHUP ignored."""
+
+    ignores_hangup = True

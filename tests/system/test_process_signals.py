@@ -1,0 +1,150 @@
+"""A closed terminal, and Ctrl-C at any moment: what has to be saved is saved, and nothing is left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from counting_robot import CLOSED
+from lab import LENGTH, Lab
+from processes import PATIENCE, Cluster, Process, checkpoints, cluster
+from terminals import NohupProcess, TerminalProcess
+
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.types import End
+
+pytestmark = pytest.mark.timeout(4 * PATIENCE)
+HANGUP = 128 + signal.SIGHUP
+
+
+@pytest.fixture
+def lab(tmp_path, environment):
+    lab = Lab(tmp_path, environment)
+    yield lab
+    lab.close()
+
+
+def last_end(lab: Lab) -> End:
+    """The last End record of the journal, which no process has open."""
+    t = TransportConfig()
+    store = RecordStore(lab.run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
+    try:
+        return [row.record for row in store.replay() if isinstance(row.record, End)][-1]
+    finally:
+        store.close()
+
+
+def test_a_closed_terminal_ends_an_actor_and_a_learner_as_sigterm_does(lab):
+    """The kernel sends SIGHUP, and whatever they print from then on fails."""
+    learner, actor = lab.learner(kind=TerminalProcess), lab.actor(kind=TerminalProcess)
+    lab.trains(learner)
+    actor.until(lambda: LENGTH // 4 < lab.executed() % LENGTH < LENGTH // 2, "no episode is under way")
+    actor.hang_up()
+    actor.ends(HANGUP)
+    closed = (lab.log.parent / (lab.log.name + CLOSED)).read_text().split()
+    assert str(actor.pid) in closed
+    learner.hang_up()
+    learner.ends(HANGUP)
+    account = lab.settled()
+    assert (account.steps, account.cut, account.died) == (account.executed, {}, 0)
+    assert last_end(lab).outcome_by == "operator"
+    newest = checkpoints(lab.run)[-1]
+    assert CheckpointStore(lab.run).restore_policy(newest).meta["env_steps"] == account.executed
+    assert newest >= 20
+
+
+@pytest.mark.slow
+def test_processes_that_ignore_a_closed_terminal_go_on_without_one(lab):
+    learner, actor = lab.learner(kind=NohupProcess), lab.actor(kind=NohupProcess)
+    lab.trains(learner)
+    for process in (learner, actor):
+        process.hang_up()
+        process.signal(signal.SIGHUP)
+    lab.trains(learner, 60)
+    lab.goes_on(4 * LENGTH, actor)
+    actor.signal(signal.SIGTERM)
+    actor.ends()
+    learner.signal(signal.SIGTERM)
+    learner.ends()
+    account = lab.settled()
+    assert (account.steps, account.cut) == (account.executed, {})
+
+
+SOON = 2.0  # seconds within which a start is promised to end
+LOADED = 10.0  # what a machine that runs other tests may take
+UNBORN = -signal.SIGINT  # before the first line of this package Python's own handler answers: to a shell, 130 as well
+
+
+def maps(process: Process) -> str:
+    """The libraries that a process has loaded."""
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return ""
+
+
+def reads(process: Process, folder: Path) -> bool:
+    """Whether a process has a file of `folder` open."""
+    try:
+        return any(str(folder) in os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def instants(processes: Cluster, tmp_path: Path):
+    """Moments of a learner's start: what to wait for, and the seconds from then on."""
+    many = tmp_path / "many"
+    return {
+        "exec": (lambda learner: True, 0.0),
+        "imports": (lambda learner: "jaxlib" in maps(learner), 0.0),
+        "data": (lambda learner: reads(learner, many), 0.3),
+        "networks": (lambda learner: "demonstrations: " in learner.output, 0.5),
+        "compilation": (lambda learner: "listening on" in learner.output, 0.5),
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("instant", ["exec", "imports", "data", "networks", "compilation"])
+def test_ctrl_c_ends_a_start_and_leaves_nothing_behind(tmp_path, demos, environment, instant):
+    many, run = tmp_path / "many", tmp_path / "run"
+    many.mkdir()
+    episode = next(demos.glob("*.hdf5"))
+    for i in range(1000 if instant == "data" else 1):
+        os.link(episode, many / f"episode_{i}.hdf5")
+    # Compiled anew and for speed, as on a user's first start: that takes longer than what is promised.
+    slowly = {k: v for k, v in environment.items() if k not in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
+    with cluster(tmp_path / "logs", many, slowly) as processes:
+        condition, seconds = instants(processes, tmp_path)[instant]
+        deep = {"agent__flow__hidden": (64,) * 10, "agent__critic__hidden": (64,) * 10}
+        learner = processes.learner(run, **deep, learner__pretrain_steps=0, learner__critic_pretrain_steps=20)
+        learner.until(lambda: condition(learner), f"the instant {instant!r} did not come")
+        time.sleep(seconds)
+        assert learner.running
+        learner.signal(signal.SIGINT)
+        began = time.monotonic()
+        status = learner.wait()
+        took = time.monotonic() - began
+        print(f"{instant}: ended {took:.2f} s after Ctrl-C with status {status}")
+        assert status == 130 or (status == UNBORN and instant in ("exec", "imports"))
+        assert took < LOADED, f"promised: {SOON} s"
+        with pytest.raises(ProcessLookupError):
+            os.killpg(learner.pid, 0)  # it led a session of its own
+        for port in range(processes.port, processes.port + 3):
+            with socket.socket() as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                s.bind(("127.0.0.1", port))
+    if instant != "compilation":  # until then nothing was begun
+        assert not run.exists()
+        return
+    with (run / "run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert checkpoints(run) == []
