@@ -21,6 +21,7 @@ VALUES = {
     ("agent.update_order", "together"): "joint",
     ("replay.windows", "adjacent"): "qc",
 }
+ADDED = {"actor.frames": "auto"}  # settings that f1f5725 did not have, and the value that its files stand for
 MODULES = {
     "serl_chunk.actor.timing": "serl_chunk.actor.clock",
     "serl_chunk.config.actor": "serl_chunk.config.experiment",
@@ -55,7 +56,7 @@ def current_overrides(overrides: Iterable[tuple[str, str]]) -> tuple[list[tuple[
 
 
 def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Replace former names in the settings of a `config.json`.
+    """Replace former names in the settings of a `config.json`, and add settings that are newer than the file.
 
     Args:
         saved: the settings as nested mappings; not changed.
@@ -80,7 +81,12 @@ def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
             out[path.rpartition(".")[2]] = new
         return out
 
-    return renamed(saved, ""), lines
+    current = renamed(saved, "")
+    for path, value in ADDED.items():
+        group, _, name = path.partition(".")
+        if isinstance(current.get(group), dict):
+            current[group].setdefault(name, value)
+    return current, lines
 
 
 def rename_hint(error: BaseException) -> str:
