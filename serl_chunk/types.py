@@ -18,6 +18,7 @@ import numpy as np
 STATE = "state"
 IMAGE_PREFIX = "images/"
 FEATURE_PREFIX = "features/"  # before a camera's name: what a frozen backbone made of its frame
+REPEAT_PREFIX = "repeat/"  # before a camera's name, in a block of steps: ticks whose frames later steps repeat
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
 
 Array = Any
@@ -163,9 +164,10 @@ class Step(NamedTuple):
     robot's units; `decision_tick` is the tick of the observation from which the executed action's chunk
     was computed, -1 unless `source` is POLICY; `stamp` is monotonic seconds on the robot; `policy_age` is the
     seconds since the parameters of `policy_version` were complete on the robot, -1 where there are none.
-    `decision` is present only on the tick whose observation a chunk was computed from. `lost_ticks` is not 0 after a
-    gap alone: so many control periods passed without a step that this one does not follow the step before it, and its
-    observation may be from before the gap.
+     `decision` is present only on the tick whose observation a chunk was computed from. `lost_ticks` is not 0 after a
+     gap alone: so many control periods passed without a step that this one does not follow the step before it, and its
+     observation may be from before the gap. `repeats` has, for cameras that were read and are not in `observation`, the
+     earlier tick of the episode that recorded the same frame.
     """
 
     tick: int
@@ -179,13 +181,15 @@ class Step(NamedTuple):
     decision: dict[str, np.ndarray] | None = None
     policy_age: float = -1.0
     lost_ticks: int = 0
+    repeats: dict[str, int] | None = None
 
 
 class End(NamedTuple):
     """Last record of an episode.
 
     `final_observation` is None only where the actor died: the last step's observation then serves as the
-    final one, and that step starts and extends no window. `reward`, if not None, corrects the last step's.
+    final one, and that step starts and extends no window. `reward`, if not None, corrects the last step's. `repeats` is
+    as a Step's, of the final observation.
     """
 
     episode_id: str
@@ -196,6 +200,7 @@ class End(NamedTuple):
     outcome: Outcome
     outcome_by: str = "environment"
     reward: float | None = None
+    repeats: dict[str, int] | None = None
 
 
 class Amend(NamedTuple):
@@ -245,6 +250,7 @@ class StepBlock:
 
     `observation` holds the names present on every step (`state float32[N, S]`), `sparse` those present on
     some (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`). Step i of the block is tick `first_tick + i`.
+    `repeat/<camera>` int32[M] names the ticks that recorded the frames of steps whose camera gave no new one.
     """
 
     episode_id: str
@@ -275,6 +281,7 @@ class StepBlock:
         for i, s in enumerate(steps):
             extra = {k: v for k, v in s.observation.items() if k.startswith(IMAGE_PREFIX)}
             extra.update({DECISION_PREFIX + k: v for k, v in (s.decision or {}).items()})
+            extra.update({REPEAT_PREFIX + k: np.asarray(tick, np.int32) for k, tick in (s.repeats or {}).items()})
             for key, value in extra.items():
                 index, values = sparse.setdefault(key, ([], []))
                 index.append(i)

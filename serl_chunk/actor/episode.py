@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class LazyObservation:
         self._env, self._raw, self._cameras = env, raw, cameras
         # The driver may reuse its buffer; the record must not change afterwards.
         self.observation: Observation = {STATE: np.array(raw[STATE], np.float32)}
+        self.frame_numbers: Mapping[str, int] = {}  # of the frames in `observation`, where the robot numbers them
 
     def with_frames(self) -> Observation:
         """The observation with the frames of every recorded camera."""
@@ -57,6 +58,7 @@ class LazyObservation:
         if any(k not in self.observation for k in keys):
             frames = self._raw if all(k in self._raw for k in keys) else self._env.read_images(self._cameras)
             self.observation = {**self.observation, **{k: frames[k] for k in keys}}
+            self.frame_numbers = dict(self._env.frame_numbers())
         return self.observation
 
     def take(self, frames: Observation) -> bool:
@@ -186,7 +188,8 @@ class EpisodeRun:
                 policy_age=setup.policy.age(choice.version, time.monotonic()),
                 stamp=stamp,
                 lost_ticks=self._lost_ticks,
-            )
+            ),
+            moment.frame_numbers,
         )
         self._hold = setup.hold.next(executed)
         self._moment = LazyObservation(setup.env, raw, setup.cameras)
@@ -268,4 +271,4 @@ class EpisodeRun:
             self._episode_id, self._recorder.length, last, terminated, not terminated, outcome, outcome_by=outcome_by
         )
         self._end = end
-        self._recorder.end(end)
+        self._recorder.end(end, self._moment.frame_numbers)

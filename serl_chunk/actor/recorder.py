@@ -3,12 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from serl_chunk.actor.clock import Lateness
-from serl_chunk.types import Begin, End, Outcome, RecordSink, Source, Step
+from serl_chunk.types import IMAGE_PREFIX, Begin, End, Observation, Outcome, RecordSink, Source, Step
+
+
+class RecordedFrame(NamedTuple):
+    """The newest frame of a camera that an episode recorded whole."""
+
+    tick: int
+    number: int | None  # the robot's, see RobotEnv.frame_numbers
+    image: np.ndarray  # uint8[H, W, 3]
+
+    def is_still(self, image: np.ndarray, number: int | None) -> bool:
+        """Whether a later read of the camera, uint8[H, W, 3], gave this frame again."""
+        if None not in (number, self.number) and number != self.number:
+            return False
+        before, row = self.image, len(image) // 2
+        if before is image:
+            return True
+        # One row tells most frames apart: two of a live camera differ by their noise alone.
+        return before.shape == image.shape and bool((before[row] == image[row]).all() and (before == image).all())
+
+
+class RepeatedFrames:
+    """Takes the frames out of one episode's observations that it has recorded already."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, RecordedFrame] = {}
+
+    def take_out(
+        self, tick: int, observation: Observation, numbers: Mapping[str, int]
+    ) -> tuple[Observation, dict[str, int] | None]:
+        """The observation of `tick` without repeated frames, and their cameras with the ticks that recorded them."""
+        repeats: dict[str, int] = {}
+        for key, image in observation.items():
+            if not key.startswith(IMAGE_PREFIX):
+                continue
+            camera = key.removeprefix(IMAGE_PREFIX)
+            newest, number = self._newest.get(camera), numbers.get(camera)
+            if newest is not None and newest.is_still(image, number):
+                repeats[camera] = newest.tick
+            else:
+                self._newest[camera] = RecordedFrame(tick, number, image)
+        if not repeats:
+            return observation, None
+        return {k: v for k, v in observation.items() if k.removeprefix(IMAGE_PREFIX) not in repeats}, repeats
 
 
 class EpisodeRecorder:
@@ -25,6 +70,7 @@ class EpisodeRecorder:
         self._decisions: dict[int, dict[str, np.ndarray]] = {}
         self._awaited: int | None = None
         self._waiting: list[Step] = []
+        self._frames = RepeatedFrames()
         self.length = 0  # steps handed over or waiting
 
     def expect(self, tick: int) -> None:
@@ -44,17 +90,22 @@ class EpisodeRecorder:
         for step in waiting:
             self._hand_over(step)
 
-    def step(self, step: Step) -> None:
-        """One executed tick."""
+    def step(self, step: Step, frame_numbers: Mapping[str, int] = MappingProxyType({})) -> None:
+        """One executed tick. `frame_numbers`: by camera, where the robot numbers the frames of the observation."""
+        observation, repeats = self._frames.take_out(step.tick, step.observation, frame_numbers)
+        step = step._replace(observation=observation, repeats=repeats)
         self.length += 1
         if self._awaited is None:
             self._hand_over(step)
         else:
             self._waiting.append(step)
 
-    def end(self, end: End) -> None:
-        """Close the episode."""
+    def end(self, end: End, frame_numbers: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Close the episode. `frame_numbers`: as of `step`."""
         self.release()
+        if end.final_observation is not None:
+            final, repeats = self._frames.take_out(end.length, end.final_observation, frame_numbers)
+            end = end._replace(final_observation=final, repeats=repeats)
         if self.length:
             self._sink.end(end)
 

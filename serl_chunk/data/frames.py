@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, Observation, StepBlock
+from serl_chunk.types import IMAGE_PREFIX, REPEAT_PREFIX, End, Observation, SparseRows, StepBlock
 
 Codec = Literal["jpeg", "png"]
 
@@ -143,3 +144,38 @@ def observation_at(steps: StepBlock, i: int) -> Observation:
             part = rows.values[at[:1]]
             out[key] = SingleFrame(part) if isinstance(part, Frames) else part[0]
     return out
+
+
+def with_repeated_frames(steps: StepBlock, end: End) -> tuple[StepBlock, End]:
+    """Put an episode's frames in the place of the ticks by which `repeat/<camera>` and `end.repeats` name them.
+
+    `steps` are the episode's, from its first one on. A tick that recorded no frame there gives none: no other frame is
+    shown in its place. Images that are `Frames` stay where they are.
+    """
+    if end.repeats is None and not any(key.startswith(REPEAT_PREFIX) for key in steps.sparse):
+        return steps, end
+    sparse: dict[str, SparseRows] = {}
+    for key, rows in steps.sparse.items():
+        if not key.startswith(REPEAT_PREFIX):
+            sparse.setdefault(key, rows)
+            continue
+        key = IMAGE_PREFIX + key.removeprefix(REPEAT_PREFIX)
+        if key in steps.sparse:
+            sparse[key] = _filled_in(steps.sparse[key], rows)
+    final: dict[str, Any] | None = None if end.final_observation is None else dict(end.final_observation)
+    for camera, tick in (end.repeats or {}).items():
+        frames = steps.sparse.get(IMAGE_PREFIX + camera)
+        if final is not None and frames is not None and len(at := np.flatnonzero(frames.index == tick)):
+            part = frames.values[at]
+            final[IMAGE_PREFIX + camera] = SingleFrame(part) if isinstance(part, Frames) else part[0]
+    return dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final, repeats=None)
+
+
+def _filled_in(frames: SparseRows, repeats: SparseRows) -> SparseRows:
+    """`frames` on their own ticks, and on those whose entry of `repeats` is one of these."""
+    at = np.minimum(np.searchsorted(frames.index, repeats.values), len(frames.index) - 1)
+    known = (frames.index[at] == repeats.values) & ~np.isin(repeats.index, frames.index)
+    index = np.concatenate([frames.index, repeats.index[known]])
+    order = np.argsort(index)
+    which = np.concatenate([np.arange(len(frames.index)), at[known]])
+    return SparseRows(index[order].astype(np.int32), frames.values[which[order]])

@@ -97,7 +97,8 @@ class StoredEpisode:
     gaps: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks of steps after one
     frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
     latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
-    latest_frame_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C]
+    latest_frame_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] last given
+    recorded_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] of it, or -1
     decisions: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (tick, q)
     indexed: int = 0  # starts before this tick have been considered
     eligible: int = 0  # windows in the views
@@ -109,6 +110,7 @@ class StoredEpisode:
         self.frames = [[] for _ in range(self.cameras)]
         self.latest_frame = np.full(self.cameras, -1, np.int64)
         self.latest_frame_tick = np.zeros(self.cameras, np.int64)
+        self.recorded_tick = np.full(self.cameras, -1, np.int64)
 
     @property
     def frame_counts(self) -> np.ndarray:

@@ -146,10 +146,10 @@ class EpisodeBuilder:
         frames = storage.final_frames(end.final_observation, demonstration=episode.demonstration)
         if not partitions.make_room(partition, episode, 1, frames):
             return
-        storage.append_final(episode, end.final_observation)
+        storage.append_final(episode, end.final_observation, end.repeats)
         partition.grow(1, frames)
         # The storage holds the observation now; of the record only its presence is needed later.
-        episode.end = end if end.final_observation is None else end._replace(final_observation={})
+        episode.end = end if end.final_observation is None else end._replace(final_observation={}, repeats=None)
         self._settle(episode, end.reward)
 
     def _settle(self, episode: StoredEpisode, reward: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from serl_chunk.replay.frame_cache import FrameCache, copy_frames, frame_caches
 from serl_chunk.types import (
     FEATURE_PREFIX,
     IMAGE_PREFIX,
+    REPEAT_PREFIX,
     STATE,
     STEP_COLUMNS,
     CameraSpec,
@@ -85,11 +86,11 @@ class StepStorage:
     row. Where no window may go further, because the row is a final observation or the newest step of an open
     episode, `live[row]` is False and `succ[row]` is the row itself, so that following it is always safe.
 
-    Images are held once, `images[c][slot]` uint8[H, W, 3]. `frame[row, c]` is the slot of camera c's newest frame at
-    or before the row within the episode, or -1; `recent[row]` says whether all of them are at most
-    `max_image_age` ticks old. Images of demonstrations that come as `Frames` stay where they are: slots beyond those
-    of `images[c]` are the numbers of `deferred[c]`, see `images_at`. With `embed`, `features[c]` are what it makes of
-    the frames, by the same slots.
+    Images are held once, `images[c][slot]` uint8[H, W, 3], also where several ticks gave the same. `frame[row, c]` is
+    the slot of camera c's newest frame at or before the row within the episode, or -1; `age[row, c]` the ticks since
+    the camera last gave it; `recent[row]` says whether all ages are at most `max_image_age`. Images of demonstrations
+    that come as `Frames` stay where they are: slots beyond those of `images[c]` are the numbers of `deferred[c]`, see
+    `images_at`. With `embed`, `features[c]` are what it makes of the frames, by the same slots.
 
     One storage serves all partitions; a partition is a quota and a set of episodes. So an episode changes partitions
     without being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
@@ -219,16 +220,16 @@ class StepStorage:
         self.stamp[rows] = block.stamp
         self.lost_ticks[rows] = block.lost_ticks
         for c, camera in enumerate(self.cameras):
-            sparse = block.sparse.get(IMAGE_PREFIX + camera.name)
-            index = sparse.index if sparse is not None else np.empty(0, np.int32)
-            values = sparse.values if sparse is not None else None
-            self._place_frames(episode, c, rows, episode.length, index, values)
+            new, same = block.sparse.get(IMAGE_PREFIX + camera.name), block.sparse.get(REPEAT_PREFIX + camera.name)
+            self._place_frames(episode, c, rows, episode.length, new, same)
         self._finish_rows(episode, rows)
         episode.length += n
         return rows
 
-    def append_final(self, episode: StoredEpisode, observation: Observation | None) -> None:
-        """Write the row that follows the last step: the checked final observation, or a copy of the last one."""
+    def append_final(
+        self, episode: StoredEpisode, observation: Observation | None, repeats: Mapping[str, int] | None = None
+    ) -> None:
+        """Write the row behind the last step: the checked final observation of an `End`, or a copy of the last one."""
         rows = self.row_slots.take(1)
         last = episode.rows[-1]
         for column in (self.action, *(getattr(self, name) for name in STEP_COLUMNS)):
@@ -238,8 +239,10 @@ class StepStorage:
         self.state[rows] = self.state[last] if observation is None else observation[STATE]
         for c, camera in enumerate(self.cameras):
             image = None if observation is None else observation.get(IMAGE_PREFIX + camera.name)
-            index = np.zeros(0 if image is None else 1, np.int32)
-            self._place_frames(episode, c, rows, episode.length, index, None if image is None else image[None])
+            new = None if image is None else SparseRows(np.zeros(1, np.int32), image[None])
+            tick = (repeats or {}).get(camera.name)
+            same = None if tick is None else SparseRows(np.zeros(1, np.int32), np.array([tick], np.int32))
+            self._place_frames(episode, c, rows, episode.length, new, same)
         self._finish_rows(episode, rows)
 
     def _place_frames(
@@ -248,10 +251,15 @@ class StepStorage:
         c: int,
         rows: np.ndarray,
         first_tick: int,
-        index: np.ndarray,
-        values: np.ndarray | Frames | None,
+        new: SparseRows | None,
+        same: SparseRows | None,
     ) -> None:
-        """Store new frames of camera c and point `rows` at the newest frame each of them may show."""
+        """Store `new` frames of camera c and point `rows` at the newest frame each of them may show.
+
+        `same` are the rows whose frame is that of an earlier tick. Where that tick's is not the newest frame there, it
+        is not held: the row has none of its own, rather than another one.
+        """
+        index, values = (np.empty(0, np.int32), None) if new is None else new
         if isinstance(values, Frames) and episode.demonstration:  # demonstrations stay, and their files with them
             slots = len(self.images[c]) + self.deferred[c].add(values)
         else:
@@ -263,13 +271,20 @@ class StepStorage:
             self.features[c].placed(slots)
         # Entry 0 stands for the newest frame before these rows.
         known = np.concatenate([[episode.latest_frame[c]], slots])
-        taken = np.concatenate([[episode.latest_frame_tick[c]], first_tick + index])
-        newest = np.searchsorted(index, np.arange(len(rows)), side="right")
+        recorded = np.concatenate([[episode.recorded_tick[c]], first_tick + index])
+        at = np.arange(len(rows))
+        newest = np.searchsorted(index, at, side="right")
         frame = known[newest]
-        age = first_tick + np.arange(len(rows)) - taken[newest]
+        given = np.full(len(rows), episode.latest_frame_tick[c])
+        given[index] = first_tick + index
+        if same is not None:
+            again = same.index[recorded[newest[same.index]] == same.values]
+            given[again] = first_tick + again
+        given = np.maximum.accumulate(given)
         self.frame[rows, c] = frame
-        self.age[rows, c] = np.where(frame >= 0, age, NO_FRAME)
-        episode.latest_frame[c], episode.latest_frame_tick[c] = known[-1], taken[-1]
+        self.age[rows, c] = np.where(frame >= 0, first_tick + at - given, NO_FRAME)
+        episode.latest_frame[c], episode.latest_frame_tick[c] = known[-1], given[-1]
+        episode.recorded_tick[c] = recorded[-1]
 
     def _finish_rows(self, episode: StoredEpisode, rows: np.ndarray) -> None:
         """Link `rows` behind the episode's last row; the newest one ends every window for now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -39,6 +39,15 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         They are recorded without copying: a driver that reuses its buffers returns copies.
         """
         raise NotImplementedError
+
+    def frame_numbers(self) -> Mapping[str, int]:
+        """Sequence numbers of the frames that were handed out last, by camera; a camera without one is left out.
+
+        Optional. A camera that is slower than the control rate gives the same frame on several ticks. It is recorded
+        once, and later ticks refer to it. Frames whose numbers differ are not compared; all others are the same only
+        where their bytes are, so that a driver whose numbers stand still spoils no picture.
+        """
+        return {}
 
     def save_state(self) -> Any:
         """Everything `restore_state` needs to continue bit for bit; simulators only."""

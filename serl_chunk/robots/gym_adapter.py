@@ -20,6 +20,8 @@ Rewards and ends, from HIL-SERL's and gymnasium's habits:
   intervention and is not understood is refused.
 - a true `info["rerecord_episode"]` without success or declared failure ends the episode as a truncation.
 - `info["executed_action"]` is what the driver made of the command, the human's too; absent: unchanged.
+- `info["frame_numbers"]`, of `reset` and `step`, is `{camera: sequence number}` of the observation's frames; see
+  `RobotEnv.frame_numbers`. Absent: none.
 - HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
   is therefore a truncation; before it, it is the environment's own termination, and bootstraps nothing.
 
@@ -144,13 +146,14 @@ class GymAdapter(RobotEnv):
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
         self._shown = False  # whether those of the last observation have been
+        self._numbers: dict[str, int] = {}  # of its frames
         self._tick = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         """Reset the environment; its `info` is passed on with `success` False."""
         super().reset(seed=seed)
         self._last, info = self.env.reset(seed=seed, options=options)
-        self._tick, self._shown = 0, False
+        self._tick, self._shown, self._numbers = 0, False, _frame_numbers(info)
         return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -166,8 +169,8 @@ class GymAdapter(RobotEnv):
         native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
         # Copied before it is known whether a human acts: the environment may reuse its buffers.
         seen = self._layout.frames(self._last) if self._looked and not self._shown else {}
-        self._shown = False
         self._last, reward, terminated, truncated, native_info = self.env.step(native)
+        self._shown, self._numbers = False, _frame_numbers(native_info)
         self._tick += 1
 
         info = plain_info(native_info, self.robot_spec.name)
@@ -204,6 +207,10 @@ class GymAdapter(RobotEnv):
         if cameras is None:
             return frames
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}
+
+    def frame_numbers(self) -> Mapping[str, int]:
+        """Return what `info["frame_numbers"]` of the last observation says; empty where it is absent."""
+        return self._numbers
 
     def make_expert(self) -> Expert:
         """What the environment's own `make_expert()` gives; ConfigError where it has none, or gives something else."""
@@ -290,6 +297,14 @@ def _spec(config: GymConfig, box: spaces.Box, layout: ObservationLayout) -> Robo
         cameras=layout.camera_specs,
         max_episode_steps=config.max_episode_steps,
     )
+
+
+def _frame_numbers(info: Mapping[str, Any]) -> dict[str, int]:
+    """`info["frame_numbers"]` by the names of cameras; raises DataError where it is no map to integers."""
+    numbers = info.get("frame_numbers", {})
+    if not isinstance(numbers, Mapping) or not all(isinstance(n, int | np.integer) for n in numbers.values()):
+        raise DataError(f'info["frame_numbers"] must map cameras to whole numbers, got {numbers!r}')
+    return {str(camera).replace("/", "_"): int(n) for camera, n in numbers.items()}
 
 
 def _checked_actions(space: spaces.Space[Any]) -> spaces.Box:

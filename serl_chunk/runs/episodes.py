@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats.hdf5_writer import amended
-from serl_chunk.data.frames import Encoded, Frames, decode_image
+from serl_chunk.data.frames import Encoded, Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
 from serl_chunk.runs.journal_index import (
@@ -195,7 +195,7 @@ class RunSource:
                     elif isinstance(record, End):
                         end = record
             assert begin is not None
-            episode = Episode(begin, joined(blocks, frames.rows(segments)), end)
+            episode = Episode(begin, *with_repeated_frames(joined(blocks, frames.rows(segments)), end))
         except WireError as error:
             raise DataError(f"{where}: an entry of the journal is no record: {error}; leave it out") from error
         for amend in entry.amends:

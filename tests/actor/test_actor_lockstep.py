@@ -375,3 +375,35 @@ def test_what_is_not_recorded_reads_no_camera_on_every_tick():
     runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), NullSink(), config=make_config(), cameras=("wrist",))
     runner.run_episode(5, explore=False)
     assert env.frames_read == [0, 8, 16, 20]
+
+
+class SlowCamera(WithFrames):
+    """Its camera gives a new picture on every third tick; `numbers` says whether it counts them, or every read."""
+
+    numbers = "none"
+
+    def read_images(self, cameras=None):
+        self.frames_read.append(self.tick)
+        return self._frames(self.tick // 3, cameras)
+
+    def frame_numbers(self):
+        return {"none": {}, "frames": {"wrist": self.tick // 3}, "reads": {"wrist": self.tick}}[self.numbers]
+
+
+@pytest.mark.parametrize(("numbers", "recorded"), [("none", 3), ("frames", 3), ("reads", 1)])
+@pytest.mark.parametrize("frames", ["every_tick", "decisions"])
+def test_a_picture_that_a_camera_gives_again_is_recorded_once(monkeypatch, frames, numbers, recorded):
+    monkeypatch.setattr(SlowCamera, "numbers", numbers)
+    config = make_config(horizon=2, actor=ActorConfig(frames=frames))
+    _, sink, _ = run(SlowCamera(length=19), horizon=2, config=config, cameras=("wrist",))
+    read = range(19) if frames == "every_tick" else range(0, 19, 2)
+    new = [t for t in read if recorded == 1 or t // 3 not in {s // 3 for s in read if s < t}]
+    assert [s.tick for s in sink.steps if "images/wrist" in s.observation] == new
+    again = {s.tick: s.repeats["wrist"] for s in sink.steps if s.repeats}
+    assert sorted(again) == [t for t in read if t not in new]
+    for t in read:
+        image = sink.steps[again.get(t, t)].observation["images/wrist"]
+        np.testing.assert_array_equal(image, t // 3)
+    final = sink.last_end  # of tick 19, with the picture of 18
+    assert final.repeats == (None if numbers == "reads" else {"wrist": 18})
+    assert ("images/wrist" in final.final_observation) == (numbers == "reads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from actor_helpers import ListSink
 
 from serl_chunk.actor.recorder import EpisodeRecorder
@@ -60,3 +61,57 @@ def test_an_episode_without_steps_leaves_no_record():
     sink = ListSink()
     EpisodeRecorder(sink, BEGIN).end(END)
     assert sink.records == []
+
+
+def picture(value, row=0):
+    out = np.full((6, 4, 3), value, np.uint8)
+    out[-1] = row
+    return out
+
+
+def recorded(pictures, numbers=None):
+    """What the sink has of an episode whose camera gave `pictures`, by tick; the last one at the end."""
+    sink, seen = ListSink(), {}
+    recorder = EpisodeRecorder(sink, BEGIN)
+    for tick, image in enumerate(pictures):
+        given = {} if numbers is None else {"top": numbers[tick]}
+        observation = {"state": np.zeros(1, np.float32), "images/top": image}
+        if tick < len(pictures) - 1:
+            recorder.step(step(tick)._replace(observation=observation), given)
+        else:
+            recorder.end(End("e", tick, observation, False, True, Outcome.UNKNOWN), given)
+    for record in (*sink.steps, sink.last_end):
+        last = isinstance(record, End)
+        observation = record.final_observation if last else record.observation
+        assert "state" in observation
+        image = observation.get("images/top")
+        assert (image is None) == (record.repeats is not None)
+        seen[record.length if last else record.tick] = record.repeats if image is None else image
+    return seen
+
+
+A, B = picture(1), picture(2)
+SAME_ROWS = picture(1, row=9)  # differs from A in its last row alone
+
+
+@pytest.mark.parametrize(
+    ("pictures", "numbers", "named"),
+    [
+        ([A, A, A, B, B], None, {1: 0, 2: 0, 4: 3}),  # the same array
+        ([A, picture(1), SAME_ROWS, picture(1, row=9)], None, {1: 0, 3: 2}),  # the same bytes
+        ([A, B, A, B], None, {}),  # only the newest is named
+        ([A, picture(1), B, picture(2)], [5, 5, 6, 6], {1: 0, 3: 2}),
+        ([A, picture(1), picture(1)], [5, 6, 6], {2: 1}),  # a new picture that looks the same
+        ([A, B, SAME_ROWS], [5, 5, 5], {}),  # numbers that stand still
+    ],
+)
+def test_a_frame_that_was_recorded_is_named_by_its_tick(pictures, numbers, named):
+    seen = recorded(pictures, numbers)
+    assert {tick: at["top"] for tick, at in seen.items() if isinstance(at, dict)} == named
+    for tick, image in enumerate(pictures):
+        np.testing.assert_array_equal(seen[named.get(tick, tick)], image)
+
+
+def test_frames_are_named_within_their_episode_alone():
+    assert recorded([A, A])[1] == {"top": 0}
+    assert recorded([A, A])[0] is A  # the next episode's

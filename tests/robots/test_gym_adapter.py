@@ -574,3 +574,33 @@ def test_frames_of_an_intervention_are_copied_only_where_they_were_not_requested
     assert given[1] is given[2] is None
     assert given[3]["images/side"][0, 0, 0] == 2
     assert given[4] == {}
+
+
+class Numbered(HilSerlShape):
+    """Its camera says which picture it gives: a new one on every second step."""
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return observation, {**info, "frame_numbers": {"left/side": 70}}
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.t == 5:
+            return observation, reward, terminated, truncated, {**info, "frame_numbers": {"left/side": "71"}}
+        return observation, reward, terminated, truncated, {**info, "frame_numbers": {"left/side": 70 + self.t // 2}}
+
+
+def test_frames_have_the_numbers_that_the_environment_gives():
+    env = registry.make_env(GymConfig(make=lambda fake: Numbered(3, ("left/side",))))
+    assert env.frame_numbers() == {}
+    env.reset(seed=0)
+    found = [env.frame_numbers()]
+    for _ in range(4):
+        env.step(np.zeros(3, np.float32))
+        found.append(env.frame_numbers())
+    assert found == [{"left_side": n} for n in (70, 70, 71, 71, 72)]
+    with pytest.raises(DataError, match=naming('info["frame_numbers"]', "'71'")):
+        env.step(np.zeros(3, np.float32))
+    unnumbered = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("left/side",))))
+    unnumbered.reset(seed=0)
+    assert unnumbered.frame_numbers() == {}

@@ -318,10 +318,21 @@ class IntoReplay:
         self.replay.insert("s", record)
 
 
-def test_windows_of_the_template_show_pictures_as_old_as_the_state():
-    """One window begins on every tick, and both of its observations show what its states were measured with."""
+class HalfRate(LongShape):
+    """Its cameras give a picture on every second tick."""
+
+    def _observation(self):
+        observation, t = super()._observation(), self.t
+        self.t = t - t % 2
+        observation |= {k: v for k, v in super()._observation().items() if k != "state"}
+        self.t = t
+        return observation
+
+
+def replay_of_an_episode(shape):
+    """A replay of the template's configuration with one episode of the environment `shape`, in real time."""
     config = load_experiment("hil_serl_template:ram_insertion")
-    robot = hil_serl_robot("ram_insertion", lambda name, fake: LongShape(6, ("wrist_1", "wrist_2")), "f")
+    robot = hil_serl_robot("ram_insertion", lambda name, fake: shape(6, ("wrist_1", "wrist_2")), "f")
     small = dataclasses.replace(
         config.replay, capacity=500, demo_capacity=500, human_capacity=500, image_capacity=500, prefetch=0
     )
@@ -333,15 +344,39 @@ def test_windows_of_the_template_show_pictures_as_old_as_the_state():
     replay = Replay(env.robot_spec, config, normaliser, image_keys=keys)
     policy = ChunkPolicy(Still(), normaliser, env.robot_spec, image_keys=keys, seed=0)
     policy.swap(Snapshot(1, {}))
-    inference = SimInference(policy, clock, [])
     runner = EpisodeRunner(
-        env, policy, IntoReplay(replay), config=config, cameras=keys, clock=clock, inference=inference
+        env,
+        policy,
+        IntoReplay(replay),
+        config=config,
+        cameras=keys,
+        clock=clock,
+        inference=SimInference(policy, clock, []),
     )
-    assert runner.run_episode(0, explore=True).length == LongShape.SOLVED
-    batch = replay.sample(np.random.default_rng(0), 400, half="online")
-    starts = batch.observations["state"][:, 0]
+    assert runner.run_episode(0, explore=True).length == shape.SOLVED
+    return replay
+
+
+def shown_in(batch):
+    """(tick of the state, tick of the picture) of both observations of every window, and of either camera."""
     for observed in (batch.observations, batch.next_observations):
-        for camera, offset in zip(("wrist_1", "wrist_2"), (0, 10), strict=True):
-            shown = observed[f"images/{camera}"][:, 0, 0, 0].astype(int) - offset
-            np.testing.assert_array_equal(observed["state"][:, 0] - shown, 0, err_msg=f"ages of {camera} in ticks")
-    assert set(starts.tolist()) == set(range(LongShape.SOLVED))
+        for camera, offset in (("wrist_1", 0), ("wrist_2", 10)):
+            picture = observed[f"images/{camera}"][:, 0, 0, 0].astype(int) - offset
+            yield observed["state"][:, 0].astype(int), picture, camera
+
+
+def test_windows_of_the_template_show_pictures_as_old_as_the_state():
+    """One window begins on every tick, and both of its observations show what its states were measured with."""
+    batch = replay_of_an_episode(LongShape).sample(np.random.default_rng(0), 400, half="online")
+    for state, picture, camera in shown_in(batch):
+        np.testing.assert_array_equal(state - picture, 0, err_msg=f"ages of {camera} in ticks")
+    assert set(batch.observations["state"][:, 0].tolist()) == set(range(LongShape.SOLVED))
+
+
+def test_a_picture_that_a_slow_camera_gives_on_two_ticks_is_held_once():
+    replay = replay_of_an_episode(HalfRate)
+    batch = replay.sample(np.random.default_rng(0), 400, half="online")
+    for state, picture, _ in shown_in(batch):
+        np.testing.assert_array_equal(picture, state // 2 * 2)
+    assert set(batch.observations["state"][:, 0].tolist()) == set(range(HalfRate.SOLVED))
+    assert replay.stats()["replay/online_frames"] == 2 * (HalfRate.SOLVED // 2 + 1)

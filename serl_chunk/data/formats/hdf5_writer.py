@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from serl_chunk.data.formats.hdf5 import read_episode, sync_folder, write_episode, write_file
+from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.data.source import Json
 from serl_chunk.types import (
     IMAGE_PREFIX,
@@ -158,7 +159,7 @@ class EpisodeWriter:
                     self._apply(item)
                 else:
                     steps = StepBlock.from_steps(item.begin.episode_id, item.steps)
-                    self._store(Episode(item.begin, steps, item.end))
+                    self._store(Episode(item.begin, *with_repeated_frames(steps, item.end)))
             except Exception as error:  # raised to the caller: see _raise_failure
                 self._failure = self._failure or error
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.types import DECISION_PREFIX, IMAGE_PREFIX, STEP_COLUMNS, Record, SparseRows, Step, StepBlock
+from serl_chunk.types import (
+    DECISION_PREFIX,
+    IMAGE_PREFIX,
+    REPEAT_PREFIX,
+    STEP_COLUMNS,
+    Record,
+    SparseRows,
+    Step,
+    StepBlock,
+)
 
 _MAX_BLOCK_STEPS = 512
 # Measured with camera rows: more means fresh memory pages for every block, less means more calls.
@@ -71,6 +80,8 @@ def to_block(episode: str, steps: list[Step]) -> StepBlock:
             dense[key] = np.asarray(value, np.float32)[None]
     for key, value in (step.decision or {}).items():
         sparse[DECISION_PREFIX + key] = SparseRows(first, np.asarray(value)[None])
+    for key, tick in (step.repeats or {}).items():
+        sparse[REPEAT_PREFIX + key] = SparseRows(first, np.array([tick], np.int32))
     return StepBlock(
         episode_id=episode,
         first_tick=step.tick,

@@ -24,6 +24,7 @@ from serl_chunk.types import (
     ABSENT_COLUMNS,
     DECISION_PREFIX,
     IMAGE_PREFIX,
+    REPEAT_PREFIX,
     STEP_COLUMNS,
     Amend,
     Begin,
@@ -218,7 +219,20 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
         outcome=outcome,
         outcome_by=codec.text(header, "outcome_by"),
         reward=_reward(header),
+        repeats=_final_repeats(header) if present else None,
     )
+
+
+def _final_repeats(header: dict[str, Any]) -> dict[str, int] | None:
+    """`End.repeats`; journals up to version 0.1 have none."""
+    repeats, length = header.get("repeats"), codec.count(header, "length")
+    if repeats is None:
+        return None
+    if not isinstance(repeats, dict) or any(type(k) is not str for k in repeats):
+        raise WireError("repeats must be a map of cameras to ticks")
+    if any(type(tick) is not int or not 0 <= tick < length for tick in repeats.values()):
+        raise WireError(f"repeats of a final observation must name ticks 0..{length - 1}")
+    return repeats
 
 
 def _check_array(name: str, array: np.ndarray, dtype: np.dtype[Any], ndim: int | None) -> None:
@@ -270,6 +284,12 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     sparse = {key: _sparse(key, index, values[key], n) for key, index in indices.items()}
     first_tick = codec.count(header, "first_tick")
     _check_columns(columns, first_tick, n)
+    for key, rows in sparse.items():
+        if key.startswith(REPEAT_PREFIX):
+            _check_array(f"values/{key}", rows.values, np.dtype(np.int32), 1)
+            ticks = (first_tick + rows.index).tolist()
+            if not all(0 <= named < tick for tick, named in zip(ticks, rows.values.tolist(), strict=True)):
+                raise WireError(f"values/{key} must name ticks before the step's own")
     return StepBlock(codec.text(header, "episode_id"), first_tick, observation, action, **columns, sparse=sparse)
 
 
@@ -292,8 +312,10 @@ def _check_columns(columns: dict[str, np.ndarray], first_tick: int, n: int) -> N
 
 
 def _sparse(key: str, index: np.ndarray, values: np.ndarray, n: int) -> SparseRows:
-    if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX)):
-        raise WireError(f"sparse array {key!r} must start with {IMAGE_PREFIX!r} or {DECISION_PREFIX!r}")
+    if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX, REPEAT_PREFIX)):
+        raise WireError(
+            f"sparse array {key!r} must start with {IMAGE_PREFIX!r}, {DECISION_PREFIX!r} or {REPEAT_PREFIX!r}"
+        )
     _check_array(f"index/{key}", index, np.dtype(np.int32), 1)
     if key.startswith(IMAGE_PREFIX):
         _check_array(f"values/{key}", values, np.dtype(np.uint8), 4)

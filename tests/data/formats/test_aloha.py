@@ -14,7 +14,7 @@ from PIL import Image
 
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.types import DataError, Outcome, Source
+from serl_chunk.types import DataError, End, Outcome, Source
 
 RED = np.full((16, 16, 3), (250, 10, 20), np.uint8)
 
@@ -54,7 +54,7 @@ def test_unknown_outcome_is_an_unfinished_episode(tmp_path, joints_spec):
     assert (steps.source == Source.HUMAN).all()
     assert (steps.decision_tick == -1).all()
     np.testing.assert_allclose(np.diff(steps.stamp), 1 / 25)
-    assert end == (begin.episode_id, 6, None, False, True, Outcome.UNKNOWN, "environment", None)
+    assert end == End(begin.episode_id, 6, None, False, True, Outcome.UNKNOWN, "environment")
 
 
 @pytest.mark.parametrize("task", ["fold the towel", np.bytes_("fold the towel")])

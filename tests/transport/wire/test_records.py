@@ -11,7 +11,7 @@ from transport_tools import LIMITS, end, step
 
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Message, WireError
-from serl_chunk.types import Amend, Begin, End, Outcome, StepBlock
+from serl_chunk.types import Amend, Begin, End, Outcome, SparseRows, StepBlock
 
 
 def round_trip(record, first=7):
@@ -55,6 +55,10 @@ def block(n=8, first=0):
         End("e", 0, None, False, True, Outcome.UNKNOWN),
         Amend("e", Outcome.FAILURE, "operator", True, 0.5, True),
         Amend("e"),
+        StepBlock.from_steps(
+            "e", [step(4), step(5)._replace(repeats={"top": 4}), step(6)._replace(repeats={"top": 0})]
+        ),
+        end("e", 8)._replace(repeats={"top": 7, "side": 0}),
     ],
 )
 def test_round_trip(record):
@@ -166,3 +170,34 @@ def test_other_kinds_are_no_records():
         records.decode_record(Message("ping", {"first": 0}, {}, 0))
     with pytest.raises(WireError, match=naming("begin", "arrays")):
         records.decode_record(Message("begin", {"first": 0}, {"a": np.zeros(1)}, 0))
+
+
+@pytest.mark.parametrize(
+    ("index", "values", "words"),
+    [
+        ([1], [6], ("values/repeat/top", "before the step's own")),  # its own tick
+        ([1], [-1], ("values/repeat/top", "before the step's own")),
+        ([0, 1], [3], ("values/repeat/top", 2)),
+        ([1], [[3]], ("values/repeat/top", "int32")),
+        ([2], [3], ("index/repeat/top", "0..1")),
+    ],
+)
+def test_repeated_frames_name_earlier_ticks(index, values, words):
+    whole = StepBlock.from_steps("e", [step(5), step(6)])
+    rows = SparseRows(np.array(index, np.int32), np.array(values, np.int32))
+    bad = dataclasses.replace(whole, sparse={"repeat/top": rows})
+    with pytest.raises(WireError, match=naming(*words)):
+        round_trip(bad)
+
+
+@pytest.mark.parametrize("repeats", [["top"], {"top": 8}, {"top": -1}, {"top": "3"}, {"top": True}, {3: 3}])
+def test_a_final_observation_repeats_a_step_s_frame(repeats):
+    header = end("e", 8)._asdict() | {"first": 0, "outcome": "unknown", "final_observation": True, "repeats": repeats}
+    with pytest.raises(WireError, match="repeats"):
+        records.decode_record(Message("end", header, {}, 0))
+
+
+def test_an_end_of_an_older_journal_repeats_nothing():
+    header = end("e", 8)._asdict() | {"first": 0, "outcome": "unknown", "final_observation": True}
+    del header["repeats"]
+    assert records.decode_record(Message("end", header, {}, 0))[1].repeats is None

@@ -1,0 +1,275 @@
+"""Frames that a slow camera gives on several ticks are recorded once, and every reader has them whole.
+
+Each picture carries its episode and the tick on which its camera gave it first.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from actor_helpers import ListSink
+from coded_episodes import SPEC, config
+from coded_replay import RNG, build, coded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journal_runs import LIMITS, Run, assert_equal
+from properties import examples
+from transport_tools import linked, serving
+
+from serl_chunk.actor.recorder import EpisodeRecorder
+from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
+from serl_chunk.data.frames import with_repeated_frames
+from serl_chunk.runs.episodes import JOURNAL, RunSource
+from serl_chunk.runs.journal_index import JournalFile
+from serl_chunk.transport.server.sessions import Session
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.storage.disk_spool import DiskSpool
+from serl_chunk.transport.storage.record_store import RecordStore, SessionState
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.types import Begin, Episode, Step, StepBlock
+
+KEYS = ("a", "b")
+
+
+class Slow:
+    """An episode of `length` ticks; camera c gives a new picture on every `every[c]`-th, and the old one else."""
+
+    def __init__(self, number=0, length=12, every=(3, 2)):
+        self.whole, self.every, self.length = coded(number, length), every, length
+
+    def observation(self, tick):
+        out = self.whole.observation(tick)
+        for camera, every in zip(SPEC.cameras, self.every, strict=True):
+            key = f"images/{camera.name}"
+            out[key] = self.whole.observation(tick - tick % every)[key]
+        return out
+
+    def episode(self):
+        """With every frame on every tick."""
+        steps = [self.whole.step(t)._replace(observation=self.observation(t)) for t in range(self.length)]
+        end = self.whole.end_record()._replace(final_observation=self.observation(self.length))
+        return Episode(Begin(self.whole.episode_id), StepBlock.from_steps(self.whole.episode_id, steps), end)
+
+    def recorded(self):
+        """The records of an actor."""
+        sink = ListSink()
+        recorder = EpisodeRecorder(sink, Begin(self.whole.episode_id))
+        for t in range(self.length):
+            recorder.step(self.whole.step(t)._replace(observation=self.observation(t)))
+        recorder.end(self.whole.end_record()._replace(final_observation=self.observation(self.length)))
+        return sink.records
+
+    def blocks(self, size=4):
+        """Begin, blocks of `size` steps, End."""
+        begin, *steps, end = self.recorded()
+        cut = [steps[i : i + size] for i in range(0, len(steps), size)]
+        return [begin, *(StepBlock.from_steps(self.whole.episode_id, part) for part in cut), end]
+
+    @property
+    def pictures(self):
+        """How many its cameras gave."""
+        return sum(self.length // every + 1 for every in self.every)
+
+
+def same(a, b):
+    """Whether two episodes are one; the replay keeps no decisions and no task."""
+    assert_equal(a._replace(begin=b.begin), b)
+
+
+def replay_of(*records_of, session="s"):
+    replay = build(config(), image_keys=KEYS)
+    for record in records_of:
+        replay.insert(session, record)
+    return replay
+
+
+def over_the_wire(record, first):
+    frames = [bytes(f) for f in records.encode_record(record, first)]
+    return records.decode_record(codec.decode(frames, LIMITS))
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    every=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    cuts=st.lists(st.integers(1, 11), max_size=6),
+    again=st.lists(st.integers(0, 3), min_size=7, max_size=7),
+)
+def test_blocks_that_are_split_and_sent_again_anyhow_hold_every_picture_once(every, cuts, again):
+    """What a resent block has more than the learner has already is cut off in the middle of repeated frames."""
+    slow = Slow(every=every)
+    begin, *steps, end = slow.recorded()
+    session = Session(SessionState("s", "actor s", 1, 0, 0, 0, None), "peer", 0.0)
+    replay = build(config(), image_keys=KEYS)
+    edges = [0, *sorted(set(cuts)), 12]
+    parts = [(max(0, a - back), b) for a, b, back in zip(edges, edges[1:], again, strict=False)]
+    sent = [(0, begin), *((1 + a, StepBlock.from_steps("e0", steps[a:b])) for a, b in parts), (13, end)]
+    for first, record in sent:
+        number, arrived = over_the_wire(record, first)
+        new = session.trim(number, arrived)
+        assert new is not None
+        _, new = over_the_wire(new, session.expected)  # the journal has it so
+        replay.insert("s", new)
+        session.advance(new, delivered=True)
+    assert replay.stats()["replay/online_frames"] == slow.pictures
+    same(replay.read("s", "e0"), slow.episode())
+
+
+def test_windows_show_the_picture_that_the_camera_gave():
+    slow = Slow(every=(3, 2), length=20)
+    replay = replay_of(*slow.blocks())
+    reference = replay_of(*slow.episode())
+    a, b = (r.sample(RNG(1), 500) for r in (replay, reference))
+    for ours, theirs in ((a.observations, b.observations), (a.next_observations, b.next_observations)):
+        assert sorted(ours) == ["images/a", "images/b", "state"]
+        for key in ours:
+            np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
+    assert replay.ready == reference.ready
+    assert reference.stats()["replay/online_frames"] == 2 * 21
+    assert replay.stats()["replay/online_frames"] == slow.pictures == 18
+
+
+def test_a_frame_that_is_not_there_shows_no_other_one():
+    """The tick that is named has no frame, or not the newest: the step has none, in one block as in several."""
+    whole = coded()
+    tick = {t: whole.step(t) for t in range(12)}
+
+    def repeating(t, named):
+        observation = {"state": tick[t].observation["state"]}
+        return tick[t]._replace(observation=observation, repeats=dict.fromkeys(KEYS, named))
+
+    # 0 and 6 have pictures; 1 repeats 0. 3 names 2, which has none; 7 names 0, which is not the newest; 8 names 6.
+    steps = [
+        tick[0],
+        repeating(1, 0),
+        *(repeating(t, 2) for t in range(2, 6)),
+        tick[6],
+        repeating(7, 3),
+        repeating(8, 6),
+    ]
+    steps += [repeating(t, 4) for t in range(9, 12)]
+    end = whole.end_record()._replace(
+        final_observation={"state": whole.observation(12)["state"]}, repeats={"a": 6, "b": 5, "none": 6}
+    )
+    block = StepBlock.from_steps("e0", steps)
+    for parts in ([block], [block.slice(t, t + 1) for t in range(12)], [block.slice(0, 7), block.slice(7, 12)]):
+        read = replay_of(Begin("e0"), *parts, end).read("s", "e0")
+        joined = with_repeated_frames(block, end)
+        for steps_read, end_read in ((read.steps, read.end), joined):
+            for key in KEYS:
+                rows = steps_read.sparse[f"images/{key}"]
+                assert rows.index.tolist() == [0, 1, 6, 8]
+                named = [whole.observation(t)[f"images/{key}"] for t in (0, 0, 6, 6)]
+                np.testing.assert_array_equal(rows.values, named)
+            assert sorted(end_read.final_observation) == ["images/a", "state"]
+            np.testing.assert_array_equal(end_read.final_observation["images/a"], whole.observation(6)["images/a"])
+
+
+def test_without_any_frame_there_is_no_picture_and_no_window():
+    """The beginning of the episode, and every frame with it, is lost: the rest belongs to no episode."""
+    begin, first, *rest = Slow().blocks()
+    replay = replay_of(begin, dataclasses.replace(first, sparse={}))
+    for record in rest:
+        replay.insert("s", record)
+    assert replay.ready.windows < Slow().length  # some windows lie behind the next picture
+    for record in Slow(1).blocks()[2:]:  # joined in the middle: no Begin, no first pictures
+        replay.insert("t", record)
+    assert replay.episodes() == [("s", "e0")]
+    for record in Slow(2).blocks():
+        replay.insert("t", record)
+    same(replay.read("t", "e2"), Slow(2).episode())
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("jpeg_quality", [0, 95])
+def test_the_journal_of_a_run_gives_whole_frames(run, jpeg_quality):
+    slow = Slow(length=20)
+    with run.opened():
+        for record in slow.blocks():
+            run.put("s", record, jpeg_quality=jpeg_quality)
+    source = RunSource(run.path)
+    read = source.read("s/e0")
+    assert sorted(read.steps.sparse) == ["images/a", "images/b"]
+    if not jpeg_quality:
+        same(read, slow.episode())
+    for key, every in zip(KEYS, slow.every, strict=True):
+        rows = read.steps.sparse[f"images/{key}"]
+        assert rows.index.tolist() == list(range(20))
+        files = {id(rows.values._pieces[at]) for at in rows.values._at}
+        assert len(files) == -(-20 // every)
+    replay = build(config(), image_keys=KEYS)
+    with run.opened():
+        for stored in run.store.replay():
+            replay.insert(stored.session, stored.record)
+    assert replay.stats()["replay/online_frames"] == slow.pictures
+    same(replay.read("s", "e0"), read)
+
+
+@pytest.mark.parametrize("lost", [1, 6, 9])  # entries: the first pictures; new ones of either camera
+def test_a_damaged_entry_ends_the_episode_before_frames_that_are_lost(run, lost):
+    """Entries of later steps name frames in it; none of them may show another one."""
+    slow = Slow(every=(5, 4), length=20)
+    with run.opened():
+        for record in slow.blocks(size=1):
+            run.put("s", record)
+    segment, offset, size = RunSource(run.path).about("s/e0").places[lost].tolist()
+    file = JournalFile(run.path / JOURNAL, segment).path
+    data = bytearray(file.read_bytes())
+    data[offset + size // 2] ^= 0xFF
+    file.write_bytes(data)
+    whole = slow.episode().steps.sparse
+    source, replay = RunSource(run.path), build(config(), image_keys=KEYS)
+    with run.opened():
+        for stored in run.store.replay():
+            if stored.record is None:
+                replay.close_session(stored.session, gone=True)
+            elif stored.delivered:
+                replay.insert(stored.session, stored.record)
+    replay.close_session("s", gone=True)
+    read = [source.read(key).steps for key in source.keys()]
+    assert [steps.n for steps in read] == ([lost - 1] if lost > 1 else [])
+    for steps in (*read, *(replay.read(*key).steps for key in replay.episodes())):
+        assert steps.n == lost - 1
+        for key in ("images/a", "images/b"):
+            assert steps.sparse[key].index.tolist() == list(range(lost - 1))
+            np.testing.assert_array_equal(np.asarray(steps.sparse[key].values), whole[key].values[: lost - 1])
+
+
+def test_files_of_episodes_have_whole_frames(tmp_path):
+    slow = Slow()
+    with EpisodeWriter(tmp_path, SPEC) as writer:
+        for record in slow.recorded():
+            {Begin: writer.begin, Step: writer.step}.get(type(record), writer.end)(record)
+        writer.flush()
+    same(read_episode(writer.written[0], SPEC), slow.episode())
+
+
+def test_a_learner_that_is_replaced_within_an_episode_has_every_picture(tmp_path):
+    """Its journal names frames that the second process read back; a spool sends the rest."""
+    port, slow = free_port(), Slow(length=30, every=(7, 4))
+    begin, *steps, end = slow.recorded()
+    stored = []
+    with linked(port, connect=False, spools=lambda run: DiskSpool(tmp_path / "spool" / run, LIMITS)) as link:
+        for process, part in enumerate((steps[:11], steps[11:])):
+            replay = build(config(), image_keys=KEYS)
+            store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)
+            for row in store.replay():
+                replay.insert("s", row.record)
+            with serving(port, store=store, on_record=lambda info, r, to=replay: to.insert("s", r)) as server:
+                server.resume()
+                if process == 0:
+                    link.connect(10)
+                    link.begin(begin)
+                for step in part:
+                    link.step(step)
+                if process == 1:
+                    link.end(end)
+                assert link.flush(10)
+            store.close()
+            stored.append(replay.stats()["replay/online_frames"])
+    assert stored == [2 + 3, slow.pictures]
+    same(replay.read("s", "e0"), slow.episode())
