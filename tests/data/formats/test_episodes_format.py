@@ -20,7 +20,7 @@ from serl_chunk.data.formats.episodes import FORMAT
 from serl_chunk.data.formats.hdf5 import open_episode, write_episode
 from serl_chunk.data.frames import Frames
 from serl_chunk.data.source import ReadOptions, decode_images
-from serl_chunk.types import DataError, Episode, Outcome, RobotSpec, Source
+from serl_chunk.types import DataError, End, Episode, Outcome, RobotSpec, Source
 
 J = 14
 CAMERAS = ("cam_high", "cam_left_wrist")
@@ -113,7 +113,7 @@ def test_every_recorders_file_is_read(tmp_path, write: Callable[[Path], Recorder
         assert (frames.shape, frames.dtype, len(frames)) == ((6, 16, 24, 3), np.uint8, 6)
         error = np.abs(np.asarray(frames).astype(int) - file.frames[:, i]).mean()
         assert error < 12 if write is mobile_aloha else error == 0  # JPEG of quality 50; other frames are 80 apart
-    assert end == (begin.episode_id, 6, None, False, True, Outcome.UNKNOWN, "environment", None)
+    assert end == End(begin.episode_id, 6, None, False, True, Outcome.UNKNOWN, "environment")
 
 
 def test_blue_green_red_frames_are_turned(tmp_path):
