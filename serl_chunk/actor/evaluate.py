@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import rich.table
 
 from serl_chunk.actor.clock import Clock
@@ -18,7 +19,7 @@ from serl_chunk.actor.runner import EpisodeRunner, no_stop
 from serl_chunk.actor.video import EpisodeVideo
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import RobotEnv
-from serl_chunk.types import ConfigError
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
 
 EVAL_SEED_BASE = 1_000_000  # start states of reported figures
 VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on
@@ -52,6 +53,7 @@ class EvalResult:
     policy_version: int
     tick_seconds: float
     episodes: tuple[EpisodeSummary, ...]
+    starts_repeat: bool | None = None  # whether two resets with one seed agree; None: not compared (a real robot)
 
     @property
     def n(self) -> int:
@@ -114,6 +116,7 @@ class EvalResult:
             "mean_length": self.mean_length,
             "mean_return": self.mean_return,
             "seed_base": self.seed_base,
+            "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
             "episodes": [{k: _plain(getattr(e, k)) for k in keep} for e in self.episodes],
         }
@@ -127,7 +130,9 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
     """One row per result, for a terminal."""
     human = sum(r.human_ticks for r in results)
     who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
-    table = rich.table.Table(title=f"evaluation, held-out starts, {who}")
+    repeat = all(r.starts_repeat is not False for r in results)
+    starts = "held-out starts" if repeat else "starts that ignore the seed (two evaluations begin differently)"
+    table = rich.table.Table(title=f"evaluation, {starts}, {who}")
     starved = any(r.starved_ticks for r in results)
     for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
         table.add_column(column, justify="left" if column == "policy" else "right")
@@ -151,7 +156,51 @@ def summary_line(result: EvalResult, report: str) -> str:
         line += f" human_ticks={result.human_ticks}"
     if result.starved_ticks:
         line += f" starved_ticks={result.starved_ticks}"
+    if result.starts_repeat is False:
+        line += " starts_repeat=no"
     return line
+
+
+STATE_TOLERANCE = 1e-4  # of a state's number, absolute and relative: a simulator's rounding is less
+FRAME_TOLERANCE = 16  # levels of 0..255 of any pixel: a renderer's noise is less, an object in another place more
+
+
+def start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str | None:
+    """What differs between the starts of two resets with one `seed`, in words; None where they agree.
+
+    Compared are the state and the frames of `cameras`, those that the policy sees.
+    """
+    starts = []
+    for _ in range(2):
+        state = np.array(env.reset(seed=seed)[0][STATE], np.float64)
+        frames = env.read_images(cameras) if cameras else {}
+        starts.append((state, {c: frames[IMAGE_PREFIX + c].astype(np.int16) for c in cameras}))
+    (state, frames), (again, frames_again) = starts
+    differing = np.flatnonzero(~np.isclose(state, again, rtol=STATE_TOLERANCE, atol=STATE_TOLERANCE))
+    if len(differing):
+        i = differing[0]
+        return f"state[{i}] is {state[i]:.4g} and {again[i]:.4g}"
+    for c in cameras:
+        if (pixels := np.abs(frames[c] - frames_again[c])).max() > FRAME_TOLERANCE:
+            return f"camera {c!r} differs by up to {pixels.max()} levels"
+    return None
+
+
+def _compare_starts(
+    env: RobotEnv, config: ExperimentConfig, seed: int, cameras: tuple[str, ...], say: Callable[[str], None] | None
+) -> None:
+    """Set `env.starts_repeat`, once, and warn where its starts do not follow the seed. A real robot is not moved."""
+    if env.starts_repeat is not None or config.robot.real:
+        return
+    difference = start_difference(env, seed, cameras)
+    env.starts_repeat = difference is None
+    if difference is not None and say is not None:
+        say(
+            f"WARNING: robot {env.robot_spec.name!r} does not start as reset(seed=...) asks: after two resets with one "
+            f"seed {difference}. There are then no held-out starts, and two evaluations begin differently. Draw starts "
+            "from gymnasium's self.np_random, or seed the generator that the environment draws from in a wrapper's "
+            "reset (docs/bring_your_own_robot.md, section 2)"
+        )
 
 
 def evaluate(
@@ -179,7 +228,7 @@ def evaluate(
         filmed: how many episodes are filmed, the first ones; None for all.
         progress: called after each episode with the number done and its summary.
         stop: a word ends the evaluation; the episode it cuts short is not counted.
-        say: told once where the environment's steps fill the tick.
+        say: told what `EpisodeRunner` tells, and once for an environment where its starts do not follow the seed.
 
     Raises ConfigError for n < 1, and with the install hint where videos cannot be written.
     """
@@ -195,6 +244,7 @@ def evaluate(
         raise ConfigError(
             f"robot {env.robot_spec.name!r} has no camera to film with: leave --save_video (or --video_episodes) out"
         )
+    _compare_starts(env, config, seed_base, policy.image_keys, say)
     runner = EpisodeRunner(
         env,
         policy,
@@ -228,4 +278,4 @@ def evaluate(
         if video is not None:
             video.discard()
         runner.close()
-    return EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, tuple(done))
+    return EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, tuple(done), env.starts_repeat)

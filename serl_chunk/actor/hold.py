@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from serl_chunk.config.robots import GymConfig, RobotConfig
 from serl_chunk.types import RobotSpec
 
 
@@ -29,3 +30,26 @@ class HoldPolicy:
     def next(self, action: np.ndarray) -> np.ndarray:
         """After `action` float32[A] was executed."""
         return np.where(self._is_position, action, self._no_motion)
+
+
+def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
+    """A warning where a hold of 0 is a guess; None where the configuration says what a hold is.
+
+    It is a guess for a user's environment that names neither grippers nor measured joints, and for any of its
+    unmeasured actions whose limits do not have 0 inside: 0 is then the end of a range, and no standstill. A
+    `joint_of_action` that is given, with -1 for each, confirms that all are differences.
+    """
+    if not isinstance(config, GymConfig) or config.joint_of_action:
+        return None
+    free = [i for i, joint in enumerate(spec.joint_of_action) if joint < 0 and i not in spec.grippers]
+    if config.grippers:
+        free = [i for i in free if not spec.action_low[i] < 0 < spec.action_high[i]]
+    if not free:
+        return None
+    dimensions, confirmed = ", ".join(map(str, free)), ", ".join(["-1"] * len(spec.joint_of_action))
+    return (
+        f"WARNING: nothing measures where action dimensions {dimensions} of robot {spec.name!r} are: on a tick without "
+        "an action they are commanded 0, which stops a velocity, but moves a position and may open a gripper. Name "
+        "grippers in robot.grippers and measured joints in robot.joint_of_action. If all of them are velocities or "
+        f"differences, robot.joint_of_action=({confirmed}) confirms it"
+    )

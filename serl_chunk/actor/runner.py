@@ -13,7 +13,7 @@ from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.clock import Clock, Deadlines, Lateness, MonotonicClock, responsive_interpreter
 from serl_chunk.actor.episode import ActorContext, EpisodeRun, LazyObservation
 from serl_chunk.actor.garbage import GarbageSchedule
-from serl_chunk.actor.hold import HoldPolicy
+from serl_chunk.actor.hold import HoldPolicy, hold_warning
 from serl_chunk.actor.inference import DelayEstimate, Inference, InferenceThread, measure_inference
 from serl_chunk.actor.intervention import Interventions
 from serl_chunk.actor.planner import LockstepPlanner, Planner, RealtimePlanner, choose_inference, slow_step_warning
@@ -55,8 +55,8 @@ class EpisodeRunner:
             the same process).
         stop: asked on every tick; a word (who stops it) truncates the episode there.
         observer: called on every tick with its number, for video; what it does delays the robot.
-        say: realtime only, gets a warning once where the environment's steps fill the tick, and after each episode
-            with gaps.
+        say: told at once where a hold is a guess (`hold_warning`); in realtime also once where the environment's steps
+            fill the tick, and after each episode with gaps.
 
     Raises ConfigError for a delay the policy's agent cannot take.
     """
@@ -94,6 +94,10 @@ class EpisodeRunner:
         self._inference = inference
         clock, hold = clock or MonotonicClock(), HoldPolicy(spec)
         self._garbage = GarbageSchedule(clock) if actor.clock == "realtime" else None
+        # In lockstep without a delay every tick has an action.
+        may_hold = actor.clock == "realtime" or actor.delay_ticks > 0
+        if say is not None and may_hold and (warning := hold_warning(config.robot, spec)):
+            say(warning)
         self._queue = ChunkQueue(config.chunk.executed, hold.next, adaptive=actor.adaptive_execution)
         self._planner: Planner | None = None
         if actor.clock == "lockstep":

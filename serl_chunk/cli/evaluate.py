@@ -207,4 +207,5 @@ def _log(run: Path, counters: Counters, results: list[EvalResult]) -> None:
                 mean_length=r.mean_length,
                 mean_return=r.mean_return,
                 checkpoint=counters.step,
+                starts_repeat=r.starts_repeat,
             )

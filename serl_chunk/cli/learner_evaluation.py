@@ -131,6 +131,7 @@ class OwnEvaluation:
             mean_return=result.mean_return,
             seconds=seconds,
             by=BY_LEARNER,
+            starts_repeat=result.starts_repeat,
         )
         self._tell(
             f"evaluation at step {counters.step}: {result.success_rate:.1%} success "
@@ -162,6 +163,7 @@ class OwnEvaluation:
             save_video=videos if c.video_episodes else None,
             filmed=c.video_episodes,
             stop=stop,
+            say=self._tell,
         )
 
     def close(self) -> None:

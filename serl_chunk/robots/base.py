@@ -32,6 +32,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     robot_spec: RobotSpec
     images: str = "on_request"  # or "always"
     frames_with_observation: bool = False  # `read_images` hands out what `reset` and `step` have got already, for free
+    starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         """Frames of the present moment, `{"images/<camera>": uint8[H, W, 3]}`; all cameras by default.

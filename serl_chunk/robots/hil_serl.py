@@ -51,6 +51,7 @@ def hil_serl_robot(
         max_episode_steps=task.max_episode_steps,
         control_hz=CONTROL_HZ,
         is_real=True,
+        joint_of_action=(-1,) * task.action_dim,  # twists: a hold of 0 is a standstill
         grippers=task.grippers,
     )
 

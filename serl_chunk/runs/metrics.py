@@ -156,11 +156,13 @@ class MetricsLog:
         mean_return: float | None = None,
         seconds: float | None = None,
         by: str | None = None,
+        starts_repeat: bool | None = None,
     ) -> None:
         """An evaluation of the policy of `checkpoint` over `n` episodes.
 
         `low` and `high` bound the rate (95 % Wilson interval). `mean_return`: of the episodes' rewards, undiscounted,
         before scale and offset. `seconds`: what it took. `by`: "learner" where training stopped for it.
+        `starts_repeat`: whether two resets with one seed agree; None where that was not compared.
         """
         fields = {
             "success_rate": success_rate,
@@ -174,6 +176,7 @@ class MetricsLog:
             "mean_return": mean_return,
             "seconds": seconds,
             "by": by,
+            "starts_repeat": starts_repeat,
         }
         self._write("eval", counters, fields, mirror_as=f"eval/{mode}/")
 

@@ -17,6 +17,7 @@ from serl_chunk.runs.report_page import Page, Table, figures, render
 from serl_chunk.runs.report_plots import save_summary
 from serl_chunk.types import DataError
 
+STARTS = {True: "held-out", False: "ignore the seed", None: "not compared"}  # of an evaluation's `starts_repeat`
 RECENT = 50  # episodes in the headline's training success
 
 
@@ -82,7 +83,17 @@ def _evaluation_sentence(rows: Sequence[Row]) -> str:
 
 
 def _evaluations(metrics: RunMetrics) -> Table:
-    columns = ("checkpoint", "policy", "episodes", "success", "95 % interval", "mean time", "mean length", "after")
+    columns = (
+        "checkpoint",
+        "policy",
+        "episodes",
+        "success",
+        "95 % interval",
+        "starts",
+        "mean time",
+        "mean length",
+        "after",
+    )
     return columns, [
         (
             str(row.get("checkpoint")),
@@ -90,6 +101,7 @@ def _evaluations(metrics: RunMetrics) -> Table:
             str(row.get("n")),
             _percent(row.get("success_rate")),
             _interval(row),
+            STARTS[row.get("starts_repeat")],
             _number(row.get("mean_time_s"), "s"),
             _number(row.get("mean_length"), "steps"),
             f"{row['env_steps']:,} steps, {_duration(metrics.trained_wall(row))}",

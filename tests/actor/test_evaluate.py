@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -26,7 +27,8 @@ from serl_chunk.actor.evaluate import (
 )
 from serl_chunk.actor.video import EpisodeVideo, VideoError, side_by_side
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.types import ConfigError
+from serl_chunk.config.robots import GymConfig
+from serl_chunk.types import STATE, ConfigError
 
 NO_VIDEO = "the extra serl-chunk[video] is not installed"
 
@@ -55,7 +57,7 @@ def test_an_evaluation_and_its_figures():
     env, agent = EverySecond(length=15), NoisyAgent(8)
     seen = []
     result = evaluate(env, make_policy(agent), make_config(), n=5, progress=lambda i, s: seen.append((i, s.success)))
-    assert env.seeds == [EVAL_SEED_BASE + i for i in range(5)]
+    assert env.seeds == [EVAL_SEED_BASE] * 2 + [EVAL_SEED_BASE + i for i in range(5)]  # the first two are compared
     assert agent.explored == {False}
     assert seen == [(1, False), (2, True), (3, False), (4, True), (5, False)]
     assert (result.n, result.successes, result.success_rate) == (5, 2, 0.4)
@@ -72,7 +74,7 @@ def test_sampled_policy_validation_starts_and_delay():
     env, agent = EverySecond(length=15), NoisyAgent(8)
     config = make_config(actor=ActorConfig(delay_ticks=2))
     result = evaluate(env, make_policy(agent), config, n=2, seed_base=VALIDATION_SEED_BASE, deterministic=False)
-    assert env.seeds == [VALIDATION_SEED_BASE, VALIDATION_SEED_BASE + 1]
+    assert env.seeds[2:] == [VALIDATION_SEED_BASE, VALIDATION_SEED_BASE + 1]
     assert agent.explored == {True}
     assert result.mode == "sampled"
     assert result.episodes[0].mean_delay == 2
@@ -90,7 +92,7 @@ def test_a_stop_leaves_the_episode_it_cuts_short_out():
         make_policy(NoisyAgent(8)),
         make_config(),
         n=5,
-        stop=lambda: "operator" if len(env.seeds) == 3 and env.tick == 4 else None,
+        stop=lambda: "operator" if len(env.seeds) == 5 and env.tick == 4 else None,
     )
     assert result.n == 2
 
@@ -103,6 +105,71 @@ def test_the_table():
         assert expected in text.getvalue()
     assert "starved" not in text.getvalue()
     assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html"
+
+
+class Unseeded(EverySecond):
+    """Draws its start from a generator of its own, whatever the seed, as gym-hil does from numpy's global one."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.drawn = np.random.default_rng(0)
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        observation[STATE][1] = self.drawn.uniform()
+        return observation, info
+
+
+class UnseededFrames(EverySecond):
+    """The same of what only a camera sees."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        return super().reset(seed=seed, options=options)
+
+    def _frames(self, tick, cameras=None):
+        return {
+            name: frame + np.uint8(100 * (self.resets % 2)) for name, frame in super()._frames(tick, cameras).items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("env", "cameras", "differs"),
+    [(Unseeded(length=15), (), "state[1]"), (UnseededFrames(length=15), ("wrist",), "camera 'wrist'")],
+)
+def test_starts_that_do_not_follow_the_seed_are_named(env, cameras, differs):
+    said = []
+    policy = make_policy(NoisyAgent(8), image_keys=cameras)
+    first, second = (evaluate(env, policy, make_config(), n=2, say=said.append) for _ in range(2))
+    (warning,) = said  # they are compared once
+    for part in ("WARNING", repr(env.robot_spec.name), differs, "self.np_random", "held-out"):
+        assert part in warning
+    for result in (first, second):
+        assert result.starts_repeat is False
+        assert result.to_json()["starts_repeat"] is False
+        text = io.StringIO()
+        rich.console.Console(file=text, width=120).print(results_table([result]))
+        assert "starts that ignore the seed" in text.getvalue()
+        assert "held-out" not in text.getvalue()
+        assert summary_line(result, "r.html") == "evaluation: success_rate=0.50 n=2 report=r.html starts_repeat=no"
+
+
+def test_what_only_an_unused_camera_sees_is_not_looked_at():
+    result = evaluate(UnseededFrames(length=15), make_policy(NoisyAgent(8)), make_config(), n=1)
+    assert result.starts_repeat is True
+
+
+def test_a_real_robot_is_not_moved_to_compare_starts():
+    config = dataclasses.replace(make_config(), robot=GymConfig(make=lambda fake_env: None, is_real=True))
+    env = EverySecond(length=15)
+    result = evaluate(env, make_policy(NoisyAgent(8)), config, n=2)
+    assert env.seeds == [EVAL_SEED_BASE, EVAL_SEED_BASE + 1]
+    assert result.starts_repeat is None
+    assert result.to_json()["starts_repeat"] is None
 
 
 def test_a_human_who_acts_inside_the_environment_is_named():

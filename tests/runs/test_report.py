@@ -228,6 +228,13 @@ def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_pa
     assert page.headline["Duration"] == "6 min 15 s"
 
 
+@pytest.mark.parametrize(("repeat", "shown"), [(True, "held-out"), (False, "ignore the seed"), (None, "not compared")])
+def test_starts_that_ignore_the_seed_stand_in_the_table_of_evaluations(tmp_path, repeat, shown):
+    with open_log(tmp_path, Clock()) as log:
+        add_evaluation(log, Counters(5, 9, 0), starts_repeat=repeat)
+    assert shown in Page(build_report(tmp_path)).texts["evaluations"]
+
+
 @pytest.mark.parametrize(("losses", "scale"), [((1.0, 0.1), "log"), ((1.0, 0.2), "linear"), ((1.0, -0.01), "linear")])
 def test_a_loss_is_logarithmic_where_it_spans_a_decade(tmp_path, losses, scale):
     with open_log(tmp_path, Clock()) as log:
