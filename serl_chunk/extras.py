@@ -8,16 +8,20 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import sys
 import warnings
 from typing import Any
 
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, SerlChunkError
 
 OPENGL_HINT = (
     "headless rendering needs MUJOCO_GL=egl (or unset) and, on Debian and Ubuntu, "
     "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri`"
 )
+
+
+_OF_OPENGL = re.compile(r"OpenGL|EGL|GLX|[Gg][Ll][Ff][Ww]|OS[Mm]esa|GLContext|\b(egl|gl|glad)[A-Z]|MUJOCO_GL|DISPLAY")
 
 
 def mujoco(user: str, extra: str) -> Any:
@@ -40,7 +44,7 @@ def robosuite(user: str) -> Any:
 
 
 def _simulator(module: str, user: str, extra: str) -> Any:
-    _choose_opengl()
+    choose_opengl()
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -54,7 +58,21 @@ def _simulator(module: str, user: str, extra: str) -> Any:
         ) from error
 
 
-def _choose_opengl() -> None:
+def opengl_error(error: Exception, user: str) -> ConfigError | None:
+    """Return the sentence for `error` where it is OpenGL's, raised while `user` was making or drawing its environment.
+
+    MuJoCo, PyOpenGL, EGL, GLFW and dm_control each raise their own kind, down to AttributeError; all name what failed.
+    """
+    if isinstance(error, SerlChunkError) or not _OF_OPENGL.search(f"{type(error).__name__}: {error}"):
+        return None
+    chosen = os.environ.get("MUJOCO_GL")
+    return ConfigError(
+        f"{user} cannot render with OpenGL here ({type(error).__name__}: {error}), "
+        f"{'without MUJOCO_GL' if chosen is None else f'with MUJOCO_GL={chosen!r}'}: {OPENGL_HINT}"
+    )
+
+
+def choose_opengl() -> None:
     """Set MUJOCO_GL on a headless machine, unless it is set; MuJoCo reads it at its first import."""
     headless = sys.platform.startswith("linux") and not os.environ.get("DISPLAY")
     if headless and "MUJOCO_GL" not in os.environ:

@@ -11,6 +11,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.config.renamed import current_overrides
+from serl_chunk.extras import choose_opengl
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError, RobotSpec
 
@@ -65,6 +66,7 @@ def load(
         if path in ("preset", "compat"):
             raise ConfigError(f"--config.{path} only records what was applied: use --{path}")
     extra = [] if seed is None else [("seed", str(seed))]
+    choose_opengl()  # before the experiment's file, which may import MuJoCo
     return configured(load_experiment(exp_name), [*overrides, *extra], preset=preset, compat=compat)
 
 

@@ -41,6 +41,7 @@ import numpy as np
 from gymnasium import spaces
 
 from serl_chunk.config.robots import GymConfig
+from serl_chunk.extras import choose_opengl, opengl_error
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.info_keys import human_action, is_true, plain_info, succeeded
 from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Observation, RobotSpec
@@ -127,14 +128,20 @@ class GymAdapter(RobotEnv):
     nothing; `save_state` is not available. With `fake_env` only the spaces serve, and `reset` and `step` do
     whatever the fake environment does.
 
-    Raises ConfigError where the environment's spaces cannot be used, saying how to wrap it.
+    Raises ConfigError where the environment's spaces cannot be used, saying how to wrap it, and where it cannot render.
     """
 
     frames_with_observation = True
 
     def __init__(self, config: GymConfig, *, fake_env: bool = False, images: str = "on_request") -> None:
         assert config.make is not None  # GymConfig refuses None
-        env = config.make(fake_env)
+        choose_opengl()
+        try:
+            env = config.make(fake_env)
+        except Exception as error:
+            if (sentence := opengl_error(error, f"the environment of robot {config.robot_name!r}")) is not None:
+                raise sentence from error
+            raise
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(f"robot.make must return a gymnasium.Env, it returned {type(env).__name__}")
         self.env: gymnasium.Env[Any, Any] = env
@@ -152,7 +159,12 @@ class GymAdapter(RobotEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         """Reset the environment; its `info` is passed on with `success` False."""
         super().reset(seed=seed)
-        self._last, info = self.env.reset(seed=seed, options=options)
+        try:
+            self._last, info = self.env.reset(seed=seed, options=options)
+        except Exception as error:  # the first frame may be drawn here
+            if (sentence := opengl_error(error, f"the environment of robot {self.robot_spec.name!r}")) is not None:
+                raise sentence from error
+            raise
         self._tick, self._shown, self._numbers = 0, False, _frame_numbers(info)
         return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
 
