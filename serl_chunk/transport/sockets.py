@@ -79,12 +79,22 @@ _DEAD_PEER_S = 60
 HIGH_WATER = 256  # messages queued per peer and direction (libzmq's default of 1000 would be 295 MB of camera rows)
 
 
-def make_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, config: TransportConfig) -> zmq.Socket[bytes]:
-    """A ROUTER or DEALER that never blocks on close, never queues without bound and notices a dead peer."""
+_HANDSHAKE_MS = 4000  # libzmq's default of 30 s lets a peer that says nothing hold a connection that long
+
+
+def make_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, config: TransportConfig, max_frame_bytes: int | None = None
+) -> zmq.Socket[bytes]:
+    """A ROUTER or DEALER that never blocks on close, never queues without bound and notices a dead peer.
+
+    A peer that sends a larger frame is disconnected; by default one may be as large as a message.
+    """
     s = context.socket(kind)
     s.linger = 0  # the default waits for ever when the context ends
     s.sndhwm = s.rcvhwm = HIGH_WATER
-    s.maxmsgsize = max(config.max_message_bytes, MAX_HEADER_BYTES)  # of one frame; the decoder checks the sum
+    # Of one frame; the decoder checks the sum, and the learner's ConnectionGuard what is not complete.
+    s.maxmsgsize = max_frame_bytes or max(config.max_message_bytes, MAX_HEADER_BYTES)
+    s.handshake_ivl = _HANDSHAKE_MS
     s.setsockopt(zmq.IPV6, 1)
     s.setsockopt(zmq.TCP_KEEPALIVE, 1)
     s.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _DEAD_PEER_S // 3)

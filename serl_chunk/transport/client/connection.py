@@ -65,6 +65,7 @@ class Connection:
         self._patience = Patience(config.timeout_s, out.sender.flow, snapshots.flow)
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
+        self._data_open = self._data_greeted = False  # the learner has answered on the data socket; it was greeted
         self._hello_at: float | None = None
         self._retry_at = self._open_at = 0.0
         self._key_exchange = KeyExchange(keys, host, port)
@@ -268,6 +269,7 @@ class Connection:
         self._token, self._heard, self._ping_at = codec.field(h, "token", bytes), now, now
         self._connected_at = now
         self._patience.begin()
+        self._data_open = self._data_greeted = False
         self._on_status(h)
         self.welcome = welcome  # last: who waits for it finds everything else up to date
 
@@ -280,7 +282,10 @@ class Connection:
             self.waiting = f"the learner at {self._host}:{self._port} is silent"
             self._give_up("silent")
             return False
-        self._out.pump(self._sockets["data"], token)
+        if self._data_open:
+            self._out.pump(self._sockets["data"], token)
+        else:
+            self._greet_data(token)
         if now - self._out.sender.progress_at > patience:
             self._give_up("it acknowledges nothing")  # the data connection alone broke, with what was in it
             return False
@@ -292,6 +297,7 @@ class Connection:
             self._patience.succeed()  # there is nothing to carry, and signs of life come
         if now >= self._ping_at:
             self._ping_at = now + self._config.heartbeat
+            self._data_greeted = False  # where the greeting was lost with its connection
             fields = {"token": token, "patience": patience}
             try_send(self._sockets["control"], codec.encode(message_types.PING, fields))
         fetch = self.fetch
@@ -299,6 +305,14 @@ class Connection:
             fields = {"token": token, "request": fetch.number, "step": fetch.step}
             fetch.sent = try_send(self._sockets["control"], codec.encode(message_types.FETCH, fields))
         return self._snapshots.pump(self._sockets["snapshots"], token)
+
+    def _greet_data(self, token: bytes) -> None:
+        """Name the session: until the learner knows whose connection it is, it holds little of what comes over it."""
+        if not self._data_greeted:
+            greeting = [token, *codec.encode(message_types.PING, {})]
+            self._data_greeted = try_send(self._sockets["data"], greeting)
+        if self._out.flushed:  # nothing is late
+            self._out.sender.wait()
 
     def _receive(self, channel: str, s: zmq.Socket[bytes]) -> bool:
         """Take in what a socket has; True where a caller may be waiting for it."""
@@ -334,6 +348,7 @@ class Connection:
         elif channel == "snapshots":
             return self._snapshots.receive(message)
         elif kind == message_types.ACK:
+            self._data_open = True
             self.allowance = codec.field(h, "allowance", (int, type(None)))
             gap, arrived = codec.field(h, "gap", bool), _arrived(h)
             self._out.acknowledged(codec.count(h, "next"), gap=gap, arrived=arrived)

@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 from serl_chunk.transport.security.keys import ClientKeys, Pair, default_folder, fingerprint
 from serl_chunk.transport.sockets import is_loopback
 
-_EVENTS = (
+HANDSHAKE_EVENTS = (  # of a socket's monitor
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -45,7 +45,7 @@ class Monitor:
 
     def __init__(self, s: zmq.Socket[bytes]) -> None:
         self._owner = s
-        self.socket = s.get_monitor_socket(_EVENTS)
+        self.socket = s.get_monitor_socket(HANDSHAKE_EVENTS)
         self.socket.linger = 0
 
     def read(self) -> list[Outcome]:
@@ -53,7 +53,7 @@ class Monitor:
         found = []
         while self.socket.poll(0):
             event = recv_monitor_message(self.socket)
-            found.append(_outcome(int(event["event"]), int(event["value"])))
+            found.append(outcome_of(int(event["event"]), int(event["value"])))
         return found
 
     def close(self) -> None:
@@ -63,7 +63,8 @@ class Monitor:
         self.socket.close()
 
 
-def _outcome(event: int, value: int) -> Outcome:
+def outcome_of(event: int, value: int) -> Outcome:
+    """What one of HANDSHAKE_EVENTS means."""
     if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
         return Outcome.DONE
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

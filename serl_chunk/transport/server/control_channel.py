@@ -234,6 +234,12 @@ class ControlChannel:
         if self._sockets.authenticator is not None and now >= self._keys_at:
             self._keys_at = now + _KEYS_S
             self._drop_revoked(self._sockets.authenticator)
+        self._sockets.guard(
+            (channel, identity)
+            for s in self._sessions
+            if s.live
+            for channel, identity in (("data", s.data_id), ("control", s.control_id), ("snapshots", s.snapshots_id))
+        )
         for session in self._sessions:
             self._tick_session(session, now, new_snapshot=new_snapshot)
         while self._publisher.fetched:

@@ -97,7 +97,14 @@ class LearnerServer:
             *shared, "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "rejected", "parts"
         )
         self._control_counters = Counters(
-            *shared, "pieces", "snapshot_bytes", "keys_refused", "handshakes_failed", "probes", "probes_dropped"
+            *shared,
+            "pieces",
+            "snapshot_bytes",
+            "keys_refused",
+            "handshakes_failed",
+            "probes",
+            "probes_dropped",
+            "connections_cut",
         )
         self._sockets = ServerSockets(config, bind, port, self._data_counters, self._control_counters, keys)
         self._data_waker, self._waker = Waker(), Waker()

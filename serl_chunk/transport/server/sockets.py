@@ -7,17 +7,19 @@ import errno
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
-from serl_chunk.transport.security.client import Monitor, Outcome
+from serl_chunk.transport.security.client import Outcome
 from serl_chunk.transport.security.keys import ServerKeys
 from serl_chunk.transport.security.server import Authenticator
+from serl_chunk.transport.server.connection_guard import ConnectionGuard
 from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
-from serl_chunk.transport.wire.codec import Frame
+from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame
 from serl_chunk.types import ConfigError
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,8 @@ class PeerRateLimiter:
         return max(0.0, level - FORGIVEN_PER_S * (now - at))
 
 
+# Bytes of a frame: what an actor sends on these channels is small (a doctor's echo is 1 MiB).
+_MAX_FRAME_BYTES = {"snapshots": 1 << 16, "control": 2 << 20}
 _REMEMBERED = 256  # complaints that are not logged again
 _LINES = 30  # complaints logged in a minute; more are only counted
 
@@ -92,17 +96,24 @@ class ServerSockets:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._data_poller, self._poller = zmq.Poller(), zmq.Poller()
         self.authenticator: Authenticator | None = None
-        self._monitor: Monitor | None = None  # of the control socket, where keys are asked for
+        largest = max(config.max_message_bytes, MAX_HEADER_BYTES)
+        self._guard = ConnectionGuard(max(config.credit_bytes, largest), largest, self._on_cut)
+        self._look_at = 0.0  # when the guard looks next
+        # Complete messages and descriptors by (channel, identity): written by the thread that receives.
+        self._messages: dict[tuple[str, bytes], int] = {}
+        self._descriptors: dict[tuple[str, bytes], int] = {}
+        self._drained = 0  # how often nothing was left to receive on the data channel
         if keys is not None:
             self.authenticator = Authenticator(self._context, keys, control_counters, self.complain, port)
             self._poller.register(self.authenticator.socket, zmq.POLLIN)
         for offset, channel in enumerate(CHANNELS):
-            s = self._sockets[channel] = sockets.make_socket(self._context, zmq.ROUTER, config)
+            s = self._sockets[channel] = sockets.make_socket(
+                self._context, zmq.ROUTER, config, _MAX_FRAME_BYTES.get(channel)
+            )
             if self.authenticator is not None:
                 self.authenticator.secure(s)
-                if channel == "control":
-                    self._monitor = Monitor(s)
-                    self._poller.register(self._monitor.socket, zmq.POLLIN)
+            self._guard.watch(channel, s, port + offset)
+            self._poller.register(self._guard.monitors[channel], zmq.POLLIN)
             try:
                 s.bind(endpoint("127.0.0.1" if bind == "localhost" else bind, port + offset))
             except zmq.ZMQError as e:
@@ -121,18 +132,22 @@ class ServerSockets:
         ready = dict(self._data_poller.poll(round(1000 * seconds)))
         if waker.fileno() in ready:
             waker.drain()
+        self._drained += self._sockets["data"] not in ready
         return self._sockets["data"] in ready
 
     def wait_control(self, waker: Waker, seconds: float) -> set[str]:
         """The other channels that have something, once one has, `waker` was woken or `seconds` are over."""
         self._poller.register(waker.fileno(), zmq.POLLIN)
-        ready = dict(self._poller.poll(round(1000 * seconds)))
+        ready = dict(self._poller.poll(round(1000 * min(seconds, max(0.0, self._look_at - time.monotonic())))))
         if waker.fileno() in ready:
             waker.drain()
         if self.authenticator is not None and self.authenticator.socket in ready:
             self.authenticator.serve()
-        if self._monitor is not None and self._monitor.socket in ready:
-            self._note_failures(self._monitor.read())
+        for channel, monitor in self._guard.monitors.items():
+            if monitor in ready:
+                outcomes = self._guard.read(channel)
+                if self.authenticator is not None and channel == "control":
+                    self._note_failures(outcomes)
         return {channel for channel, s in self._sockets.items() if s in ready and channel != "data"}
 
     def _note_failures(self, outcomes: list[Outcome]) -> None:
@@ -152,7 +167,38 @@ class ServerSockets:
 
     def receive(self, channel: str) -> list[zmq.Frame] | None:
         """The next message, its sender's identity first; None where there is none."""
-        return try_receive(self._sockets[channel])
+        frames = try_receive(self._sockets[channel])
+        if frames is None:
+            self._drained += channel == "data"
+        else:
+            key = channel, frames[0].bytes
+            if key not in self._messages:
+                self._descriptors[key] = _descriptor_of(frames)
+            self._messages[key] = self._messages.get(key, 0) + 1
+        return frames
+
+    def guard(self, admitted: Iterable[tuple[str, bytes]]) -> None:
+        """Close the connections that hold too much of an unfinished message. For the control thread, often.
+
+        `admitted`: (channel, identity) of the connections of live sessions.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        descriptors = list(self._descriptors.items())
+        messages: collections.Counter[tuple[str, int]] = collections.Counter()
+        for (channel, identity), fd in descriptors:
+            messages[channel, fd] += self._messages.get((channel, identity), 0)
+        known = [(key[0], self._descriptors[key]) for key in admitted if key in self._descriptors]
+        self._look_at = now + self._guard.look(known, messages, self._drained)
+        for key, fd in descriptors:
+            if not self._guard.has(key[0], fd):
+                self._descriptors.pop(key, None)
+                self._messages.pop(key, None)
+
+    def _on_cut(self, channel: str, why: str) -> None:
+        self._counters["control"]["connections_cut"] += 1
+        self.complain(channel, "some peer", why)
 
     def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
         """Send to one peer; a peer that is gone or does not read is counted. Every answer is repeatable."""
@@ -178,8 +224,7 @@ class ServerSockets:
 
     def close(self) -> None:
         """Release the ports; what was not sent is dropped."""
-        if self._monitor is not None:
-            self._monitor.close()
+        self._guard.close()
         self._context.destroy(linger=0)
 
 
@@ -189,6 +234,14 @@ def address_of(frames: list[Any]) -> str:
         return str(frames[-1].get("Peer-Address")).removeprefix("::ffff:") if frames else "unknown"
     except zmq.ZMQError:  # a transport without addresses
         return "unknown"
+
+
+def _descriptor_of(frames: list[zmq.Frame]) -> int:
+    """The file descriptor of the connection that a message came over; -1 where it is unknown."""
+    try:
+        return int(frames[-1].get("__fd"))
+    except zmq.ZMQError:
+        return -1
 
 
 def plain_bytes(frame: Frame) -> bytes:

@@ -1,0 +1,178 @@
+"""Bounds what a peer makes the learner hold before a message is complete.
+
+libzmq limits the size of a frame and the number of complete messages that wait, but not how many frames an unfinished
+message may have: it keeps them all. What a connection has received is known to the kernel (TCP_INFO), and that it has
+completed a message is known here. A connection that receives too much without completing one is shut down, and libzmq
+then frees what it held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from serl_chunk.transport.security.client import HANDSHAKE_EVENTS, Outcome, outcome_of
+
+# Unfinished, of all connections of a channel without a session together: an actor names its session before it sends
+# records, and a doctor has echoes of 4 MiB under way. Frames of 2 bytes make libzmq hold 32 times as much.
+STRANGERS_BYTES = {"data": 2 << 20, "snapshots": 1 << 20, "control": 5 << 20}
+UNFINISHED_BYTES = 16 << 20  # what a kernel may have buffered (6 MiB) comes on top of a message
+_STRANGERS = 64  # connections of a channel without a session; one more ends the oldest
+_RECEIVED_AT = 128  # offset of tcpi_bytes_received in Linux's struct tcp_info
+_HOT = 8  # parts of a limit: from the first on it is looked at often
+HOT_S, CALM_S = 0.002, 0.02  # between looks: 20 ms are 2.5 MB at 1 Gb/s
+
+
+class _Connection:
+    """One accepted connection. The duplicate descriptor keeps its number from being given to another file."""
+
+    def __init__(self, s: socket.socket, now: float) -> None:
+        self.socket, self.accepted_at = s, now
+        self.received = self.completed_at = 0  # bytes; now, and when a message was last seen to be complete
+        self.messages = 0
+        self.is_cut = False
+
+    @property
+    def pending(self) -> int:
+        """Bytes since the last complete message."""
+        return self.received - self.completed_at
+
+
+class ConnectionGuard:
+    """Watches the connections of some sockets. Used by the control thread.
+
+    Where the kernel does not tell what a connection received (outside Linux), it only limits their number.
+    """
+
+    def __init__(self, queued_bytes: int, largest_message: int, on_cut: Callable[[str, str], None]) -> None:
+        """
+        Args:
+            queued_bytes: what a session may have in flight while its records wait.
+            largest_message: bytes.
+            on_cut: (channel, why); called once for each connection that is shut down.
+        """
+        self._queued = queued_bytes + queued_bytes // 8 + UNFINISHED_BYTES  # with the frames' heads
+        self._unfinished = largest_message + UNFINISHED_BYTES
+        self._on_cut = on_cut
+        self._ports: dict[str, int] = {}
+        self._connections: dict[tuple[str, int], _Connection] = {}
+        self._drained = 0
+        self.monitors: dict[str, zmq.Socket[bytes]] = {}  # to poll for reading
+        self._owners: list[zmq.Socket[Any]] = []
+
+    def watch(self, channel: str, s: zmq.Socket[bytes], port: int) -> None:
+        """Watch a socket; call it before the socket is bound to `port`."""
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_EVENTS
+        self._ports[channel], self.monitors[channel] = port, s.get_monitor_socket(events)
+        self.monitors[channel].linger = 0
+        self._owners.append(s)
+
+    def read(self, channel: str) -> list[Outcome]:
+        """Note who came and went; returns what became of handshakes, the newest last."""
+        outcomes: list[Outcome] = []
+        monitor = self.monitors[channel]
+        while True:
+            try:
+                message = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return outcomes
+            event, value = int(message["event"]), int(message["value"])
+            if event == zmq.EVENT_ACCEPTED:
+                self._accepted(channel, value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                if (gone := self._connections.pop((channel, value), None)) is not None:
+                    gone.socket.close()
+            else:
+                outcomes.append(outcome_of(event, value))
+
+    def _accepted(self, channel: str, fd: int) -> None:
+        try:
+            s = socket.socket(fileno=os.dup(fd))
+        except OSError:  # it is gone already
+            return
+        try:
+            ours = s.getsockname()[1] == self._ports[channel]
+        except (OSError, IndexError):
+            ours = False
+        if not ours:  # it is gone, and its number was given to another file
+            s.close()
+            return
+        if (old := self._connections.get((channel, fd))) is not None:
+            old.socket.close()
+        self._connections[channel, fd] = _Connection(s, time.monotonic())
+
+    def has(self, channel: str, fd: int) -> bool:
+        """Whether this is a connection now."""
+        return (channel, fd) in self._connections
+
+    def look(self, admitted: Iterable[tuple[str, int]], messages: Mapping[tuple[str, int], int], drained: int) -> float:
+        """Shut down what exceeds a limit; returns the seconds until it should look again.
+
+        Args:
+            admitted: (channel, descriptor) of the connections that have shown a session's token.
+            messages: complete messages received so far, by (channel, descriptor).
+            drained: grows whenever nothing complete is left to read on the data channel.
+        """
+        known, strangers, hot = set(admitted), [], False
+        idle, self._drained = drained > self._drained + 1, drained
+        for key, c in self._connections.items():
+            # Nothing complete waits: all that had been received at the last look is of an unfinished message. On the
+            # other channels nothing ever waits for long.
+            seen = c.pending if idle or key[0] != "data" else 0
+            c.received = _received(c.socket)
+            if (count := messages.get(key, 0)) != c.messages:
+                c.messages, c.completed_at = count, c.received
+            elif key in known and (seen > self._unfinished or c.pending > self._queued):
+                self._cut(key, c, f"unfinished message: {c.pending >> 20} MiB of it came from an actor's connection")
+            if key not in known and not c.is_cut:
+                strangers.append((key, c))
+            hot = hot or c.pending > (self._unfinished if key in known else STRANGERS_BYTES[key[0]]) // _HOT
+        for channel in self.monitors:
+            self._limit_strangers(channel, [(key, c) for key, c in strangers if key[0] == channel])
+        return HOT_S if hot else CALM_S
+
+    def _limit_strangers(self, channel: str, strangers: list[tuple[tuple[str, int], _Connection]]) -> None:
+        total = sum(c.pending for _, c in strangers)
+        for key, c in sorted(strangers, key=lambda item: -item[1].pending):
+            if total <= STRANGERS_BYTES[channel]:
+                break
+            total -= c.pending
+            self._cut(key, c, "unfinished message: connections without a session hold too much of such")
+        left = sorted(((key, c) for key, c in strangers if not c.is_cut), key=lambda item: item[1].accepted_at)
+        for key, c in left[: max(0, len(left) - _STRANGERS)]:
+            self._cut(key, c, "too many connections without a session: the oldest one is closed")
+
+    def _cut(self, key: tuple[str, int], c: _Connection, why: str) -> None:
+        if not c.is_cut:
+            c.is_cut = True
+            with contextlib.suppress(OSError):  # it has gone
+                c.socket.shutdown(socket.SHUT_RDWR)
+            self._on_cut(key[0], why)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for s in self._owners:
+            if not s.closed:
+                s.disable_monitor()
+        for monitor in self.monitors.values():
+            monitor.close()
+        for c in self._connections.values():
+            c.socket.close()
+        self._connections.clear()
+
+
+def _received(s: socket.socket) -> int:
+    """Bytes that a connection received; 0 where the kernel does not tell."""
+    try:
+        info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+    except (OSError, AttributeError):
+        return 0
+    return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0]) if len(info) >= _RECEIVED_AT + 8 else 0

@@ -1,0 +1,193 @@
+"""What a peer makes the learner hold before a message is complete: measured in the memory of a learner's process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from key_tools import invited
+from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
+
+from serl_chunk.transport.sockets import CHANNELS, free_port
+from serl_chunk.transport.wire import codec, message_types
+
+BOUND = 200 << 20  # bytes that the process may grow by
+PART = bytes(1 << 20)
+ATTACK_S = 1.0
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Growth:
+    """The most that this process grew by since it was made; looked at every millisecond by a thread."""
+
+    def __init__(self) -> None:
+        self.base = resident()
+        self.most = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.001):
+            self.most = max(self.most, resident() - self.base)
+
+    def close(self) -> int:
+        """Stop; returns bytes."""
+        self._over.set()
+        self._thread.join()
+        print(f"grew by {self.most / 2**20:.0f} MiB")
+        return self.most
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER\x08Identity" + struct.pack(">I", 0)
+
+
+def greeted(port: int, mechanism: bytes = b"NULL") -> socket.socket:
+    """A connection whose greetings are exchanged."""
+    s = socket.create_connection(("127.0.0.1", port), 10)
+    s.sendall(GREETING.replace(b"NULL".ljust(20, b"\0"), mechanism.ljust(20, b"\0")))
+    got = b""
+    while len(got) < 64:
+        more = s.recv(64 - len(got))
+        if not more:
+            raise ConnectionError("closed")
+        got += more
+    return s
+
+
+def frame_of(part: bytes, *, more: bool) -> bytes:
+    """A part of a message as ZMTP has it."""
+    head = struct.pack(">BQ", 2 | more, len(part)) if len(part) > 255 else bytes([more, len(part)])
+    return head + part
+
+
+def endless_parts(port: int, part: bytes, beginning: bytes = b"") -> None:
+    """Send parts of one message that never ends, again and again; `beginning` comes first on each connection."""
+    block = frame_of(part, more=True) * max(1, (1 << 20) // (len(part) + 9))
+    end = time.monotonic() + ATTACK_S
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), greeted(port) as s:
+            s.settimeout(1)
+            s.sendall(bytes([4, len(READY)]) + READY + beginning)
+            while time.monotonic() < end:
+                s.sendall(block)
+
+
+def endless_parts_of_a_session(port: int, part: bytes) -> None:
+    """The same by an actor that was let in, and whose heart beats."""
+    actor = RawActor(port, session="bad", actor_id="bad")
+    token, (ping,) = actor.token, codec.encode(message_types.PING, {})
+
+    def beat() -> None:
+        while True:
+            actor.control.send_multipart(codec.encode(message_types.PING, {"token": token}))
+            time.sleep(0.1)
+
+    threading.Thread(target=beat, daemon=True).start()
+    endless_parts(port, part, frame_of(token, more=True) + frame_of(ping, more=False))
+    os._exit(0)
+
+
+def half_handshakes(port: int, n: int) -> None:
+    """Connections that begin a key exchange with a command of 60 MiB and do not end it."""
+    connections = []
+    for i in range(n):
+        with contextlib.suppress(OSError):
+            s = greeted(port + i % len(CHANNELS), b"CURVE")
+            s.settimeout(0.2)
+            connections.append(s)
+            s.sendall(b"\x06" + struct.pack(">Q", 60 << 20))
+    end = time.monotonic() + ATTACK_S
+    while time.monotonic() < end:
+        for s in connections:
+            with contextlib.suppress(OSError):
+                s.send(PART)
+    os._exit(0)
+
+
+@contextlib.contextmanager
+def attacked(target, *args):
+    """A process that attacks while the body runs; ended at its end."""
+    process = multiprocessing.get_context("fork").Process(target=target, args=args, daemon=True)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def honest_while(link, process, inbox, seconds=20.0):
+    """Episodes until the attack is over; all arrive over one connection."""
+    n, end = 0, time.monotonic() + seconds
+    while (process.is_alive() or n < 3) and time.monotonic() < end:
+        send_episode(link, f"e{n}", 20)
+        assert link.flush(10)
+        n += 1
+    assert not process.is_alive()
+    assert link.stats()["connections"] == 1
+    assert inbox.episodes() == {f"e{i}": list(range(20)) for i in range(n)}
+
+
+@pytest.mark.parametrize(("channel", "part"), [("data", PART), ("control", PART), ("data", b"")])
+def test_a_message_that_never_ends(channel, part):
+    """The second kind: a frame of two bytes costs libzmq 64."""
+    inbox, port = Inbox(), free_port()
+    with serving(port, on_record=inbox) as server, linked(port) as link:
+        growth = Growth()
+        with attacked(endless_parts, port + CHANNELS.index(channel), part) as process:
+            honest_while(link, process, inbox)
+        assert growth.close() < BOUND
+        assert server.stats()["connections_cut"] > 0
+
+
+def test_a_message_of_a_session_that_never_ends():
+    inbox, port = Inbox(), free_port()
+    config = dataclasses.replace(CONFIG, max_message_bytes=8 << 20, credit_bytes=8 << 20)
+    with serving(port, config=config, on_record=inbox) as server, linked(port, config=config) as link:
+        growth = Growth()
+        with attacked(endless_parts_of_a_session, port, PART) as process:
+            honest_while(link, process, inbox)
+        assert growth.close() < BOUND
+        assert server.stats()["connections_cut"] > 0
+
+
+def test_fifty_handshakes_that_do_not_end(learner, tmp_path):
+    """Before any key is shown."""
+    inbox, port = Inbox(), free_port()
+    keys = invited(learner, tmp_path / "robot", port=port)
+    with serving(port, on_record=inbox, keys=learner), linked(port, keys=keys) as link:
+        growth = Growth()
+        with attacked(half_handshakes, port, 50) as process:
+            honest_while(link, process, inbox)
+        assert growth.close() < BOUND
+
+
+def test_connections_without_a_session_are_limited_in_number():
+    """The oldest go; an actor that is there stays, and one that comes is let in."""
+    inbox, port = Inbox(), free_port()
+    with serving(port, on_record=inbox) as server, linked(port) as link, contextlib.ExitStack() as stack:
+        send_episode(link, "a", 5)
+        assert link.flush(10)
+        for _ in range(100):
+            stack.enter_context(greeted(port))
+        eventually(lambda: server.stats()["connections_cut"] >= 100 - 64)
+        with linked(port, actor_id="late") as late:
+            send_episode(late, "b", 5)
+            assert late.flush(10)
+        send_episode(link, "c", 5)
+        assert link.flush(10)
+        assert link.stats()["connections"] == 1
