@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 from flaky_proxy import flaky
 from key_tools import joined
-from transport_tools import CONFIG, LIMITS, linked, serving
+from transport_tools import CONFIG, LIMITS, eventually, linked, serving
 
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.disk_spool import DiskSpool
+from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import Begin, End, Outcome, Snapshot, Source, Step, StepBlock
 
 pytestmark = pytest.mark.system
@@ -106,3 +108,113 @@ def test_a_snapshot_that_takes_longer_than_the_time_out_arrives_and_its_pieces_o
         assert link.stats()["snapshot_bytes"] == 1_200_000
         assert server.stats()["snapshot_bytes"] < 1_300_000
         assert link.stats()["connections"] == 1
+
+
+@pytest.mark.parametrize("away_s", [0.0, 1.5], ids=["broken", "away"])
+def test_a_record_goes_on_where_the_connection_broke(tmp_path, away_s):
+    """A record that no connection lives long enough for; `away` for longer than the learner waits."""
+    nbytes, arrived = 300_000, Arrived(300_000)
+    with throttled(tmp_path, on_record=arrived) as (server, link, proxy):
+        proxy.rate = 3e5  # one second
+        send(link, "e", 1, nbytes)
+        breaks = 0
+        while not link.flush(0.4):
+            assert breaks < 8
+            proxy.cut = bool(away_s)
+            proxy.break_connections()
+            if away_s:
+                eventually(lambda: not server.stats()["sessions"])
+                proxy.cut = False
+            breaks += 1
+            eventually(lambda n=breaks: link.stats()["connections"] == n + 1)
+        assert breaks >= 2  # in the middle of the record
+        assert (arrived.ticks, arrived.ended) == ({"e": [0]}, {"e": 1})
+        assert server.stats()["duplicates"] == 0
+
+
+def test_a_learner_and_an_actor_that_are_replaced_within_a_record(tmp_path):
+    """What was assembled is gone with either process; the record arrives once, and the journal has it once."""
+    nbytes, near, far, arrived = 300_000, free_port(), free_port(), Arrived(300_000)
+    store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)
+
+    def half_way(server):
+        eventually(lambda: server.stats()["parts"] >= 3)
+        assert server.stats()["steps"] == 0
+
+    with flaky(near, far, shared=True, buffer=BUFFER) as proxy:
+        proxy.rate = 2e5
+        with linked(near, connect=False, spools=spools(tmp_path / "spool")) as link:
+            with serving(far, on_record=arrived, store=store) as server:
+                link.connect(10)
+                send(link, "e", 2, nbytes)
+                half_way(server)
+            store.close()
+            store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)
+            list(store.replay())
+            server = None
+            with serving(far, on_record=arrived, store=store) as server:
+                server.resume()
+                half_way(server)
+                link.close()  # and its successor finds the spool
+                with linked(near, spools=spools(tmp_path / "spool")) as successor:
+                    assert successor.flush(20)
+                assert server.stats()["duplicates"] == 0
+    assert (arrived.ticks, arrived.ended) == ({"e": [0, 1]}, {"e": 2})
+    store.close()
+    store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)
+    kept = [row.record for row in store.replay() if row.record is not None]
+    store.close()
+    assert [type(kept[0]), type(kept[-1])] == [Begin, End]
+    assert [r.first_tick + i for r in kept[1:-1] for i in range(r.n)] == [0, 1]
+
+
+def test_a_snapshot_goes_on_where_the_connection_broke_though_newer_ones_are_published(tmp_path):
+    """The pull that began completes; its pieces come once, except those that were on their way."""
+    params = [{"w": np.random.default_rng(i).normal(size=75_000).astype(np.float32)} for i in range(20)]
+    with throttled(tmp_path) as (server, link, proxy):
+        proxy.rate = 3e5  # one second
+        server.publish(Snapshot(0, params[0]), {})
+        for version in range(1, 20):
+            if link.wait_until(lambda: link.latest() is not None, 0.4):
+                break
+            server.publish(Snapshot(version, params[version]), {})
+            proxy.break_connections()
+            eventually(lambda n=version: link.stats()["connections"] == n + 1)
+        assert link.latest().version == 0
+        np.testing.assert_array_equal(link.latest().params["w"], params[0]["w"])
+        assert version >= 3
+        assert server.stats()["snapshot_bytes"] < 2 * 300_000
+
+
+def test_both_directions_at_once_and_a_link_that_slows_down(tmp_path):
+    """From a fast link, which fills its buffers, to one that carries a message of before in ten time-outs."""
+    nbytes, arrived = 200_000, Arrived(200_000)
+    params = {"w": np.random.default_rng(0).normal(size=50_000).astype(np.float32)}
+    with throttled(tmp_path, on_record=arrived) as (server, link, proxy):
+        send(link, "fast", 20, nbytes)
+        assert link.flush(10)
+        proxy.rate = 1.5e5
+        server.publish(Snapshot(1, params), {})
+        send(link, "slow", 2, nbytes)
+        assert link.flush(20)
+        assert link.wait_until(lambda: link.latest() is not None, 20)
+        assert arrived.ticks == {"fast": list(range(20)), "slow": [0, 1]}
+        assert server.stats()["duplicates"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [2.5e5, 5e3], ids=["2 Mbit/s", "40 kbit/s"])
+def test_three_large_cameras_over_a_thin_line(tmp_path, rate):
+    """2.76 MB a step, 11 s of time at 2 Mbit/s with a time-out of 2 s; a hundredth of it at 40 kbit/s."""
+    nbytes, steps = (3 * 480 * 640 * 3, 3) if rate > 1e5 else (27_648, 2)
+    config, arrived = dataclasses.replace(CONFIG, heartbeat=0.3, timeout_s=2.0), Arrived(nbytes, 3)
+    with throttled(tmp_path, config=config, on_record=arrived) as (server, link, proxy):
+        proxy.rate = rate
+        send(link, "e", steps, nbytes, cameras=3)
+        start = time.monotonic()
+        assert link.flush(100)
+        print(f"{nbytes * steps / (time.monotonic() - start) / rate:.2f} of the line")
+        assert arrived.ticks == {"e": list(range(steps))}
+        assert server.stats()["duplicates"] == 0
+        if rate > 1e5:  # below, the first window alone takes longer than the time-out
+            assert proxy.forwarded < 1.1 * steps * nbytes

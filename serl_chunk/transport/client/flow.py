@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from serl_chunk.transport.sockets import Clock
 
-LEAST_BYTES = 16 << 10  # of a message that is part of something larger: below it the headers begin to cost
-_LEAST_WINDOW, _FIRST_WINDOW = 4 * LEAST_BYTES, 16 * LEAST_BYTES
+LEAST_BYTES = 4 << 10  # of a message that is part of something larger: below it the headers begin to cost
 _MESSAGES = 4  # in a full window: enough to hide the round trip, and each of them is a sign of progress
+_LEAST_WINDOW = _MESSAGES * LEAST_BYTES
+_FIRST_WINDOW = 4 * _LEAST_WINDOW  # what a connection that is given up leaves in the system's buffers goes on for a while
 _AIM = 0.25  # share of `timeout_s` that a full window may take to arrive: both directions and heartbeats fit in
 _UNKNOWN_PACE = 1 / (64 << 10)  # seconds per byte, assumed until something has arrived
 _MOST_DOUBLINGS = 4  # a learner that comes back is found within as long as it was away, and 16 time-outs at most
@@ -45,15 +46,20 @@ class Flow:
         self._aim_s = _AIM * timeout_s
         self._clock = clock
         self._arrived_at = clock()
+        self._first_window = _FIRST_WINDOW
         self.restart()
 
     def restart(self) -> None:
         """Nothing is on its way any more; the link may be another one."""
         self.in_flight = 0
-        self._window = _FIRST_WINDOW
+        self._window = self._first_window
         self._pace = 0.0  # seconds per byte; 0 for unknown
         self._limited = False  # whether the window has held anything back since it changed
         self._changed_at = self._clock()  # what was sent before says nothing about the window
+
+    def slow_down(self) -> None:
+        """Nothing came in time: the next connection begins with less, until one has carried more."""
+        self._first_window = _LEAST_WINDOW
 
     @property
     def message_bytes(self) -> int:
@@ -98,6 +104,8 @@ class Flow:
 
     def _resize(self, window: int) -> None:
         self._window, self._changed_at, self._limited = window, self._clock(), False
+        if window >= _FIRST_WINDOW:
+            self._first_window = _FIRST_WINDOW
 
     @property
     def needs_s(self) -> float:
@@ -134,6 +142,8 @@ class Patience:
         """The connection was given up: nothing came in time."""
         self._futile = 0 if self._total > self._carried else min(_MOST_DOUBLINGS, self._futile + 1)
         self._carried = self._total
+        for f in self._flows:
+            f.slow_down()
 
     @property
     def _total(self) -> int:

@@ -1,0 +1,126 @@
+"""How much may be on its way, and how long to wait for it, by a clock and a link that the test moves."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serl_chunk.transport.client.flow import LEAST_BYTES, Flow, Patience
+
+TIMEOUT = 5.0
+MOST, LARGEST = 32 << 20, 1 << 20
+
+
+class Line:
+    """A link of `rate` bytes per second and a round trip, which carries what a flow lets it."""
+
+    def __init__(self, rate: float, round_trip: float = 0.01) -> None:
+        self.rate, self.round_trip = rate, round_trip
+        self.now = self.free_at = 0.0
+        self.flow = Flow(most=MOST, largest=LARGEST, timeout_s=TIMEOUT, clock=lambda: self.now)
+        self.longest = 0.0  # that the line took for what had been handed over
+        self._queue: collections.deque = collections.deque()
+
+    def carry(self, nbytes: int) -> None:
+        """Send `nbytes` as the flow cuts them, and wait for them."""
+        while nbytes or self._queue:
+            while nbytes:
+                piece = self.flow.cut(nbytes)
+                if not self.flow.has_room(piece):
+                    break
+                self.free_at = max(self.now, self.free_at) + piece / self.rate
+                self._queue.append((self.free_at + self.round_trip, self.flow.send(piece)))
+                self.longest = max(self.longest, self.free_at - self.now)
+                nbytes -= piece
+            at, sent = self._queue.popleft()
+            self.now = max(self.now, at)
+            self.flow.arrive(sent)
+
+
+def test_on_a_fast_link_large_messages_soon_travel_whole():
+    line = Line(1e9, 0.0002)
+    line.carry(1 << 20)
+    before = line.now
+    line.carry(64 << 20)
+    assert line.flow.message_bytes == LARGEST
+    assert line.now - before < 1.2 * (64 << 20) / 1e9
+    assert line.flow.in_flight == 0
+
+
+@pytest.mark.parametrize("rate", [2e4, 1.5e5, 1e6])
+def test_on_a_slow_link_what_is_on_its_way_takes_a_part_of_the_time_out(rate):
+    line = Line(rate)
+    line.carry(1 << 20)
+    line.longest = 0.0
+    line.carry(4 << 20)
+    assert line.longest < TIMEOUT / 2
+    assert line.flow.message_bytes / rate < TIMEOUT / 4
+    assert line.now < 1.2 * (5 << 20) / rate  # and the line is not idle
+
+
+def test_a_link_that_slows_down_gets_less_and_one_that_recovers_more():
+    line = Line(1e8)
+    line.carry(64 << 20)
+    fast = line.flow.message_bytes
+    line.rate = 1e5
+    for _ in range(4):  # each time what was on its way when the window shrank says nothing about the new one
+        line.carry(16 << 20)
+    assert line.flow.message_bytes < fast / 8
+    line.rate = 1e8
+    line.carry(16 << 20)
+    assert line.flow.message_bytes == fast
+
+
+def test_small_messages_never_wait_for_a_window():
+    line = Line(1e5, 0.3)
+    for _ in range(100):
+        assert line.flow.cut(1000) == 1000
+        assert line.flow.has_room(1000)
+        line.carry(1000)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 22), st.floats(1e3, 1e9), st.booleans()), max_size=20))
+def test_whatever_a_link_does_a_message_may_always_be_sent(events):
+    line = Line(1e6)
+    for nbytes, rate, broken in events:
+        line.rate = rate
+        line.carry(nbytes)
+        assert line.flow.in_flight == 0
+        assert LEAST_BYTES <= line.flow.message_bytes <= LARGEST
+        assert line.flow.has_room(1 << 30)  # nothing is on its way
+        if broken:
+            line.flow.slow_down()
+            line.flow.restart()
+            assert line.flow.message_bytes == LEAST_BYTES
+
+
+def test_patience_grows_with_what_is_on_its_way_at_the_pace_of_the_link():
+    line = Line(1e5)
+    patience = Patience(TIMEOUT, line.flow)
+    assert patience.seconds == TIMEOUT
+    line.carry(1 << 20)
+    assert patience.seconds == TIMEOUT
+    line.flow.send(100_000)
+    assert TIMEOUT + 1 < patience.seconds < TIMEOUT + 4
+
+
+def test_patience_doubles_with_futile_connections_and_falls_back():
+    line = Line(1e5)
+    patience = Patience(TIMEOUT, line.flow)
+    waits = []
+    for _ in range(8):
+        patience.begin()
+        waits.append(patience.seconds)
+        patience.give_up()
+    assert waits == [TIMEOUT * n for n in (1, 2, 4, 8, 16, 16, 16, 16)]
+    patience.begin()
+    line.carry(10)
+    patience.give_up()  # and yet it carried something
+    assert patience.seconds == TIMEOUT
+    patience.give_up()
+    assert patience.seconds == 2 * TIMEOUT
+    patience.succeed()
+    assert patience.seconds == TIMEOUT

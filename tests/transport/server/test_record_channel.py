@@ -1,0 +1,169 @@
+"""Records in parts at the learner, by hand: order, gaps, limits, and what is kept of a session that is away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from transport_tools import CONFIG, Inbox, RawActor, eventually, serving, step
+
+from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.wire import codec, message_types, records
+from serl_chunk.transport.wire.handshake import REFUSED
+from serl_chunk.transport.wire.parts import PART, encode_part
+from serl_chunk.types import Begin, StepBlock
+
+FRAMES = records.encode_record(StepBlock.from_steps("e", [step(t, t) for t in range(12)]), 1)
+TOTAL = codec.size_of(FRAMES)
+
+
+@pytest.fixture
+def learner():
+    """(port, server, inbox)"""
+    inbox, port = Inbox(), free_port()
+    with serving(port, on_record=inbox) as server:
+        yield port, server, inbox
+
+
+def begun(port, **changes):
+    """An actor whose episode is open."""
+    actor = RawActor(port, **changes)
+    assert actor.record(records.encode_record(Begin("e"), 0)).header["next"] == 1
+    return actor
+
+
+def send(actor, offset, nbytes, first=1, span=12, frames=FRAMES):
+    """(next, partial, gap) as the learner answers a part."""
+    h = actor.record(encode_part(first, span, frames, offset, nbytes)).header
+    return h["next"], h["partial"] and h["partial"]["received"], h["gap"]
+
+
+def test_a_record_is_taken_with_its_last_part(learner):
+    port, server, inbox = learner
+    actor = begun(port)
+    assert send(actor, 0, 300) == (1, 300, False)
+    assert send(actor, 300, 300) == (1, 600, False)
+    assert len(inbox.records) == 1
+    assert send(actor, 600, TOTAL - 600) == (13, None, False)
+    assert inbox.episodes() == {"e": list(range(12))}
+    assert send(actor, 600, TOTAL - 600) == (13, None, False)  # once more: it is here
+    assert send(actor, 0, 300) == (13, None, False)
+    assert (server.stats()["parts"], server.stats()["gaps"]) == (5, 0)
+    assert server.stats()["received_bytes"] == TOTAL + codec.size_of(records.encode_record(Begin("e"), 0))
+    actor.close()
+
+
+def test_a_part_whose_predecessor_is_missing_is_told_once(learner):
+    port, server, inbox = learner
+    actor = begun(port)
+    assert send(actor, 300, 300) == (1, None, True)
+    assert actor.receive(actor.data).header["gap"] is False  # what follows every turn
+    assert send(actor, 600, 300) == (1, None, False)
+    assert send(actor, 0, 300) == (1, 300, False)
+    assert send(actor, 500, 300) == (1, 300, True)
+    actor.receive(actor.data)
+    assert send(actor, 0, 10, first=13) == (1, 300, False)  # of the next record: the same gap
+    assert send(actor, 300, TOTAL - 300) == (13, None, False)
+    assert server.stats()["gaps"] == 4
+    assert inbox.episodes() == {"e": list(range(12))}
+    actor.close()
+
+
+def test_a_record_that_is_begun_again_takes_the_place_of_its_parts(learner):
+    port, _, inbox = learner
+    actor = begun(port)
+    other = records.encode_record(StepBlock.from_steps("e", [step(t, t) for t in range(5)]), 1)
+    send(actor, 0, 700)
+    assert send(actor, 0, 50, span=5, frames=other) == (1, 50, False)
+    assert send(actor, 50, codec.size_of(other) - 50, span=5, frames=other) == (6, None, False)
+    assert inbox.episodes() == {"e": list(range(5))}
+    actor.close()
+
+
+def test_a_whole_record_may_come_in_the_middle_of_parts(learner):
+    """Its first one was taken by a learner that is not sure to keep it: the actor sends what came before once more."""
+    port, server, inbox = learner
+    actor = begun(port)
+    send(actor, 0, 700)
+    answer = actor.record(records.encode_record(Begin("e"), 0)).header
+    assert (answer["taken"], answer["partial"]) == (1, {"first": 1, "received": 700})
+    assert send(actor, 700, TOTAL - 700) == (13, None, False)
+    assert server.stats()["duplicates"] == 1
+    assert inbox.episodes() == {"e": list(range(12))}
+    actor.close()
+
+
+@pytest.mark.parametrize(("incarnation", "kept"), [(1, 700), (2, None)])
+def test_a_process_goes_on_within_its_record_and_its_successor_does_not(learner, incarnation, kept):
+    port, _, inbox = learner
+    actor = begun(port)
+    send(actor, 0, 700)
+    actor.close()
+    again = RawActor(port, incarnation=incarnation)
+    partial = again.welcome.header["partial"]
+    assert (partial and partial["received"]) == kept
+    assert send(again, kept or 0, TOTAL - (kept or 0)) == (13, None, False)
+    assert inbox.episodes() == {"e": list(range(12))}
+    again.close()
+
+
+@pytest.mark.parametrize("how", ["bye", "replaced"])
+def test_parts_of_a_session_that_is_gone_are_freed(learner, how):
+    port, server, _ = learner
+    actor = begun(port)
+    send(actor, 0, 700)
+    session = server._sessions.by_session("raw")
+    assert session.assembly is not None
+    if how == "bye":
+        actor.control.send_multipart(codec.encode(message_types.BYE, {"token": actor.token}))
+        eventually(lambda: session.assembly is None)
+    else:
+        eventually(lambda: not session.live)
+        assert session.assembly is not None  # it may come back
+        RawActor(port, session="another").close()
+        assert session.assembly is None
+    actor.close()
+
+
+def test_silent_sessions_together_keep_no_more_parts_than_one_message():
+    port, config = free_port(), dataclasses.replace(CONFIG, max_message_bytes=2 * TOTAL - 1)
+    with serving(port, config=config) as server:
+        actors = [begun(port, session=name, actor_id=name) for name in ("first", "second")]
+        for actor in actors:
+            send(actor, 0, 700)
+        sessions = [server._sessions.by_session(name) for name in ("first", "second")]
+        eventually(lambda: not any(s.live for s in sessions))
+        assert [s.assembly is not None for s in sessions] == [False, True]
+        for actor in actors:
+            actor.close()
+
+
+def test_strangers_open_nothing(learner):
+    port, server, _ = learner
+    actor = begun(port)
+    actor.data.send_multipart([b"x" * 16, *encode_part(1, 12, FRAMES, 0, 700)])
+    eventually(lambda: server.stats()["stale"] == 1)
+    assert server.stats()["parts"] == 0
+    assert server._sessions.by_session("raw").assembly is None
+    actor.close()
+
+
+@pytest.mark.parametrize("change", ["size", "content"])
+def test_a_record_in_parts_that_is_malformed_refuses_the_session(learner, change):
+    """Sent again it would be as malformed."""
+    port, server, inbox = learner
+    actor = begun(port)
+    if change == "size":
+        header = {"first": 1, "span": 12, "sizes": [CONFIG.max_message_bytes + 1], "offset": 0}
+        frames = codec.encode(PART, header, {"data": np.zeros(10, np.uint8)})
+    else:
+        frames = encode_part(1, 12, [b"\xc1" * 50], 0, 50)
+    actor.data.send_multipart([actor.token, *frames])
+    refusal = actor.receive(actor.control)
+    assert (refusal.kind, refusal.header["retry"]) == (REFUSED, False)
+    assert "record after 1 of this session is malformed" in refusal.header["reason"]
+    eventually(lambda: server.stats()["malformed"] == 1)
+    assert server._sessions.by_session("raw").assembly is None
+    assert len(inbox.records) == 1
+    actor.close()
