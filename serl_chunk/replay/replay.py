@@ -325,6 +325,7 @@ class Replay:
         """Sizes, counts and shares under `replay/` names; shares are over everything sampled so far."""
         with self._lock:
             out = self._partitions.stats() | dict(self._count)
+            out["undecodable_frames"] = sum(e.undecodable for e in self._partitions.storage.encoded)
             out["clipped_share"] = self._clipped / max(1, self._actions)
             share = self._config.replay.demo_fraction
             if not isinstance(share, str):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.data.frames import Frames
+from serl_chunk.replay.encoded_frames import EncodedFrames
 from serl_chunk.replay.episode import StoredEpisode
 from serl_chunk.replay.feature_cache import Embedder, FrameFeatures, MissingFeatures, PendingFetch, UncachedFrames
 from serl_chunk.replay.frame_cache import FrameCache, copy_frames, frame_caches
@@ -88,12 +89,13 @@ class StepStorage:
 
     Images are held once, `images[c][slot]` uint8[H, W, 3], also where several ticks gave the same. `frame[row, c]` is
     the slot of camera c's newest frame at or before the row within the episode, or -1; `age[row, c]` the ticks since
-    the camera last gave it; `recent[row]` says whether all ages are at most `max_image_age`. Images of demonstrations
-    that come as `Frames` stay where they are: slots beyond those of `images[c]` are the numbers of `deferred[c]`, see
-    `images_at`. With `embed`, `features[c]` are what it makes of the frames, by the same slots.
+    the camera last gave it; `recent[row]` says whether all ages are at most `max_image_age`. Frames that arrive encoded
+    are decoded when they are first shown (`encoded[c]`). Images of demonstrations that come as `Frames` stay where they
+    are: slots beyond those of `images[c]` are the numbers of `deferred[c]`, see `images_at`. With `embed`,
+    `features[c]` are what it makes of the frames, by the same slots.
 
-    One storage serves all partitions; a partition is a quota and a set of episodes. So an episode changes partitions
-    without being copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
+    One storage serves all partitions, a quota and a set of episodes each: an episode changes partitions without being
+    copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class StepStorage:
         self.age = np.empty((n, c), np.int32)  # ticks
         self.recent = np.empty(n, np.bool_)
         self.images = [np.empty((frames, cam.height, cam.width, 3), np.uint8) for cam in self.cameras]
+        self.encoded = [EncodedFrames(i, cam.name) for i, cam in zip(self.images, self.cameras, strict=True)]
         # Features stand for decoded images: each is looked at once.
         self.deferred = frame_caches(self.cameras, 0 if embed is not None else cache_bytes, most=deferred)
         places = frames + deferred
@@ -265,7 +268,7 @@ class StepStorage:
         else:
             slots = self.frame_slots[c].take(len(index))
             if values is not None:
-                self.images[c][slots] = np.asarray(values)
+                self.encoded[c].put(slots, values)
                 episode.frames[c].append(slots)
         if self.features:
             self.features[c].placed(slots)
@@ -344,6 +347,7 @@ class StepStorage:
     def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, PendingImages | None]:
         """Images uint8[B, H, W, 3] of camera c at `slots` int64[B]; images in files come with `PendingImages.fetch`."""
         held = len(self.images[c])
+        self.encoded[c].settle(slots)
         away = slots >= held
         if not away.any():
             return self.images[c][slots], None
@@ -391,6 +395,7 @@ class StepStorage:
         self.row_slots.give_back(episode.rows)
         for c, own in enumerate(episode.frames):
             for part in own:
+                self.encoded[c].drop(part)
                 self.frame_slots[c].give_back(part)
                 if self.features:
                     self.features[c].released(part)

@@ -193,7 +193,7 @@ class RunSource:
                     elif isinstance(record, StepBlock):
                         blocks.append(record)
                     elif isinstance(record, End):
-                        end = record
+                        end = _with_images(record)
             assert begin is not None
             episode = Episode(begin, *with_repeated_frames(joined(blocks, frames.rows(segments)), end))
         except WireError as error:
@@ -235,6 +235,13 @@ class RunSource:
             kept = {k: v for k, v in message.arrays.items() if IMAGE_PREFIX not in k or k in wanted}
             return message._replace(arrays=kept)
         return message
+
+
+def _with_images(end: End) -> End:
+    """An end whose final observation is arrays. Raises WireError for an image that cannot be decoded."""
+    if end.final_observation is None:
+        return end
+    return end._replace(final_observation={k: np.asarray(v) for k, v in end.final_observation.items()})
 
 
 class _Images:

@@ -2,7 +2,8 @@
 
 The actor makes the message of a record once, and it is what gets sent and resent. Every record has a sequence number
 within its session; a block of N steps takes N numbers, `first` is its lowest. Decoding validates everything a reader
-relies on, so that a record that was accepted cannot break a later reader.
+relies on, so that a record that was accepted cannot break a later reader; the pixels of JPEG images excepted, which are
+decoded where they are used.
 
 JPEG (`transport.jpeg_quality`) is lossy: ten to seventeen times smaller at quality 95 on camera images, at a tenth of a
 millisecond per 128x128 frame.
@@ -10,16 +11,15 @@ millisecond per 128x128 frame.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
+from serl_chunk.transport.wire.jpeg import JpegImage, JpegImages, encode_jpeg, jpeg_images
 from serl_chunk.types import (
     ABSENT_COLUMNS,
     DECISION_PREFIX,
@@ -35,56 +35,6 @@ from serl_chunk.types import (
     SparseRows,
     StepBlock,
 )
-
-MAX_JPEG_PIXELS = 1 << 24  # of one image: a few bytes must not ask for gigabytes
-MAX_JPEG_DECODED_BYTES = 1 << 30  # of the images of one camera in one message
-
-
-def encode_jpeg(images: np.ndarray, quality: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8[K, H, W, 3], RGB, as the JPEG files one after another, uint8[bytes], and their sizes int32[K]."""
-    files = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "JPEG", quality=quality)
-        files.append(np.frombuffer(buffer.getbuffer(), np.uint8))
-    sizes = np.array([len(f) for f in files], np.int32)
-    return np.concatenate(files) if files else np.empty(0, np.uint8), sizes
-
-
-def decode_jpeg(data: np.ndarray, sizes: np.ndarray, name: str) -> np.ndarray:
-    """The inverse of `encode_jpeg`: uint8[K, H, W, 3]. Raises WireError, naming `name`, for anything else."""
-    if data.dtype != np.uint8 or data.ndim != 1 or sizes.dtype != np.int32 or sizes.ndim != 1 or not len(sizes):
-        raise WireError(f"{name}: JPEG images are uint8[bytes] with int32[images] sizes")
-    if (sizes < 1).any() or int(sizes.sum(dtype=np.int64)) != len(data):
-        raise WireError(f"{name}: the sizes of its JPEG images do not add up to {len(data)} bytes")
-    out: np.ndarray | None = None
-    offset = 0
-    for i, size in enumerate(sizes.tolist()):
-        frame = _decode_one(data[offset : offset + size], name)
-        offset += size
-        if out is None:
-            if len(sizes) * frame.nbytes > MAX_JPEG_DECODED_BYTES:
-                raise WireError(f"{name}: {len(sizes)} images of shape {frame.shape} are out of any bound")
-            out = np.empty((len(sizes), *frame.shape), np.uint8)
-        if frame.shape != out.shape[1:]:
-            raise WireError(f"{name}: images of {out.shape[1:]} and of {frame.shape} in one array")
-        out[i] = frame
-    assert out is not None
-    out.flags.writeable = False
-    return out
-
-
-def _decode_one(data: np.ndarray, name: str) -> np.ndarray:
-    try:
-        image = Image.open(io.BytesIO(data.tobytes()), formats=["JPEG"])  # reads the head only
-        if image.width * image.height > MAX_JPEG_PIXELS:
-            raise WireError(f"{name}: an image of {image.width}x{image.height}; the limit is {MAX_JPEG_PIXELS} pixels")
-        return np.asarray(image.convert("RGB"))
-    except WireError:
-        raise
-    except Exception as e:  # Pillow raises OSError, ValueError, SyntaxError, struct.error and more for damaged files
-        raise WireError(f"{name}: not a JPEG image ({type(e).__name__}: {e})") from e
-
 
 BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
 KINDS = (BEGIN, STEPS, END, AMEND)
@@ -129,7 +79,7 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
             arrays.update({f"observation/{k}": v for k, v in record.observation.items()})
             for key, rows in record.sparse.items():
                 arrays[f"index/{key}"] = rows.index
-                if jpeg_quality and key.startswith(IMAGE_PREFIX):
+                if isinstance(rows.values, JpegImages) or (jpeg_quality and key.startswith(IMAGE_PREFIX)):
                     arrays[f"jpeg/{key}"], arrays[f"sizes/{key}"] = encode_jpeg(rows.values, jpeg_quality)
                 else:
                     arrays[f"values/{key}"] = rows.values
@@ -137,8 +87,9 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
             header.update(record._asdict(), outcome=record.outcome.value, reward=_plain(record.reward))
             header["final_observation"] = record.final_observation is not None
             for key, value in (record.final_observation or {}).items():
-                if jpeg_quality and key.startswith(IMAGE_PREFIX):
-                    arrays[f"jpeg/{key}"], _ = encode_jpeg(np.asarray(value)[None], jpeg_quality)
+                if isinstance(value, JpegImage) or (jpeg_quality and key.startswith(IMAGE_PREFIX)):
+                    images = value[None] if isinstance(value, JpegImage) else np.asarray(value)[None]
+                    arrays[f"jpeg/{key}"], _ = encode_jpeg(images, jpeg_quality)
                 else:
                     arrays[key] = np.asarray(value)
         case Amend():
@@ -197,11 +148,11 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
     present = codec.field(header, "final_observation", bool)
     if arrays and not present:
         raise WireError("an end without a final observation carries no arrays")
-    final: dict[str, np.ndarray] = {}
+    final: dict[str, Any] = {}
     for name, value in arrays.items():
         if name.startswith("jpeg/"):
             key = name.removeprefix("jpeg/")
-            final[key] = decode_jpeg(value, np.array([value.size], np.int32), name)[0]
+            final[key] = JpegImage(jpeg_images(value, np.array([value.size], np.int32), name))
             continue
         final[name] = value
         if name.startswith(IMAGE_PREFIX):
@@ -235,7 +186,7 @@ def _final_repeats(header: dict[str, Any]) -> dict[str, int] | None:
     return repeats
 
 
-def _check_array(name: str, array: np.ndarray, dtype: np.dtype[Any], ndim: int | None) -> None:
+def _check_array(name: str, array: np.ndarray | JpegImages, dtype: np.dtype[Any], ndim: int | None) -> None:
     if array.dtype != dtype or (ndim is not None and array.ndim != ndim):
         wanted = f"{dtype}" + (f" with {ndim} dimensions" if ndim is not None else "")
         raise WireError(f"array {name!r} must be {wanted}, got {array.dtype} {array.shape}")
@@ -259,7 +210,7 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
         _check_rows(name, column, n)
     observation: dict[str, np.ndarray] = {}
     indices: dict[str, np.ndarray] = {}
-    values: dict[str, np.ndarray] = {}
+    values: dict[str, Any] = {}
     files: dict[str, np.ndarray] = {}
     sizes: dict[str, np.ndarray] = {}
     groups = {"index": indices, "values": values, "jpeg": files, "sizes": sizes}
@@ -278,7 +229,7 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     for key, data in files.items():
         if sizes[key].shape != indices.get(key, sizes[key]).shape:
             raise WireError(f"sizes/{key} must have one entry for each index")
-        values[key] = decode_jpeg(data, sizes[key], key)
+        values[key] = jpeg_images(data, sizes[key], key)
     if indices.keys() != values.keys():
         raise WireError(f"sparse arrays need an index and values each, got {sorted(indices)} and {sorted(values)}")
     sparse = {key: _sparse(key, index, values[key], n) for key, index in indices.items()}
@@ -293,7 +244,7 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     return StepBlock(codec.text(header, "episode_id"), first_tick, observation, action, **columns, sparse=sparse)
 
 
-def _check_rows(name: str, array: np.ndarray, n: int) -> None:
+def _check_rows(name: str, array: np.ndarray | JpegImages, n: int) -> None:
     if array.ndim < 1 or len(array) != n:
         raise WireError(f"array {name!r} must have a row for each of {n} steps, got shape {array.shape}")
 
@@ -311,7 +262,7 @@ def _check_columns(columns: dict[str, np.ndarray], first_tick: int, n: int) -> N
         raise WireError("decision_tick must lie between -1 and the step's own tick")
 
 
-def _sparse(key: str, index: np.ndarray, values: np.ndarray, n: int) -> SparseRows:
+def _sparse(key: str, index: np.ndarray, values: Any, n: int) -> SparseRows:
     if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX, REPEAT_PREFIX)):
         raise WireError(
             f"sparse array {key!r} must start with {IMAGE_PREFIX!r}, {DECISION_PREFIX!r} or {REPEAT_PREFIX!r}"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
+import resource
+import threading
 
 import numpy as np
 import pytest
 from errors import naming
-from transport_tools import CONFIG, LIMITS, linked, serving
+from PIL import Image, JpegImagePlugin
+from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
 
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import WireError
-from serl_chunk.transport.wire.records import decode_jpeg, encode_jpeg
+from serl_chunk.transport.wire.jpeg import MAX_DECODED_BYTES, MAX_PIXELS, JpegImages, encode_jpeg, jpeg_images
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 
 Y, X = np.mgrid[0:96, 0:128]
@@ -38,14 +43,16 @@ def test_images_come_back_almost_the_same_and_everything_else_exactly():
     a, b = got.sparse["images/top"], sent.sparse["images/top"]
     assert (a.index == b.index).all()
     assert a.values.shape == b.values.shape
-    assert np.abs(a.values.astype(int) - b.values.astype(int)).mean() < 3  # of 255
+    assert np.abs(np.asarray(a.values).astype(int) - b.values.astype(int)).mean() < 3  # of 255
 
 
 def test_the_final_observation_too():
     end = End("e", 4, {"state": np.ones(2, np.float32), "images/top": SMOOTH}, False, True, Outcome.UNKNOWN)
     _, got = records.decode_record(codec.decode(records.encode_record(end, 0, jpeg_quality=90), LIMITS))
     assert got.final_observation.keys() == end.final_observation.keys()
-    assert np.abs(got.final_observation["images/top"].astype(int) - SMOOTH.astype(int)).mean() < 3
+    image = got.final_observation["images/top"]
+    assert image.shape == SMOOTH.shape
+    assert np.abs(np.asarray(image).astype(int) - SMOOTH.astype(int)).mean() < 3
     assert (got.final_observation["state"] == 1).all()
 
 
@@ -78,7 +85,7 @@ def bomb():
     [
         (np.zeros(10, np.uint8), [10], ("images/top", "JPEG", "UnidentifiedImageError")),
         (encode_jpeg(SMOOTH[None], 50)[0][:200], [200], ("images/top", "JPEG", "OSError")),
-        (bomb(), None, ("images/top", "5000x5000", records.MAX_JPEG_PIXELS)),
+        (bomb(), None, ("images/top", "5000x5000", MAX_PIXELS)),
         (np.zeros(10, np.uint8), [4, 4], ("images/top", "sizes", 10)),
         (np.zeros(10, np.uint8), [-1, 11], ("images/top", "sizes", 10)),
         (np.zeros(0, np.uint8), [], ("images/top", "uint8[bytes]", "int32[images]")),
@@ -86,13 +93,13 @@ def bomb():
 )
 def test_what_is_no_image_is_refused(data, sizes, named):
     with pytest.raises(WireError, match=naming(*named)):
-        decode_jpeg(data, np.array([len(data)] if sizes is None else sizes, np.int32), "images/top")
+        np.asarray(jpeg_images(data, np.array([len(data)] if sizes is None else sizes, np.int32), "images/top"))
 
 
 def test_images_of_two_sizes_are_refused():
     parts = [encode_jpeg(SMOOTH[None], 50)[0], encode_jpeg(SMOOTH[None, :48], 50)[0]]
     with pytest.raises(WireError, match=naming("images/top", SMOOTH.shape, SMOOTH[:48].shape)):
-        decode_jpeg(np.concatenate(parts), np.array([len(p) for p in parts], np.int32), "images/top")
+        jpeg_images(np.concatenate(parts), np.array([len(p) for p in parts], np.int32), "images/top")
 
 
 def test_sizes_must_match_the_index():
@@ -103,3 +110,97 @@ def test_sizes_must_match_the_index():
     del broken["sizes/images/top"]
     with pytest.raises(WireError, match=naming("JPEG", "['images/top']", "[]")):
         records.decode_record(message._replace(arrays=broken))
+
+
+@pytest.fixture
+def no_pixels(monkeypatch):
+    """Any decoding of pixels fails."""
+
+    def refuse(self):
+        raise AssertionError("pixels are decoded")
+
+    monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", refuse)
+
+
+def test_a_record_is_read_sliced_and_written_again_without_decoding_a_pixel(no_pixels):
+    sent = records.encode_record(block(), 3, jpeg_quality=50)
+    _, got = records.decode_record(codec.decode(sent, LIMITS))
+    assert got.sparse["images/top"].values.shape == (4, *SMOOTH.shape)
+    files = got.sparse["images/top"].values.files
+    _, part = records.decode_record(codec.decode(records.encode_record(got.slice(1, 3), 4), LIMITS))
+    assert part.sparse["images/top"].values.files == files[1:3]
+    end = End("e", 4, {"state": np.ones(2, np.float32), "images/top": SMOOTH}, False, True, Outcome.UNKNOWN)
+    _, got = records.decode_record(codec.decode(records.encode_record(end, 0, jpeg_quality=90), LIMITS))
+    again = records.encode_record(got, 0)
+    assert (
+        codec.decode(again, LIMITS).arrays["jpeg/images/top"].tobytes()
+        == got.final_observation["images/top"].images.files[0]
+    )
+
+
+def flat(height: int, width: int) -> bytes:
+    """A small file of a large image."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "JPEG", quality=1)
+    return buffer.getvalue()
+
+
+def test_more_pixels_than_any_sender_has_are_refused_by_their_heads(no_pixels):
+    file = flat(1000, 1000)
+    n = MAX_DECODED_BYTES // 3_000_000 + 1
+    data = np.frombuffer(file * n, np.uint8)
+    with pytest.raises(WireError, match=naming("images/top", n, (1000, 1000, 3))):
+        jpeg_images(data, np.full(n, len(file), np.int32), "images/top")
+    assert len(jpeg_images(data[: len(file) * 9], np.full(9, len(file), np.int32), "images/top")) == 9
+
+
+def test_a_file_of_more_bytes_than_its_image_can_need_is_refused(no_pixels):
+    """Ten megabytes of scans of a small image would be decoded for minutes."""
+    file = encode_jpeg(SMOOTH[None], 50)[0]
+    data = np.concatenate([file, np.zeros(2 * SMOOTH.nbytes + (1 << 16), np.uint8)])
+    with pytest.raises(WireError, match=naming("images/top", "128x96", len(data))):
+        jpeg_images(data, np.array([len(data)], np.int32), "images/top")
+    noise = np.random.default_rng(0).integers(0, 256, SMOOTH.shape, np.uint8)
+    data, sizes = encode_jpeg(noise[None], 100)
+    assert jpeg_images(data, sizes, "images/top").shape == (1, *SMOOTH.shape)
+
+
+def test_a_bomb_is_refused_unread_while_another_actor_is_served(monkeypatch):
+    """Twenty black images of 16 megapixels in one message: a gigabyte, for minutes of the only thread that answers."""
+    decoded_by = []
+    load = JpegImagePlugin.JpegImageFile.load
+
+    def noted(self):
+        decoded_by.append(threading.current_thread().name)
+        return load(self)
+
+    monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "load", noted)
+    n, file = 20, np.frombuffer(flat(4096, 4096), np.uint8)
+    message = codec.decode(records.encode_record(block(n), 1, jpeg_quality=50), LIMITS)
+    bomb = {"jpeg/images/top": np.concatenate([file] * n), "sizes/images/top": np.full(n, len(file), np.int32)}
+    frames = codec.encode(records.STEPS, dict(message.header), message.arrays | bomb)
+    got, port = [], free_port()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with serving(port, on_record=lambda info, record: got.append(record)) as server, linked(port) as good:
+        bad = RawActor(port)
+        bad.record(records.encode_record(Begin("e"), 0))
+        bad.data.send_multipart([bad.token, *frames])
+        good.begin(Begin("good"))
+        assert good.flush(10)
+        eventually(lambda: server.stats()["malformed"] == 1)
+        refusal = bad.receive(bad.control)
+        bad.close()
+    assert re.search(naming("images/top", n, (4096, 4096, 3)), str(refusal.header))
+    assert [r.episode_id for r in got] == ["e", "good"]
+    assert decoded_by == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
+
+
+def test_an_image_looks_like_its_array():
+    images = jpeg_images(*encode_jpeg(np.stack([SMOOTH] * 3), 90), "images/top")
+    decoded = np.asarray(images)
+    assert (images.dtype, images.ndim, images.nbytes) == (decoded.dtype, decoded.ndim, decoded.nbytes)
+    assert (images[1] == decoded[1]).all()
+    mask = np.array([True, False, True])
+    assert isinstance(images[mask], JpegImages)
+    assert (np.asarray(images[mask]) == decoded[mask]).all()

@@ -1,0 +1,122 @@
+"""Frames that arrive encoded are decoded when a batch shows them, and are then what they would have been as pixels."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from coded_episodes import Checker, config, feed, make
+from coded_replay import RNG, build
+from errors import naming
+
+from serl_chunk.types import Begin, DataError, End, SparseRows, StepBlock
+
+
+class Encoded:
+    """Images that count how often they are decoded; those of `broken` ticks cannot be."""
+
+    dtype, ndim = np.dtype(np.uint8), 4
+    decoded = 0
+    broken = frozenset()
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values, self.shape, self.nbytes = values, values.shape, values.nbytes
+
+    def __getitem__(self, i):
+        if isinstance(i, int):
+            Encoded.decoded += 1
+            if int(self._values[i, 0, 0, 2]) in self.broken:
+                raise DataError("damaged")
+            return self._values[i]
+        return Encoded(self._values[i])
+
+    def __array__(self, dtype=None, copy=None):
+        return np.stack([self[i] for i in range(len(self._values))])
+
+
+def encoded(record):
+    """A record whose images are encoded."""
+    if isinstance(record, StepBlock):
+        rows = {k: SparseRows(r.index, Encoded(r.values)) for k, r in record.sparse.items()}
+        return dataclasses.replace(record, sparse=rows)
+    return record
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(Encoded, "decoded", 0)
+
+
+class Insert:
+    """A replay that gets every record with encoded images."""
+
+    def __init__(self, replay) -> None:
+        self._replay = replay
+
+    def __getattr__(self, name):
+        return getattr(self._replay, name)
+
+    def insert(self, session, record):
+        return self._replay.insert(session, encoded(record))
+
+
+def test_batches_are_the_same_and_no_frame_is_decoded_as_it_comes():
+    cfg = config(6, 4, demo_fraction="uniform")
+    replay = build(cfg, image_keys=("a", "b"))
+    episodes = [make(RNG(1), i, every_frame=True) for i in range(4)]
+    feed(Insert(replay), episodes, RNG(0))
+    assert Encoded.decoded == 0
+    checker = Checker(episodes, cfg)
+    checker.check(replay.sample(RNG(0), 8))
+    few = Encoded.decoded
+    checker.check(replay.sample(RNG(1), 3_000))
+    all_of_them = Encoded.decoded
+    checker.check(replay.sample(RNG(2), 3_000))
+    assert 0 < few < all_of_them == Encoded.decoded  # each once
+    for key in replay.episodes():
+        replay.read(*key)
+
+
+def test_frames_that_were_never_shown_go_with_their_episode():
+    cfg = config(6, 4, demo_fraction="uniform")
+    replay = build(cfg, image_keys=("a", "b"))
+    episodes = [make(RNG(1), i, every_frame=True) for i in range(40)]
+    for episode in episodes:
+        feed(Insert(replay), [episode], RNG(0))
+    held = replay._partitions.storage
+    slots = sum(s.used for s in held.frame_slots)
+    assert 0 < sum(map(len, held.encoded)) <= slots
+    assert Encoded.decoded == 0
+
+
+def test_a_frame_that_cannot_be_decoded_is_black_and_reported(caplog, monkeypatch):
+    monkeypatch.setattr(Encoded, "broken", frozenset({2}))
+    cfg = config(6, 4, demo_fraction="uniform")
+    replay = build(cfg, image_keys=("a",))
+    episode = make(RNG(1), 0, every_frame=True)
+    feed(Insert(replay), [episode], RNG(0))
+    batch = replay.sample(RNG(0), 2_000)
+    black = (batch.observations["images/a"] == 0).all(axis=(1, 2, 3))
+    assert black.any()
+    assert not black.all()
+    assert replay.stats()["replay/undecodable_frames"] == 1
+    assert "camera a: a frame of an actor cannot be decoded, and is black: damaged" in caplog.text
+
+
+def test_images_of_another_size_are_refused_before_one_is_decoded():
+    cfg = config(6, 4, demo_fraction="uniform")
+    replay = build(cfg, image_keys=("a", "b"))
+    episode = make(RNG(1), 0, every_frame=True)
+    begin, block, *_ = episode.records(RNG(0))
+    assert isinstance(begin, Begin)
+    replay.insert("s", begin)
+    values = block.sparse["images/a"].values
+    huge = Encoded(np.broadcast_to(np.uint8(0), (len(values), 4000, 4000, 3)))
+    with pytest.raises(DataError, match=naming("a", huge.shape)):
+        replay.insert(
+            "s",
+            dataclasses.replace(
+                block, sparse=block.sparse | {"images/a": block.sparse["images/a"]._replace(values=huge)}
+            ),
+        )
+    assert Encoded.decoded == 0
+    assert isinstance(episode.end_record(), End)
