@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -94,12 +95,22 @@ def run_training_actor(
                 f"{summary.reason}: {summary.episodes} episodes, {summary.steps} steps are of the former. What "
                 f"its learner lacks of them stays in {spools.folder / welcome.run}"
             )
-            following = _next_welcome(link, stop)
+            following = _next_welcome(link, stop) if _episodes_left(config, summary.episodes) else None
             if following is None:
                 break
-            welcome = following
+            welcome, config = following, _with_fewer_episodes(config, summary.episodes)
     report_session(summary, config)
     return 0 if summary.delivered else 1
+
+
+def _episodes_left(config: ExperimentConfig, done: int) -> bool:
+    return config.actor.max_episodes == 0 or done < config.actor.max_episodes
+
+
+def _with_fewer_episodes(config: ExperimentConfig, done: int) -> ExperimentConfig:
+    """`actor.max_episodes` less those that are done: the limit is of the process, whichever runs it serves."""
+    left = max(0, config.actor.max_episodes - done)
+    return dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_episodes=left))
 
 
 def _replaced(link: LearnerLink, origin: PolicyOrigin) -> str | None:

@@ -121,6 +121,21 @@ def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, caps
     assert "8 episodes, 99 steps" in said
 
 
+@pytest.mark.parametrize(("limit", "then"), [(0, 0), (10, 2), (8, None)])
+def test_the_limit_of_episodes_holds_over_both_runs(tmp_path, monkeypatch, capsys, config, normaliser, limit, then):
+    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_episodes=limit))
+    link, limits = Link(welcome(normaliser, "first")), []
+
+    def run_actor(config, *args, **kwargs):
+        limits.append(config.actor.max_episodes)
+        link.welcome = welcome(normaliser, "second")
+        return SUMMARY._replace(reason="another run", episodes=8, replaced=len(limits) == 1)
+
+    start(monkeypatch, tmp_path, config, link, run_actor)
+    assert limits == ([limit] if then is None else [limit, then])
+    capsys.readouterr()
+
+
 def test_a_normaliser_that_is_not_the_one_its_welcome_names_is_refused(normaliser):
     sent = welcome(normaliser)
     sent.fields["normaliser_digest"] = "another"
