@@ -244,6 +244,11 @@ ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}
 """Values of the columns that older files and journals do not have."""
 
 
+def gap_tolerance(period: float) -> float:
+    """Seconds by which a tick of `period` seconds may be late; what is later comes after a gap, and is no jitter."""
+    return max(2 * period, 0.08)
+
+
 @dataclasses.dataclass(frozen=True)
 class StepBlock:
     """N >= 1 consecutive steps of one episode, in columns: the wire message, journal entry and replay row.

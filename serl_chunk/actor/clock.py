@@ -10,9 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-# A tick that begins later than the longer of the two does not follow the one before it: the plan is of a robot that
-# moved on, and a transition across it is none of one tick. Less than that is jitter of machines and drivers.
-GAP_TICKS, GAP_SECONDS = 2, 0.08
+from serl_chunk.types import gap_tolerance
+
 SWITCH_INTERVAL = 0.0005  # seconds; the interpreter's default of 5 ms is a quarter of a 50 Hz tick
 
 
@@ -71,7 +70,7 @@ class Deadlines:
         self.began = self._start  # when the last tick that was waited for began, in the clock's seconds
         self.lateness: list[float] = []  # seconds, one per tick
         self.missed_periods = 0
-        self.tolerance = max(GAP_TICKS * period, GAP_SECONDS)  # seconds; what comes later comes after a gap
+        self.tolerance = gap_tolerance(period)  # seconds; what comes later comes after a gap
 
     def moment(self, tick: int) -> float:
         """The deadline of `tick`, in the clock's seconds."""

@@ -52,9 +52,10 @@ def make_episode() -> MakeEpisode:
         episode_id: str = "",
         task: str = "stack",
         reward: float | None = None,
+        lost: dict[int, int] | None = None,  # tick -> control periods lost before it
     ) -> Episode:
         rng = np.random.default_rng(seed)
-        episode_id = episode_id or f"e{seed}"
+        episode_id, began = episode_id or f"e{seed}", float(rng.uniform(0, 1e6))
         image_ticks = {c.name: list(range(n)) for c in spec.cameras} if image_ticks is None else image_ticks
 
         def observe(tick: int) -> dict[str, np.ndarray]:
@@ -76,7 +77,8 @@ def make_episode() -> MakeEpisode:
                 decision_tick=int(rng.integers(-1, t + 1)),
                 policy_version=int(rng.integers(-1, 2**40)),
                 policy_age=float(rng.uniform(0, 1e3)),
-                stamp=float(rng.uniform(0, 1e6)),
+                stamp=began + (t + sum(k for at, k in (lost or {}).items() if at <= t)) / spec.control_hz,
+                lost_ticks=(lost or {}).get(t, 0),
                 decision={"chunk": rng.normal(size=(4, spec.action_dim)).astype(np.float32), "value": np.float32(t)}
                 if t in decision_ticks
                 else None,

@@ -29,6 +29,7 @@ from serl_chunk.types import (
     Source,
     SparseRows,
     StepBlock,
+    gap_tolerance,
 )
 
 TOLERANCE_S = 1e-4  # lerobot's own
@@ -254,8 +255,17 @@ class LeRobotSource:
             policy_version=given("policy_version", -1),
             policy_age=given("policy_age", -1),
             stamp=given("stamp", np.arange(n) / hz if hz else np.zeros(n)),
-            lost_ticks=given("lost_ticks", 0),
+            lost_ticks=self._lost_ticks(columns.get(dataset_layout.EXTRA + "stamp"), n),
         )
+
+    def _lost_ticks(self, stamp: np.ndarray | None, n: int) -> np.ndarray:
+        """LeRobot has no place for gaps; the times float64[n, 1] at which the robot's ticks began tell of them."""
+        if stamp is None or not self.hz:
+            return np.zeros(n, np.int32)
+        late = np.diff(stamp[:, 0], prepend=stamp[:1, 0] - 1 / self.hz) - 1 / self.hz
+        # The tick before may have begun late itself, by less than a period: that much is not seen here.
+        gap = late > gap_tolerance(1 / self.hz) - 1 / self.hz
+        return np.where(gap, np.maximum(1, np.round(late * self.hz)), 0).astype(np.int32)
 
     def _task(self, where: str, columns: dict[str, np.ndarray]) -> str:
         if dataset_layout.TASK_INDEX not in columns:

@@ -120,6 +120,7 @@ def test_any_episode_comes_back(data, tmp_path_factory, spec: RobotSpec, make_ep
                 final=data.draw(st.booleans()),
                 task=data.draw(st.sampled_from(["", "stack", "überall \"'\n"])),
                 reward=data.draw(st.sampled_from([None, 0.1])),
+                lost=data.draw(st.dictionaries(st.integers(1, n), st.integers(5, 2_000), max_size=2)),
             )
         )  # fmt: skip
     sink = LeRobotSink(tmp_path_factory.mktemp("d"), tolerance_s=None, data_file_mb=0.01)
