@@ -72,7 +72,7 @@ def run_evaluation(
                 raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
             _check_algorithm(run, saved, config)
             store = CheckpointStore(run, say=say)
-            checkpoint = store.restore_policy(evaluations.resolve_step(run, store, step))
+            checkpoint = evaluations.wanted_policy(run, store, step)
             recorded = _recorded(saved, config)
             normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
             snapshot = Snapshot(checkpoint.step, checkpoint.params)

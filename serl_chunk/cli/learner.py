@@ -28,10 +28,10 @@ from serl_chunk.learner.offline_data import OfflineData
 from serl_chunk.learner.phases import Phase
 from serl_chunk.learner.publisher import Publish
 from serl_chunk.replay.memory import replay_size
-from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.demos import DEMOS, note_of
 from serl_chunk.runs.episodes import JOURNAL
-from serl_chunk.runs.evaluations import resolve_step
+from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import RunFolder, open_run, write_json
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.runs.report import build_report
@@ -71,7 +71,7 @@ def build_learner(
     demo_options = demo_options.of_robot(config.robot)
     demos = read_demos(config, spec, demo_paths, tell, demo_options)
     agent = make_agent(config, spec)
-    dataset = open_dataset(config, spec, demo_options, tell, max(CheckpointStore(run.path).steps(), default=0))
+    dataset = open_dataset(config, spec, demo_options, tell, CheckpointStore(run.path).newest() or 0)
     try:
         OfflineData.require(config.learner, there=bool(demos.episodes) or dataset is not None)
     except ConfigError as error:
@@ -120,15 +120,11 @@ def _normaliser(
     try:
         return fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
     except (ConfigError, DataError) as error:
-        store = CheckpointStore(run.path)
-        for step in sorted(store.steps(), reverse=True):
-            with contextlib.suppress(CheckpointError):  # damaged: the run goes on with the one before
-                saved = store.restore_policy(step)
-                if saved.meta["normaliser_mode"] != config.normaliser.actions:
-                    break
-                tell(f"the run's own normaliser goes on; a new one could not be made: {error}")
-                return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
-        raise
+        saved = next(CheckpointStore(run.path).policies(), None)
+        if saved is None or saved.meta["normaliser_mode"] != config.normaliser.actions:
+            raise
+        tell(f"the run's own normaliser goes on; a new one could not be made: {error}")
+        return Normaliser.from_arrays(saved.meta["normaliser_mode"], saved.normaliser)
 
 
 def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -184,8 +180,7 @@ def run_learner(
         return None if left is None else delivered.get(session, 0) + left
 
     def fetch(step: str) -> tuple[Snapshot, dict[str, Any]]:
-        store = CheckpointStore(run.path)
-        checkpoint = store.restore_policy(resolve_step(run.path, store, step))
+        checkpoint = wanted_policy(run.path, CheckpointStore(run.path), step)
         normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
         origin = PolicyOrigin(normaliser=normaliser.digest())
         return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}
@@ -315,8 +310,8 @@ def finish_run(learner: Learner) -> int:
     except OSError as error:  # a full disk: the checkpoints' fate below is worth more than a traceback
         say(f"WARNING: the report could not be written ({error}); later: serl-chunk report {path}")
         status = 1
-    if learner.checkpoints.failed_saves:
-        say(f"WARNING: {learner.checkpoints.failed_saves} checkpoints could not be written; newest: "
+    if failed := learner.checkpoints.failed_saves + learner.timed_checkpoints.failed_saves:
+        say(f"WARNING: {failed} checkpoints could not be written; newest: "
             f"{learner.checkpoints.steps()[-1:] or 'none'}")  # fmt: skip
         return 1
     return status

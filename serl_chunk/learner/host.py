@@ -16,7 +16,7 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.learner.checks import ValueRange, restored_normaliser, warn_of_imitated_critic, warn_of_random_backbone
 from serl_chunk.learner.ingest import IngestState, RecordIngest
 from serl_chunk.learner.offline_data import Dataset, FeaturePrecomputation, OfflineData
-from serl_chunk.learner.phases import Phase, TrainingProgress, resume_hint, resumed_phase
+from serl_chunk.learner.phases import PRETRAINING, Phase, TrainingProgress, resume_hint, resumed_phase
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.schedule import EvalSchedule, Evaluate, TrainingSchedule, last_evaluated
 from serl_chunk.learner.training_stats import TrainingStats
@@ -26,9 +26,10 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metric_rows import Counters, read_metrics
 from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.timed_checkpoints import TimedCheckpoints
 from serl_chunk.types import ChunkBatch, Episode, RobotSpec, Snapshot
 
-ON_DATA = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN, Phase.OFFLINE)  # phases of the demonstrations alone
+ON_DATA = (*PRETRAINING, Phase.OFFLINE)  # phases of the demonstrations alone
 
 
 class LearnerHost:
@@ -64,6 +65,7 @@ class LearnerHost:
         c = config.learner
         OfflineData.require(c, there=bool(demos) or dataset is not None)
         self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints, say=say)
+        self.timed_checkpoints = TimedCheckpoints(run_dir, say=say)
         self.state: AgentState = agent.init(jax.random.key(config.seed))
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
         if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more
@@ -100,6 +102,8 @@ class LearnerHost:
         self.phase_updates = 0
         self.updates = 0  # critic updates of the offline and the online phase
         self.has_trained = False  # whether this process has made an update, of whatever kind
+        self._unsaved = False  # whether it has since the newest checkpoint
+        self._critic_warmed = 0  # updates of a critic's warm-up that a previous process was stopped in
         self._offline_updates: int | None = None  # of them, those of the offline phase; None: all, it is not over
         self.human_ticks = 0
         self.episodes = 0
@@ -108,7 +112,7 @@ class LearnerHost:
         self.training_stats = TrainingStats(metrics, self.replay, c.log_period, self.counters)
         if restored is not None:
             self._resume(*restored[:3])
-        pretrains = self.phase is Phase.PRETRAIN and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
+        pretrains = self.phase in PRETRAINING and (c.pretrain_steps or self._of_critic(c.critic_pretrain_steps))
         offline = self.phase in ON_DATA and self.updates < c.offline_steps
         if (
             pretrains or offline
@@ -204,8 +208,9 @@ class LearnerHost:
         """The newest published version."""
         return self._publisher.version
 
-    def checkpoint(self) -> bool:
-        """Write a checkpoint of the present step in the background."""
+    def checkpoint(self, *, timed: bool = False) -> bool:
+        """Write a checkpoint of the present state in the background: of this step, or `timed`, which takes the place
+        of the timed one before; False where writing failed at once."""
         policy = self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self._pretrained))
         taken = self._count_episodes()
         meta = {
@@ -213,6 +218,7 @@ class LearnerHost:
             "agent": self.config.agent.kind,
             "normaliser_mode": self.normaliser.mode,
             "normaliser_digest": self.normaliser.digest(),
+            "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
             **TrainingProgress(
                 env_steps=taken.env_steps,
                 human_ticks=self.human_ticks,
@@ -221,15 +227,37 @@ class LearnerHost:
                 journal_position=taken.position,
                 human_steps_held=int(self.replay.stats()["replay/human_rows"]),
                 phase=str(self.phase),
+                phase_updates=self.phase_updates,
                 offline_updates=self.offline_updates,
                 updates_owed=self.schedule.owed(taken.env_steps),
             ).notes(),
         }
-        return self.checkpoints.save(self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
+        content = (self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
+        if timed:
+            self.timed_checkpoints.save(*content)
+            self._unsaved = False
+            return True
+        self.timed_checkpoints.postpone()
+        self._unsaved = not self.checkpoints.save(*content)
+        return not self._unsaved
+
+    def _made_updates(self) -> None:
+        """Note that there is something to save."""
+        self.has_trained = self._unsaved = True
+
+    def _checkpoint_if_time(self) -> None:
+        """A timed checkpoint, where one is due and there is something new."""
+        if self._unsaved and self.timed_checkpoints.due:
+            self.checkpoint(timed=True)
 
     @property
     def writes_checkpoint(self) -> bool:
-        """Whether closing now writes one: before a phase that a resume could go on in there is nothing to write."""
+        """Whether closing now writes one: while actors collect for the warm-up there is nothing to write."""
+        return self._unsaved or self._of_a_step
+
+    @property
+    def _of_a_step(self) -> bool:
+        """Whether that is the one of its step: before and between the phases that count steps it is a timed one."""
         return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
 
     def close(self) -> None:
@@ -239,9 +267,12 @@ class LearnerHost:
         """
         self._batches.close()
         self._count_episodes()
-        if self.writes_checkpoint:
+        if self._of_a_step and not (self._unsaved and self.updates in self.checkpoints.steps()):
             self.checkpoint()
+        elif self._unsaved:
+            self.checkpoint(timed=True)
         self.checkpoints.close()
+        self.timed_checkpoints.wait()
         self._publisher.close()
         self._data.close()
         if self._evaluate is not None:
@@ -269,16 +300,23 @@ class LearnerHost:
             over=self.schedule.is_over(self.online_updates),
             missed=self._evaluate is not None and self._eval_schedule.due(self.updates, now=True),
         )
-        if self.phase is Phase.OFFLINE:
+        if self.phase in ON_DATA:
             self._offline_updates = None
+        if self.phase in PRETRAINING:
+            self.phase_updates = saved.phase_updates
+        elif not self.online_updates and saved.phase == Phase.CRITIC_WARMUP:
+            self._critic_warmed = saved.phase_updates
+        elif not self.online_updates and saved.phase == Phase.TRAIN:
+            self._critic_warmed = self.config.learner.critic_warmup_steps
         if self.phase is Phase.DONE:
             self._say(f"resumed at step {step}: training is complete ({self._how_to_go_on()})")
             return
         self._say(
             f"resumed at step {step}, {self.env_steps} online steps, {self._data.episodes} demonstrations"
             + (", in the offline phase" if self.phase is Phase.OFFLINE else "")
+            + (f", after update {self.phase_updates} of phase {self.phase}" if self.phase in PRETRAINING else "")
         )
-        if self.phase is not Phase.OFFLINE:
+        if self.phase not in ON_DATA:
             self.publish()
 
     def _how_to_go_on(self) -> str:

@@ -57,6 +57,7 @@ class Learner(LearnerHost):
     def work(self) -> bool:
         """One piece of work; False where there is none until more steps arrive."""
         self._count_episodes()
+        self._checkpoint_if_time()
         c = self.config.learner
         if self._evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
             return True
@@ -92,7 +93,7 @@ class Learner(LearnerHost):
             n = self._updates_at_once
             self.state, metrics = update(self.state, self._next_batch(n))
             self.phase_updates += n
-            self.has_trained = True
+            self._made_updates()
             self.training_stats.updated(n, metrics)
         if self.phase_updates >= total:
             if following is Phase.WARMUP:
@@ -126,7 +127,7 @@ class Learner(LearnerHost):
         c = self.config.learner
         self.state, metrics = self.agent.update(self.state, self._next_batch(self.agent.batches_used(c.cta_ratio)))
         self.updates += c.cta_ratio
-        self.has_trained = True
+        self._made_updates()
         self.training_stats.updated(c.cta_ratio, metrics)
         self._data.advance(c.cta_ratio)
 
@@ -149,6 +150,8 @@ class Learner(LearnerHost):
         self.schedule.begin(self.online_updates)
         # After online updates the critic has been warmed up, in an earlier life.
         self._enter(Phase.TRAIN if self.online_updates else Phase.CRITIC_WARMUP)
+        if self.phase is Phase.CRITIC_WARMUP:
+            self.phase_updates = self._critic_warmed
         return True
 
     def _end_unready(self) -> bool:

@@ -22,6 +22,9 @@ class Phase(enum.StrEnum):
     DONE = "done"
 
 
+PRETRAINING = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN)
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
     """What a checkpoint notes beside the agent's state; plain values."""
@@ -34,6 +37,7 @@ class TrainingProgress:
     journal_position: int = 0
     human_steps_held: int = 0
     phase: str = ""
+    phase_updates: int = 0
     offline_updates: int = 0
     updates_owed: float | None = None
 
@@ -55,6 +59,8 @@ def resumed_phase(
 
     `over`: no online update is to follow. `missed`: a stop cut short the evaluation that a phase ends with.
     """
+    if saved in PRETRAINING:  # of step 0: nothing else has begun
+        return Phase(saved)
     if not online_updates:
         more = offline_updates < config.offline_steps  # also where it was over, and more of it is wanted now
         if more or (missed and saved == Phase.OFFLINE):

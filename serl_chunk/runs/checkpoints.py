@@ -7,10 +7,12 @@ know under a checksum of their own, so that a restore names what is missing, mis
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ import orbax.checkpoint as ocp
 from serl_chunk.types import SerlChunkError
 
 Flat = dict[str, np.ndarray]
+TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
 
 
 class CheckpointError(SerlChunkError):
@@ -79,8 +82,75 @@ def _text_checksum(meta: Any) -> int:
     return zlib.crc32(json.dumps(json.loads(json.dumps(meta)), sort_keys=True).encode())
 
 
+def items_of(
+    step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]
+) -> tuple[dict[str, Flat], dict[str, Any]]:
+    """The arrays of a checkpoint by item, copied to the host, and its meta with their checksums."""
+    items = {"state": host_leaves(state), "policy": policy, "normaliser": normaliser}
+    return items, {**meta, "step": step, "checksums": {name: _checksums(flat) for name, flat in items.items()}}
+
+
+def orbax_arguments(items: Mapping[str, Flat], info: dict[str, Any]) -> ocp.args.Composite:
+    """What orbax saves of a checkpoint."""
+    arrays = {name: ocp.args.StandardSave(flat) for name, flat in items.items()}
+    return ocp.args.Composite(**arrays, meta=ocp.args.JsonSave(_seal(info)))
+
+
+def finished(folder: Path) -> list[str]:
+    """Names of the finished checkpoints in `folder`: orbax renames one to its number when it is complete."""
+    return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+
+
+def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
+    """One item of the checkpoint `path`, and its meta; raises CheckpointError where it is damaged."""
+    where = f"checkpoint {path.name} in {path.parent}"
+    try:
+        # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
+        restored = ocp.StandardCheckpointer().restore(path / item)
+        record = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
+    except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
+        raise CheckpointError(f"{where} cannot be read ({type(error).__name__})") from error
+    try:
+        meta = _unseal(record)
+        sums = meta["checksums"][item]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{where} is damaged (meta: {error})") from error
+    flat = {k: np.asarray(v) for k, v in restored.items()}
+    if sums != _checksums(flat):
+        bad = [k for k in sums if k not in flat or zlib.crc32(flat[k].tobytes()) != sums[k]]
+        raise CheckpointError(f"{where} is damaged (checksum of {bad[:1] or 'a new leaf'})")
+    return flat, meta
+
+
+class _Entry(NamedTuple):
+    """A finished checkpoint; entries sort by age."""
+
+    step: float  # of a timed one whose meta is damaged: infinite, so that it is tried, and reported, first
+    updates: int  # of every kind since the run began: what two of the same step differ in
+    periodic: bool
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path, *, periodic: bool) -> _Entry:
+        """Read from its meta, where it can be; a checkpoint of before may not tell its updates."""
+        step: float
+        try:
+            meta = _unseal(json.loads((path / "meta" / "metadata").read_text()))
+            step, updates = int(meta["step"]), int(meta.get("updates", -1))
+        except (OSError, ValueError, LookupError, TypeError):
+            step, updates = math.inf, -1
+        return cls(int(path.name) if periodic else step, updates, periodic, path)
+
+    @property
+    def label(self) -> str:
+        return self.path.name if self.periodic else f"timed_{self.path.name}"
+
+
 class CheckpointStore:
-    """`<run>/checkpoints/<step>/`, newest `keep` kept, written asynchronously and atomically."""
+    """`<run>/checkpoints/<step>/`, newest `keep` kept, written asynchronously and atomically.
+
+    It also reads what `TimedCheckpoints` writes, `<run>/checkpoints_timed/`.
+    """
 
     def __init__(self, run_dir: Path, *, keep: int = 20, say: Callable[[str], None] = print) -> None:
         self.run_dir = Path(run_dir).absolute()
@@ -105,10 +175,20 @@ class CheckpointStore:
         return self._manager
 
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints, ascending (orbax renames a folder to its step when it is complete)."""
-        if not self._dir.is_dir():
-            return []
-        return sorted(int(p.name) for p in self._dir.iterdir() if p.name.isdigit())
+        """Steps of the finished checkpoints of the period, ascending; a timed one is not among them."""
+        return sorted(map(int, finished(self._dir)))
+
+    def newest(self) -> int | None:
+        """Step of the newest finished checkpoint, timed or not; None without any."""
+        return max((int(e.step) for e in self._entries() if e.step < math.inf), default=None)
+
+    def _entries(self) -> list[_Entry]:
+        """All finished checkpoints, oldest first."""
+        folder = self.run_dir / TIMED
+        timed = [_Entry.of(folder / name, periodic=False) for name in finished(folder)]
+        if not timed:
+            return [_Entry(step, -1, True, self._dir / str(step)) for step in self.steps()]
+        return sorted([*timed, *(_Entry.of(self._dir / str(step), periodic=True) for step in self.steps())])
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
         """Copy to the host and write in the background; False (said, counted) where writing failed.
@@ -116,22 +196,14 @@ class CheckpointStore:
         A full disk must not end a training run whose data is still in memory: the failure is reported, and
         the next period tries again.
         """
-        leaves = host_leaves(state)
-        items = {"state": leaves, "policy": policy, "normaliser": normaliser}
-        info = {**meta, "step": step, "checksums": {name: _checksums(flat) for name, flat in items.items()}}
+        items, info = items_of(step, state, policy, normaliser, meta)
         # Orbax would wait here too, but lose this step with the one before it where that one's write failed.
         self.wait()
         try:
             if step in self._open().all_steps():
                 return True
             self._writing = step
-            self._open().save(
-                step,
-                args=ocp.args.Composite(
-                    **{name: ocp.args.StandardSave(flat) for name, flat in items.items()},
-                    meta=ocp.args.JsonSave(_seal(info)),
-                ),
-            )
+            self._open().save(step, args=orbax_arguments(items, info))
         except (OSError, ValueError, RuntimeError) as error:  # what orbax raises for a failed (earlier) write
             self._failed(step, error)
             return False
@@ -170,87 +242,72 @@ class CheckpointStore:
         `checkpoints_damaged/`. Raises CheckpointError if all are damaged (nothing is moved then), or if one does not
         fit this agent (another network shape is a mistake, not damage).
         """
-        steps, damaged = self.steps(), []
-        for step in reversed(steps):
+        entries, damaged = self._entries(), []
+        for entry in reversed(entries):
             try:
-                leaves, meta = self._read(step, "state")
-                normaliser, _ = self._read(step, "normaliser")
+                leaves, meta = read_item(entry.path, "state")
+                normaliser, _ = read_item(entry.path, "normaliser")
             except CheckpointError as error:
                 self._say(f"WARNING: {error}. Falling back to the checkpoint before it.")
-                damaged.append(step)
+                damaged.append(entry)
                 continue
             self._move_aside(damaged)
-            return Restored(step, self._assemble(template, leaves, step), meta, normaliser)
-        if steps:
+            return Restored(int(entry.step), self._assemble(template, leaves, entry.path), meta, normaliser)
+        if entries:
             raise CheckpointError(
-                f"none of the checkpoints {steps} in {self._dir} could be read; try again where the disk may have been "
-                "away, restore the folder from a backup, or give another --checkpoint_path to start afresh"
+                f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} could be read; try "
+                "again where the disk may have been away, restore the folder from a backup, or give another "
+                "--checkpoint_path to start afresh"
             )
         return None
 
-    def _move_aside(self, damaged: list[int]) -> None:
+    def _move_aside(self, damaged: list[_Entry]) -> None:
         aside = self._dir.parent / "checkpoints_damaged"
-        for step in damaged:
+        for entry in damaged:
             aside.mkdir(exist_ok=True)
-            (self._dir / str(step)).rename(aside / f"{step}_{time.time_ns()}")
+            entry.path.rename(aside / f"{entry.label}_{time.time_ns()}")
         if damaged:
-            self._say(f"moved to {aside}: checkpoints {', '.join(map(str, sorted(damaged)))}")
+            self._say(f"moved to {aside}: checkpoints {', '.join(e.label for e in sorted(damaged))}")
+
+    def policies(self) -> Iterator[PolicyCheckpoint]:
+        """The policies of all checkpoints that can be read, newest first."""
+        for entry in reversed(self._entries()):
+            with contextlib.suppress(CheckpointError):
+                yield self._policy(entry)
 
     def restore_policy(self, step: int) -> PolicyCheckpoint:
         """The policy of one checkpoint; raises CheckpointError listing those that exist."""
-        steps = self.steps()
-        if step not in steps:
-            raise CheckpointError(
-                f"there is no checkpoint {step} in {self._dir}; there are: {', '.join(map(str, steps)) or 'none'}"
-            )
-        params, meta = self._read(step, "policy")
-        normaliser, _ = self._read(step, "normaliser")
-        return PolicyCheckpoint(step, params, normaliser, meta)
+        found = [e for e in self._entries() if e.step == step]
+        if not found:
+            steps = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(f"there is no checkpoint {step} in {self._dir}; there are: {steps}")
+        return self._policy(max(found, key=lambda e: e.periodic))
 
-    def _read(self, step: int, item: str) -> tuple[Flat, dict[str, Any]]:
-        try:
-            # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
-            checkpointer = ocp.StandardCheckpointer()
-            restored = checkpointer.restore(self._dir / str(step) / item)
-            record = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(self._dir / str(step) / "meta")
-        except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
-            raise CheckpointError(
-                f"checkpoint {step} in {self._dir} cannot be read ({type(error).__name__})"
-            ) from error
-        try:
-            meta = _unseal(record)
-            sums = meta["checksums"][item]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"checkpoint {step} in {self._dir} is damaged (meta: {error})") from error
-        flat = {k: np.asarray(v) for k, v in restored.items()}
-        if sums != _checksums(flat):
-            bad = [k for k in sums if k not in flat or zlib.crc32(flat[k].tobytes()) != sums[k]]
-            raise CheckpointError(
-                f"checkpoint {step} in {self._dir} is damaged (checksum of {bad[:1] or 'a new leaf'})"
-            )
-        return flat, meta
+    def _policy(self, entry: _Entry) -> PolicyCheckpoint:
+        params, meta = read_item(entry.path, "policy")
+        normaliser, _ = read_item(entry.path, "normaliser")
+        return PolicyCheckpoint(int(entry.step), params, normaliser, meta)
 
-    def _assemble(self, template: Any, leaves: Flat, step: int) -> Any:
+    def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
+        where = f"checkpoint {path.name} in {path.parent}"
         paths, treedef = jax.tree_util.tree_flatten_with_path(template)
         advice = (
             f"Resume with the configuration of {self._dir.parent / 'config.json'}, or give another --checkpoint_path."
         )
-        unknown = sorted(set(leaves) - {jax.tree_util.keystr(path) for path, _ in paths})
+        unknown = sorted(set(leaves) - {jax.tree_util.keystr(leaf_path) for leaf_path, _ in paths})
         out = []
-        for path, leaf in paths:
-            key = jax.tree_util.keystr(path)
+        for leaf_path, leaf in paths:
+            key = jax.tree_util.keystr(leaf_path)
             is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
             expected = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
             if key not in leaves or leaves[key].shape != expected.shape or leaves[key].dtype != expected.dtype:
                 found = f"{leaves[key].dtype}{leaves[key].shape}" if key in leaves else "absent"
                 raise CheckpointError(
-                    f"checkpoint {step} in {self._dir} does not fit this agent: {key} is {found}, expected "
+                    f"{where} does not fit this agent: {key} is {found}, expected "
                     f"{expected.dtype}{expected.shape}. {advice}"
                 )
             value = jax.numpy.array(leaves[key])
             out.append(jax.random.wrap_key_data(value) if is_key else value)
         if unknown:
-            raise CheckpointError(
-                f"checkpoint {step} in {self._dir} does not fit this agent, which has no {unknown[0]}. {advice}"
-            )
+            raise CheckpointError(f"{where} does not fit this agent, which has no {unknown[0]}. {advice}")
         return jax.tree_util.tree_unflatten(treedef, out)

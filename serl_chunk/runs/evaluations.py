@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, PolicyCheckpoint
 from serl_chunk.runs.folder import write_json
 
 FOLDER = "evaluations"
@@ -32,15 +32,16 @@ def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], diff
 def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     """`latest`, `best` or a number as an existing checkpoint; raises CheckpointError listing those that exist.
 
+    `latest` may be a timed one; the others are of the period.
     `best` is the highest success rate among validation evaluations (`--eval_validation`) with the run's own settings,
     whose start states are not those of reported figures; of several of one checkpoint, the one of most episodes counts.
     """
-    steps = store.steps()
+    steps, newest = store.steps(), store.newest()
     listing = ", ".join(map(str, steps)) or "none"
     if wanted == "latest":
-        if not steps:
+        if newest is None:
             raise CheckpointError(f"{run} has no checkpoint yet")
-        return steps[-1]
+        return newest
     if wanted == "best":
         rates: dict[int, tuple[int, float]] = {}  # episodes and success
         for file in (run / FOLDER).glob(f"{VALIDATION}_*.json"):
@@ -62,3 +63,17 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     if not (wanted.isascii() and wanted.isdigit()) or int(wanted) not in steps:
         raise CheckpointError(f"{run} has no checkpoint {wanted!r}; it has: {listing} (or latest, best)")
     return int(wanted)
+
+
+def wanted_policy(run: Path, store: CheckpointStore, wanted: str) -> PolicyCheckpoint:
+    """The policy that `resolve_step` leads to; raises CheckpointError.
+
+    The run may be going on: a timed checkpoint that the next one replaces meanwhile is looked up again.
+    """
+    while True:
+        step = resolve_step(run, store, wanted)
+        try:
+            return store.restore_policy(step)
+        except CheckpointError:
+            if wanted != "latest" or resolve_step(run, store, wanted) == step:
+                raise

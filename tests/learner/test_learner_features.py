@@ -131,7 +131,7 @@ def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path)
     pieces = 0
     while second.replay.frames_unseen:
         assert second.work()
-        assert second.phase is Phase.WARMUP
+        assert second.phase is Phase.PRETRAIN  # that of the checkpoint
         pieces += 1
     assert pieces == -(-missing // 64)
     assert any(line.startswith(f"features of {missing} stored frames computed in ") for line in said)

@@ -14,34 +14,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from agent_tools import fresh, same
+from checkpoint_tools import NORMALISER, flip_a_byte, restore, save, saved_run, state_of
 from errors import naming
 
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, host_leaves
-
-NORMALISER = {"state_mean": np.arange(3, dtype=np.float32), "joint": np.array([0, -1], np.int32)}
-
-
-def state_of(number: int) -> dict:
-    """A small state whose every leaf tells which it is."""
-    return {
-        "rng": jax.random.key(number),
-        "updates": jnp.int32(number),
-        "net": {"kernel": jnp.full((64, 8), number, jnp.float32), "bias": jnp.arange(8, dtype=jnp.float32) * number},
-        "empty": {},
-    }
-
-
-def save(store: CheckpointStore, step: int) -> bool:
-    """Checkpoint `step`, complete on return."""
-    done = store.save(step, state_of(step), {"policy/kernel": np.full(4, step, np.float32)}, NORMALISER, {"n": step})
-    return store.wait() and done
-
-
-def saved_run(folder: Path, steps: list[int]) -> Path:
-    store = CheckpointStore(folder)
-    assert all(save(store, step) for step in steps)
-    store.close()
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +30,6 @@ def two(tmp_path_factory) -> Path:
 def run(two: Path, tmp_path: Path) -> Path:
     """A copy of `two` to spoil."""
     return Path(shutil.copytree(two, tmp_path / "run"))
-
-
-def restore(run: Path):
-    """(Restored, lines said)."""
-    said: list[str] = []
-    return CheckpointStore(run, say=said.append).restore_state(jax.eval_shape(lambda: state_of(0))), said
 
 
 def test_every_leaf_comes_back(two):
@@ -95,14 +65,6 @@ def test_the_saved_copy_is_of_the_moment_of_saving():
     leaves = host_leaves({"a": (original := np.ones(3, np.float32))})
     original[:] = 9
     np.testing.assert_array_equal(leaves["['a']"], np.ones(3))
-
-
-def flip_a_byte(step: Path, item: str) -> None:
-    file = max((p for p in (step / item).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    data = bytearray(file.read_bytes())
-    for i in range(len(data) // 2, len(data) // 2 + 8):
-        data[i] ^= 0xFF
-    file.write_bytes(bytes(data))
 
 
 def truncate(step: Path, item: str) -> None:

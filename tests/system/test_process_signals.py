@@ -148,3 +148,20 @@ def test_ctrl_c_ends_a_start_and_leaves_nothing_behind(tmp_path, demos, environm
     with (run / "run.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert checkpoints(run) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_pretraining_leaves_a_checkpoint_that_a_resume_goes_on_from(processes, tmp_path):
+    run = tmp_path / "run"
+    endless = {"learner__pretrain_steps": 1_000_000}
+    learner = processes.learner(run, **endless)
+    metrics = run / "metrics.jsonl"
+    learner.until(lambda: metrics.exists() and '"kind":"train"' in metrics.read_text(), "no update was logged")
+    learner.signal(signal.SIGINT)
+    assert "writing the last checkpoint" in learner.ends()
+    [saved] = CheckpointStore(run).policies()
+    assert saved.meta["phase"] == "pretrain"
+    assert saved.meta["phase_updates"] > 0
+    learner = processes.learner(run, **endless)
+    learner.says(f"after update {saved.meta['phase_updates']} of phase pretrain")
+    learner.kill()

@@ -1,0 +1,143 @@
+"""A stop or a kill in phases that count no steps: a resume goes on within them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from learner_tools import learner_of, let_go, quick_agents
+from point_robot import experiment, record_demos
+
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.phases import Phase
+from serl_chunk.runs.checkpoints import host_leaves
+from serl_chunk.runs.timed_checkpoints import TimedCheckpoints
+from serl_chunk.types import Episode
+
+pytestmark = pytest.mark.compiles
+
+quick = pytest.fixture(autouse=True)(quick_agents)
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> str:
+    return record_demos(tmp_path_factory.mktemp("demos"), 8)
+
+
+def until(learner: Learner, phase: Phase, updates: int = 0) -> None:
+    """Work up to a point of a phase, without an actor."""
+    for _ in range(100):
+        if learner.phase is phase and learner.phase_updates >= updates:
+            return
+        learner.work()
+    raise AssertionError(f"{learner.phase} {learner.phase_updates} instead of {phase} {updates}")
+
+
+def timed(run: Path) -> list[str]:
+    folder = run / "checkpoints_timed"
+    return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+
+
+def alike(a: Learner, b: Learner) -> None:
+    one, other = host_leaves(a.state), host_leaves(b.state)
+    assert one.keys() == other.keys()
+    for path in one:
+        np.testing.assert_array_equal(one[path], other[path], err_msg=path)
+
+
+def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_path, capsys):
+    config = experiment(pretrain_steps=60, critic_pretrain_steps=40)
+    whole = learner_of(config, demos, tmp_path / "whole")
+    until(whole, Phase.WARMUP)
+    run = tmp_path / "run"
+    for phase, updates in ((Phase.PRETRAIN, 40), (Phase.CRITIC_PRETRAIN, 20)):
+        learner = learner_of(config, demos, run)
+        assert not learner.writes_checkpoint
+        until(learner, phase, updates)
+        assert learner.writes_checkpoint
+        let_go(learner)
+        assert len(timed(run)) == 1
+        assert not (run / "checkpoints").exists()
+    capsys.readouterr()
+    rest = learner_of(config, demos, run)
+    assert "resumed at step 0, 0 online steps, 8 demonstrations, after update 20 of phase critic pretrain" in (
+        capsys.readouterr().out
+    )
+    assert (rest.phase, rest.phase_updates, rest.version) == (Phase.CRITIC_PRETRAIN, 20, 0)  # no actor begins yet
+    until(rest, Phase.WARMUP)
+    alike(whole, rest)
+    let_go(rest)
+    let_go(whole)
+    again = learner_of(config, demos, run)  # from the checkpoint after pretraining: it is the newer one
+    assert again.phase is Phase.WARMUP
+    let_go(again)
+
+
+def online(config, demos: str) -> list[Episode]:
+    """Episodes as of an actor: the demonstrations under other names."""
+    from serl_chunk.cli.demos import read_demos
+    from serl_chunk.robots.registry import robot_spec
+
+    episodes = read_demos(config, robot_spec(config.robot), [demos], lambda text: None).episodes
+    return [
+        Episode(
+            e.begin._replace(episode_id=f"x{i}"),
+            dataclasses.replace(e.steps, episode_id=f"x{i}"),
+            e.end._replace(episode_id=f"x{i}"),
+        )
+        for i, e in enumerate(episodes)
+    ]
+
+
+def collect(learner: Learner, episodes: list[Episode]) -> None:
+    for episode in episodes:
+        for record in episode:
+            learner.ingest.insert("actor/s", record)
+
+
+def test_a_critics_warm_up_goes_on_where_it_was_stopped(demos, tmp_path):
+    config, run = experiment(pretrain_steps=20, critic_warmup_steps=60), tmp_path
+    episodes = online(config, demos)
+    first = learner_of(config, demos, run)
+    until(first, Phase.WARMUP)
+    collect(first, episodes[:4])
+    until(first, Phase.CRITIC_WARMUP, 40)
+    made = int(first.state.critic_updates)
+    let_go(first)
+    assert len(timed(run)) == 1
+    second = learner_of(config, demos, run)
+    assert second.phase is Phase.WARMUP  # its replay is empty without a journal
+    assert int(second.state.critic_updates) == made
+    collect(second, episodes[4:])
+    until(second, Phase.CRITIC_WARMUP)
+    until(second, Phase.TRAIN)
+    assert int(second.state.critic_updates) == made + 20
+    let_go(second)  # before an update: only the warm-up's are to be kept
+    third = learner_of(config, demos, run)
+    collect(third, episodes[2:6])
+    until(third, Phase.TRAIN)
+    assert int(third.state.critic_updates) == made + 20
+    let_go(third)
+
+
+def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos, tmp_path):
+    """Between two checkpoints of the period, of which there are none here."""
+    config = experiment(offline_steps=200, online_steps=0, checkpoint_period=0, pretrain_steps=0)
+    seconds = [0.0]
+    killed = learner_of(config, demos, tmp_path)
+    killed.timed_checkpoints = TimedCheckpoints(tmp_path, period=60.0, now=lambda: seconds[0])
+    until(killed, Phase.OFFLINE)
+    while killed.updates < 31:
+        if killed.updates in (10, 20):
+            seconds[0] += 60.0
+        killed.work()
+        killed.timed_checkpoints.wait()
+    assert killed.checkpoints.steps() == [0]
+    assert timed(tmp_path) == ["2"]
+    killed.checkpoint = lambda **_: True  # a killed process writes nothing more
+    let_go(killed)
+    rest = learner_of(config, demos, tmp_path)
+    assert (rest.phase, rest.updates) == (Phase.OFFLINE, 20)
+    let_go(rest)
