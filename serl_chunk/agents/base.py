@@ -166,8 +166,15 @@ class Agent(UpdateFns):
 
         Batches then carry `features/<camera>` in place of `images/<camera>`; actors and evaluations go on with pixels.
         """
-        cached = self.config.encoder.cache_features and self.vision.frozen
-        return FrameEmbedder(self.vision, state.frozen) if cached else None
+        return FrameEmbedder(self.vision, state.frozen) if self._caches_features else None
+
+    def cached_shapes(self) -> list[tuple[int, int, int]]:
+        """(h, w, C) of one frame's features of each camera where they will be kept, else none; needs no state."""
+        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self._caches_features else []
+
+    @property
+    def _caches_features(self) -> bool:
+        return self.config.encoder.cache_features and self.vision.frozen
 
     def acting_policy(self, state: AgentState) -> Params:
         """The policy that acts: the average, or the newest where `policy_ema` is 0."""

@@ -85,6 +85,13 @@ class Vision:
         """Zeros in the shape of `init`."""
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self.init, jax.random.key(0)))
 
+    def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:
+        """(h, w, C) of one frame's features, without weights. Only where there is a frozen backbone."""
+        frozen = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
+        height, width, channels = jax.eval_shape(self.embed, frozen, frame).shape[1:]
+        return height, width, channels
+
     def encode_images(self, frozen: Params, observation: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """`observation` with `features/<camera>` float16[..., h, w, 512] in place of `images/<camera>`.
 

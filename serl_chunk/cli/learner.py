@@ -23,6 +23,7 @@ from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
+from serl_chunk.learner.checks import check_replay_memory
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.offline_data import OfflineData
 from serl_chunk.learner.phases import Phase
@@ -68,9 +69,10 @@ def build_learner(
     CheckpointError.
     """
     check_simulator(config)
+    agent = make_agent(config, spec)
+    check_replay_memory(config, spec, agent)  # before data are read and networks compiled
     demo_options = demo_options.of_robot(config.robot)
     demos = read_demos(config, spec, demo_paths, tell, demo_options)
-    agent = make_agent(config, spec)
     dataset = open_dataset(config, spec, demo_options, tell, CheckpointStore(run.path).newest() or 0)
     try:
         OfflineData.require(config.learner, there=bool(demos.episodes) or dataset is not None)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from serl_chunk.agents.base import Agent
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import effective_rewards, returns_to_go
-from serl_chunk.types import ConfigError, Episode, Outcome
+from serl_chunk.replay.memory import available_bytes, check_memory
+from serl_chunk.types import ConfigError, Episode, Outcome, RobotSpec
 
 _DUST = 1e-6  # of sums of float32 rewards
 
@@ -55,6 +58,17 @@ class ValueRange:
             f"{self._low:g} to {self._high:g}: what lies beyond is clipped, and looks alike to the critic. Set "
             "agent.critic.value_low and value_high to hold every return, or reward.scale, or agent.critic.loss=squared"
         )
+
+
+def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent) -> int:
+    """Return the bytes of a full replay; needs no networks, whose compilation would come before the replay's own check.
+
+    Raises:
+        ConfigError: they are more than there are, or a camera is unknown.
+    """
+    cameras = [spec.camera(key) for key in config.agent.image_keys]
+    features = [2 * math.prod(shape) for shape in agent.cached_shapes()]  # float16
+    return check_memory(spec, config.replay, cameras, available_bytes(), features)
 
 
 def warn_of_random_backbone(agent: AgentConfig, say: Callable[[str], None]) -> None:

@@ -9,14 +9,17 @@ from errors import naming
 from learner_tools import learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
+from serl_chunk.agents.acfql import Acfql
 from serl_chunk.cli import demos as demos_command
 from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.local import train_local
 from serl_chunk.cli.offline import train_offline
 from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.frames import observation_at
 from serl_chunk.learner.offline_data import OfflineData
 from serl_chunk.learner.phases import Phase
+from serl_chunk.replay.memory import available_bytes
 from serl_chunk.replay.replay import Ready
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
@@ -170,3 +173,16 @@ def test_demonstrations_whose_images_are_too_old_are_told_from_short_ones():
 
     with pytest.raises(ConfigError, match=naming(5, 100, 2, "--config.replay.max_image_age")):
         OfflineData(Blind(), [], None).require_window()
+
+
+@pytest.mark.skipif(available_bytes() is None, reason="this system does not tell its memory")
+def test_a_replay_beyond_the_memory_is_refused_before_networks_are_built(tmp_path, monkeypatch):
+    def build(self, key):
+        raise AssertionError("networks are built")
+
+    monkeypatch.setattr(Acfql, "init", build)
+    config = experiment(pretrain_steps=0)
+    config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=10**12))
+    with pytest.raises(ConfigError, match=naming("replay.capacity", "MiB are available")):
+        train_local(config, [], str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -22,6 +22,7 @@ from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import decode_images
+from serl_chunk.learner.checks import check_replay_memory
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
 from serl_chunk.models.encoder import Impala
@@ -152,6 +153,8 @@ def test_a_run_without_has_nothing_of_it(demos, tmp_path):
     assert set(batches[0].observations) == {"state", "images/top"}
     assert learners[0][0].replay.frames_unseen == 0
     assert learners[0][0].replay.estimated_bytes != learners[1][0].replay.estimated_bytes
+    for c, (learner, _) in zip((plain, config), learners, strict=True):  # known before there are networks
+        assert check_replay_memory(c, robot_spec(c.robot), learner.agent) == learner.replay.estimated_bytes
     inside = jax.jit(learners[0][0].agent.vision.embed)(
         learners[0][0].state.frozen, batches[0].observations["images/top"]
     )
