@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.progress import Progress
 
 from serl_chunk.actor.clock import Clock, TickClock
 from serl_chunk.cli.process import say, spec_of
+from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
 from serl_chunk.data.formats.hdf5_frames import close_files
@@ -52,6 +53,7 @@ def run_record(
         say(f"{folder} already holds {there} demonstrations")
         return 0
     attempts = lengths = 0
+    exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as stack:
         env = make_env(config.robot)
         stack.callback(env.close)
@@ -63,11 +65,11 @@ def run_record(
                 raise ConfigError(f"the expert of {env.robot_spec.name!r} has no adjustable noise: leave --noise out")
             expert.noise = noise
         seed = next_seed(files)
-        writer = stack.enter_context(
-            EpisodeWriter(
-                folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
-            )
+        writer = EpisodeWriter(
+            folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
         )
+        stack.enter_context(_kept_files_reported(writer, folder, there, n_demos))
+        stack.enter_context(writer)
         progress = stack.enter_context(Progress(transient=True))
         task = progress.add_task(f"recording to {folder}", total=n_demos, completed=there)
         kept = there
@@ -86,6 +88,20 @@ def run_record(
     seen = f", with cameras {', '.join(cameras)}" if cameras else ""
     say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average{seen}")
     return 0
+
+
+@contextlib.contextmanager
+def _kept_files_reported(writer: EpisodeWriter, folder: Path, there: int, n_demos: int) -> Iterator[None]:
+    """Print what an interrupted recording leaves, once `writer` is closed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        new = len(writer.written)
+        say(
+            f"interrupted: {folder} holds {there + new} of {n_demos} demonstrations, {new} of them new; the episode "
+            "under way is dropped. The same command records the rest"
+        )
+        raise
 
 
 def _check_robot(folder: Path, files: Sequence[Path], name: str) -> None:

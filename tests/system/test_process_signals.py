@@ -165,3 +165,18 @@ def test_ctrl_c_during_pretraining_leaves_a_checkpoint_that_a_resume_goes_on_fro
     learner = processes.learner(run, **endless)
     learner.says(f"after update {saved.meta['phase_updates']} of phase pretrain")
     learner.kill()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, HANGUP)])
+def test_an_interrupted_recording_tells_what_it_kept(processes, tmp_path, number, status):
+    out = tmp_path / "recorded"
+    processes.start("record", "--exp_name", "fake_aloha", "--n_demos", "2", "--out", str(out)).ends()
+    arguments = ["record", "--exp_name", "fake_aloha", "--out", str(out), "--n_demos"]
+    process = processes.start(*arguments, "100000")
+    process.until(lambda: len(list(out.glob("episode_*.hdf5"))) >= 4, "nothing was recorded")
+    process.signal(number)
+    output = process.ends(status)
+    kept = len(list(out.glob("*.hdf5")))
+    assert f"{out} holds {kept} of 100000 demonstrations, {kept - 2} of them new" in output
+    assert "The same command records the rest" in output
+    assert f"already holds {kept} demonstrations" in processes.start(*arguments, str(kept)).ends()
