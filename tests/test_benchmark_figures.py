@@ -25,6 +25,7 @@ import calibration
 import cube_single
 import grasp_critic
 import human_in_the_loop
+import learn_gym_hil
 from ablations import Count
 from support import cli_args
 
@@ -203,3 +204,23 @@ def test_a_critics_bias_is_of_the_decisions_that_were_not_corrected(tmp_path):
     assert found == {"decisions": 6, "bias": pytest.approx(0.1), "error": pytest.approx(0.1)}
     calibration.plot({"one": tmp_path, "two": tmp_path}, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_simulated_key_is_heard_once_when_it_goes_down_and_once_when_it_comes_up():
+    """As pynput reports them to gym-hil's keyboard: what is held is not pressed again."""
+    heard = []
+    keyboard, key = learn_gym_hil.Keyboard(), learn_gym_hil.Key
+    listener = keyboard.Listener(
+        on_press=lambda k: heard.append(("down", k.name)), on_release=lambda k: heard.append(("up", k.name))
+    )
+    keyboard.tap(key.space)  # without a listener
+    listener.start()
+    assert listener.is_alive()
+    keyboard.hold({key.up})
+    keyboard.hold({key.up, key.ctrl_r})
+    keyboard.tap(key.space)
+    keyboard.hold({key.ctrl_r})
+    listener.stop()
+    assert not listener.is_alive()
+    keyboard.hold(set())
+    assert heard == [("down", "up"), ("down", "ctrl_r"), ("down", "space"), ("up", "space"), ("up", "up")]

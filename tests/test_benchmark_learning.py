@@ -46,6 +46,18 @@ def test_a_human_is_needed_less_and_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_gym_hils_operator_is_seen_and_the_cube_is_picked(tmp_path: Path) -> None:
+    pytest.importorskip("gym_hil")
+    (result,) = run(tmp_path, "learn_gym_hil.py")["results"]
+    assert result["human_ticks"] > 100
+    assert result["episodes_with_intervention"] > 10
+    last = result["curve"][-1]
+    assert (last["n"], last["human_ticks"], last["starts_repeat"]) == (50, 0, True)
+    assert last["success_rate"] >= 0.9
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_three_cameras_are_enough(tmp_path: Path) -> None:
     last = run(tmp_path, "fake_aloha_images.py")["curve"][-1]

@@ -131,7 +131,7 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
     human = sum(r.human_ticks for r in results)
     who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
     repeat = all(r.starts_repeat is not False for r in results)
-    starts = "held-out starts" if repeat else "starts that ignore the seed (two evaluations begin differently)"
+    starts = "held-out starts" if repeat else "starts that ignore the seed"
     table = rich.table.Table(title=f"evaluation, {starts}, {who}")
     starved = any(r.starved_ticks for r in results)
     for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
