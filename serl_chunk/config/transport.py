@@ -26,9 +26,9 @@ class TransportConfig:
     durability: Literal["process", "power"] = "process"
     jpeg_quality: int = 0  # 1..100: images leave the robot as JPEG, lossy, for slow links; 0: raw
     snapshot_dtype: Literal["exact", "bfloat16"] = "exact"  # bfloat16: half the bytes, rounded for acting
-    piece_bytes: int = 1 << 20  # size of a snapshot piece
+    piece_bytes: int = 1 << 20  # largest size of a snapshot piece; on a slow link they are smaller
     heartbeat: float = 1.0  # seconds between signs of life
-    timeout_s: float = 5.0  # seconds after which the other side counts as gone
+    timeout_s: float = 5.0  # seconds after which the other side counts as gone; more while a slow link is busy
 
     def __post_init__(self) -> None:
         zero = ("jpeg_quality", "journal_bytes", "journal_days", "sync_interval")  # mean something at 0

@@ -105,6 +105,19 @@ def test_a_learner_on_another_port_is_found_by_a_restarted_actor(lab):
 
 
 @pytest.mark.slow
+def test_a_thin_line_for_everything_carries_policies_and_records(lab):
+    """Both take several time-outs: 60 kB of policy and a backlog of steps at 10 kB/s, heartbeats on the same line."""
+    port = free_port()
+    thin = ("--config.transport.timeout_s=0.8", "--config.transport.heartbeat=0.2", "--config.agent.flow.hidden=96,96")
+    with flaky(port, lab.port, shared=True, buffer=8192) as line:
+        line.rate = 1e4
+        learner, actor = lab.learner(*thin), lab.actor(*thin, "--port", str(port))
+        lab.goes_on(6 * LENGTH, actor)  # which begins with the first policy
+        _, said, account = lab.stop(learner, actor)
+    assert actor_totals(said)[1] == account.steps == account.executed
+
+
+@pytest.mark.slow
 def test_a_bad_link_loses_and_doubles_nothing(lab):
     """Slow, halved and halved again, broken again and again, and away, in turn, while the robot goes on at its rate."""
     port = free_port()

@@ -14,7 +14,9 @@ from serl_chunk.transport.sockets import Clock
 LEAST_BYTES = 4 << 10  # of a message that is part of something larger: below it the headers begin to cost
 _MESSAGES = 4  # in a full window: enough to hide the round trip, and each of them is a sign of progress
 _LEAST_WINDOW = _MESSAGES * LEAST_BYTES
-_FIRST_WINDOW = 4 * _LEAST_WINDOW  # what a connection that is given up leaves in the system's buffers goes on for a while
+_FIRST_WINDOW = (
+    4 * _LEAST_WINDOW
+)  # what a connection that is given up leaves in the system's buffers goes on for a while
 _AIM = 0.25  # share of `timeout_s` that a full window may take to arrive: both directions and heartbeats fit in
 _UNKNOWN_PACE = 1 / (64 << 10)  # seconds per byte, assumed until something has arrived
 _MOST_DOUBLINGS = 4  # a learner that comes back is found within as long as it was away, and 16 time-outs at most
@@ -31,7 +33,8 @@ class Flow:
     """The bytes on their way in one direction. Used by the network thread.
 
     The window begins small with every connection. It doubles while what fills it arrives in half the aimed time, and
-    shrinks where it takes longer than that: congestion control above TCP's, whose buffers hide a slow link.
+    shrinks where it takes longer than that, the round trip aside: congestion control above TCP's, whose buffers hide a
+    slow link.
     """
 
     def __init__(self, *, most: int, largest: int, timeout_s: float, clock: Clock = time.monotonic) -> None:
@@ -54,6 +57,7 @@ class Flow:
         self.in_flight = 0
         self._window = self._first_window
         self._pace = 0.0  # seconds per byte; 0 for unknown
+        self._round_trip = self._aim_s / 2  # seconds: the shortest seen, and no more than this
         self._limited = False  # whether the window has held anything back since it changed
         self._changed_at = self._clock()  # what was sent before says nothing about the window
 
@@ -97,6 +101,8 @@ class Flow:
         if sent.at < self._changed_at:
             return
         took = now - sent.at
+        self._round_trip = min(self._round_trip, took)
+        took -= self._round_trip
         if took > self._aim_s:
             self._resize(max(_LEAST_WINDOW, int(self._window * max(0.25, self._aim_s / took))))
         elif self._limited and took < self._aim_s / 2:

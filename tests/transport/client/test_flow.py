@@ -56,9 +56,16 @@ def test_on_a_slow_link_what_is_on_its_way_takes_a_part_of_the_time_out(rate):
     line.carry(1 << 20)
     line.longest = 0.0
     line.carry(4 << 20)
-    assert line.longest < TIMEOUT / 2
+    assert line.longest < 0.8 * TIMEOUT
     assert line.flow.message_bytes / rate < TIMEOUT / 4
     assert line.now < 1.2 * (5 << 20) / rate  # and the line is not idle
+
+
+def test_a_long_way_is_no_slow_link():
+    line = Line(1e7, 0.8)
+    line.carry(64 << 20)
+    assert line.flow.message_bytes == LARGEST
+    assert line.now < 1.2 * (64 << 20) / 1e7 + 8  # seconds to open the window
 
 
 def test_a_link_that_slows_down_gets_less_and_one_that_recovers_more():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from errors import naming
@@ -37,7 +39,7 @@ def part(offset: int, nbytes: int, first: int = 3, frames: list[bytes] = FRAMES)
 def test_parts_cut_anywhere_give_the_record_back(cuts):
     edges = [0, *sorted(cuts), TOTAL]
     assembly = Assembly(part(0, edges[1]))
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         assert assembly.frames() is None
         assert (assembly.first, assembly.received) == (3, start)
         assert assembly.add(part(start, end - start))
