@@ -134,7 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     actor.add_argument(
         "--spool_path", metavar="DIR", help="keeps what the learner does not have yet; runs/spool unless given"
     )
-    actor.add_argument("--actor_id", default="actor", help="name of this robot; differs between simultaneous actors")
+    actor.add_argument(
+        "--actor_id",
+        help="name of this robot; differs between simultaneous actors (default: the name of its key, else actor)",
+    )
     actor.add_argument("--eval_checkpoint_step", metavar="N", help="evaluate checkpoint N, latest or best")
     actor.add_argument("--eval_n_trajs", type=int, default=0, metavar="K", help="episodes of the evaluation")
     actor.add_argument("--save_video", action="store_true", help="film the evaluation's episodes")

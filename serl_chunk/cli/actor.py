@@ -12,7 +12,7 @@ from pathlib import Path
 
 from serl_chunk.actor.session import SAY_EVERY_SECONDS, ActorSummary, run_actor
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.keys import actor_keys
+from serl_chunk.cli.keys import actor_keys, actor_name
 from serl_chunk.cli.process import say, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import contract
@@ -35,17 +35,18 @@ def run_training_actor(
     *,
     ip: str,
     port: int,
-    actor_id: str,
+    actor_id: str | None,
     spool_path: str | None = None,
     keys: str | None = None,
     insecure: bool = False,
 ) -> int:
     """Collect episodes with the learner's newest policy until it is done, Ctrl-C, SIGTERM or SIGHUP.
 
-    `spool_path`: folder for what the learner does not have yet. `keys`: the key folder, where it is not the default
-    one. `insecure`: use none.
+    `actor_id`: None for the name that the learner knows this machine's key by. `spool_path`: folder for what the
+    learner does not have yet. `keys`: the key folder, where it is not the default one. `insecure`: use none.
     """
     own_keys = actor_keys(ip, keys, insecure=insecure)
+    actor_id = actor_name(actor_id, own_keys, ip)
     warn_of_lockstep(config)
     stop = threading.Event()
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered

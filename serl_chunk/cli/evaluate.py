@@ -18,7 +18,7 @@ from serl_chunk.actor.evaluate import (
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.actor import connect_to_learner, normaliser_of
-from serl_chunk.cli.keys import actor_keys
+from serl_chunk.cli.keys import actor_keys, actor_name
 from serl_chunk.cli.process import interactive, say, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.compatibility import affects_acting
@@ -46,7 +46,7 @@ def run_evaluation(
     checkpoint_path: str | None,
     ip: str | None,
     port: int,
-    actor_id: str,
+    actor_id: str | None,
     save_video: bool,
     stochastic: bool,
     validation: bool,
@@ -88,10 +88,12 @@ def run_evaluation(
         else:
             if ip is None:
                 say(f"no --checkpoint_path: the learner at 127.0.0.1:{port} is asked for its checkpoint")
+            host = ip or "127.0.0.1"
+            own_keys = actor_keys(host, keys, insecure=insecure)
             # A second id: the same robot PC may be training while it is asked for an evaluation.
             link, welcome = connect_to_learner(
-                config, env.robot_spec, agent.network_shape(), ip or "127.0.0.1", port, f"{actor_id}-evaluation",
-                CONNECT_TIMEOUT_EVAL, keys=actor_keys(ip or "127.0.0.1", keys, insecure=insecure),
+                config, env.robot_spec, agent.network_shape(), host, port,
+                f"{actor_name(actor_id, own_keys, host)}-evaluation", CONNECT_TIMEOUT_EVAL, keys=own_keys,
             )  # fmt: skip
             with contextlib.closing(link):
                 snapshot, _ = link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import time
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from serl_chunk.transport.sockets import DEFAULT_PORT, is_loopback
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
 
+DEFAULT_ACTOR = "actor"  # id of an actor without keys, unless the operator chooses one
 FIRST_ROBOT = "robot"  # name of the first robot PC unless the operator chooses one
 JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
 
@@ -71,7 +73,8 @@ def invite_first(keys: ServerKeys, bind: str, port: int, tell: Say = say) -> Non
 def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | None:
     """The keys of an actor, or an evaluation, for the learner at `ip`; None where there are none.
 
-    Raises ConfigError where `folder` was asked for and has none.
+    A `folder` that was asked for is binding: also on loopback, where a tunnel may begin, nothing is said without its
+    keys. Raises ConfigError where it has none.
     """
     if insecure:
         return None
@@ -81,7 +84,23 @@ def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | N
             f"--keys={folder} has no key for a learner: run `serl-chunk keys add NAME` on the learner's machine, and "
             f"paste the line it prints here (with --keys {folder})"
         )
-    return keys
+    return dataclasses.replace(keys, binding=True) if keys is not None and folder is not None else keys
+
+
+def actor_name(actor_id: str | None, keys: ClientKeys | None, ip: str) -> str:
+    """The id of an actor: the name that the learner knows its key by, where there is one; else `actor`.
+
+    Raises ConfigError for another one than the key's, where keys are certain to be used. The learner's own machine has
+    a key for all its actors, which names none of them.
+    """
+    if keys is None or keys.name == THIS_MACHINE:
+        return actor_id or DEFAULT_ACTOR
+    if actor_id not in (None, keys.name) and (keys.binding or not is_loopback(ip)):
+        raise ConfigError(
+            f"--actor_id={actor_id}: the learner knows this machine's key as {keys.name!r} ({keys.file}). Leave "
+            f"--actor_id out, or run `serl-chunk keys add {actor_id}` on the learner's machine and join with that line"
+        )
+    return actor_id or keys.name
 
 
 def how_to_join(keys: ServerKeys, invitation: JoinToken) -> str:

@@ -136,7 +136,7 @@ def _doctor(arguments: list[str]) -> int:
     p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
     p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
     p.add_argument("--insecure", action="store_true", help="use no keys")
-    p.add_argument("--actor_id", default="actor", help="name that the robot will have; it is not taken meanwhile")
+    p.add_argument("--actor_id", help="name that the robot will have; it is not taken meanwhile (default: as --actor)")
     p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
     p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
     from serl_chunk.cli.flags import add_experiment_flags, load_flags
@@ -144,6 +144,7 @@ def _doctor(arguments: list[str]) -> int:
     add_experiment_flags(p)
     flags, rest = p.parse_known_args(arguments)
     from serl_chunk.cli.doctor.doctor import LearnerAddress, run_doctor
+    from serl_chunk.cli.keys import actor_keys, actor_name
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
     if flags.keys is not None and flags.insecure:
@@ -153,7 +154,12 @@ def _doctor(arguments: list[str]) -> int:
     quiet_libraries()
     config = load_flags(flags, rest) if flags.exp_name is not None else None
     port = DEFAULT_PORT if flags.port is None else flags.port
-    where = LearnerAddress(flags.ip, port, flags.keys, flags.insecure, flags.actor_id, flags.spool_path)
+    try:
+        own_keys = actor_keys(flags.ip, flags.keys, insecure=flags.insecure)
+    except ConfigError:  # one of the checks says so
+        own_keys = None
+    actor_id = actor_name(flags.actor_id, own_keys, flags.ip)
+    where = LearnerAddress(flags.ip, port, flags.keys, flags.insecure, actor_id, flags.spool_path)
     return run_doctor(config, where, flags.json)
 
 

@@ -35,12 +35,22 @@ class SpoolFolders:
         self._run = ""
 
     def open(self, run: str) -> Spool:
-        """The spool of a run; what an actor before this one left in it is sent first."""
+        """The spool of a run; what an actor before this one left in it is sent first.
+
+        Raises ConfigError where another actor has it, and as DiskSpool.
+        """
         if not re.fullmatch(r"[\w-]{1,64}", run):  # it came over the network and becomes a folder
             raise DataError(f"the learner calls its run {run!r}, which cannot name a folder")
         self._run = run
         t = self._transport
-        return DiskSpool(self.folder / run, Limits(t.max_message_bytes, t.max_arrays), sync_interval=t.sync_interval)
+        limits = Limits(t.max_message_bytes, t.max_arrays)
+        try:
+            return DiskSpool(self.folder / run, limits, sync_interval=t.sync_interval)
+        except ConfigError as e:
+            raise ConfigError(
+                f"--actor_id={self.folder.name} is the name of an actor that runs already: {e}. Stop that actor, or "
+                "give this one another --actor_id"
+            ) from e
 
     def left_behind(self) -> list[tuple[Path, int]]:
         """Spools of other runs that hold something, with their bytes."""

@@ -17,6 +17,7 @@ from serl_chunk.transport.security.join_token import JoinToken
 from serl_chunk.transport.security.keys import ClientKeys, ServerKeys, fingerprint
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError
 
 HERE = "127.0.0.1"
@@ -264,6 +265,48 @@ def test_the_learners_own_machine_need_not_join():
     server_keys = commands.learner_keys("0.0.0.0", None, insecure=False, tell=lambda text: None)
     with serving(port, server_keys):
         assert connects(port, commands.actor_keys(HERE, None, insecure=False))
+
+
+def test_a_folder_that_was_asked_for_is_binding_on_loopback(capsys, home, robot):
+    """Which may be the near end of a tunnel: a learner without keys there is none that this machine has joined."""
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    with serving(port, ServerKeys.open(home)):
+        run(capsys, "join", word, "--keys", robot)
+        assert connects(port, commands.actor_keys(HERE, robot, insecure=False))
+    with serving(port, None) as server:
+        keys = commands.actor_keys(HERE, robot, insecure=False)
+        with pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "without keys", keys.file)):
+            connects(port, keys)
+        [unasked] = ClientKeys.all(Path(robot))
+        assert connects(port, unasked)  # there the learner decides
+        assert server.stats()["records"] == 0
+
+
+def test_a_line_that_is_still_to_be_used_is_binding_too(capsys, robot):
+    port = free_port()
+    run(capsys, "init")
+    word = word_of(run(capsys, "add", "left", "--host", HERE, "--port", str(port)))
+    run(capsys, "join", word, "--keys", robot)
+    with serving(port, None), pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "without keys")):
+        connects(port, commands.actor_keys(HERE, robot, insecure=False))
+
+
+def test_an_actor_has_the_name_of_its_key_and_no_other(capsys, home, robot):
+    run(capsys, "init")
+    run(capsys, "join", word_of(run(capsys, "add", "left", "--host", HERE)), "--keys", robot)
+    asked = commands.actor_keys(HERE, robot, insecure=False)
+    assert commands.actor_name(None, asked, HERE) == commands.actor_name("left", asked, HERE) == "left"
+    with pytest.raises(ConfigError, match=naming("--actor_id=right", "'left'", asked.file, "keys add right")):
+        commands.actor_name("right", asked, HERE)
+    [unasked] = ClientKeys.all(Path(robot))
+    with pytest.raises(ConfigError, match=naming("--actor_id=right")):
+        commands.actor_name("right", unasked, "203.0.113.7")
+    assert commands.actor_name("right", unasked, HERE) == "right"  # the learner may use no keys there
+    [own] = ClientKeys.all(home)  # of the learner's own machine: it names no robot
+    assert commands.actor_name(None, own, HERE) == commands.actor_name(None, None, HERE) == "actor"
+    assert commands.actor_name("right", own, "203.0.113.7") == "right"
 
 
 def test_an_actor_without_keys_starts_without_them(tmp_path):

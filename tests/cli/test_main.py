@@ -220,7 +220,7 @@ def test_flags_reach_the_actor(called):
     assert main([*RUN, "--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left"]) == 0
     rest = {"spool_path": None, "keys": None, "insecure": False}
     assert [(n, k) for n, _, k in called] == [
-        ("run_training_actor", {"ip": "127.0.0.1", "port": 5588, "actor_id": "actor", **rest}),
+        ("run_training_actor", {"ip": "127.0.0.1", "port": 5588, "actor_id": None, **rest}),
         ("run_training_actor", {"ip": "gpu", "port": 7000, "actor_id": "left", **rest}),
     ]
 
@@ -240,7 +240,7 @@ def test_flags_reach_the_evaluation(called):
     plain, full = called
     assert plain[0] == "run_evaluation"
     assert plain[1][1:] == ("best", 7)
-    assert plain[2] == {"checkpoint_path": "run", "ip": None, "port": 5588, "actor_id": "actor", "save_video": False,
+    assert plain[2] == {"checkpoint_path": "run", "ip": None, "port": 5588, "actor_id": None, "save_video": False,
                         "stochastic": False, "validation": False, "keys": None, "insecure": False}  # fmt: skip
     assert full[2]["checkpoint_path"] is None
     assert (full[2]["ip"], full[2]["save_video"], full[2]["stochastic"], full[2]["validation"]) == ("gpu", *[True] * 3)

@@ -4,13 +4,15 @@ import dataclasses
 import re
 
 import pytest
-from processes import PATIENCE, actor_totals, learner_totals
+from processes import LISTENING, PATIENCE, actor_totals, learner_totals
 
-from serl_chunk.transport.security.keys import ClientKeys, Pair
+from serl_chunk.transport.security.client import mechanism_at
+from serl_chunk.transport.security.keys import ClientKeys, Pair, ServerKeys
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 HERE = "127.0.0.1"
 FAILED = 1
+WRONG_USAGE = 2
 
 
 def on(folder) -> tuple[str, ...]:
@@ -62,3 +64,37 @@ def test_both_processes_on_one_machine_need_no_line(processes, tmp_path):
     assert "learner | listening on 0.0.0.0" in output
     assert "actor | actor ended" in output
     assert (tmp_path / "keys" / "server.json").exists()
+
+
+@pytest.fixture
+def robot(tmp_path):
+    """(key folder of a learner, that of a robot which has joined it as `left`)."""
+    keys, _ = ServerKeys.ensure(tmp_path / "gpu")
+    own = ClientKeys.accept(tmp_path / "robot", keys.invite("left", [HERE], 0))
+    assert keys.enrol(own.ticket.public, own.pair.public) == "left"
+    own.enrolled(HERE)
+    return str(tmp_path / "gpu"), str(tmp_path / "robot")
+
+
+def test_keys_that_are_asked_for_are_binding_through_a_tunnel(listening, processes, robot):
+    """A learner on loopback without keys may be anything at the other end: an actor with `--keys` sends it nothing."""
+    asked = processes.start(
+        *listening.cluster.flags(**LISTENING), "--actor", "--keys", robot[1], "--spool_path", robot[1]
+    )
+    said = asked.ends(FAILED)
+    assert f"the learner at {HERE}:{listening.cluster.port} runs without keys" in said
+    assert "Traceback" not in said
+    assert "actor left connected" not in listening.learner.output
+
+
+def test_on_loopback_an_actor_with_a_key_is_encrypted_and_has_its_name(processes, tmp_path, robot):
+    learner = processes.learner(tmp_path / "run", "--keys", robot[0])
+    learner.says("listening on")
+    assert mechanism_at(HERE, processes.port) == "CURVE"
+    other = processes.actor("--keys", robot[1], "--actor_id", "right").ends(WRONG_USAGE)
+    assert "--actor_id=right: the learner knows this machine's key as 'left'" in other
+    _, steps = actor_totals(processes.actor("--keys", robot[1], "--spool_path", str(tmp_path / "spool")).ends())
+    output = learner.ends()
+    assert learner_totals(output) == (40, steps)
+    [segment] = (tmp_path / "run" / "journal" / "online").glob("*.journal")
+    assert b"left-" in segment.read_bytes()  # its episodes' names begin with its own

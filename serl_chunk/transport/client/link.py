@@ -158,7 +158,7 @@ class LearnerLink:
             try:
                 self._keys = enroll(self._keys, self._config, self._host, self._port, max(0.1, min(_SAY_EVERY_S, left)))
             except UnencryptedPeerError:
-                if sockets.is_loopback(self._host):
+                if sockets.is_loopback(self._host) and not self._keys.binding:
                     return
                 raise
             except UnreachableError as e:

@@ -122,7 +122,8 @@ class ConnectionFault(NamedTuple):
 class KeyExchange:
     """The keys on an actor's sockets, one connection after another. Used by the network thread.
 
-    On loopback the learner decides: keys are shown where it asks for them, and left out where it does not.
+    On loopback the learner decides: keys are shown where it asks for them, and left out where it does not, unless they
+    are binding.
     """
 
     def __init__(self, keys: ClientKeys | None, host: str, port: int) -> None:
@@ -162,7 +163,7 @@ class KeyExchange:
         elif outcome is Outcome.MISMATCH and self._keys is None:
             return ConnectionFault(no_key(where), not known)
         elif outcome is Outcome.MISMATCH and self._keys is not None:
-            if is_loopback(self._host):
+            if is_loopback(self._host) and not self._keys.binding:
                 self._plain = not self._plain
                 return ConnectionFault(f"the learner at {where} does not agree on keys", False, retry_in=0.1)
             return ConnectionFault(no_keys_there(self._keys, where), not known)

@@ -21,8 +21,9 @@ own `keys join` then fails and says so, and `keys list` shows the stranger. Whil
 list of processes. An allowed robot is trusted: it may send records under any actor id, and fetch the policy; keys say
 who may come in, not who may do what. A user who can read these files, or is root on either machine, has the keys. An
 attacker who reaches a port can make it work on handshakes, and an open connection of a revoked key stays open, unheard,
-until its owner closes it. On loopback there are no keys unless `--keys` asks for them: other users of the machine are
-trusted.
+until its owner closes it. On loopback there are no keys unless `--keys` asks for them, at the learner or at the actor:
+other users of the machine are trusted. Where an actor was given `--keys` it says nothing to a learner without keys, on
+loopback too, for that may be the near end of a tunnel.
 
 Files, all 0600 in folders of mode 0700, none of them readable by others or they are refused:
 
@@ -258,6 +259,8 @@ class ClientKeys:
     hosts: tuple[str, ...]  # where the learner was
     port: int  # 0 for unknown
     joined: float  # unix seconds
+    # A folder was asked for: nothing is said without these keys. Otherwise a learner on loopback decides.
+    binding: bool = dataclasses.field(default=False, compare=False)
 
     @classmethod
     def accept(cls, folder: Path, invitation: JoinToken) -> ClientKeys:

@@ -148,12 +148,14 @@ class Journal:
                     os.truncate(path, found.offset)
                     number += found.offset > 0  # it may have been whole once, if the disk and not a kill cut it
                 elif found.offset == 0 and found.size == size:
-                    lost, number = True, first + _most_entries(size)
+                    lost, number = True, first + segment.most_entries(size)
                 else:
                     sound = True
                     damaged, damaged_bytes = damaged + 1, damaged_bytes + found.size
                     # Behind the last whole entry nothing says how many there were.
-                    number = max(number, found.numbers[1] if found.numbers else number + _most_entries(found.size))
+                    number = max(
+                        number, found.numbers[1] if found.numbers else number + segment.most_entries(found.size)
+                    )
             self.next = max(self.next, number if newest else min(number, found_files[i + 1][0]))
             stat = path.stat()
             if lost:
@@ -394,8 +396,3 @@ class Journal:
 
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:020d}{SUFFIX}"
-
-
-def _most_entries(nbytes: int) -> int:
-    """More entries than so many damaged bytes can have held."""
-    return nbytes // segment.MIN_ENTRY_BYTES + 1

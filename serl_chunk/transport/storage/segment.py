@@ -40,7 +40,6 @@ _SALT = struct.Struct("<QQQ")
 _SECTOR = 4096  # bytes that a disk gives back or does not
 _COPY_BYTES = len(MAGIC) + _SALT.size
 HEADER_BYTES = _SECTOR + _COPY_BYTES
-MIN_ENTRY_BYTES = _HEAD.size
 MAX_FRAMES = 1 << 16
 _MAX_FRAME_BYTES = 2**32 - 1
 
@@ -122,6 +121,11 @@ def mend(path: Path) -> bool:
         os.pwrite(fd, second.ljust(_SECTOR, b"\0"), 0)  # all of it: a part of a sector would have to be read first
         os.fsync(fd)
     return True
+
+
+def most_entries(nbytes: int) -> int:
+    """More entries than so many damaged bytes can have held."""
+    return nbytes // _HEAD.size + 1
 
 
 def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:

@@ -422,10 +422,12 @@ def test_a_folder_without_keys_or_open_to_others(config, shared, keys, tmp_path)
 
 
 def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
-    port, folder = free_port(), tmp_path / "robot"
+    port, folder = free_port(), tmp_path / "serl-chunk" / "keys"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # in whose folder keys lie that no flag asks for
     dataclasses.replace(invited(keys, folder), ticket=None).save()
     with learner(port, shared):
-        assert checks_of(config, where(port, keys=str(folder)))["key"].said.startswith("none asked for")
+        assert checks_of(config, where(port))["key"].said.startswith("none asked for")
+        assert failures(checks_of(config, where(port, keys=str(folder)))) == ["key"]
         monkeypatch.setattr("serl_chunk.transport.sockets.is_loopback", lambda host: False)
         monkeypatch.setattr("serl_chunk.transport.security.client.is_loopback", lambda host: False)
         checks = checks_of(config, where(port, keys=str(folder)))
