@@ -1,7 +1,6 @@
 """The data shapes that cross rooms: records, specifications and training batches.
 
-Nothing here imports another module of the package, JAX or a device library, so that a robot process
-or a converter that only speaks these shapes starts in well under a second.
+Nothing here imports another module of the package, JAX or a device library: who needs the shapes alone starts fast.
 """
 
 from __future__ import annotations
@@ -21,18 +20,14 @@ FEATURE_PREFIX = "features/"  # before a camera's name: what a frozen backbone m
 REPEAT_PREFIX = "repeat/"  # before a camera's name, in a block of steps: ticks whose frames later steps repeat
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
 
-Array = Any
-"""A numpy array on the host or a JAX array on the device; this module does not import JAX."""
+Array = Any  # a numpy array on the host or a JAX array on the device
 
 Observation = dict[str, np.ndarray]
 """`state float32[S]`, and `images/<camera> uint8[H, W, 3]` on ticks where that camera was read."""
 
 
 class SerlChunkError(Exception):
-    """Base of every error this package raises on purpose.
-
-    The message names what was wrong, what is valid, and what to do; `main` prints it without a traceback.
-    """
+    """Base of the package's errors. The message says what was wrong, what is valid, what to do; `main` prints it."""
 
 
 class ConfigError(SerlChunkError, ValueError):
@@ -79,8 +74,8 @@ class RobotSpec:
         control_hz: ticks per second.
         state_dim: S, the length of `observation["state"]`.
         action_low, action_high: limits of a command, in the robot's units, length A.
-        joint_of_action: for each action dimension, the index in the state that measures the joint it
-            commands, or -1 where none does (then `relative` actions fall back to absolute there).
+        joint_of_action: for each action dimension, the index in the state that measures the joint it commands, or -1
+            where none does (then `relative` actions fall back to absolute there).
         grippers: action dimensions that are grippers; always absolute.
         cameras: cameras an observation may carry.
         max_episode_steps: time limit T in ticks.
@@ -105,9 +100,9 @@ class RobotSpec:
                 f"robot {self.name!r}: action_low, action_high and joint_of_action must have one length, "
                 f"got {a}, {len(self.action_high)}, {len(self.joint_of_action)}"
             )
-        if any(not lo < hi for lo, hi in zip(self.action_low, self.action_high, strict=True)):
+        if not all(lo < hi for lo, hi in zip(self.action_low, self.action_high, strict=True)):
             raise ConfigError(f"robot {self.name!r}: every action_low must be below its action_high")
-        if any(j >= self.state_dim for j in self.joint_of_action):
+        if max(self.joint_of_action, default=-1) >= self.state_dim:
             raise ConfigError(f"robot {self.name!r}: joint_of_action points past state_dim={self.state_dim}")
 
     @property
@@ -160,14 +155,13 @@ class Begin(NamedTuple):
 class Step(NamedTuple):
     """What one tick records.
 
-    `observation` is before the action; `action float32[A]` is the command the driver accepted, in the
-    robot's units; `decision_tick` is the tick of the observation from which the executed action's chunk
-    was computed, -1 unless `source` is POLICY; `stamp` is monotonic seconds on the robot; `policy_age` is the
-    seconds since the parameters of `policy_version` were complete on the robot, -1 where there are none.
-     `decision` is present only on the tick whose observation a chunk was computed from. `lost_ticks` is not 0 after a
-     gap alone: so many control periods passed without a step that this one does not follow the step before it, and its
-     observation may be from before the gap. `repeats` has, for cameras that were read and are not in `observation`, the
-     earlier tick of the episode that recorded the same frame.
+    `observation` is before the action; `action float32[A]` is the command the driver accepted, in the robot's units;
+    `decision_tick` is the tick of the observation from which the executed action's chunk was computed, -1 unless
+    `source` is POLICY; `stamp` is monotonic seconds on the robot; `policy_age` is the seconds since the parameters of
+    `policy_version` were complete on the robot, -1 where there are none. `decision` is present only on the tick whose
+    observation a chunk was computed from. `lost_ticks` is not 0 after a gap alone: so many control periods passed that
+    this step does not follow the one before it, and its observation may be from before the gap. `repeats` has, for
+    cameras that were read and are not in `observation`, the earlier tick of the episode that recorded the same frame.
     """
 
     tick: int
@@ -187,9 +181,9 @@ class Step(NamedTuple):
 class End(NamedTuple):
     """Last record of an episode.
 
-    `final_observation` is None only where the actor died: the last step's observation then serves as the
-    final one, and that step starts and extends no window. `reward`, if not None, corrects the last step's. `repeats` is
-    as a Step's, of the final observation.
+    `final_observation` is None where the actor died, or a gap was before it: the last step's observation then serves as
+    the final one, and that step starts and extends no window. `reward`, if not None, corrects the last step's.
+    `repeats` is as a Step's, of the final observation.
     """
 
     episode_id: str
@@ -240,8 +234,7 @@ STEP_COLUMNS: dict[str, np.dtype[Any]] = {
 }
 """Fields of a StepBlock that have one value per step, and their dtypes."""
 
-ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}
-"""Values of the columns that older files and journals do not have."""
+ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}  # of files and journals without them
 
 
 def gap_tolerance(period: float) -> float:
@@ -253,9 +246,9 @@ def gap_tolerance(period: float) -> float:
 class StepBlock:
     """N >= 1 consecutive steps of one episode, in columns: the wire message, journal entry and replay row.
 
-    `observation` holds the names present on every step (`state float32[N, S]`), `sparse` those present on
-    some (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`). Step i of the block is tick `first_tick + i`.
-    `repeat/<camera>` int32[M] names the ticks that recorded the frames of steps whose camera gave no new one.
+    `observation` holds the names present on every step (`state float32[N, S]`), `sparse` those present on some
+    (`images/<camera>` uint8[M, H, W, 3], `decision/<name>`, `repeat/<camera>` int32[M]: the ticks that recorded the
+    frames of steps whose camera gave no new one). Step i of the block is tick `first_tick + i`.
     """
 
     episode_id: str
@@ -306,9 +299,8 @@ class StepBlock:
         out = {k: v[i] for k, v in self.observation.items()}
         for key, rows in self.sparse.items():
             if key.startswith(IMAGE_PREFIX):
-                at = np.flatnonzero(rows.index == i)
-                if len(at):
-                    out[key] = rows.values[at[0]]
+                for at in np.flatnonzero(rows.index == i):
+                    out[key] = rows.values[at]
         return out
 
     def slice(self, start: int, stop: int) -> StepBlock:
@@ -320,8 +312,8 @@ class StepBlock:
                 sparse[key] = SparseRows((rows.index[keep] - start).astype(np.int32), rows.values[keep])
         part = slice(start, stop)
         return StepBlock(
-            episode_id=self.episode_id,
-            first_tick=self.first_tick + start,
+            self.episode_id,
+            self.first_tick + start,
             observation={k: v[part] for k, v in self.observation.items()},
             action=self.action[part],
             **{name: getattr(self, name)[part] for name in STEP_COLUMNS},
@@ -343,13 +335,13 @@ Record = Begin | StepBlock | End | Amend
 class ChunkBatch(NamedTuple):
     """B training windows in model space (normalised observations, chunks in about [-1, 1]).
 
-    `actions[b, i]` is the action executed i ticks after the window's first observation; `valid` marks steps
-    that exist; `rewards` are scaled, per step, 0 where the critic's return does not reach; `mask` is 0 where
-    the task terminated inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the
-    return (the critic's horizon unless n-step returns are configured). `weight` is the window's in the critic's loss:
-    1, but for the published sampler's windows that cross an end. L is the policy's H, or what the critic scores where
-    that is more. `mc_return` is the discounted sum of the effective rewards from the window's first step to its
-    episode's termination, of demonstrations that the task terminated; -inf where it is not known.
+    `actions[b, i]` is the action executed i ticks after the window's first observation; `valid` marks steps that exist;
+    `rewards` are scaled, per step, 0 where the critic's return does not reach; `mask` is 0 where the task terminated
+    inside the return's n steps; `discount_n` is gamma**n, n = min(R, T - t), R the steps of the return (the critic's
+    horizon unless n-step returns are configured). `weight` is the window's in the critic's loss: 1, but for the
+    published sampler's windows that cross an end. L is the policy's H, or what the critic scores where that is more.
+    `mc_return` is the discounted sum of the effective rewards from the window's first step to its episode's
+    termination, of demonstrations that the task terminated; -inf where it is not known.
     """
 
     observations: dict[str, Array]  # state float32[B, S]; images/<camera> uint8[B, H, W, 3]
@@ -364,8 +356,8 @@ class ChunkBatch(NamedTuple):
     delay: Array  # int32[B]
     weight: Array  # float32[B]
     mc_return: Array  # float32[B]
-    # float32[B, A]: the action executed on the tick before the window, its own first action where there was none; None
-    # where no loss asks for it. Of dimensions relative to a joint it is relative to o_t's.
+    # float32[B, A]: executed on the tick before the window (its own first action where there was none), relative to o_t
+    # where actions are; None where no loss asks for it.
     prev_action: Array | None = None
 
 

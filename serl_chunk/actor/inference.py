@@ -1,4 +1,4 @@
-"""Inference beside the control thread: one thread, and a mailbox that holds the newest request only."""
+"""Inference beside the control thread: a thread, a mailbox that holds the newest request only, and one that loads."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Inference(Protocol):
 
 
 class InferenceThread:
-    """`Inference` by a daemon thread of this process.
+    """`Inference` by a daemon thread of this process, and one more that loads new parameters.
 
-    It loads new parameters right after a decision, while no caller waits for it: loading 10 MB takes longer than
-    deciding. A snapshot that comes in between serves the decision after the next.
+    They are looked for after each decision. Loading 100 MB takes several ticks: decisions go on meanwhile with the
+    parameters before. A snapshot that comes between two looks serves the decision after the next.
     """
 
     def __init__(self, policy: ChunkPolicy, clock: Clock) -> None:
@@ -63,8 +63,13 @@ class InferenceThread:
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
-        self._thread.start()
+        self._look = False  # for newer parameters
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
+            for name, work in (("inference", self._decide), ("parameters", self._load))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, request: Request) -> None:
         """Ask for a decision; a request that was not begun yet is forgotten for this one."""
@@ -88,11 +93,12 @@ class InferenceThread:
             return self._take()
 
     def close(self) -> None:
-        """End the thread after the decision under way."""
+        """End both threads after what is under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _take(self) -> Result | None:
         if self._error is not None:
@@ -100,24 +106,35 @@ class InferenceThread:
         result, self._result = self._result, None
         return result
 
-    def _run(self) -> None:
+    def _guard(self, work: Callable[[], None]) -> None:
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._request is not None)
-                    if self._closed:
-                        return
-                    request, self._request = self._request, None
-                assert request is not None
-                decision = self._policy.decide(request.observation, explore=request.explore, prefix=request.prefix)
-                with self._changed:
-                    self._result = Result(request, decision)
-                    self._changed.notify_all()
-                self._policy.refresh()
+            work()
         except BaseException as error:  # handed to the control thread, which raises it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _decide(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._request is not None)
+                if self._closed:
+                    return
+                request, self._request = self._request, None
+            assert request is not None
+            decision = self._policy.decide(request.observation, explore=request.explore, prefix=request.prefix)
+            with self._changed:
+                self._result, self._look = Result(request, decision), True
+                self._changed.notify_all()
+
+    def _load(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._look)
+                if self._closed:
+                    return
+                self._look = False
+            self._policy.refresh()
 
 
 class DelayEstimate:

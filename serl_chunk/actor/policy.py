@@ -60,11 +60,18 @@ class Decision(NamedTuple):
     steps: int | None = None  # the record's "steps": how many of the actions the agent would execute, where it says
 
 
+class _Acting(NamedTuple):
+    """Parameters and their version, replaced together: a decision uses one pair to its end."""
+
+    params: Any
+    version: int
+
+
 class ChunkPolicy:
     """Decides with the newest parameters it has been given.
 
     The random key of decision number n is `fold_in(key(seed), n)`: the same observations, parameters and
-    number of decisions give the same chunks. Used by one thread at a time.
+    number of decisions give the same chunks. One thread at a time decides; another one may `refresh` meanwhile.
 
     Args:
         agent: its `sample` must be compiled for one observation without a batch axis.
@@ -91,12 +98,11 @@ class ChunkPolicy:
         self.agent = agent
         self.normaliser = normaliser
         self.image_keys = image_keys
-        self.version = -1  # before the first snapshot
         self.values = 0  # H * A values decided so far, and how many of them were clipped
         self.clipped = 0
         self._source = source
         self._origin = PolicyOrigin(run, normaliser.digest())
-        self._params: Any = None
+        self._acting: _Acting | None = None
         self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
         self._key = jax.random.key(seed)
         self._decisions = 0
@@ -104,6 +110,12 @@ class ChunkPolicy:
         self._high = np.array(spec.action_high, np.float32)
         # Decoding an action on the limit exactly may miss it by rounding; that is not clipping.
         self._slack = 1e-5 * (self._high - self._low)
+
+    @property
+    def version(self) -> int:
+        """Of the newest parameters; -1 before the first snapshot."""
+        acting = self._acting
+        return -1 if acting is None else acting.version
 
     def swap(self, snapshot: Snapshot) -> None:
         """Use the parameters of `snapshot` from the next decision on.
@@ -116,12 +128,12 @@ class ChunkPolicy:
                 f"snapshot {snapshot.version} needs normaliser {needs}, the policy has {self._origin.normaliser}: its "
                 "chunks would become other commands. Connect to the learner again, which gives both"
             )
-        self._params = self.agent.load_params(snapshot.params)
-        self.version = snapshot.version
+        params = self.agent.load_params(snapshot.params)
         if snapshot.arrived is not None:
             self._arrived[snapshot.version] = snapshot.arrived
             while len(self._arrived) > _REMEMBERED:
                 del self._arrived[next(iter(self._arrived))]
+        self._acting = _Acting(params, snapshot.version)
 
     def age(self, version: int, now: float) -> float:
         """Seconds since the parameters of `version` were complete here; -1 where that is not known."""
@@ -133,7 +145,7 @@ class ChunkPolicy:
         snapshot = None if self._source is None else self._source.latest()
         if snapshot is not None and self._fits(snapshot.origin) and snapshot.version > self.version:
             self.swap(snapshot)
-        return self._params is not None
+        return self._acting is not None
 
     def _fits(self, origin: PolicyOrigin) -> bool:
         run, normaliser = self._origin
@@ -146,7 +158,8 @@ class ChunkPolicy:
         observation on; the chunk's first d actions are these. Raises PolicyError before the first snapshot and
         for an action that is not finite: a diverged policy must not reach a robot.
         """
-        if self._params is None:
+        acting = self._acting
+        if acting is None:
             raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
         state = observation[STATE]
         inputs: dict[str, np.ndarray] = {STATE: self.normaliser.observe(state)}
@@ -155,14 +168,14 @@ class ChunkPolicy:
         key = jax.random.fold_in(self._key, self._decisions)
         self._decisions += 1
         encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)
-        chunk, record = jax.device_get(self.agent.sample(self._params, inputs, key, explore=explore, prefix=encoded))
+        chunk, record = jax.device_get(self.agent.sample(acting.params, inputs, key, explore=explore, prefix=encoded))
         decoded = self.normaliser.decode(state, chunk)
         if prefix is not None:
             decoded[: len(prefix)] = prefix  # exactly what runs, not its image through encode and decode
         if not np.isfinite(decoded).all():
             raise PolicyError(
-                f"policy version {self.version} gave an action that is not finite: its training has diverged. Stop the "
-                "run, and resume it from an earlier checkpoint"
+                f"policy version {acting.version} gave an action that is not finite: its training has diverged. Stop "
+                "the run, and resume it from an earlier checkpoint"
             )
         beyond = (decoded < self._low - self._slack) | (decoded > self._high + self._slack)
         clipped = int(np.count_nonzero(beyond))
@@ -170,7 +183,7 @@ class ChunkPolicy:
         self.clipped += clipped
         actions = np.clip(decoded, self._low, self._high)
         steps = int(record["steps"]) if "steps" in record else None
-        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, self.version, clipped, steps)
+        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, acting.version, clipped, steps)
 
     def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         horizon, d = self.normaliser.horizon, len(prefix)

@@ -89,10 +89,9 @@ class StepStorage:
 
     Images are held once, `images[c][slot]` uint8[H, W, 3], also where several ticks gave the same. `frame[row, c]` is
     the slot of camera c's newest frame at or before the row within the episode, or -1; `age[row, c]` the ticks since
-    the camera last gave it; `recent[row]` says whether all ages are at most `max_image_age`. Frames that arrive encoded
-    are decoded when they are first shown (`encoded[c]`). Images of demonstrations that come as `Frames` stay where they
-    are: slots beyond those of `images[c]` are the numbers of `deferred[c]`, see `images_at`. With `embed`,
-    `features[c]` are what it makes of the frames, by the same slots.
+    the camera last gave it; `recent[row]` says whether all ages are at most `max_image_age`. JPEG frames are decoded
+    when they are first shown (`encoded[c]`). Images of demonstrations that come as `Frames` stay in their files: slots
+    beyond those of `images[c]` are the numbers of `deferred[c]`. With `embed`, `features[c]` has what it makes of them.
 
     One storage serves all partitions, a quota and a set of episodes each: an episode changes partitions without being
     copied. Arrays are mapped, not filled: memory becomes resident when it is first written.

@@ -8,10 +8,11 @@ import traceback
 import numpy as np
 import pytest
 from actor_helpers import NoisyAgent, make_policy
+from transport_tools import eventually
 
 from serl_chunk.actor.clock import MonotonicClock
 from serl_chunk.actor.inference import InferenceThread, Request
-from serl_chunk.types import Snapshot
+from serl_chunk.types import ConfigError, Snapshot
 
 CLOCK = MonotonicClock()
 
@@ -58,27 +59,103 @@ def test_waiting_ends_at_its_moment():
     inference.close()
 
 
+class Source:
+    """Has a snapshot of `version`; counts the looks at it."""
+
+    def __init__(self, version):
+        self.version, self.looks = version, 0
+
+    def latest(self):
+        self.looks += 1
+        return Snapshot(self.version, {"bias": np.float32(self.version)})
+
+
+def decided(inference):
+    """One decision."""
+    inference.submit(request(0))
+    result = inference.wait(CLOCK.now() + 10)
+    assert result is not None
+    return result.decision
+
+
 def test_newer_parameters_are_loaded_after_a_decision_and_never_go_back():
-    class Source:
-        versions = iter((7, 7, 5, 9))
-
-        def latest(self):
-            version = next(self.versions)
-            return Snapshot(version, {"bias": np.float32(version)})
-
-    agent = NoisyAgent(4)
-    policy = make_policy(agent, source=Source())
+    agent, source = NoisyAgent(4), Source(7)
+    policy = make_policy(agent, source=source)
     inference = InferenceThread(policy, CLOCK)
     used = []
-    for _ in range(4):
-        inference.submit(request(0))
-        result = inference.wait(CLOCK.now() + 10)
-        assert result is not None
-        used.append(result.decision.version)
+    for looks, (version, newest) in enumerate([(7, 7), (7, 7), (5, 7), (9, 9)], 1):
+        source.version = version
+        used.append(decided(inference).version)
+        eventually(lambda n=looks, v=newest: source.looks == n and policy.version == v)
     inference.close()
     assert used == [3, 7, 7, 7]
     assert policy.version == 9
     assert agent.loaded == [3, 7, 9]  # each once
+
+
+def test_decisions_go_on_while_newer_parameters_are_loaded():
+    """Loading a hundred megabytes takes longer than a chunk lasts."""
+
+    class SlowToLoad(NoisyAgent):
+        begun, go = threading.Event(), threading.Event()
+
+        def load_params(self, flat):
+            if flat["bias"] == 9:
+                self.begun.set()
+                assert self.go.wait(20)
+            return super().load_params(flat)
+
+    agent = SlowToLoad(4)
+    policy = make_policy(agent, source=Source(9))
+    inference = InferenceThread(policy, CLOCK)
+    assert decided(inference).version == 3
+    assert agent.begun.wait(10)
+    inference.submit(request(5))
+    result = inference.wait(CLOCK.now() + 3)
+    agent.go.set()
+    assert result is not None, "the decision waited for the parameters"
+    assert result.decision.version == 3
+    eventually(lambda: policy.version == 9)
+    assert decided(inference).version == 9
+    inference.close()
+
+
+def test_a_decision_uses_one_set_of_parameters_whatever_is_loaded_meanwhile():
+    class Telling(SlowAgent):
+        def sample(self, params, observation, key, *, explore, prefix=None):
+            chunk, record = super().sample(params, observation, key, explore=explore, prefix=prefix)
+            return chunk, record | {"params": np.float32(params)}
+
+    agent = Telling()
+    policy = make_policy(agent)
+    inference = InferenceThread(policy, CLOCK)
+    inference.submit(request(1))
+    assert agent.begun.wait(10)
+    policy.swap(Snapshot(9, {"bias": np.float32(9)}))
+    agent.go.set()
+    result = inference.wait(CLOCK.now() + 10)
+    inference.close()
+    assert result is not None
+    assert (result.decision.version, result.decision.record["params"]) == (3, 3)
+
+
+def test_an_error_of_loading_reaches_the_control_thread():
+    class Broken(NoisyAgent):
+        def load_params(self, flat):
+            if flat["bias"] == 9:
+                raise ConfigError("parameter a/w has another shape")
+            return super().load_params(flat)
+
+    inference = InferenceThread(make_policy(Broken(4), source=Source(9)), CLOCK)
+
+    def decide_for_long():
+        for _ in range(1000):
+            inference.submit(request(0))
+            inference.wait(CLOCK.now() + 0.01)
+
+    with pytest.raises(ConfigError, match="another shape"):
+        decide_for_long()
+    inference.close()
 
 
 def test_an_error_reaches_the_control_thread_with_its_traceback():

@@ -20,6 +20,7 @@ from serl_chunk.transport.security.server import Authenticator
 from serl_chunk.transport.server.connection_guard import ConnectionGuard
 from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
 from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame
+from serl_chunk.transport.wire.parts import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,8 @@ class PeerRateLimiter:
         return max(0.0, level - FORGIVEN_PER_S * (now - at))
 
 
-# Bytes of a frame: what an actor sends on these channels is small (a doctor's echo is 1 MiB).
-_MAX_FRAME_BYTES = {"snapshots": 1 << 16, "control": 2 << 20}
+# Bytes of a frame: large records travel in parts, what comes on the others is small (a doctor's echo is 1 MiB).
+_MAX_FRAME_BYTES = {"data": MAX_PART_BYTES, "snapshots": 1 << 16, "control": 2 << 20}
 _REMEMBERED = 256  # complaints that are not logged again
 _LINES = 30  # complaints logged in a minute; more are only counted
 
@@ -96,7 +97,7 @@ class ServerSockets:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._data_poller, self._poller = zmq.Poller(), zmq.Poller()
         self.authenticator: Authenticator | None = None
-        largest = max(config.max_message_bytes, MAX_HEADER_BYTES)
+        largest = MAX_PART_BYTES + MAX_HEADER_BYTES
         self._guard = ConnectionGuard(max(config.credit_bytes, largest), largest, self._on_cut)
         self._look_at = 0.0  # when the guard looks next
         # Complete messages and descriptors by (channel, identity): written by the thread that receives.
@@ -108,7 +109,7 @@ class ServerSockets:
             self._poller.register(self.authenticator.socket, zmq.POLLIN)
         for offset, channel in enumerate(CHANNELS):
             s = self._sockets[channel] = sockets.make_socket(
-                self._context, zmq.ROUTER, config, _MAX_FRAME_BYTES.get(channel)
+                self._context, zmq.ROUTER, config, _MAX_FRAME_BYTES[channel]
             )
             if self.authenticator is not None:
                 self.authenticator.secure(s)
