@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-QUEUE_CHARS = 1 << 18  # what waits for a terminal at most; a run prints that much in a day or more
+QUEUE_CHARS = 1 << 18  # what waits for a terminal at most: minutes of a live status line, days of a log
 FLUSH_SECONDS = 5.0  # at the end of a run; a terminal that takes nothing until then gets no more
 
 
