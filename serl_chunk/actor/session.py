@@ -131,7 +131,7 @@ def run_actor(
 ) -> ActorSummary:
     """Run training episodes until the learner is done, `stop` is set or `actor.max_episodes` is reached.
 
-    The first snapshot is waited for. Under the lockstep clock the actor also waits, at decisions, for the
+    The first snapshot is waited for. Under the lockstep clock the actor also waits, before each step, for the
     learner's allowance; in real time it never waits inside an episode. An episode under way when the session
     ends is truncated cleanly, and its records are delivered before this returns. A session is of one run: where
     `replaced` returns a reason it ends in the same way, but what the run's learner lacks stays with the link.
@@ -183,9 +183,7 @@ def run_actor(
         allowance = link.allowance
         return allowance is None or link.steps_recorded < allowance
 
-    def pace() -> None:
-        if before_decision is not None:
-            before_decision()
+    def await_allowance() -> None:
         waiting.until(
             permitted,
             lambda: _joined(
@@ -194,6 +192,15 @@ def run_actor(
             ),
             say_at_once=False,
         )
+
+    def pace() -> None:
+        if before_decision is not None:
+            before_decision()
+        await_allowance()  # so that the decision is the newest policy's
+
+    def over_or_allowed() -> str | None:
+        await_allowance()  # an allowance may end within a chunk
+        return over()
 
     runner = EpisodeRunner(
         env,
@@ -207,7 +214,7 @@ def run_actor(
         clock=clock,
         inference=inference,
         before_decision=pace if lockstep else None,
-        stop=over,
+        stop=over_or_allowed if lockstep else over,
         say=say,
     )
     board = _SessionStats()

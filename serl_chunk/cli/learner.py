@@ -28,6 +28,7 @@ from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.offline_data import OfflineData
 from serl_chunk.learner.phases import Phase
 from serl_chunk.learner.publisher import Publish
+from serl_chunk.learner.step_shares import StepShares
 from serl_chunk.replay.memory import replay_size
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.demos import DEMOS, note_of
@@ -167,19 +168,18 @@ def run_learner(
             raise ConfigError("the learner is still reading its demonstrations and checkpoint")
         return holder["learner"]
 
-    delivered: dict[str, int] = {}  # session -> its steps so far; the server's thread alone reads and writes it
+    # A robot in real time is never held: its actor reads no allowance, and needs no message about one.
+    limited = config.actor.clock == "lockstep"
+    shares = StepShares(lambda: ready().steps_allowed() if limited else None, config.transport.timeout_s)
 
     def on_record(info: SessionInfo, record: Record) -> None:
         ready().ingest.insert(_session(info), record, store.next if store is not None else None)
         if isinstance(record, StepBlock):
-            delivered[info.session] = delivered.get(info.session, 0) + record.n
+            shares.delivered(info.session, record.n)
 
     def on_silent(info: SessionInfo, gone: bool) -> None:
         ready().ingest.close_session(_session(info), gone=gone, position=store.next if store is not None else None)
-
-    def allowance(session: str) -> int | None:
-        left = ready().steps_allowed()
-        return None if left is None else delivered.get(session, 0) + left
+        shares.closed(info.session)
 
     def fetch(step: str) -> tuple[Snapshot, dict[str, Any]]:
         checkpoint = wanted_policy(run.path, CheckpointStore(run.path), step)
@@ -201,7 +201,7 @@ def run_learner(
             contract=contract(config, spec, agent.network_shape()),
             welcome=lambda: welcome_of(ready()),
             on_record=on_record,
-            allowance=allowance,
+            allowance=shares.allowed,
             on_silent=on_silent,
             fetch=fetch,
             run_id=run.run_id,
@@ -227,7 +227,7 @@ def run_learner(
         stack.callback(learner.close)
         if store is not None:
             check_retention(config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
-            _refill(learner, store, delivered, status)
+            _refill(learner, store, shares, status)
             server.resume()
         holder["learner"] = learner
         status.say(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
@@ -265,7 +265,7 @@ def open_store(config: ExperimentConfig, run: Path, tell: Callable[[str], None])
     return store
 
 
-def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], status: StatusLine) -> None:
+def _refill(learner: Learner, store: RecordStore, shares: StepShares, status: StatusLine) -> None:
     """Put the journal back into the replay, with progress: tens of gigabytes take a while."""
     shown = time.monotonic()
 
@@ -279,7 +279,7 @@ def _refill(learner: Learner, store: RecordStore, delivered: dict[str, int], sta
                 status.say(f"reading the journal: entry {stored.number:,} of {store.next:,}")
 
     steps = learner.ingest.refill(records())
-    delivered.update({s.session: s.steps for s in store.session_states()})
+    shares.restore((s.session, s.steps) for s in store.session_states())
     if store.next:
         status.say(f"journal: {steps:,} online steps put back from {store.nbytes / 2**20:.0f} MiB")
 

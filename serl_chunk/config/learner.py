@@ -16,7 +16,7 @@ class LearnerConfig:
     batch_size: int = 256  # windows per critic update
     cta_ratio: int = 1  # critic updates in one compiled update, the last followed by the policy's
     utd_ratio: float = 0.25  # critic updates per inserted online step; may be below 1 (the rate limiter)
-    max_lag_steps: int = 200  # online steps a lockstep actor may run ahead of the updates they entitle to
+    max_lag_steps: int = 200  # online steps lockstep actors may together run ahead of the updates they entitle to
     max_steps: int = 20_000  # critic updates of the online phase, those of the offline phase not among them
     training_starts: int = 100  # online steps before training
     steps_per_update: int = 50  # critic updates between publications

@@ -59,7 +59,9 @@ def _one_of_each() -> list[Frames]:
         (message_types.IDENTITY, {"run": "r"}),
         (message_types.FETCH, {**token, "request": 1, "step": "latest"}), (LOST, {"first": 3, "span": 2, "steps": 1}),
         (message_types.ENROL, {"public": b"\2" * 32}),
-        (message_types.ACK, {"next": 3, "gap": False, "allowance": None, "taken": 4, "partial": None}),
+        (message_types.ACK, {
+            "next": 3, "gap": False, "allowance": None, "allowance_number": 1, "taken": 4, "partial": None,
+        }),
         (snapshots.SUBSCRIBE, {**token, "version": 3}), (snapshots.RELEASE, token),
         (snapshots.PULL, {**token, "key": "k", "ranges": [[0, 0, 8]]}),
     ]:  # fmt: skip

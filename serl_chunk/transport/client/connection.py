@@ -65,6 +65,7 @@ class Connection:
         self._patience = Patience(config.timeout_s, out.sender.flow, snapshots.flow)
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
+        self._allowance_number = 0  # of the newest allowance
         self._data_open = self._data_greeted = False  # the learner has answered on the data socket; it was greeted
         self._hello_at: float | None = None
         self._retry_at = self._open_at = 0.0
@@ -185,7 +186,9 @@ class Connection:
         if self._token is not None:
             log.warning("connection to the learner at %s:%d lost: %s", self._host, self._port, why)
             self._disconnected_at = time.monotonic()
-        self._token = None
+        self._token, self._allowance_number = None, 0
+        if self.allowance is not None:  # what it has not used is given to others
+            self.allowance = min(self.allowance, self._out.steps_recorded)
         self._retry_at = time.monotonic() + retry_in
         self._key_exchange.close()
         for s in self._sockets.values():
@@ -349,7 +352,7 @@ class Connection:
             return self._snapshots.receive(message)
         elif kind == message_types.ACK:
             self._data_open = True
-            self.allowance = codec.field(h, "allowance", (int, type(None)))
+            self._take_allowance(h)
             gap, arrived = codec.field(h, "gap", bool), _arrived(h)
             self._out.acknowledged(codec.count(h, "next"), gap=gap, arrived=arrived)
         elif kind == message_types.STATUS:
@@ -372,8 +375,13 @@ class Connection:
         self.waiting = reason
         self._disconnect("refused", retry_in=self._config.heartbeat)
 
+    def _take_allowance(self, h: dict[str, Any]) -> None:
+        allowance, number = codec.field(h, "allowance", (int, type(None))), codec.count(h, "allowance_number")
+        if number > self._allowance_number:  # else a newer one came over the other socket
+            self.allowance, self._allowance_number = allowance, number
+
     def _on_status(self, h: dict[str, Any]) -> None:
-        self.allowance = codec.field(h, "allowance", (int, type(None)))
+        self._take_allowance(h)
         self.finished = codec.field(h, "finished", (str, type(None)))
         self.stalled = codec.text(h, "stalled")
         if self.stalled:

@@ -194,13 +194,14 @@ class ControlChannel:
         return {
             "next": self._receiver.safe(session),
             "stalled": self._receiver.waits(self._config.heartbeat),  # an actor must not connect anew for that
-            "allowance": self._receiver.allowed(session),
+            **self._receiver.allowance_fields(session),
             "finished": self.finished,
             "run": self._run_id,
             "version": self._snapshots.version,
         }
 
     def _status(self, session: Session) -> None:
+        self._counters["statuses"] += 1
         fields = self._status_fields(session)
         self._sockets.send("control", session.control_id, codec.encode(message_types.STATUS, fields))
 
@@ -258,7 +259,9 @@ class ControlChannel:
                 return
         if new_snapshot:
             self._snapshots.announce(session)
-        told = session.allowance_told
-        if self._receiver.allowed(session) != told or (self.finished is not None and not session.finish_told):
+        # A session is allowed more once it is about to need it: no message goes to one that has enough.
+        if self._receiver.allowed(session) != session.allowance_told or (
+            self.finished is not None and not session.finish_told
+        ):
             session.finish_told = self.finished is not None
             self._status(session)

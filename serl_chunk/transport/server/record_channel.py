@@ -248,7 +248,7 @@ class RecordReceiver:
     def _acknowledge(self, session: Session, *, gap: bool = False) -> None:
         """Cumulative: everything below `next` was taken."""
         if not session.refused:
-            fields = {"next": self.safe(session), "gap": gap, "allowance": self.allowed(session), **session.arrived}
+            fields = {"next": self.safe(session), "gap": gap, **self.allowance_fields(session), **session.arrived}
             self._sockets.send("data", session.data_id, codec.encode(message_types.ACK, fields))
 
     def safe(self, session: Session) -> int:
@@ -263,10 +263,16 @@ class RecordReceiver:
             return session.synced if session.unsynced else expected
 
     def allowed(self, session: Session) -> int | None:
-        """The session's allowance in its actor's own count of steps."""
+        """The session's allowance in its actor's own count of steps. For any thread."""
         allowed = self._allowance(session.info.session)
-        session.allowance_told = None if allowed is None else allowed + session.steps_offset
-        return session.allowance_told
+        return None if allowed is None else allowed + session.steps_offset
+
+    def allowance_fields(self, session: Session) -> dict[str, int | None]:
+        """The allowance for a message, numbered: two sockets carry it, and the older may come later."""
+        with self._sessions.lock:
+            session.allowance_told = self.allowed(session)
+            session.allowances += 1
+            return {"allowance": session.allowance_told, "allowance_number": session.allowances}
 
     def refuse(self, session: Session, reason: str) -> None:
         """End a session for good: what it sends cannot be taken, and going on would lose it."""

@@ -64,7 +64,8 @@ class LearnerServer:
             on_record: takes one record; the acknowledgement follows its return. DataError refuses the session.
                 A `Begin` may follow an episode without an `End`: the actor died in it. Arrays are read-only views.
             allowance: session id -> number of that session's steps (as delivered to `on_record`) it may have
-                recorded in all; None for no limit. Cheap: called many times a second, by either thread.
+                recorded in all; None for no limit. Cheap: called many times a second while the session lives, by either
+                thread. Its actor is told of a change at once: change what it needs, and not what it has enough of.
             on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
                 `config.timeout_s`): called once per silence. With `gone` its open episode is over, else it may go on.
             fetch: reads a checkpoint, in its own thread.
@@ -105,6 +106,7 @@ class LearnerServer:
             "probes",
             "probes_dropped",
             "connections_cut",
+            "statuses",
         )
         self._sockets = ServerSockets(config, bind, port, self._data_counters, self._control_counters, keys)
         self._data_waker, self._waker = Waker(), Waker()

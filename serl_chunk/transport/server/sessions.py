@@ -79,6 +79,7 @@ class Session:
         self.assembly: Assembly | None = None  # the record that arrives in parts
         self.gap_told: dict[str, Any] | None = None  # `arrived` when a gap was last reported
         self.allowance_told: int | None = None
+        self.allowances = 0  # how often one was told
         # Snapshots.
         self.holds: int | None = None  # version it holds, while it waits for an announcement
         self.pulling: Published | None = None

@@ -1,0 +1,104 @@
+"""Shares out, among the sessions of lockstep actors, the steps that the training schedule allows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+IDLE_S = 2.0  # without a step, after which a share is taken back where another session waits for one
+NOTICE_S = 1.0  # how long a share that was taken back may still be used: until its actor has read so
+TURN_S = 10.0  # how long a session whose share was taken back is the last in the queue
+
+
+class _Share:
+    """Steps of one session. It may have recorded `granted` in all, of which `delivered` are here."""
+
+    def __init__(self, delivered: int) -> None:
+        self.delivered = self.granted = delivered
+        self.asked_at = self.moved_at = self.granted_at = 0.0
+        self.noticed, self.notice_until = 0, 0.0  # what it was granted before it was taken back, and until when
+        self.idle_until = 0.0
+
+    def outstanding(self, now: float) -> int:
+        """Steps that it may have recorded or may still record, and that are not here."""
+        most = max(self.granted, self.noticed) if now < self.notice_until else self.granted
+        return max(0, most - self.delivered)
+
+
+class StepShares:
+    """The allowances of all sessions, whose steps that are not delivered stay together within `steps_left()`.
+
+    A session gets an equal share, and more once it has used half of it; of what is scarce, the one that got some least
+    recently. A session that is silent for `gone_s`, or closed, gives its unused share back. One that records nothing
+    does so once another waits. For any thread.
+    """
+
+    def __init__(
+        self,
+        steps_left: Callable[[], int | None],
+        gone_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`steps_left`: steps that all sessions together may record beyond those delivered; None: no limit."""
+        self._steps_left, self._gone_s, self._clock = steps_left, gone_s, clock
+        self._shares: dict[str, _Share] = {}
+        self._live: dict[str, _Share] = {}  # those that were asked for within `gone_s`; the others hold nothing
+        self._lock = threading.Lock()
+
+    def restore(self, sessions: Iterable[tuple[str, int]]) -> None:
+        """Count on from the steps that sessions had delivered to a previous process."""
+        with self._lock:
+            self._shares.update((session, _Share(steps)) for session, steps in sessions)
+
+    def delivered(self, session: str, steps: int) -> None:
+        """So many steps of a session came, and `steps_left` counts them already."""
+        with self._lock:
+            share = self._shares.setdefault(session, _Share(0))
+            share.delivered += steps
+            share.moved_at, share.idle_until = self._clock(), 0.0
+
+    def closed(self, session: str) -> None:
+        """A session left, or fell silent: it gives back what it has not used."""
+        with self._lock:
+            if (share := self._live.pop(session, None)) is not None:
+                share.granted = min(share.granted, share.delivered)
+
+    def allowed(self, session: str) -> int | None:
+        """Steps that a live session may have recorded in all; None: no limit. Ask often, while it lives."""
+        with self._lock:
+            now, left = self._clock(), self._steps_left()
+            share = self._shares.setdefault(session, _Share(0))
+            share.asked_at = now
+            if session not in self._live:  # it comes, or comes back
+                self._live[session] = share
+                share.granted, share.moved_at, share.notice_until = share.delivered, now, 0.0
+            if left is None:
+                share.granted = share.delivered
+                return None
+            if left == 0:
+                share.granted = min(share.granted, share.delivered)
+            self._share_out(left, now)
+            return max(share.granted, share.delivered) if left else share.delivered
+
+    def _share_out(self, left: int, now: float) -> None:
+        for session in [s for s, share in self._live.items() if share.asked_at < now - self._gone_s]:
+            share = self._live.pop(session)
+            share.granted = min(share.granted, share.delivered)
+        live = list(self._live.values())
+        free = left - sum(share.outstanding(now) for share in live)
+        fair = max(1, left // len(live))
+        waiting = [s for s in live if s.outstanding(now) <= fair // 2]
+        waiting.sort(key=lambda s: (now < s.idle_until, s.granted_at))
+        for share in waiting:
+            # One that was idle gets a step, and the rest once it has recorded that.
+            give = min(free, (1 if share.idle_until else fair) - share.outstanding(now))
+            if give > 0:
+                share.granted = max(share.granted, share.delivered) + give
+                share.granted_at = share.moved_at = now
+                free -= give
+        if free <= 0 and any(s.outstanding(now) == 0 for s in live):
+            for share in live:
+                if now - share.moved_at > IDLE_S and share.granted > share.delivered:
+                    share.noticed, share.notice_until = share.granted, now + NOTICE_S
+                    share.granted, share.idle_until = share.delivered, now + TURN_S
