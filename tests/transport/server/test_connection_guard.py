@@ -150,7 +150,7 @@ def test_a_message_that_never_ends(channel, part):
         growth = Growth()
         with attacked(endless_parts, port + CHANNELS.index(channel), part) as process:
             honest_while(link, process, inbox)
-        assert growth.close() < BOUND
+        assert growth.close() < (BOUND if part else 2 * BOUND)  # a look that comes late costs more of the second kind
         assert server.stats()["connections_cut"] > 0
 
 
