@@ -64,7 +64,7 @@ class Key(enum.Enum):
 
 
 class Keyboard:
-    """Stands in for `pynput.keyboard`: whoever makes a `Listener` hears the keys that are pressed here."""
+    """Stands in for `pynput.keyboard`: its listeners receive the keys that are pressed here."""
 
     Key = Key
 
@@ -232,7 +232,7 @@ class Watched(gymnasium.Wrapper):
         self._operator = operator
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As the environment's; the operator lets go of the keys."""
+        """As the environment's; the operator releases the keys."""
         if self._operator is not None:
             self._operator.reset(seed)
         return self.env.reset(seed=seed, options=options)

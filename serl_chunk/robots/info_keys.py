@@ -53,7 +53,7 @@ def human_action(info: Mapping[Any, Any], robot: str) -> tuple[str, Any] | None:
     """The key and the value of what a human commanded on this tick; None where none acted.
 
     A flag that is there decides; without one, HIL-SERL's action is there on a human's ticks alone. Raises DataError
-    for an intervention without its action.
+    for an intervention without its action, and for LeRobot's action without its flag.
     """
     flags = [key for key in FLAG_KEYS if key in info]
     if flags:
@@ -67,6 +67,12 @@ def human_action(info: Mapping[Any, Any], robot: str) -> tuple[str, Any] | None:
             f'info["{acting[0]}"] of robot {robot!r} is true, and what the human commanded is missing: give it as '
             f"info[{'] or info['.join(repr(key) for key in ACTION_KEYS[:2])}]"
         )
+    for key in ACTION_KEYS[1:]:
+        if info.get(key) is not None:
+            raise DataError(
+                f'info["{key}"] of robot {robot!r} comes without info["is_intervention"], and gym-hil gives it on the '
+                "policy's ticks too: give the flag on every tick"
+            )
     value = info.get("intervene_action")
     return None if value is None else ("intervene_action", value)
 

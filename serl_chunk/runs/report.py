@@ -101,7 +101,7 @@ def _evaluations(metrics: RunMetrics) -> Table:
             str(row.get("n")),
             _percent(row.get("success_rate")),
             _interval(row),
-            STARTS[row.get("starts_repeat")],
+            STARTS.get(row.get("starts_repeat"), "unknown"),
             _number(row.get("mean_time_s"), "s"),
             _number(row.get("mean_length"), "steps"),
             f"{row['env_steps']:,} steps, {_duration(metrics.trained_wall(row))}",

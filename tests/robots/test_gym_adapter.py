@@ -285,6 +285,14 @@ class TestLeRobot:
         with pytest.raises(DataError, match=naming('info["is_intervention"]', "teleop_action", "intervene_action")):
             env.step(POLICY)
 
+    @pytest.mark.parametrize("key", ["teleop_action", "action_intervention"])
+    def test_a_teleoperators_action_without_its_flag_is_refused(self, key):
+        """It is there on the policy's ticks too, in gym-hil: without the flag nothing tells whose it is."""
+        env = GymAdapter(hil_serl_config({1: {key: HUMAN}}))
+        env.reset()
+        with pytest.raises(DataError, match=naming(f'info["{key}"]', "franka", 'info["is_intervention"]')):
+            env.step(POLICY)
+
     @pytest.mark.parametrize("command", [{"shoulder": 1.0}, "left"])
     def test_an_action_that_is_no_vector_is_named(self, command):
         env = GymAdapter(hil_serl_config({1: {"is_intervention": True, "teleop_action": command}}))
