@@ -32,7 +32,7 @@ def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], diff
 def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
     """`latest`, `best` or a number as an existing checkpoint; raises CheckpointError listing those that exist.
 
-    `latest` may be a timed one; the others are of the period.
+    `latest` may be a timed one; the others are those of `learner.checkpoint_period`.
     `best` is the highest success rate among validation evaluations (`--eval_validation`) with the run's own settings,
     whose start states are not those of reported figures; of several of one checkpoint, the one of most episodes counts.
     """

@@ -53,6 +53,10 @@ class Lab:
         flags = ["--actor", "--spool_path", str(self.spool)]
         return self._cluster.start(*self._shared, *flags, *more, prefix=prefix, kind=kind)
 
+    def local(self, *more: str, kind: type[Process] = Process) -> Process:
+        """One process on the run folder alone: both loops, or an evaluation."""
+        return self._cluster.start("--exp_name", ROBOT, "--checkpoint_path", str(self.run), *more, kind=kind)
+
     @property
     def _shared(self) -> list[str]:
         return ["--exp_name", ROBOT, "--port", str(self.port)]

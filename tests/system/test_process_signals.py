@@ -43,6 +43,12 @@ def last_end(lab: Lab) -> End:
         store.close()
 
 
+def closed_robot(lab: Lab, process: Process) -> bool:
+    """Whether a process has closed its robot."""
+    file = lab.log.parent / (lab.log.name + CLOSED)
+    return file.exists() and str(process.pid) in file.read_text().split()
+
+
 def test_a_closed_terminal_ends_an_actor_and_a_learner_as_sigterm_does(lab):
     """The kernel sends SIGHUP, and whatever they print from then on fails."""
     learner, actor = lab.learner(kind=TerminalProcess), lab.actor(kind=TerminalProcess)
@@ -50,8 +56,7 @@ def test_a_closed_terminal_ends_an_actor_and_a_learner_as_sigterm_does(lab):
     actor.until(lambda: LENGTH // 4 < lab.executed() % LENGTH < LENGTH // 2, "no episode is under way")
     actor.hang_up()
     actor.ends(HANGUP)
-    closed = (lab.log.parent / (lab.log.name + CLOSED)).read_text().split()
-    assert str(actor.pid) in closed
+    assert closed_robot(lab, actor)
     learner.hang_up()
     learner.ends(HANGUP)
     account = lab.settled()
@@ -77,6 +82,23 @@ def test_processes_that_ignore_a_closed_terminal_go_on_without_one(lab):
     learner.ends()
     account = lab.settled()
     assert (account.steps, account.cut) == (account.executed, {})
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_one_process_of_both_loops_and_an_evaluation(lab):
+    lockstep = "--config.actor.clock=lockstep"
+    process = lab.local("--local", "--debug", lockstep, kind=TerminalProcess)
+    lab.trains(process)
+    process.hang_up()
+    process.ends(HANGUP)
+    assert closed_robot(lab, process)
+    assert checkpoints(lab.run)[-1] >= 20
+    evaluation = ("--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", "100000", lockstep)
+    process = lab.local(*evaluation, kind=TerminalProcess)
+    lab.goes_on(LENGTH, process)
+    process.hang_up()
+    process.ends(HANGUP)
+    assert closed_robot(lab, process)
 
 
 SOON = 2.0  # seconds within which a start is promised to end
