@@ -13,7 +13,7 @@ from collections.abc import Callable
 INTERRUPTED = 130  # exit status
 HANGUP = 128 + signal.SIGHUP
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 1.0  # seconds in which a learner without anything to save may end by itself; a compilation takes longer
+GRACE = 1.4  # seconds in which a learner without anything to save may end by itself; a compilation takes longer
 TELLING = 0.2  # seconds for what `before_exit` sends to other machines
 
 
