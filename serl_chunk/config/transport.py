@@ -49,6 +49,11 @@ class TransportConfig:
             f"hears of none for timeout_s={self.timeout_s:g} s connects anew: set sync_interval below timeout_s / 2",
         )
         require(self.max_arrays <= 65000, "transport.max_arrays must be at most 65000: a journal entry holds no more")
+        require(
+            self.piece_bytes <= self.max_message_bytes,
+            f"transport.piece_bytes={self.piece_bytes} exceeds max_message_bytes={self.max_message_bytes}: no "
+            "snapshot would ever arrive. Lower piece_bytes or raise max_message_bytes",
+        )
         require(self.max_message_bytes < 2**32, "transport.max_message_bytes must be below 4 GiB")
         require(
             self.credit_bytes <= self.spool_bytes,

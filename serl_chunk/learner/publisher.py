@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import queue
 import threading
@@ -14,6 +16,8 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.types import DataError, PolicyOrigin, Snapshot
+
+log = logging.getLogger(__name__)
 
 Publish = Callable[[Snapshot, dict[str, Any]], None]
 VERSION_DIGITS = 12
@@ -28,15 +32,18 @@ class SnapshotPublisher:
 
     The version is written to `<run>/snapshot_version` before it is used: versions never go back, not even
     after a resume from an older checkpoint. It is one `write` over digits of the same width: a kill leaves the old
-    version or the new one, and a disk that is full by now has the room.
+    version or the new one, and a disk that is full by now has the room. Where it cannot be written nothing is
+    published: that is logged and counted (`failed_writes`), training goes on, and the next call tries again.
     """
 
     def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool) -> None:
         self._agent, self._publish, self._threaded = agent, publish, threaded
-        file = Path(run_dir) / "snapshot_version"
+        self._file = file = Path(run_dir) / "snapshot_version"
         self.version = _read_version(file)
         self._version_file = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
-        self._keep_version()
+        self.failed_writes = 0  # versions that could not be written, and were not published
+        self._writes = True  # the last one was
+        self._keep_version(self.version)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._waiting: queue.Queue[tuple[int, Any, dict[str, Any], str] | None] = queue.Queue(maxsize=1)
         self.error: BaseException | None = None  # what stopped the thread
@@ -46,14 +53,15 @@ class SnapshotPublisher:
             self._thread.start()
 
     def publish(self, params: Any, info: dict[str, Any], *, normaliser: str = "") -> int:
-        """Publish a parameter tree under the next version, which is returned; raises what stopped the thread.
+        """Publish a parameter tree under the next version; returns the newest version that was published.
 
-        `normaliser`: digest of the one that acting with these parameters needs.
+        `normaliser`: digest of the one that acting with these parameters needs. Raises what stopped the thread.
         """
         if self.error is not None:
             raise self.error
+        if not self._keep_version(self.version + 1):
+            return self.version
         self.version += 1
-        self._keep_version()
         item = (self.version, self._copy(params), info, normaliser)
         if not self._threaded:
             self._hand_over(*item)
@@ -68,8 +76,26 @@ class SnapshotPublisher:
                 except queue.Empty:
                     continue
 
-    def _keep_version(self) -> None:
-        os.pwrite(self._version_file, f"{self.version:0{VERSION_DIGITS}d}\n".encode(), 0)
+    def _keep_version(self, version: int) -> bool:
+        """Write a version down; False where that failed, which the first time in a row is logged."""
+        try:
+            data = f"{version:0{VERSION_DIGITS}d}\n".encode()
+            if os.pwrite(self._version_file, data, 0) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as e:
+            self.failed_writes += 1
+            if self._writes:
+                log.warning(
+                    "snapshot %d is not published: its version cannot be written to %s (%s). Training goes on, and the "
+                    "next snapshot tries again; if the disk is full, free some space",
+                    version, self._file, e.strerror,
+                )  # fmt: skip
+            self._writes = False
+            return False
+        if not self._writes:
+            log.warning("snapshot versions are written again; %d snapshots were not published", self.failed_writes)
+        self._writes = True
+        return True
 
     def _hand_over(self, version: int, params: Any, info: dict[str, Any], normaliser: str) -> None:
         origin = PolicyOrigin(normaliser=normaliser)  # the transport adds the run

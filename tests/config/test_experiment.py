@@ -172,6 +172,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (TransportConfig, {"durability": "disk"}, ("transport.durability", "disk", "process", "power")),
     (TransportConfig, {"jpeg_quality": 101}, ("transport.jpeg_quality", 101, "0..100")),
     (TransportConfig, {"timeout_s": 2.0}, ("transport.timeout_s", "heartbeats")),
+    (TransportConfig, {"piece_bytes": 65 << 20}, ("transport.piece_bytes", 65 << 20, "max_message_bytes", 64 << 20)),
     (TransportConfig, {"spool_bytes": 1 << 20}, ("transport.credit_bytes", 33554432, "spool_bytes", 1048576)),
 ]
 

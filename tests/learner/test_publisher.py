@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 
 import jax
@@ -128,3 +130,30 @@ def test_a_version_file_that_holds_no_version_is_named(tmp_path, got):
     (tmp_path / "snapshot_version").write_text("12x")
     with pytest.raises(DataError, match=naming("snapshot_version", "b'12x'")):
         publisher(got, tmp_path, threaded=False)
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_full_disk_holds_snapshots_back_and_ends_nothing(tmp_path, got, monkeypatch, caplog, threaded):
+    p, write, full = publisher(got, tmp_path, threaded=threaded), os.pwrite, [False]
+
+    def pwrite(fd, data, at):
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert p.publish(tree(1), {}) == 1
+    full[0] = True
+    assert [p.publish(tree(n), {}) for n in (2, 3)] == [1, 1]
+    full[0] = False
+    assert p.publish(tree(4), {}) == 2
+    p.close()
+    assert p.failed_writes == 2
+    assert [s.version for s, _ in got][-1] == 2
+    assert [s.params["w"][0] for s, _ in got][-1] == 4
+    assert (tmp_path / "snapshot_version").read_text() == "000000000002\n"
+    told = [r.getMessage() for r in caplog.records]
+    assert len(told) == 2
+    assert "snapshot 2 is not published" in told[0]
+    assert str(tmp_path / "snapshot_version") in told[0]
+    assert "2 snapshots were not published" in told[1]

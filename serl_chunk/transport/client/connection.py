@@ -157,9 +157,8 @@ class Connection:
         ready = dict(poller.poll(round(1000 * wait)))
         if self._waker.fileno() in ready:
             self._waker.drain()
-        changed = False
-        for channel, s in [(c, s) for c, s in self._sockets.items() if ready.get(s, 0) & zmq.POLLIN]:
-            changed |= self._receive(channel, s)
+        # A list: all are received from, and a lost connection empties the table.
+        changed = any([self._receive(c, s) for c, s in list(self._sockets.items()) if ready.get(s, 0) & zmq.POLLIN])
         self._out.pack()
         self._check_keys()
         if not self._sockets:  # lost while receiving, or not open yet
@@ -242,18 +241,12 @@ class Connection:
             self._out.attach(self._spools, run)
         spool = self._out.spool
         assert spool is not None
+        version = self._snapshots.version if run == self._snapshots.origin.run else -1
         hello = Hello(
-            session=spool.session,
-            incarnation=spool.incarnation,
-            actor_id=self._actor_id,
-            contract=self._contract,
-            run=run,
-            version=self._snapshots.version if run == self._snapshots.origin.run else -1,
-            first=spool.first,
-            next=spool.next,
-            steps_before_first=spool.steps_before_first,
-            steps_before_next=spool.steps,
-        )
+            spool.session, spool.incarnation, self._actor_id, self._contract, run, version,
+            first=spool.first, next=spool.next,
+            steps_before_first=spool.steps_before_first, steps_before_next=spool.steps,
+        )  # fmt: skip
         if not try_send(self._sockets["control"], hello.encode()):
             self._disconnect("no answer")
 
@@ -339,7 +332,7 @@ class Connection:
         kind, h = message.kind, message.header
         if kind == handshake.REFUSED:
             renew = codec.field(h, "renew", bool)
-            self._on_refused(codec.text(h, "reason", 1 << 16), codec.field(h, "retry", bool), renew)
+            self._on_refused(codec.shown(codec.text(h, "reason", 1 << 16)), codec.field(h, "retry", bool), renew)
         elif kind == message_types.IDENTITY:
             if self._token is None:
                 self._on_identity(codec.text(h, "run", 128))
@@ -382,8 +375,9 @@ class Connection:
 
     def _on_status(self, h: dict[str, Any]) -> None:
         self._take_allowance(h)
-        self.finished = codec.field(h, "finished", (str, type(None)))
-        self.stalled = codec.text(h, "stalled")
+        finished = codec.field(h, "finished", (str, type(None)))
+        self.finished = None if finished is None else codec.shown(finished)
+        self.stalled = codec.shown(codec.text(h, "stalled"))
         if self.stalled:
             self._out.sender.wait()
         self._snapshots.set_available_version(codec.field(h, "version", int))
@@ -394,7 +388,7 @@ class Connection:
         if request is None or message.header.get("request") != request.number:
             return  # its caller gave up
         if message.kind == message_types.FETCH_FAILED:
-            request.finish(None, FetchError(codec.text(message.header, "reason", 1 << 16)))
+            request.finish(None, FetchError(codec.shown(codec.text(message.header, "reason", 1 << 16))))
         else:
             request.manifest = Manifest.decode(message)
             self._snapshots.add_fetch(request)

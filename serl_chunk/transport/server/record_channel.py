@@ -276,6 +276,7 @@ class RecordReceiver:
 
     def refuse(self, session: Session, reason: str) -> None:
         """End a session for good: what it sends cannot be taken, and going on would lose it."""
+        reason = codec.shown(reason)  # it may quote what the actor sent
         log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
         self._counters["refused"] += 1
         session.refused = reason

@@ -240,7 +240,7 @@ class Sessions:
             session.live = False
             # Where its last records are damaged it may be in an episode that this standing does not name.
             session.closed = False
-            self._by_session[standing.session] = session
+            self._by_session[standing.session] = session  # last: another thread counts those that are live
 
     def check(self, hello: Hello) -> None:
         """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""

@@ -19,7 +19,7 @@ from serl_chunk.transport.security.keys import ServerKeys
 from serl_chunk.transport.security.server import Authenticator
 from serl_chunk.transport.server.connection_guard import ConnectionGuard
 from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
-from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame
+from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, shown
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
 
@@ -221,7 +221,7 @@ class ServerSockets:
             if logged:
                 self._lines.append(now)
         if logged:
-            log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, what)
+            log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, shown(what))
 
     def close(self) -> None:
         """Release the ports; what was not sent is dropped."""

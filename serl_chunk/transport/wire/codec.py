@@ -236,3 +236,18 @@ def text(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
     if len(value) > limit:
         raise WireError(f"field {name!r} has {len(value)} characters; the limit is {limit}")
     return value
+
+
+def identifier(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
+    """As `text`, of printable characters alone: it reaches terminals, logs and names of files."""
+    value = text(header, name, limit)
+    if not value.isprintable():
+        raise WireError(f"field {name!r} holds characters that cannot be printed: {value!r}")
+    return value
+
+
+def shown(sentence: str) -> str:
+    """A sentence that a peer sent, or whose parts it did, for a terminal: what cannot be printed is escaped."""
+    if sentence.isprintable():
+        return sentence
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)

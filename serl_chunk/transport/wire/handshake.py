@@ -63,11 +63,11 @@ class Hello(NamedTuple):
         if not -1 <= version < 2**62:
             raise WireError(f"field 'version' must be -1 or more, got {version}")
         hello = cls(
-            session=codec.text(h, "session", 64),
+            session=codec.identifier(h, "session", 64),
             incarnation=codec.count(h, "incarnation"),
-            actor_id=codec.text(h, "actor_id", 128),
+            actor_id=codec.identifier(h, "actor_id", 128),
             contract=contract,
-            run=codec.text(h, "run", 128),
+            run=codec.identifier(h, "run", 128),
             version=version,
             first=codec.count(h, "first"),
             next=codec.count(h, "next"),
@@ -100,6 +100,8 @@ def contract_of(header: Mapping[str, Any]) -> dict[str, str]:
     contract: dict[str, str] = codec.field(header, "contract", dict)
     if len(contract) > _MAX_FIELDS or not all(isinstance(x, str) for pair in contract.items() for x in pair):
         raise WireError(f"a contract maps at most {_MAX_FIELDS} names to strings")
+    if unprintable := [name for name in contract if not name.isprintable()]:
+        raise WireError(f"a contract's names hold characters that cannot be printed: {unprintable[0]!r}")
     return contract
 
 

@@ -38,7 +38,7 @@ class StatusRequest(NamedTuple):
         """The inspection in `message`; raises WireError."""
         if message.arrays:
             raise WireError("an inspection carries no arrays")
-        return cls(codec.text(message.header, "actor_id", 128), handshake.contract_of(message.header))
+        return cls(codec.identifier(message.header, "actor_id", 128), handshake.contract_of(message.header))
 
 
 class LearnerStatus(NamedTuple):

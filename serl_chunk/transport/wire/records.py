@@ -41,6 +41,7 @@ KINDS = (BEGIN, STEPS, END, AMEND)
 
 _NONE = type(None)
 _LAST_SOURCE = max(Source)
+_MAX_REWARD = float(np.finfo(np.float32).max)
 
 
 def kind_of(record: Record) -> str:
@@ -114,7 +115,8 @@ def decode_record(message: Message) -> tuple[int, Record]:
     if arrays:
         raise WireError(f"a {message.kind!r} record carries no arrays")
     if message.kind == BEGIN:
-        return first, Begin(**{name: codec.text(header, name) for name in Begin._fields})
+        texts = {name: (codec.text if name == "task" else codec.identifier)(header, name) for name in Begin._fields}
+        return first, Begin(**texts)
     if message.kind == AMEND:
         return first, _amend(header)
     raise WireError(f"{message.kind!r} is not a record; valid are {', '.join(KINDS)}")
@@ -130,14 +132,16 @@ def _reward(header: dict[str, Any]) -> float | None:
     value = codec.field(header, "reward", (float, int, _NONE))
     if value is not None and not math.isfinite(value):
         raise WireError(f"reward must be finite, got {value}")
+    if value is not None and abs(value) > _MAX_REWARD:
+        raise WireError(f"reward must fit a float32, whose largest is {_MAX_REWARD:g}, got {value}")
     return None if value is None else float(value)
 
 
 def _amend(header: dict[str, Any]) -> Amend:
     return Amend(
-        episode_id=codec.text(header, "episode_id"),
+        episode_id=codec.identifier(header, "episode_id"),
         outcome=_outcome(codec.field(header, "outcome", (str, _NONE))),
-        outcome_by=codec.text(header, "outcome_by"),
+        outcome_by=codec.identifier(header, "outcome_by"),
         terminated=codec.field(header, "terminated", (bool, _NONE)),
         reward=_reward(header),
         discard=codec.field(header, "discard", bool),
@@ -162,13 +166,13 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
     outcome = _outcome(codec.field(header, "outcome", str))
     assert outcome is not None
     return End(
-        episode_id=codec.text(header, "episode_id"),
+        episode_id=codec.identifier(header, "episode_id"),
         length=codec.count(header, "length"),
         final_observation=final if present else None,
         terminated=codec.field(header, "terminated", bool),
         truncated=codec.field(header, "truncated", bool),
         outcome=outcome,
-        outcome_by=codec.text(header, "outcome_by"),
+        outcome_by=codec.identifier(header, "outcome_by"),
         reward=_reward(header),
         repeats=_final_repeats(header) if present else None,
     )
@@ -241,7 +245,7 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
             ticks = (first_tick + rows.index).tolist()
             if not all(0 <= named < tick for tick, named in zip(ticks, rows.values.tolist(), strict=True)):
                 raise WireError(f"values/{key} must name ticks before the step's own")
-    return StepBlock(codec.text(header, "episode_id"), first_tick, observation, action, **columns, sparse=sparse)
+    return StepBlock(codec.identifier(header, "episode_id"), first_tick, observation, action, **columns, sparse=sparse)
 
 
 def _check_rows(name: str, array: np.ndarray | JpegImages, n: int) -> None:

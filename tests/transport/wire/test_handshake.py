@@ -10,7 +10,7 @@ from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, handshake
 from serl_chunk.transport.wire.codec import WireError
 from serl_chunk.transport.wire.handshake import Hello, RefusedError
-from serl_chunk.types import Begin
+from serl_chunk.types import Begin, ConfigError, SerlChunkError
 
 HELLO = Hello("s", 1, "a", CONTRACT, "", -1, 0, 5, 0, 3)
 
@@ -93,3 +93,29 @@ def test_another_protocol_is_refused_whatever_else_it_says(monkeypatch):
         pytest.raises(RefusedError, match=naming(handshake.PROTOCOL, 99)),
     ):
         link.connect(timeout=10)
+
+
+@pytest.mark.parametrize("field", ["session", "actor_id", "run"])
+def test_names_with_control_characters_are_refused(field):
+    message = codec.decode(HELLO._replace(run="run").encode(), LIMITS)
+    with pytest.raises(WireError, match=naming(field, "'a\\x1b[2J'")):
+        Hello.decode(message._replace(header={**message.header, field: "a\x1b[2J"}))
+
+
+def test_a_contracts_names_are_printable():
+    message = codec.decode(HELLO.encode(), LIMITS)
+    with pytest.raises(WireError, match=naming("contract", "'a\\x07'")):
+        Hello.decode(message._replace(header={**message.header, "contract": {"a\x07": "1"}}))
+
+
+def test_what_a_peer_says_is_escaped_for_a_terminal():
+    port = free_port()
+    with serving(port, welcome=_refuse), pytest.raises(SerlChunkError) as error, linked(port, connect=False) as link:
+        link.connect(timeout=1.0, on_waiting=print)
+    assert "\x1b" not in str(error.value)
+    assert "no\\x1b[2Jway" in codec.shown("no\x1b[2Jway")
+    assert codec.shown("plain, größer") == "plain, größer"
+
+
+def _refuse():
+    raise ConfigError("no\x1b[2Jway")
