@@ -107,9 +107,7 @@ def test_simulators_are_imported_by_extras_alone():
 
 LONGEST = 400  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
-SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
-    "serl_chunk/replay/encoded_frames.py": "its only user, the storage of steps, is at the limit of a file's length",
-}
+SHORT_WITH_REASON: dict[str, str] = {}  # path -> why it stands alone
 
 
 def dotted(path: Path) -> str:

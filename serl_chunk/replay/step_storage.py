@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.data.frames import Frames
-from serl_chunk.replay.encoded_frames import EncodedFrames
 from serl_chunk.replay.episode import StoredEpisode
 from serl_chunk.replay.feature_cache import Embedder, FrameFeatures, MissingFeatures, PendingFetch, UncachedFrames
-from serl_chunk.replay.frame_cache import FrameCache, copy_frames, frame_caches
+from serl_chunk.replay.frame_cache import EncodedFrames, FrameCache, copy_frames, frame_caches
 from serl_chunk.types import (
     FEATURE_PREFIX,
     IMAGE_PREFIX,

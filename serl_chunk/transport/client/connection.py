@@ -157,7 +157,7 @@ class Connection:
         ready = dict(poller.poll(round(1000 * wait)))
         if self._waker.fileno() in ready:
             self._waker.drain()
-        # A list: all are received from, and a lost connection empties the table.
+        # A list in both places: every socket is read, and a lost connection empties the table.
         changed = any([self._receive(c, s) for c, s in list(self._sockets.items()) if ready.get(s, 0) & zmq.POLLIN])
         self._out.pack()
         self._check_keys()
