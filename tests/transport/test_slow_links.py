@@ -118,15 +118,20 @@ def test_a_record_goes_on_where_the_connection_broke(tmp_path, away_s):
         proxy.rate = 3e5  # one second
         send(link, "e", 1, nbytes)
         breaks = 0
+
+        def losses():
+            return link.stats()["connections"] + server.stats()["gaps"]
+
         while not link.flush(0.4):
             assert breaks < 8
+            noticed = losses()
             proxy.cut = bool(away_s)
             proxy.break_connections()
             if away_s:
                 eventually(lambda: not server.stats()["sessions"])
                 proxy.cut = False
             breaks += 1
-            eventually(lambda n=breaks: link.stats()["connections"] == n + 1)
+            eventually(lambda before=noticed: losses() > before or link.flush(0))  # noticed, and it goes on
         assert breaks >= 2  # in the middle of the record
         assert (arrived.ticks, arrived.ended) == ({"e": [0]}, {"e": 1})
         assert server.stats()["duplicates"] == 0
@@ -179,7 +184,7 @@ def test_a_snapshot_goes_on_where_the_connection_broke_though_newer_ones_are_pub
                 break
             server.publish(Snapshot(version, params[version]), {})
             proxy.break_connections()
-            eventually(lambda n=version: link.stats()["connections"] == n + 1)
+            eventually(lambda n=version: link.stats()["connections"] >= n + 1)
         assert link.latest().version == 0
         np.testing.assert_array_equal(link.latest().params["w"], params[0]["w"])
         assert version >= 3
