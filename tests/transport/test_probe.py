@@ -228,7 +228,7 @@ def test_a_malformed_probe_is_counted_and_not_answered(frames):
 
 def test_a_message_beyond_the_limit_of_all_messages_is_no_probe():
     port = free_port()
-    config = dataclasses.replace(CONFIG, max_message_bytes=1 << 16, credit_bytes=1 << 16)
+    config = dataclasses.replace(CONFIG, max_message_bytes=1 << 16, piece_bytes=1 << 16, credit_bytes=1 << 16)
     with serving(port, config=config) as server, raw(port) as s:
         s.send_multipart(echo(1, **{PAYLOAD: np.zeros((1 << 16) - 10, np.uint8)}))  # with its header: too much
         eventually(lambda: server.stats()["malformed"] == 1)

@@ -38,7 +38,7 @@ def test_two_thousand_steps_arrive_once_and_in_order():
 
 def test_small_credit_and_small_messages_still_deliver():
     inbox, port = Inbox(), free_port()
-    config = TransportConfig(heartbeat=0.1, timeout_s=0.6, credit_bytes=2000, max_message_bytes=8000)
+    config = TransportConfig(heartbeat=0.1, timeout_s=0.6, credit_bytes=2000, max_message_bytes=8000, piece_bytes=8000)
     with serving(port, config=config, on_record=inbox), linked(port, config=config) as link:
         send_episode(link, "e", 300)
         assert link.flush(10)

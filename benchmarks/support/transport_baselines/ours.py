@@ -120,7 +120,11 @@ class Actor:
         config = CONFIG
         if batch:
             step = next(workload.rows(cameras)).nbytes + STEP_OVERHEAD
-            config = TransportConfig(max_message_bytes=4 * batch * step)  # a block takes a quarter of that at most
+            largest = 4 * batch * step  # of a message
+            pieces = min(largest, TransportConfig.piece_bytes)
+            config = TransportConfig(
+                max_message_bytes=largest, piece_bytes=pieces
+            )  # a block takes a quarter of that at most
         self._link = LearnerLink(
             config,
             host=HOST,
