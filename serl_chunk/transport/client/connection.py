@@ -11,7 +11,7 @@ import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
-from serl_chunk.transport.client.flow import Patience
+from serl_chunk.transport.client.flow import AdaptiveTimeout
 from serl_chunk.transport.client.outbox import Outbox, Spools
 from serl_chunk.transport.client.sender import Arrived
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
@@ -62,15 +62,14 @@ class Connection:
         self._host, self._port = host, port
         self._actor_id, self._contract = actor_id, contract
         self._out, self._snapshots, self._spools = out, snapshots, spools
-        self._patience = Patience(config.timeout_s, out.sender.flow, snapshots.flow)
+        self._timeout = AdaptiveTimeout(config.timeout_s, out.sender.flow, snapshots.flow)
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
         self._allowance_number = 0  # of the newest allowance
         self._data_open = self._data_greeted = False  # the learner has answered on the data socket; it was greeted
         self._hello_at: float | None = None
-        self._retry_at = self._open_at = 0.0
         self._key_exchange = KeyExchange(keys, host, port)
-        self._heard = self._ping_at = self._connected_at = 0.0
+        self._retry_at = self._open_at = self._heard = self._ping_at = self._connected_at = 0.0
         self._connections = 0
         self._disconnected_at: float | None = time.monotonic()
         self._waited_s = 0.0
@@ -198,7 +197,7 @@ class Connection:
 
     def _give_up(self, why: str) -> None:
         """Drop a connection that nothing came over in time: the next one waits longer where this one was futile."""
-        self._patience.give_up()
+        self._timeout.give_up()
         self._disconnect(why)
 
     def _check_keys(self) -> None:
@@ -222,7 +221,7 @@ class Connection:
     def _greet(self) -> None:
         now = time.monotonic()
         if self._hello_at is not None:
-            if now - self._hello_at > self._patience.seconds:
+            if now - self._hello_at > self._timeout.seconds:
                 self.waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
                 self._give_up("no answer")
             return
@@ -264,7 +263,7 @@ class Connection:
         self._connections += 1
         self._token, self._heard, self._ping_at = codec.field(h, "token", bytes), now, now
         self._connected_at = now
-        self._patience.begin()
+        self._timeout.begin()
         self._data_open = self._data_greeted = False
         self._on_status(h)
         self.welcome = welcome  # last: who waits for it finds everything else up to date
@@ -273,8 +272,8 @@ class Connection:
 
     def _serve(self, token: bytes) -> bool:
         """Send what is due; True where a snapshot became complete or a fetch ended."""
-        now, patience = time.monotonic(), self._patience.seconds
-        if now - self._heard > patience:
+        now, timeout = time.monotonic(), self._timeout.seconds
+        if now - self._heard > timeout:
             self.waiting = f"the learner at {self._host}:{self._port} is silent"
             self._give_up("silent")
             return False
@@ -282,19 +281,19 @@ class Connection:
             self._out.pump(self._sockets["data"], token)
         else:
             self._greet_data(token)
-        if now - self._out.sender.progress_at > patience:
+        if now - self._out.sender.progress_at > timeout:
             self._give_up("it acknowledges nothing")  # the data connection alone broke, with what was in it
             return False
-        if now - self._snapshots.progress_at > patience and self._snapshots.flow.in_flight:
+        if now - self._snapshots.progress_at > timeout and self._snapshots.flow.in_flight:
             self._give_up("no piece of a snapshot comes")  # likewise
             return False
         idle = not (self._out.sender.in_flight_bytes or self._snapshots.flow.in_flight)
-        if idle and now - self._connected_at > patience:
-            self._patience.succeed()  # there is nothing to carry, and signs of life come
+        if idle and now - self._connected_at > timeout:
+            self._timeout.succeed()  # there is nothing to carry, and signs of life come
         if now >= self._ping_at:
             self._ping_at = now + self._config.heartbeat
             self._data_greeted = False  # where the greeting was lost with its connection
-            fields = {"token": token, "patience": patience}
+            fields = {"token": token, "timeout_s": timeout}
             try_send(self._sockets["control"], codec.encode(message_types.PING, fields))
         fetch = self.fetch
         if fetch is not None and not fetch.sent and fetch.manifest is None:

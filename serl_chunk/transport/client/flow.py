@@ -120,7 +120,7 @@ class Flow:
         return 2 * self.in_flight * (self._pace or _UNKNOWN_PACE)
 
 
-class Patience:
+class AdaptiveTimeout:
     """How long to wait for a sign of the learner before the connection is given up.
 
     That is `timeout_s`, and what the bytes on their way need. It doubles with every connection that is given up

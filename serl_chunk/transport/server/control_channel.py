@@ -108,7 +108,7 @@ class ControlChannel:
             return
         session.control_id = identity
         if message.kind == message_types.PING:
-            session.patience = codec.field({"patience": 0.0} | message.header, "patience", float)
+            session.timeout_s = codec.field({"timeout_s": 0.0} | message.header, "timeout_s", float)
             self._status(session)
         elif message.kind == message_types.BYE:
             self._sessions.fence(session)

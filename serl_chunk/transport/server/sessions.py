@@ -19,7 +19,7 @@ from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import Begin, End, Record, SerlChunkError, StepBlock
 
 TOKEN_BYTES = 16
-_MOST_PATIENCE = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
+_MAX_TIMEOUTS = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
 _RECORD_WAIT_S = 0.1  # how long a hello waits for a record of its session that is being taken
 _REMEMBERED = 1000  # silent sessions with records: their actors may come back and go on
 
@@ -64,7 +64,7 @@ class Session:
         self.gone = False  # and for good: another took its place
         self.refused = ""  # why it is not welcome any more
         self.heard = now
-        self.patience = 0.0  # seconds that its signs of life may need on its link, as its actor says
+        self.timeout_s = 0.0  # seconds that its heartbeats may take over its link, as its actor reports
         self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
         self.finish_told = False
         # The stream.
@@ -118,7 +118,7 @@ class Session:
 
     def is_silent(self, now: float, timeout_s: float) -> bool:
         """Whether nothing has come over its connection for longer than its link explains."""
-        return now - self.heard > min(max(timeout_s, self.patience), _MOST_PATIENCE * timeout_s)
+        return now - self.heard > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
 
     def trim(self, first: int, record: Record) -> Record | None:
         """What is new of a record numbered from `first`; None where nothing is. Raises Gap."""
@@ -290,7 +290,7 @@ class Sessions:
         self._by_token[session.token] = session
         session.live, session.heard, session.finish_told, session.closed, session.gone = True, now, False, False, False
         session.holds = session.gap_told = session.allowance_told = None
-        session.patience = 0.0
+        session.timeout_s = 0.0
         session.data_id = session.control_id = session.snapshots_id = b""
         return Admission(session, old is not None, lost, ousted)
 

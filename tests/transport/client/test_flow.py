@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.transport.client.flow import LEAST_BYTES, Flow, Patience
+from serl_chunk.transport.client.flow import LEAST_BYTES, AdaptiveTimeout, Flow
 
 TIMEOUT = 5.0
 MOST, LARGEST = 32 << 20, 1 << 20
@@ -106,28 +106,28 @@ def test_whatever_a_link_does_a_message_may_always_be_sent(events):
 
 def test_patience_grows_with_what_is_on_its_way_at_the_pace_of_the_link():
     line = Line(1e5)
-    patience = Patience(TIMEOUT, line.flow)
-    assert patience.seconds == TIMEOUT
+    timeout = AdaptiveTimeout(TIMEOUT, line.flow)
+    assert timeout.seconds == TIMEOUT
     line.carry(1 << 20)
-    assert patience.seconds == TIMEOUT
+    assert timeout.seconds == TIMEOUT
     line.flow.send(100_000)
-    assert TIMEOUT + 1 < patience.seconds < TIMEOUT + 4
+    assert TIMEOUT + 1 < timeout.seconds < TIMEOUT + 4
 
 
 def test_patience_doubles_with_futile_connections_and_falls_back():
     line = Line(1e5)
-    patience = Patience(TIMEOUT, line.flow)
+    timeout = AdaptiveTimeout(TIMEOUT, line.flow)
     waits = []
     for _ in range(8):
-        patience.begin()
-        waits.append(patience.seconds)
-        patience.give_up()
+        timeout.begin()
+        waits.append(timeout.seconds)
+        timeout.give_up()
     assert waits == [TIMEOUT * n for n in (1, 2, 4, 8, 16, 16, 16, 16)]
-    patience.begin()
+    timeout.begin()
     line.carry(10)
-    patience.give_up()  # and yet it carried something
-    assert patience.seconds == TIMEOUT
-    patience.give_up()
-    assert patience.seconds == 2 * TIMEOUT
-    patience.succeed()
-    assert patience.seconds == TIMEOUT
+    timeout.give_up()  # and yet it carried something
+    assert timeout.seconds == TIMEOUT
+    timeout.give_up()
+    assert timeout.seconds == 2 * TIMEOUT
+    timeout.succeed()
+    assert timeout.seconds == TIMEOUT
