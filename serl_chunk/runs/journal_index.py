@@ -105,7 +105,7 @@ def _open(path: Path) -> int:
 
 
 LIMITS = Limits(1 << 40, 1 << 16)  # the learner that accepted these messages had its own
-_TABLE, _RECORD, _PLACE = 0, 1, 2  # first element of an entry's tag, as in transport.store
+_TABLE, _RECORD, _PLACE, _RETIRED = 0, 1, 2, 3  # first element of an entry's tag, as in RecordStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +231,8 @@ class _Pass:
             if tag == _TABLE:
                 for row in values[0]:
                     self._table(_standing(row))
+                return
+            if tag == _RETIRED:
                 return
             session, actor_id, expected, steps = _standing(values[0])
             if tag == _PLACE:

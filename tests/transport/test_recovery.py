@@ -330,3 +330,22 @@ def test_a_learner_whose_disk_lies_acknowledges_nothing_more(tmp_path, monkeypat
         broken["now"] = False  # the next fsync succeeds, and proves nothing
         assert not link.flush(1.0)
     store.close()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_sessions_that_actors_have_ended_are_not_remembered_for_ever(tmp_path, durable):
+    """Each process of an actor is a session, and a journal's table has a row of every session it remembers."""
+    port, store = free_port(), opened(tmp_path / "journal")
+    make = spools(tmp_path / "spool") if durable else lambda run: MemorySpool(1 << 30)
+    with serving(port, store=store):
+        for i in range(3):
+            with linked(port, spools=make) as link:
+                send_episode(link, f"e{i}", 5)
+                assert link.flush(10)
+            eventually(lambda: store.session_states() == [])
+    store.close()
+    assert kept(tmp_path / "journal") == {"e0": 5, "e1": 5, "e2": 5}
+    store = opened(tmp_path / "journal")
+    list(store.replay())
+    assert store.session_states() == []
+    store.close()

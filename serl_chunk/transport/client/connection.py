@@ -128,7 +128,8 @@ class Connection:
             raise
         else:
             if self._token is not None:
-                try_send(self._sockets["control"], codec.encode(message_types.BYE, {"token": self._token}))
+                fields = {"token": self._token, "retired_at": self._out.retire()}
+                try_send(self._sockets["control"], codec.encode(message_types.BYE, fields))
 
     def _stop(self, error: SerlChunkError) -> None:
         if self._connections:  # before a welcome, the caller that waits for the welcome gets the error, and prints it

@@ -371,6 +371,17 @@ class Outbox:
         self._inherited_until = 0
         self.sender.restart(self.spool, arrived)
 
+    def retire(self) -> int | None:
+        """End the session where the learner has all of it; returns its number of records, None where it goes on."""
+        if self.spool is None or not self.flushed:
+            return None
+        try:
+            self.spool.retire()
+        except JournalError as e:
+            log.warning("the session goes on: %s", e)
+            return None
+        return self.spool.next
+
     def close(self) -> None:
         """Release the spool; what is not acknowledged stays in it, if it is on disk."""
         for spool in (self._former, self.spool):

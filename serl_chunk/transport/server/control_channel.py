@@ -113,7 +113,8 @@ class ControlChannel:
         elif message.kind == message_types.BYE:
             self._sessions.fence(session)
             self._sessions.leave(session)
-            self._receiver.end_later(session, gone=False)
+            retired_at = codec.field({"retired_at": None} | message.header, "retired_at", (int, type(None)))
+            self._receiver.end_later(session, gone=False, retire=retired_at == session.expected)
         elif message.kind == message_types.FETCH:
             self._snapshots.fetch(session, message)
         else:

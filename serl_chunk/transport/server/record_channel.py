@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from serl_chunk.transport.server.sessions import TOKEN_BYTES, Gap, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets, plain_bytes
@@ -23,6 +24,16 @@ log = logging.getLogger(__name__)
 
 _BOUND = 2**62  # of what is counted: sums of a few stay within 64 bits
 _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
+
+
+class _End(NamedTuple):
+    """See `RecordReceiver.end_later`."""
+
+    session: Session
+    gone: bool
+    settle: bool
+    retire: bool
+    closes: bool  # its open episode is over, or waits
 
 
 class RecordReceiver:
@@ -58,7 +69,7 @@ class RecordReceiver:
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
         self._send_control, self._wake = send_control, wake
         self._store, self._wait_for_disk = store, wait_for_disk and store is not None
-        self._ends: collections.deque[tuple[Session, bool, bool]] = collections.deque()  # see `end_later`
+        self._ends: collections.deque[_End] = collections.deque()
         self._retry_at, self._trim_at = 0.0, math.inf
         self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
@@ -286,20 +297,27 @@ class RecordReceiver:
         if self._sessions.close(session, gone=True):
             self._end(session, gone=True)
 
-    def end_later(self, session: Session, *, gone: bool, settle: bool = False) -> None:
-        """The session fell silent, or is `gone`; `settle`: numbers were stepped over. For the control thread."""
-        if settle or self._sessions.close(session, gone=gone):
-            self._ends.append((session, gone, settle))
+    def end_later(self, session: Session, *, gone: bool, settle: bool = False, retire: bool = False) -> None:
+        """The session fell silent, or is `gone`. For the control thread.
+
+        `settle`: numbers were stepped over. `retire`: its actor has ended it, and all of it is here.
+        """
+        closes = not settle and self._sessions.close(session, gone=gone)
+        if settle or retire or closes:
+            self._ends.append(_End(session, gone, settle, retire, closes))
             self._wake()
 
     def end_episodes(self) -> None:
         """Do what `end_later` was called for."""
         while self._ends:
-            session, gone, settle = self._ends.popleft()
+            session, gone, settle, retire, closes = self._ends.popleft()
             with self._sessions.taking(session):
                 if settle:
                     self.settle(session)
-                elif gone or not session.live:  # else it is back already
+                    continue
+                if retire and self._store is not None:
+                    self._store.retire(session.standing)
+                if closes and (gone or not session.live):  # else it is back already
                     self._end(session, gone=gone)
 
     def _end(self, session: Session, *, gone: bool) -> None:

@@ -77,9 +77,10 @@ class DiskSpool:
         self._entries: list[_Kept] = []
         self._cached = 0  # bytes of frames in memory
         self._open_at: int | None = None  # first number of the episode that is open at `acked`
-        self._journal = Journal(
-            folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._preamble
-        )
+        self._journal = journal = self._open(segment_bytes, sync_interval)
+        if self._is_retired():  # its process was killed before it removed the folder
+            journal.close(remove=True)
+            self._journal = self._open(segment_bytes, sync_interval)
         try:
             unfinished = self._recover()
             self._identify()
@@ -92,7 +93,16 @@ class DiskSpool:
         if self.next > self.first:
             log.info("%s holds %d records, up to %d", self.folder, self.next - self.first, self.next)
 
+    def _open(self, segment_bytes: int, sync_interval: float) -> Journal:
+        return Journal(self.folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._preamble)
+
     # Recovery.
+
+    def _is_retired(self) -> bool:
+        try:
+            return bool(json.loads((self.folder / IDENTITY).read_text()).get("retired", False))
+        except (OSError, ValueError, AttributeError):
+            return False  # `_identify` reports what is wrong
 
     def _identify(self) -> None:
         """Go on as the session that the folder belongs to, one incarnation later."""
@@ -113,8 +123,13 @@ class DiskSpool:
         if not session and self._entries:
             raise DataError(f"{path} is missing: move {self.folder} away to go on without what it holds")
         self.session, self.incarnation = session or uuid.uuid4().hex, incarnation + 1
+        self._write_identity(retired=False)
+
+    def _write_identity(self, *, retired: bool) -> None:
+        path = self.folder / IDENTITY
         try:
-            files.write_file(path, json.dumps({"session": self.session, "incarnation": self.incarnation}))
+            identity = {"session": self.session, "incarnation": self.incarnation}
+            files.write_file(path, json.dumps(identity | {"retired": True} if retired else identity))
         except OSError as e:
             raise JournalError(f"{path} cannot be written: {e.strerror}") from e
 
@@ -262,6 +277,10 @@ class DiskSpool:
         """Which entry holds `seq`; the number of entries where none does."""
         i = bisect.bisect_right(self._entries, seq, key=lambda e: e.first) - 1
         return i if i >= 0 and seq < self._entries[i].end else len(self._entries)
+
+    def retire(self) -> None:
+        """See Spool. From now on a process that opens the folder begins a session of its own."""
+        self._write_identity(retired=True)
 
     def free_bytes(self) -> int:
         """Room on the disk."""

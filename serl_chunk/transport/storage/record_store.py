@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from serl_chunk.transport.storage import files
-from serl_chunk.transport.storage.journal import Entry, Journal, Losses
+from serl_chunk.transport.storage.journal import Entry, Journal, JournalError, Losses
 from serl_chunk.transport.storage.segment import Buffer
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError
@@ -26,7 +26,7 @@ from serl_chunk.types import Amend, Begin, ConfigError, End, Record, StepBlock
 
 log = logging.getLogger(__name__)
 
-_TABLE, _RECORD, _PLACE = 0, 1, 2  # an entry's kind
+_TABLE, _RECORD, _PLACE, _RETIRED = 0, 1, 2, 3  # an entry's kind
 _ROOM_BYTES = 64 << 20
 _TOLD = 3  # unreadable entries that are logged one by one
 
@@ -153,6 +153,9 @@ class RecordStore:
                     episodes.hole(standing.session)
                     self._standings[standing.session] = standing._replace(open_episode=None)
             return None
+        if tag == _RETIRED:
+            self._standings.pop(values[0], None)
+            return None
         before = _standing(values[0])
         if tag == _PLACE:
             self._standings[before.session] = before
@@ -197,8 +200,20 @@ class RecordStore:
         self._standings[standing.session] = standing
         self._journal.append([msgpack.packb((_PLACE, tuple(standing)))])
 
+    def retire(self, standing: SessionState) -> None:
+        """Forget a session that no process continues. A failed write is logged: it is then remembered."""
+        known = self._standings.get(standing.session)
+        if known is None or known.expected != standing.expected:
+            return  # it never sent a record, or they are not all in the journal
+        try:
+            self._journal.append([msgpack.packb((_RETIRED, standing.session))])
+        except JournalError as e:
+            log.warning("session %s is remembered: %s", standing.session, e)
+            return
+        del self._standings[standing.session]
+
     def session_state(self, session: str) -> SessionState | None:
-        """Where a session stands; None for one that never sent a record."""
+        """Where a session stands; None for one that never sent a record, or was retired."""
         return self._standings.get(session)
 
     def _table(self) -> list[Buffer]:

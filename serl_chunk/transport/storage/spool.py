@@ -68,6 +68,9 @@ class Spool(Protocol):
     def at(self, seq: int) -> Entry | None:
         """The kept entry that holds `seq`, or None where `seq` is `next`."""
 
+    def retire(self) -> None:
+        """All is acknowledged, and no process continues the session: the learner may forget it. Raises JournalError."""
+
     def free_bytes(self) -> int:
         """Room where it is kept."""
 
@@ -145,6 +148,9 @@ class MemorySpool:
         if (entry := self._entries.get(seq)) is not None or seq >= self.next:
             return entry
         return next((e for e in self._entries.values() if e.first <= seq < e.end), None)
+
+    def retire(self) -> None:
+        """See Spool. The session ends with its process."""
 
     def free_bytes(self) -> int:
         """See Spool. Memory is not counted here."""

@@ -127,7 +127,7 @@ def test_parts_of_a_session_that_is_gone_are_freed(learner, how):
 
 
 def test_silent_sessions_together_keep_no_more_parts_than_one_message():
-    port, config = free_port(), dataclasses.replace(CONFIG, max_message_bytes=2 * TOTAL - 1)
+    port, config = free_port(), dataclasses.replace(CONFIG, max_message_bytes=2 * TOTAL - 1, piece_bytes=4096)
     with serving(port, config=config) as server:
         actors = [begun(port, session=name, actor_id=name) for name in ("first", "second")]
         for actor in actors:

@@ -489,3 +489,17 @@ def seconds_per_entry(folder, n):
 def test_a_backlog_of_many_small_entries_is_not_quadratic(tmp_path):
     small, large = (seconds_per_entry(tmp_path / str(n), n) for n in (2_000, 40_000))
     assert large < 5 * small + 1e-4
+
+
+def test_a_spool_whose_process_was_killed_after_it_was_retired_begins_a_session_of_its_own(tmp_path):
+    """Its learner may have forgotten the session: what is kept would be taken twice."""
+    spool = opened(tmp_path / "s")
+    put_episode(spool, "a")
+    spool.acknowledge(spool.next)
+    spool.retire()
+    session = spool.session
+    abandon(spool)
+    again = opened(tmp_path / "s")
+    assert again.session != session
+    assert (again.first, again.acked, again.next, again.incarnation) == (0, 0, 0, 1)
+    again.close()

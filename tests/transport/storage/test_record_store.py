@@ -458,3 +458,27 @@ def test_a_segment_that_cannot_be_removed_now_is_removed_later(tmp_path, monkeyp
         assert store.trim() == 0
         monkeypatch.setattr(Path, "unlink", unlink)
         assert store.trim() > 0
+
+
+def test_a_retired_session_is_forgotten_and_its_records_are_kept(tmp_path):
+    a, b = new_session("a"), new_session("b")
+    with opened(tmp_path) as store:
+        put_episode(store, a, "a1")
+        put_episode(store, b, "b1")
+        store.retire(a.standing)
+        assert store.session_state("a") is None
+        for i in range(10):  # in several segments, whose tables name the sessions
+            put_episode(store, b, f"b{i + 2}")
+    with opened(tmp_path) as store:
+        kept = list(store.replay())
+        assert [s.session for s in store.session_states()] == ["b"]
+    assert [s.record.episode_id for s in kept if isinstance(s.record, Begin)][:2] == ["a1", "b1"]
+    assert all(s.delivered for s in kept)
+
+
+def test_a_session_with_records_that_are_not_here_is_not_forgotten(tmp_path):
+    a = new_session("a")
+    with opened(tmp_path) as store:
+        put_episode(store, a, "a1")
+        store.retire(a.standing._replace(expected=a.standing.expected + 1))
+        assert store.session_state("a") == a.standing
