@@ -75,6 +75,7 @@ def run_record(
         kept = there
         while kept < n_demos:
             success, length = record_episode(env, expert, writer, config, seed, cameras)
+            writer.flush()  # a fast simulator would leave thousands of episodes waiting in memory
             seed += 1
             attempts += 1
             if success:
@@ -83,7 +84,6 @@ def run_record(
                 progress.update(task, completed=kept)
             elif attempts - (kept - there) > MAX_FAILURES_PER_DEMO * n_demos:
                 raise ConfigError(f"the expert failed {attempts - (kept - there)} of {attempts} episodes; giving up")
-        writer.flush()
     new = kept - there
     seen = f", with cameras {', '.join(cameras)}" if cameras else ""
     say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average{seen}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import re
@@ -18,6 +19,7 @@ from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import WireError
 from serl_chunk.transport.wire.jpeg import MAX_DECODED_BYTES, MAX_PIXELS, JpegImages, encode_jpeg, jpeg_images
+from serl_chunk.transport.wire.parts import MAX_PART_BYTES, encode_part
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 
 Y, X = np.mgrid[0:96, 0:128]
@@ -166,7 +168,7 @@ def test_a_file_of_more_bytes_than_its_image_can_need_is_refused(no_pixels):
 
 
 def test_a_bomb_is_refused_unread_while_another_actor_is_served(monkeypatch):
-    """Twenty black images of 16 megapixels in one message: a gigabyte, for minutes of the only thread that answers."""
+    """Twenty black images of 16 megapixels in one record: a gigabyte, for minutes of the only thread that receives."""
     decoded_by = []
     load = JpegImagePlugin.JpegImageFile.load
 
@@ -181,15 +183,20 @@ def test_a_bomb_is_refused_unread_while_another_actor_is_served(monkeypatch):
     frames = codec.encode(records.STEPS, dict(message.header), message.arrays | bomb)
     got, port = [], free_port()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with serving(port, on_record=lambda info, record: got.append(record)) as server, linked(port) as good:
-        bad = RawActor(port)
+    with (
+        serving(port, on_record=lambda info, record: got.append(record)) as server,
+        linked(port) as good,
+        contextlib.closing(RawActor(port)) as bad,
+    ):
         bad.record(records.encode_record(Begin("e"), 0))
-        bad.data.send_multipart([bad.token, *frames])
+        total = codec.size_of(frames)
+        for offset in range(0, total, MAX_PART_BYTES):
+            part = encode_part(1, n, frames, offset, min(MAX_PART_BYTES, total - offset))
+            bad.data.send_multipart([bad.token, *part])
         good.begin(Begin("good"))
         assert good.flush(10)
         eventually(lambda: server.stats()["malformed"] == 1)
         refusal = bad.receive(bad.control)
-        bad.close()
     assert re.search(naming("images/top", n, (4096, 4096, 3)), str(refusal.header))
     assert [r.episode_id for r in got] == ["e", "good"]
     assert decoded_by == []
