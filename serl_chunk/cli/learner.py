@@ -46,7 +46,7 @@ from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, DataError, Episode, PolicyOrigin, Record, RobotSpec, Snapshot, StepBlock
 
 STOPPING = "ending with a final checkpoint"
-STOPPED = "the learner was stopped"  # what actors are told
+STOPPED = "the learner was stopped"  # the reason that actors receive
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
@@ -215,7 +215,7 @@ def run_learner(
             status.say(f"WARNING: --insecure: any machine that reaches {bind}:{port} can feed and read this run")
         stop, started = threading.Event(), threading.Event()
         stop_on_signals(stop, status.say, STOPPING, started.is_set)
-        server.start()  # an actor that comes while we read demonstrations is told so
+        server.start()  # actors that connect while demonstrations are read receive a "not ready" reply
         if server_keys is not None:
             invite_first(server_keys, bind, port, status.say)
         learner = build_learner(

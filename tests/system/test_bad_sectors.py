@@ -3,6 +3,7 @@
 import pytest
 from lab import LENGTH, TAIL, Lab
 
+pytestmark = pytest.mark.slow  # what each file needs is tested in tests/transport/storage
 
 @pytest.fixture
 def lab(tmp_path, environment):

@@ -259,7 +259,7 @@ class ClientKeys:
     hosts: tuple[str, ...]  # where the learner was
     port: int  # 0 for unknown
     joined: float  # unix seconds
-    # A folder was asked for: nothing is said without these keys. Otherwise a learner on loopback decides.
+    # The folder was given: an actor sends nothing without these keys. Otherwise a learner on loopback decides.
     binding: bool = dataclasses.field(default=False, compare=False)
 
     @classmethod
