@@ -5,6 +5,7 @@ from lab import LENGTH, TAIL, Lab
 
 pytestmark = pytest.mark.slow  # what each file needs is tested in tests/transport/storage
 
+
 @pytest.fixture
 def lab(tmp_path, environment):
     lab = Lab(tmp_path, environment)
