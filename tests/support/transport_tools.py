@@ -135,11 +135,15 @@ def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
         time.sleep(0.002)
 
 
+RAW_ACTORS: list[RawActor] = []  # of the present test
+
+
 class RawActor:
     """An actor by hand: plain sockets that say what they are told."""
 
     def __init__(self, port: int, **changes: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        RAW_ACTORS.append(self)
         self.data, self.snapshots, self.control = (self._dealer(port + i) for i in range(3))
         hello = Hello("raw", 1, "raw", CONTRACT, "run", -1, 0, 10**6, 0, 10**6)._replace(**changes)
         self.control.send_multipart(hello.encode())

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import transport_tools
 from key_tools import Clock
 
 from serl_chunk.transport.security.keys import ServerKeys
 from serl_chunk.transport.sockets import free_port
+
+
+@pytest.fixture(autouse=True)
+def raw_actors():
+    """Close what a failed test left open: libzmq would wait for it for ever once it is collected."""
+    yield
+    while transport_tools.RAW_ACTORS:
+        transport_tools.RAW_ACTORS.pop().close()
 
 
 @pytest.fixture

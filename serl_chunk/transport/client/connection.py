@@ -78,8 +78,6 @@ class Connection:
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
 
-    # Other threads.
-
     def start(self) -> None:
         """Start the thread, once."""
         if self._thread.ident is None:

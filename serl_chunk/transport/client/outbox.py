@@ -373,14 +373,8 @@ class Outbox:
 
     def retire(self) -> int | None:
         """End the session where the learner has all of it; returns its number of records, None where it goes on."""
-        if self.spool is None or not self.flushed:
-            return None
-        try:
-            self.spool.retire()
-        except JournalError as e:
-            log.warning("the session goes on: %s", e)
-            return None
-        return self.spool.next
+        spool = self.spool
+        return spool.next if spool is not None and self.flushed and spool.retire() else None
 
     def close(self) -> None:
         """Release the spool; what is not acknowledged stays in it, if it is on disk."""

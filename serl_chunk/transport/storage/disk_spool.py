@@ -278,9 +278,14 @@ class DiskSpool:
         i = bisect.bisect_right(self._entries, seq, key=lambda e: e.first) - 1
         return i if i >= 0 and seq < self._entries[i].end else len(self._entries)
 
-    def retire(self) -> None:
+    def retire(self) -> bool:
         """See Spool. From now on a process that opens the folder begins a session of its own."""
-        self._write_identity(retired=True)
+        try:
+            self._write_identity(retired=True)
+        except JournalError as e:
+            log.warning("session %s is not marked as ended: %s", self.session, e)
+            return False
+        return True
 
     def free_bytes(self) -> int:
         """Room on the disk."""

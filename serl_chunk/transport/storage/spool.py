@@ -68,8 +68,8 @@ class Spool(Protocol):
     def at(self, seq: int) -> Entry | None:
         """The kept entry that holds `seq`, or None where `seq` is `next`."""
 
-    def retire(self) -> None:
-        """All is acknowledged, and no process continues the session: the learner may forget it. Raises JournalError."""
+    def retire(self) -> bool:
+        """All is acknowledged, and no process continues the session: the learner may forget it. False on a bad disk."""
 
     def free_bytes(self) -> int:
         """Room where it is kept."""
@@ -149,8 +149,9 @@ class MemorySpool:
             return entry
         return next((e for e in self._entries.values() if e.first <= seq < e.end), None)
 
-    def retire(self) -> None:
+    def retire(self) -> bool:
         """See Spool. The session ends with its process."""
+        return True
 
     def free_bytes(self) -> int:
         """See Spool. Memory is not counted here."""

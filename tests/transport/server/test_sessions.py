@@ -69,7 +69,7 @@ def test_two_live_actors_with_one_id():
             send_episode(first, "e", 3)
             assert first.flush(10)
         second.connect(timeout=10)
-        assert silent == [(session, False), (session, True)]
+        eventually(lambda: silent == [(session, False), (session, True)])
 
 
 def test_two_actors_with_different_ids_feed_one_learner():
