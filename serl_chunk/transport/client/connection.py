@@ -271,8 +271,8 @@ class Connection:
 
     def _serve(self, token: bytes) -> bool:
         """Send what is due; True where a snapshot became complete or a fetch ended."""
-        now, timeout = time.monotonic(), self._timeout.seconds
-        if now - self._heard > timeout:
+        now = time.monotonic()
+        if self._timeout.is_over(now - self._heard):
             self.waiting = f"the learner at {self._host}:{self._port} is silent"
             self._give_up("silent")
             return False
@@ -280,19 +280,19 @@ class Connection:
             self._out.pump(self._sockets["data"], token)
         else:
             self._greet_data(token)
-        if now - self._out.sender.progress_at > timeout:
+        if self._timeout.is_over(now - self._out.sender.progress_at):
             self._give_up("it acknowledges nothing")  # the data connection alone broke, with what was in it
             return False
-        if now - self._snapshots.progress_at > timeout and self._snapshots.flow.in_flight:
+        if self._snapshots.flow.in_flight and self._timeout.is_over(now - self._snapshots.progress_at):
             self._give_up("no piece of a snapshot comes")  # likewise
             return False
-        idle = not (self._out.sender.in_flight_bytes or self._snapshots.flow.in_flight)
-        if idle and now - self._connected_at > timeout:
-            self._timeout.succeed()  # there is nothing to carry, and signs of life come
         if now >= self._ping_at:
+            idle = not (self._out.sender.in_flight_bytes or self._snapshots.flow.in_flight)
+            if idle and self._timeout.is_over(now - self._connected_at):
+                self._timeout.succeed()  # there is nothing to carry, and signs of life come
             self._ping_at = now + self._config.heartbeat
             self._data_greeted = False  # where the greeting was lost with its connection
-            fields = {"token": token, "timeout_s": timeout}
+            fields = {"token": token, "timeout_s": self._timeout.seconds}
             try_send(self._sockets["control"], codec.encode(message_types.PING, fields))
         fetch = self.fetch
         if fetch is not None and not fetch.sent and fetch.manifest is None:

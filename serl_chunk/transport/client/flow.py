@@ -55,20 +55,13 @@ class Flow:
     def restart(self) -> None:
         """Nothing is on its way any more; the link may be another one."""
         self.in_flight = 0
-        self._window = self._first_window
+        self._set_window(self._first_window)
         self._pace = 0.0  # seconds per byte; 0 for unknown
         self._round_trip = self._aim_s / 2  # seconds: the shortest seen, and no more than this
-        self._limited = False  # whether the window has held anything back since it changed
-        self._changed_at = self._clock()  # what was sent before says nothing about the window
 
     def slow_down(self) -> None:
         """Nothing came in time: the next connection begins with less, until one has carried more."""
         self._first_window = _LEAST_WINDOW
-
-    @property
-    def message_bytes(self) -> int:
-        """Bytes of a message that is part of something larger."""
-        return max(LEAST_BYTES, min(self._largest, self._window // _MESSAGES))
 
     def cut(self, nbytes: int) -> int:
         """How much of `nbytes` may be one message."""
@@ -109,8 +102,14 @@ class Flow:
             more = 4 if now - sent.at < self._aim_s / 16 else 2  # a message is a quarter of the window
             self._resize(max(_LEAST_WINDOW, min(self._most, more * self._window)))
 
+    def _set_window(self, window: int) -> None:
+        self._window = window
+        self.message_bytes = max(LEAST_BYTES, min(self._largest, window // _MESSAGES))  # of a part of something larger
+        self._limited = False  # whether the window has held anything back since it changed
+        self._changed_at = self._clock()  # what was sent before says nothing about the window
+
     def _resize(self, window: int) -> None:
-        self._window, self._changed_at, self._limited = window, self._clock(), False
+        self._set_window(window)
         if window >= _FIRST_WINDOW:
             self._first_window = _FIRST_WINDOW
 
@@ -131,6 +130,10 @@ class AdaptiveTimeout:
         self._timeout_s, self._flows = timeout_s, flows
         self._futile = 0  # connections in a row
         self._carried = 0  # bytes before the present connection
+
+    def is_over(self, waited_s: float) -> bool:
+        """Whether that is too long. Asked in every turn, where it is nearly always less than `timeout_s`."""
+        return waited_s > self._timeout_s and waited_s > self.seconds
 
     @property
     def seconds(self) -> float:

@@ -130,8 +130,10 @@ class Sender:
         if spool.acknowledge(min(seq, spool.next)):
             self.progress_at = time.monotonic()
         arrived = arrived or Arrived(seq)
+        before = len(self._on_way)
         while self._on_way and self._on_way[0].is_in(arrived):
             self.flow.arrive(self._on_way.popleft().sent)
+        if len(self._on_way) < before:
             self.progress_at = time.monotonic()
         if gap:
             self.restart(spool, arrived)
