@@ -73,8 +73,8 @@ def invite_first(keys: ServerKeys, bind: str, port: int, tell: Say = say) -> Non
 def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | None:
     """The keys of an actor, or an evaluation, for the learner at `ip`; None where there are none.
 
-    A `folder` that was asked for is binding: also on loopback, where a tunnel may begin, nothing is said without its
-    keys. Raises ConfigError where it has none.
+    A given `folder` is binding: an actor sends nothing without its keys, also on loopback, where a tunnel may begin.
+    Raises ConfigError where the folder has none.
     """
     if insecure:
         return None

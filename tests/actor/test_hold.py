@@ -39,7 +39,7 @@ def test_a_hold_of_an_unnamed_gripper_opens_it():
 @pytest.mark.parametrize(
     ("limits", "named", "dimensions"),
     [
-        (MOVES, {}, "0, 1"),  # nothing is said: any of them may be a gripper, or a position
+        (MOVES, {}, "0, 1"),  # not declared: each may be a gripper, or a position
         (WITH_GRIPPER, {}, "0, 1"),
         (WITH_GRIPPER, {"grippers": (0,)}, "1"),  # a hold of 0 is at the end of what it can do
     ],

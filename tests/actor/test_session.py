@@ -226,7 +226,7 @@ def test_a_wait_for_updates_says_that_the_learner_is_away():
 
 
 def test_the_allowance_is_waited_for_before_every_step():
-    """It may end within a chunk: whoever went on to the chunk's end would record more than it was allowed."""
+    """An allowance may end within a chunk: an actor that finished the chunk would record more than allowed."""
     link = FakeLink()
     granted, over = [0], []
 

@@ -37,7 +37,7 @@ def rows(run, episodes: list[EpisodeStats]) -> tuple[TrainingStats, list[float |
 
 
 def test_a_helped_episode_is_no_success_without_intervention(tmp_path):
-    """As many as the last 20 are the denominator, whoever saved them."""
+    """All of the last 20 episodes are the denominator, helped ones included."""
     helped = [episode(i, success=True, human_ticks=5) for i in range(20)]
     alone = [episode(i, success=True) for i in range(20, 25)]
     stats, shares = rows(tmp_path, [*helped, *alone])

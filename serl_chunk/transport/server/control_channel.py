@@ -178,7 +178,7 @@ class ControlChannel:
         log.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
-        """The session of a message's token; a stranger is told to introduce itself."""
+        """Return the session of a message's token; a peer without one receives a request to say hello."""
         session = self._sessions.by_token(codec.field(message.header, "token", bytes))
         if session is None:
             self._counters["stale"] += 1

@@ -65,7 +65,7 @@ class LearnerServer:
                 A `Begin` may follow an episode without an `End`: the actor died in it. Arrays are read-only views.
             allowance: session id -> number of that session's steps (as delivered to `on_record`) it may have
                 recorded in all; None for no limit. Cheap: called many times a second while the session lives, by either
-                thread. Its actor is told of a change at once: change what it needs, and not what it has enough of.
+                thread. Each change is sent to the actor at once: return the same number while that suffices.
             on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
                 `config.timeout_s`): called once per silence. With `gone` its open episode is over, else it may go on.
             fetch: reads a checkpoint, in its own thread.

@@ -177,7 +177,7 @@ class Sessions:
     """The table of sessions; decides who is admitted. The lock is never held while a record waits for disk or replay.
 
     One session at a time may be `taking` a record. It stays in the table meanwhile, and its stream is changed by no
-    admission: what a hello is told to be next would else be what is being written.
+    admission: otherwise a welcome would name the record that is being written as the next one.
     """
 
     def __init__(
