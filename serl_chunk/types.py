@@ -27,7 +27,15 @@ Observation = dict[str, np.ndarray]
 
 
 class SerlChunkError(Exception):
-    """Base of the package's errors. The message says what was wrong, what is valid, what to do; `main` prints it."""
+    """Base of the package's errors: what is wrong, what is valid, and the remedy, printed without a traceback.
+
+    `parameter` is the setting or argument at fault, as the library names it (`agent.lr`). It starts the text of the
+    error; the command line shows the flag that sets it instead.
+    """
+
+    def __init__(self, message: str = "", *, parameter: str = "") -> None:
+        super().__init__(f"{parameter}: {message}" if parameter else message)
+        self.message, self.parameter = message, parameter
 
 
 class ConfigError(SerlChunkError, ValueError):
@@ -107,7 +115,6 @@ class RobotSpec:
 
     @property
     def action_dim(self) -> int:
-        """A, the length of an action."""
         return len(self.action_low)
 
     @property
@@ -125,12 +132,10 @@ class RobotSpec:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary that `from_json` takes back."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RobotSpec:
-        """The inverse of `to_json`."""
         values: dict[str, Any] = {k: (tuple(v) if isinstance(v, list) else v) for k, v in data.items()}
         values["cameras"] = tuple(CameraSpec(**c) for c in values["cameras"])
         values["arms"] = tuple(tuple(a) for a in values.get("arms", ()))
@@ -266,7 +271,6 @@ class StepBlock:
 
     @property
     def n(self) -> int:
-        """Number of steps."""
         return len(self.action)
 
     @classmethod
@@ -378,23 +382,19 @@ class Snapshot(NamedTuple):
 
 
 class RecordSink(Protocol):
-    """Where an actor hands its records; no call may block the control thread."""
+    """Receives the records of an actor, in order; no call may block the control thread."""
 
-    def begin(self, record: Begin) -> None:
-        """Open an episode."""
+    def begin(self, record: Begin) -> None: ...
 
-    def step(self, record: Step) -> None:
-        """Append one step to the open episode."""
+    def step(self, record: Step) -> None: ...
 
-    def end(self, record: End) -> None:
-        """Close the open episode."""
+    def end(self, record: End) -> None: ...
 
-    def amend(self, record: Amend) -> None:
-        """Correct a closed episode."""
+    def amend(self, record: Amend) -> None: ...
 
 
 class SnapshotSource(Protocol):
-    """Where an actor finds the newest policy parameters."""
+    """Provides the newest policy parameters."""
 
     def latest(self) -> Snapshot | None:
         """The newest complete snapshot, or None before the first."""

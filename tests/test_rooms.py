@@ -19,6 +19,7 @@ ROOT = PACKAGE.parent
 
 # room -> the rooms it may import (docs/architecture.md, section 2); each may import itself
 RULE: dict[str, set[str]] = {
+    "io": set(),
     "types": set(),
     "extras": {"types"},
     "config": {"types"},
@@ -31,13 +32,16 @@ RULE: dict[str, set[str]] = {
     "replay": {"types", "config", "data"},
     "runs": {"types", "config", "agents", "transport", "data", "robots"},
     "actor": {"types", "config", "agents", "transport", "data", "robots", "devices"},
-    "learner": {"types", "config", "agents", "data", "replay", "runs"},
+    "learner": {"types", "config", "agents", "data", "replay", "runs", "transport"},
 }
+for _room, _allowed in RULE.items():
+    if _room != "io":
+        _allowed.add("io")
 RULE["cli"] = {*RULE}
 RULE["main"] = {*RULE}
 RULE["__main__"] = {"main"}
 RULE["__init__"] = {*RULE} - {"main", "__main__", "cli"}
-WITHOUT_JAX = ("types", "extras", "config", "transport", "data", "robots", "devices")
+WITHOUT_JAX = ("io", "types", "extras", "config", "transport", "data", "robots", "devices")
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
 

@@ -1,0 +1,73 @@
+"""Files written atomically and durably, and numbers formatted for people."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a temporary path next to `path`, which replaces `path` when the block ends without an error.
+
+    A reader finds the old file or the new one, never a part. The temporary file is removed after an error.
+
+    Args:
+        durable: wait until content and name are on disk, so that they survive a power cut.
+
+    Raises:
+        OSError: the file could not be written or renamed.
+    """
+    part = path.with_name(f".{path.name}.part{os.getpid()}{path.suffix}")
+    try:
+        yield part
+        if durable:
+            fsync_path(part)
+        os.replace(part, path)
+        if durable:
+            fsync_path(path.parent)
+    finally:
+        with contextlib.suppress(OSError):  # a read-only disk must not hide the error of the block
+            part.unlink(missing_ok=True)
+
+
+def atomic_write(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write `content` to `path` through `atomic_path`. Text is written as UTF-8. Raises OSError."""
+    with atomic_path(path, durable=durable) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def fsync_path(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 episode`, `2,000 episodes`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_bytes(nbytes: float) -> str:
+    """`512 B`, `1.5 KiB`, `20 MiB`: binary units, three digits at most before the point."""
+    power = 0
+    while abs(nbytes) >= 1000 and power < len(_BINARY_UNITS) - 1:
+        nbytes, power = nbytes / 1024, power + 1
+    unit = _BINARY_UNITS[power]
+    return f"{nbytes:.0f} {unit}" if unit == "B" or abs(nbytes) >= 10 else f"{nbytes:.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3:05`, `1:02:03`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from serl_chunk.io import atomic_path, atomic_write, format_bytes, format_duration, plural
+
+
+def test_an_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path):
+    file = tmp_path / "run.json"
+    atomic_write(file, "old")
+    atomic_write(file, "größer", durable=True)
+    assert file.read_text(encoding="utf-8") == "größer"
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path):
+    file = tmp_path / "run.json"
+    atomic_write(file, b"old")
+
+    def fail_half_way():
+        with atomic_path(file) as part:
+            part.write_text("half of the new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1536, "1.5 KiB"),
+        (20 * 2**20, "20 MiB"),
+        (1023 * 2**20, "1.0 GiB"),
+        (2**51, "2048 TiB"),
+    ],
+)
+def test_bytes_are_formatted_with_binary_units(nbytes: int, text: str):
+    assert format_bytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.44, "0.4 s"), (12.3, "12 s"), (59.9, "60 s"), (185, "3:05"), (3723, "1:02:03")]
+)
+def test_durations_are_formatted(seconds: float, text: str):
+    assert format_duration(seconds) == text
+
+
+def test_a_plural_has_an_s():
+    assert [plural(n, "episode") for n in (0, 1, 2000)] == ["0 episodes", "1 episode", "2,000 episodes"]
