@@ -8,7 +8,7 @@ After the colon stands the task: ram_insertion (the default), usb_pickup_inserti
 `make_robot(task, fake_env)` returns an environment such as HIL-SERL's `get_environment` does. Its observations, as the
 Env's own `{"state": {...}, "images": {...}}` or as the wrappers' `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its
 actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and its `info` (`succeed`, `intervene_action`) are understood as they
-are. HIL-SERL itself does not run in this Python: docs/bring_your_own_robot.md says what of it to copy and to change.
+are. HIL-SERL itself does not run in this Python: docs/your_robot.md says what of it to copy and to change.
 
 What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below; WEIGHTS
 gives it HIL-SERL's vision. The flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed

@@ -35,7 +35,7 @@ from serl_chunk.robots.registry import robot_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TUTORIAL = ROOT / "docs" / "bring_your_own_robot.md"
+TUTORIAL = ROOT / "docs" / "your_robot.md"
 LANGUAGES = {"console", "bash", "python", "text"}  # text is not tried: pictures and fragments
 FOREIGN_FLAGS = {
     "--successes_needed",

@@ -199,7 +199,7 @@ def _compare_starts(
             f"WARNING: robot {env.robot_spec.name!r} does not start as reset(seed=...) asks: after two resets with one "
             f"seed {difference}. There are then no held-out starts, and two evaluations begin differently. Draw starts "
             "from gymnasium's self.np_random, or seed the generator that the environment draws from in a wrapper's "
-            "reset (docs/bring_your_own_robot.md, section 2)"
+            "reset (docs/your_robot.md, section 2)"
         )
 
 

@@ -249,7 +249,7 @@ class GymAdapter(RobotEnv):
         if not self.env.has_wrapper_attr(factory):
             raise ConfigError(
                 f"robot {name!r} has no scripted {factory.removeprefix('make_')}: give its environment a method "
-                f"{factory}() whose result has {needed} (docs/bring_your_own_robot.md), or {otherwise}"
+                f"{factory}() whose result has {needed} (docs/your_robot.md), or {otherwise}"
             )
         made = self.env.get_wrapper_attr(factory)()
         missing = [m for m in methods if not callable(getattr(made, m, None))]
