@@ -20,6 +20,7 @@ ROOT = PACKAGE.parent
 # room -> the rooms it may import (docs/architecture.md, section 2); each may import itself
 RULE: dict[str, set[str]] = {
     "io": set(),
+    "version": set(),
     "types": set(),
     "extras": {"types"},
     "config": {"types"},
@@ -35,13 +36,13 @@ RULE: dict[str, set[str]] = {
     "learner": {"types", "config", "agents", "data", "replay", "runs", "transport"},
 }
 for _room, _allowed in RULE.items():
-    if _room != "io":
-        _allowed.add("io")
+    if _room not in ("io", "version"):
+        _allowed |= {"io", "version"}
 RULE["cli"] = {*RULE}
 RULE["main"] = {*RULE}
 RULE["__main__"] = {"main"}
 RULE["__init__"] = {*RULE} - {"main", "__main__", "cli"}
-WITHOUT_JAX = ("io", "types", "extras", "config", "transport", "data", "robots", "devices")
+WITHOUT_JAX = ("io", "version", "types", "extras", "config", "transport", "data", "robots", "devices")
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
 

@@ -160,7 +160,7 @@ def run_learner(
     print_config(config, spec)
     check_data(config, demo_paths, demo_options)
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
-    run = open_run(config, spec, checkpoint_path, say)
+    run = open_run(config, spec, checkpoint_path)
     holder: dict[str, Learner] = {}
 
     def ready() -> Learner:

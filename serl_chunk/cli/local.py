@@ -137,7 +137,7 @@ def train_local(
     warn_of_lockstep(config)
     check_data(config, demo_paths, demo_options)
     with StatusLine() as status, contextlib.ExitStack() as stack:
-        run = open_run(config, spec, checkpoint_path, say)
+        run = open_run(config, spec, checkpoint_path)
         stack.enter_context(run.locked())
         before_exit(run.discard_fresh)
         exit_at_once_while(never)  # an open robot is closed, however long it takes

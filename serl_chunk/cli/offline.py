@@ -11,7 +11,7 @@ from serl_chunk.cli.demos import DemoOptions, check_data
 from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, log_final_checkpoint
 from serl_chunk.cli.learner_status import status_fields
 from serl_chunk.cli.log_multiplexer import status_line
-from serl_chunk.cli.process import print_config, say, spec_of
+from serl_chunk.cli.process import print_config, spec_of
 from serl_chunk.cli.signals import GRACE, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.learner import Learner
@@ -64,7 +64,7 @@ def train_offline(
     print_config(config, spec)
     check_data(config, demo_paths, demo_options)
     with status_line() as status, contextlib.ExitStack() as stack:
-        run = open_run(config, spec, checkpoint_path, say)
+        run = open_run(config, spec, checkpoint_path)
         stack.enter_context(run.locked())
         started = threading.Event()
         if signals:

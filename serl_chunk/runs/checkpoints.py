@@ -21,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from serl_chunk.types import SerlChunkError
+from serl_chunk.version import version_info
 
 Flat = dict[str, np.ndarray]
 TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
@@ -87,7 +88,8 @@ def items_of(
 ) -> tuple[dict[str, Flat], dict[str, Any]]:
     """The arrays of a checkpoint by item, copied to the host, and its meta with their checksums."""
     items = {"state": host_leaves(state), "policy": policy, "normaliser": normaliser}
-    return items, {**meta, "step": step, "checksums": {name: _checksums(flat) for name, flat in items.items()}}
+    sums = {name: _checksums(flat) for name, flat in items.items()}
+    return items, {**meta, "step": step, "serl_chunk": version_info()._asdict(), "checksums": sums}
 
 
 def orbax_arguments(items: Mapping[str, Flat], info: dict[str, Any]) -> ocp.args.Composite:

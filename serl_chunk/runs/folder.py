@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import fcntl
 import json
-import os
+import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.config.renamed import current_config
+from serl_chunk.io import atomic_write
 from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk.version import VersionInfo, version_info
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"  # in a run folder
+FORMAT = 1  # of run folders; runs of before the number was recorded have format 0
 
 
 class RunFolder(NamedTuple):
@@ -33,7 +39,7 @@ class RunFolder(NamedTuple):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock it until the end. A start that was refused takes a fresh folder away again: nothing was recorded."""
+        """Lock it until the end, and remove a fresh folder of a start that was refused: nothing was recorded."""
         with self.lock:
             try:
                 yield
@@ -46,23 +52,24 @@ class RunFolder(NamedTuple):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def write_config(self) -> None:
-        """Write config.json, once this life has all that it starts with: until then the last life's stays.
+        """Write config.json, once this process has all that it starts with: until then the previous one's stays.
 
         Raises ConfigError where it cannot be written.
         """
         try:
             write_json(self.path / CONFIG, self.config)
         except OSError as error:
-            raise ConfigError(f"--checkpoint_path={self.path} cannot be used: {error}") from error
+            raise _unusable(self.path, error) from error
 
 
-def open_run(
-    config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None, tell: Callable[[str], None] = print
-) -> RunFolder:
-    """Create or resume the run folder; prints what changed since the last life.
+def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None) -> RunFolder:
+    """Create or resume the run folder, and log what changed since the previous process.
 
-    `lock` is held until it is closed; config.json is written by `RunFolder.write_config`. Raises ConfigError where
-    another learner holds the folder, where it is another experiment's, and where it cannot be used.
+    `lock` is held until it is closed; config.json is written by `RunFolder.write_config`.
+
+    Raises:
+        ConfigError: another learner holds the folder, it is of another experiment or of a newer version, or it cannot
+            be used.
     """
     if checkpoint_path is None:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -74,58 +81,109 @@ def open_run(
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "run.lock").open("w")
     except OSError as error:
-        raise ConfigError(f"--checkpoint_path={path} cannot be used: {error}") from error
+        raise _unusable(path, error) from error
     try:
-        saved, resumed = _claim(path, lock, config, spec, tell)
-    except OSError as error:
+        saved, resumed = _claim(path, lock, config, spec)
+    except BaseException as error:
         lock.close()
-        raise ConfigError(f"--checkpoint_path={path} cannot be used: {error}") from error
-    except ConfigError:
-        lock.close()
+        if isinstance(error, OSError):
+            raise _unusable(path, error) from error
         raise
     return RunFolder(path, saved["run_id"], resumed, lock, saved, fresh)
 
 
-def _claim(
-    path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec, tell: Callable[[str], None]
-) -> tuple[dict[str, Any], bool]:
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be used: {error}", parameter="checkpoint_path")
+
+
+def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:
     """Lock the folder; returns what its config.json is to hold, and whether it held a run before."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"{path} is in use by another learner; stop it, or give another --checkpoint_path") from None
-    file = path / CONFIG
+        raise ConfigError(
+            f"{path} is in use by another learner. Stop it, or choose another folder", parameter="checkpoint_path"
+        ) from None
     new: dict[str, Any] = {**to_dict(config), "robot_spec": spec.to_json(), "run_id": uuid.uuid4().hex}
-    resumed = file.exists()
+    resumed = (path / CONFIG).exists()
     if resumed:
         old = read_config(path)
         if old.get("name") != config.name:
             raise ConfigError(
-                f"{path} is a run of experiment {old.get('name')!r}, not {config.name!r}; "
-                "give another --checkpoint_path"
+                f"{path} is a run of experiment {old.get('name')!r}, not {config.name!r}. Choose another folder",
+                parameter="checkpoint_path",
             )
-        if former := current_config(json.loads(file.read_text()))[1]:
-            tell(f"{file} has former names of settings: {'; '.join(former)}")
+        _log_origin(path, old, config)
         new["run_id"] = old.get("run_id", new["run_id"])
-        for line in difference(old, json.loads(json.dumps(new))):
-            tell(f"config changed since the last start (the new value wins): {line}")
-    return new, resumed
+        settings = {name: value for name, value in old.items() if name not in ("format", "serl_chunk")}
+        for line in difference(settings, json.loads(json.dumps(new))):
+            logger.info("config changed since the last start (the new value wins): %s", line)
+    return {**new, "format": FORMAT, "serl_chunk": version_info()._asdict()}, resumed
+
+
+def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> None:
+    """Log what wrote the run so far where that was another version; raises ConfigError for fields unknown to this."""
+    file = path / CONFIG
+    if unknown := _unknown_fields({k: v for k, v in old.items() if k not in _OWN_FIELDS}, config):
+        raise ConfigError(
+            f"{file}: this version has no setting {', '.join(unknown)}. Resume the run with {_writer(old)}, or remove "
+            "the setting from the file"
+        )
+    if former := current_config(json.loads(file.read_text()))[1]:
+        logger.info("%s has former names of settings: %s", file, "; ".join(former))
+    number = old.get("format", 0)
+    if number < FORMAT:
+        logger.info("run folder %s has the older format %d and goes on in format %d", path, number, FORMAT)
+    elif old.get("serl_chunk") != version_info()._asdict():
+        logger.info("run folder %s was last written by %s", path, _writer(old))
+
+
+_OWN_FIELDS = ("format", "serl_chunk", "robot_spec", "run_id")  # of config.json, that are no settings
+
+
+def _unknown_fields(saved: Mapping[str, Any], config: Any, prefix: str = "") -> list[str]:
+    """Paths of the settings in `saved` that `config`, a dataclass, lacks; another kind's are left out."""
+    names = {field.name for field in dataclasses.fields(config)}
+    if saved.get("kind", "") != getattr(config, "kind", ""):
+        return []
+    unknown = [f"{prefix}{name}" for name in saved if name not in names | {"kind"}]
+    for name in names & saved.keys():
+        group = getattr(config, name)
+        if dataclasses.is_dataclass(group) and isinstance(saved[name], dict):
+            unknown += _unknown_fields(saved[name], group, f"{prefix}{name}.")
+    return sorted(unknown)
+
+
+def _writer(saved: Mapping[str, Any]) -> str:
+    """The version that wrote a config.json, as text."""
+    origin = saved.get("serl_chunk") or {}
+    return VersionInfo(origin.get("version", "of an unrecorded version"), origin.get("commit", "")).text
 
 
 def write_json(file: Path, value: Any) -> None:
     """Write `file` whole or not at all; raises OSError."""
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, file)
+    atomic_write(file, json.dumps(value, indent=2) + "\n")
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """`config.json` of a run under current names of settings; raises ConfigError where it is absent or damaged."""
+    """Return `config.json` of a run under current names of settings.
+
+    Raises:
+        ConfigError: it is absent, damaged, or of a newer format.
+    """
     file = run / CONFIG
     try:
         saved = json.loads(file.read_text())
-        return current_config(saved)[0] if isinstance(saved, dict) else saved
     except FileNotFoundError:
         raise ConfigError(f"{run} is not a run folder: it has no config.json") from None
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is damaged ({error}); restore it, or remove it to write it anew") from None
+        raise ConfigError(f"{file} is damaged ({error}). Restore it, or remove it to write it anew") from None
+    if not isinstance(saved, dict):
+        raise ConfigError(f"{file} is damaged: it holds no settings. Restore it, or remove it to write it anew")
+    number = saved.get("format", 0)
+    if not isinstance(number, int) or number > FORMAT:
+        raise ConfigError(
+            f"{file}: the run folder has format {number!r}, which is newer than this version "
+            f"({version_info().text}, expected at most {FORMAT}). Use {_writer(saved)} or a later version"
+        )
+    return current_config(saved)[0]

@@ -128,7 +128,7 @@ def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_
     monkeypatch.setattr(demos_command, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
     monkeypatch.setattr(learner_command, "Learner", Taken)
     monkeypatch.setattr(learner_command.CheckpointStore, "steps", lambda self: [0, updates] if turn else [])
-    run = open_run(FAKE, SPEC, str(tmp_path / "run"), lambda line: None)
+    run = open_run(FAKE, SPEC, str(tmp_path / "run"))
     with run.lock:
         learner = build_learner(
             FAKE, [], run, SPEC, publish=lambda snapshot, info: None, threaded=False, wandb=False,
@@ -168,7 +168,7 @@ def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
 
 
 def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Data that are there and cannot be read; what is said to have changed is what did since the last life."""
     run = tmp_path / "run"
@@ -181,9 +181,10 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
     monkeypatch.setattr(learner_command, "Learner", made)
 
     def start(path: Path, seed: int) -> list[str]:
-        said: list[str] = []
+        caplog.clear()
+        caplog.set_level("INFO")
         config = dataclasses.replace(FAKE, seed=seed)
-        folder = open_run(config, SPEC, str(run), said.append)
+        folder = open_run(config, SPEC, str(run))
         try:
             build_learner(
                 config, [str(path)], folder, SPEC,
@@ -191,7 +192,7 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
             ).metrics.close()  # fmt: skip
         finally:
             folder.lock.close()
-        return said
+        return caplog.messages
 
     with pytest.raises((ConfigError, DataError)):
         start(bad, 1)

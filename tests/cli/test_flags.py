@@ -88,7 +88,7 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path):
     said: list[str] = []
     print_config(learner, spec_of(learner), said.append)
     assert "preset qc, conventions of the published code qc" in said
-    run = open_run(learner, spec_of(learner), str(tmp_path), said.append)
+    run = open_run(learner, spec_of(learner), str(tmp_path))
     run.write_config()
     run.lock.close()
     saved = read_config(tmp_path)

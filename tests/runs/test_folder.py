@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 from pathlib import Path
 
 import pytest
 from errors import naming
 
 from serl_chunk.cli.process import load, print_config, spec_of, split_overrides
-from serl_chunk.runs.folder import open_run, read_config
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.runs.folder import FORMAT, open_run, read_config
 from serl_chunk.types import ConfigError
+from serl_chunk.version import version_info
 
 CONFIG = load("fake_aloha", [])
 SPEC = spec_of(CONFIG)
-
-
-def quiet(text: str) -> None:
-    """Say nothing."""
 
 
 def test_overrides_are_split_at_the_sign_or_the_next_word():
@@ -40,7 +39,7 @@ def test_the_seed_flag_wins_and_the_experiment_must_be_named():
 
 
 def test_a_new_folder_records_the_configuration(tmp_path):
-    run = open_run(CONFIG, SPEC, str(tmp_path / "a" / "b"), quiet)
+    run = open_run(CONFIG, SPEC, str(tmp_path / "a" / "b"))
     assert not run.resumed
     assert not (run.path / "config.json").exists()  # what a start that fails would leave behind
     run.write_config()
@@ -54,61 +53,109 @@ def test_a_new_folder_records_the_configuration(tmp_path):
 
 def test_without_a_path_the_folder_is_named_by_the_experiment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = open_run(CONFIG, SPEC, None, quiet)
+    run = open_run(CONFIG, SPEC, None)
     assert run.path.parent == Path("runs") / "fake_aloha"
     run.lock.close()
 
 
-def test_a_resumed_folder_keeps_its_id_and_says_what_changed(tmp_path):
-    first = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+def test_a_resumed_folder_keeps_its_id_and_logs_what_changed(tmp_path, caplog):
+    caplog.set_level("INFO")
+    first = open_run(CONFIG, SPEC, str(tmp_path))
     first.write_config()
     first.lock.close()
-    said: list[str] = []
     changed = dataclasses.replace(CONFIG, seed=CONFIG.seed + 1)
-    open_run(changed, SPEC, str(tmp_path), quiet).lock.close()  # a start that failed before it recorded anything
+    open_run(changed, SPEC, str(tmp_path)).lock.close()  # a start that failed before it recorded anything
     assert read_config(tmp_path)["seed"] == CONFIG.seed
-    again = open_run(changed, SPEC, str(tmp_path), said.append)
+    caplog.clear()
+    again = open_run(changed, SPEC, str(tmp_path))
     again.write_config()
     again.lock.close()
     assert (again.resumed, again.run_id) == (True, first.run_id)
-    assert said == [
+    assert caplog.messages == [
         f"config changed since the last start (the new value wins): seed: {CONFIG.seed} -> {CONFIG.seed + 1}"
     ]
     assert read_config(tmp_path)["seed"] == CONFIG.seed + 1
-    said.clear()
-    open_run(changed, SPEC, str(tmp_path), said.append).lock.close()
-    assert said == []
+    caplog.clear()
+    open_run(changed, SPEC, str(tmp_path)).lock.close()
+    assert caplog.messages == []
 
 
 def test_one_learner_a_folder_and_one_experiment_a_run(tmp_path):
-    run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
-    with pytest.raises(ConfigError, match=naming(tmp_path, "learner", "--checkpoint_path")):
-        open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    run = open_run(CONFIG, SPEC, str(tmp_path))
+    with pytest.raises(ConfigError, match=naming(tmp_path, "learner", "checkpoint_path")):
+        open_run(CONFIG, SPEC, str(tmp_path))
     run.write_config()
     run.lock.close()
     other = dataclasses.replace(CONFIG, name="other")
-    with pytest.raises(ConfigError, match=naming(tmp_path, "fake_aloha", "other", "--checkpoint_path")):
-        open_run(other, SPEC, str(tmp_path), quiet)
-    open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()  # a refusal does not keep the lock
+    with pytest.raises(ConfigError, match=naming(tmp_path, "fake_aloha", "other", "checkpoint_path")):
+        open_run(other, SPEC, str(tmp_path))
+    open_run(CONFIG, SPEC, str(tmp_path)).lock.close()  # a refusal does not keep the lock
+
+
+def written(folder: Path, **changes: object) -> Path:
+    """Write the config.json of a run with `changes` at its top level; None removes a field."""
+    run = open_run(CONFIG, SPEC, str(folder))
+    run.write_config()
+    run.lock.close()
+    file = folder / "config.json"
+    saved = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in saved.items() if value is not None}))
+    return file
+
+
+def test_a_run_folder_records_its_format_version_and_commit(tmp_path):
+    saved = json.loads(written(tmp_path).read_text())
+    assert (saved["format"], saved["serl_chunk"]) == (FORMAT, version_info()._asdict())
+
+
+def test_a_run_of_an_older_format_resumes_with_one_line(tmp_path, caplog):
+    written(tmp_path, format=None, serl_chunk=None)
+    caplog.set_level("INFO")
+    run = open_run(CONFIG, SPEC, str(tmp_path))
+    run.write_config()
+    run.lock.close()
+    assert len(caplog.messages) == 1
+    assert f"format {FORMAT}" in caplog.text
+    assert read_config(tmp_path)["format"] == FORMAT
+
+
+def test_a_run_of_another_version_resumes_with_one_line(tmp_path, caplog):
+    written(tmp_path, serl_chunk={"version": "0.0.9", "commit": "12ab"})
+    caplog.set_level("INFO")
+    open_run(CONFIG, SPEC, str(tmp_path)).lock.close()
+    assert len(caplog.messages) == 1
+    assert "serl_chunk 0.0.9 (commit 12ab)" in caplog.text
+
+
+def test_a_run_of_a_newer_format_or_with_an_unknown_field_is_refused(tmp_path):
+    newer = written(tmp_path / "newer", format=FORMAT + 1, serl_chunk={"version": "9.8", "commit": ""})
+    with pytest.raises(ConfigError, match=naming(newer, FORMAT + 1, FORMAT, "serl_chunk 9.8")):
+        open_run(CONFIG, SPEC, str(tmp_path / "newer"))
+    agent = json.loads(json.dumps(to_dict(CONFIG)))["agent"]
+    unknown = written(tmp_path / "unknown", momentum=1, agent=agent | {"dreams": 3})
+    with pytest.raises(ConfigError, match=naming(unknown, "agent.dreams", "momentum", "serl_chunk")):
+        open_run(CONFIG, SPEC, str(tmp_path / "unknown"))
+    other_agent = written(tmp_path / "other", agent={"kind": "another", "dreams": 3})  # `config` says what is used
+    open_run(CONFIG, SPEC, str(other_agent.parent)).lock.close()
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=naming("--checkpoint_path", tmp_path / "file")):
-        open_run(CONFIG, SPEC, str(tmp_path / "file"), quiet)
+    with pytest.raises(ConfigError, match=naming("checkpoint_path", tmp_path / "file")):
+        open_run(CONFIG, SPEC, str(tmp_path / "file"))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    run = open_run(CONFIG, SPEC, str(tmp_path), quiet)
+    run = open_run(CONFIG, SPEC, str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr("serl_chunk.runs.folder.write_json", full)
-        with pytest.raises(ConfigError, match=naming("--checkpoint_path", tmp_path, "No space left on device")):
+        with pytest.raises(ConfigError, match=naming("checkpoint_path", tmp_path, "No space left on device")):
             run.write_config()
     run.lock.close()
-    open_run(CONFIG, SPEC, str(tmp_path), quiet).lock.close()
+    open_run(CONFIG, SPEC, str(tmp_path)).lock.close()
 
 
 def test_a_folder_that_is_no_run_and_a_damaged_one(tmp_path):
