@@ -14,7 +14,7 @@ from serl_chunk.cli.data.options import add_reading, open_any, options_of
 from serl_chunk.data.inspect.results import InspectionReport, Issue
 from serl_chunk.data.inspect.summary import summary_lines
 from serl_chunk.data.source import Source
-from serl_chunk.data.validate import plural
+from serl_chunk.io import plural
 from serl_chunk.types import ConfigError
 
 SHOWN = 5  # findings of one kind on the screen; --json has all

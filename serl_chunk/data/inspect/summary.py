@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serl_chunk.data.inspect.results import Dimension, InspectionReport
-from serl_chunk.data.validate import plural
+from serl_chunk.io import plural
 from serl_chunk.types import Outcome
 
 

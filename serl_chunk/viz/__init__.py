@@ -1,0 +1,1 @@
+"""HTML pages, plots and films, for reports of runs and inspections of data."""
