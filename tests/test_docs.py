@@ -146,7 +146,8 @@ def test_every_block_says_what_it_is():
 
 
 def test_only_known_programs_are_shown():
-    assert {Path(words[0]).name for _, words in commands()} == {"serl-chunk", "make", "python", "python3", "pip"}
+    known = {"serl-chunk", "make", "python", "python3", "pip", "source"}
+    assert {Path(words[0]).name for _, words in commands()} == known
 
 
 @pytest.mark.parametrize("words", commands_of("serl-chunk"))
@@ -186,9 +187,8 @@ def test_the_script_has_the_flags(words: list[str]):
 @pytest.mark.parametrize("words", commands_of("pip"))
 def test_pip_finds_the_extras(words: list[str]):
     assert (ROOT / words[words.index("-c") + 1]).is_file()
-    extras = re.search(r"\.\[(.*)\]", words[-1])
-    assert extras is not None
-    for extra in extras[1].split(","):
+    assert re.fullmatch(r"(\.|jax)\[.*\]", words[-1])
+    for extra in words[-1].removeprefix(".[").removesuffix("]").split(",") if words[-1].startswith(".") else ():
         assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE), extra
 
 
