@@ -1,10 +1,12 @@
-"""Files written atomically and durably, and numbers formatted for people."""
+"""Atomic and durable writes, formatted numbers, and log lines of conditions that last."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -71,3 +73,29 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class WaitLog:
+    """Logs a condition that lasts, for example a wait: at most every `period` seconds, its remedy on the first line.
+
+    Args:
+        period: seconds between two lines.
+        clock: monotonic seconds; injected by tests.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, period: float = 10.0, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger, self._period, self._clock = logger, period, clock
+        self._logged_at: float | None = None
+
+    def log(self, text: str, remedy: str = "", *, level: int = logging.INFO) -> None:
+        """The condition lasts: log `text`, where a line is due."""
+        now, before = self._clock(), self._logged_at
+        if before is None or now - before >= self._period:
+            self._logged_at = now
+            self._logger.log(level, f"{text}. {remedy}" if remedy and before is None else text)
+
+    def end(self) -> None:
+        """The condition is over: the next line comes at once, with its remedy."""
+        self._logged_at = None

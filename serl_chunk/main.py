@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
 
+from serl_chunk.cli.logs import add_log_flags, configure, logging_to_stdout
 from serl_chunk.cli.output import background_output
 from serl_chunk.cli.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
 from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
 from serl_chunk.types import ConfigError, SerlChunkError
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 EPILOG = """\
@@ -45,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that has no such letters
     # These may move a robot, so that no terminal may stop or fail them; what others print is for `less` and `head`.
     if arguments and not arguments[0].startswith("-") and arguments[0] != "record":
-        return _command(arguments)
-    with background_output() as output:
+        with logging_to_stdout():
+            return _command(arguments)
+    with background_output() as output, logging_to_stdout():
         if argv is not None:
             return _command(arguments)
         answer_signals()
@@ -62,12 +67,10 @@ def _command(arguments: list[str]) -> int:
         if arguments and not arguments[0].startswith("-"):
             raise ConfigError(f"unknown command {arguments[0]!r}; valid: {', '.join(COMMANDS)}, or flags (--help)")
         return _run(arguments)
-    except ConfigError as error:
-        print(f"serl-chunk: {error}", file=sys.stderr)
-        return 2
     except SerlChunkError as error:
+        logger.debug(f"failed: {error}")  # for the log file
         print(f"serl-chunk: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("serl-chunk: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -92,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--local", action="store_true", help="both loops in this process, reproducible, without sockets")
     p.add_argument("--seed", type=int, help="seed of everything random (default: the experiment's)")
     p.add_argument("--debug", action="store_true", help="no wandb")
+    add_log_flags(p)
     add_experiment_flags(p)
     learner = p.add_argument_group("learner")
     learner.add_argument(
@@ -171,6 +175,7 @@ def _run(arguments: list[str]) -> int:
     from serl_chunk.cli.flags import check_flag_combinations, load_flags
     from serl_chunk.transport.sockets import DEFAULT_PORT
 
+    configure(flags)
     quiet_libraries()
     if flags.preset == "help":
         return COMMANDS["presets"]([])

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import pytest
 
-from serl_chunk.io import atomic_path, atomic_write, format_bytes, format_duration, plural
+from serl_chunk.io import WaitLog, atomic_path, atomic_write, format_bytes, format_duration, plural
 
 
 def test_an_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path):
@@ -55,3 +56,20 @@ def test_durations_are_formatted(seconds: float, text: str):
 
 def test_a_plural_has_an_s():
     assert [plural(n, "episode") for n in (0, 1, 2000)] == ["0 episodes", "1 episode", "2,000 episodes"]
+
+
+def test_a_wait_is_logged_now_and_then_with_its_remedy_on_the_first_line(caplog):
+    caplog.set_level("INFO")
+    now = iter((0.0, 4.0, 10.0, 19.0, 20.0, 21.0))
+    wait = WaitLog(logging.getLogger("test"), 10.0, clock=now.__next__)
+    for second in (0, 4, 10, 19):
+        wait.log(f"waiting for {second} s", "Start a learner.")
+    wait.end()
+    wait.log("waiting again", "Start a learner.", level=logging.WARNING)
+    wait.log("unseen")
+    assert caplog.messages == [
+        "waiting for 0 s. Start a learner.",
+        "waiting for 10 s",
+        "waiting again. Start a learner.",
+    ]
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]

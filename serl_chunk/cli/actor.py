@@ -13,6 +13,7 @@ from pathlib import Path
 from serl_chunk.actor.session import SAY_EVERY_SECONDS, ActorSummary, run_actor
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.keys import actor_keys, actor_name
+from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import say, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import contract
@@ -50,7 +51,7 @@ def run_training_actor(
     warn_of_lockstep(config)
     stop = threading.Event()
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
-    stop_on_signals(stop, say, "closing the episode and delivering what is recorded", connected.is_set)
+    stop_on_signals(stop, "closing the episode and delivering what is recorded", connected.is_set)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as stack:
         env = make_env(config.robot)
@@ -66,6 +67,7 @@ def run_training_actor(
         )  # fmt: skip
         stack.callback(link.close)
         connected.set()
+        log_to_file(spools.folder / "actor.log")
         if inherited := link.stats()["inherited"]:  # what is unacknowledged now may be none of it
             say(f"spool {spools.folder}: {inherited:.0f} records of an actor before this one are sent")
         for folder, nbytes in spools.left_behind():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
-from serl_chunk.cli.log_multiplexer import LIVE, Relay
+from serl_chunk.cli.log_multiplexer import Relay
+from serl_chunk.cli.logs import LIVE, current_screen
 from serl_chunk.cli.signals import INTERRUPTED, SIGNALS, exit_at_once_while, never, note_signal
 
 PROGRAM = (sys.executable, "-m", "serl_chunk")
@@ -19,14 +21,16 @@ DONE_GRACE = 5.0  # seconds an actor has to end after its learner; one that neve
 OUTPUT_GRACE = 2.0  # seconds for what ended processes printed; a grandchild may hold their pipe open
 WATCH_PERIOD = 0.1  # seconds between looks at the processes
 
+logger = logging.getLogger(__name__)
 
-def core_sets(pin: bool, tell: Callable[[str], None]) -> tuple[set[int] | None, set[int] | None]:
+
+def core_sets(pin: bool) -> tuple[set[int] | None, set[int] | None]:
     """The cores of the learner and of the actor: all but one, and the last one; None leaves them alone."""
     if not pin:
         return None, None
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
-        tell("--pin_cores has no effect: it needs Linux and two cores that this process may use")
+        logger.warning("--pin_cores has no effect: it needs Linux and two cores that this process may use")
         return None, None
     return set(cores[:-1]), {cores[-1]}
 
@@ -46,12 +50,12 @@ def run_both(
     Returns the exit status of the one that failed first, else 0; 130 where a signal ended one that had hardly begun.
     """
     exit_at_once_while(never)  # the children end first
-    relay = Relay(sys.stdout)
+    relay = Relay(current_screen())
     pair = _Pair(relay)
     heard = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]  # as nohup wants
     before = {number: signal.signal(number, pair.stop) for number in heard}
     try:
-        learner_cores, actor_cores = core_sets(pin, relay.say)
+        learner_cores, actor_cores = core_sets(pin)
         pair.start("learner", [*program, *arguments, "--learner"], learner_cores)
         pair.start("actor", [*program, *arguments, "--actor", "--ip", ip], actor_cores)
         return pair.watch()
@@ -75,7 +79,7 @@ class _Pair:
         if self._stopping:
             return
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-        if self._relay.tty:
+        if self._relay.live:
             environment[LIVE] = "1"
         # A terminal's Ctrl-C reaches the whole foreground group; one signal, sent by the parent, is enough.
         child = subprocess.Popen(
@@ -115,12 +119,12 @@ class _Pair:
                     continue
                 if child.returncode != 0:
                     first = name
-                    self._relay.say(f"the {name} {_end(child.returncode)}: stopping the other process")
+                    logger.error(f"the {name} {_end(child.returncode)}: stopping the other process")
                     self._end_one(other)
                 elif name == "learner":  # an actor it knew is about to end; another one would wait for ever
                     deadline = deadline or time.monotonic() + DONE_GRACE
                     if time.monotonic() >= deadline:
-                        self._relay.say("the learner is done and the actor has not ended: stopping the actor")
+                        logger.info("the learner is done and the actor has not ended: stopping the actor")
                         self._end_one(other)
                         status = _status(self._children[other].returncode)
                         return 0 if status == INTERRUPTED else status
@@ -136,7 +140,7 @@ class _Pair:
         try:
             child.wait(STOP_GRACE)
         except subprocess.TimeoutExpired:
-            self._relay.say(f"the {name} did not end within {STOP_GRACE:g} s: killing it")
+            logger.warning(f"the {name} did not end within {STOP_GRACE:g} s: killing it")
             child.kill()
             child.wait()
 

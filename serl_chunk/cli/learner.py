@@ -16,7 +16,7 @@ from serl_chunk.cli.demos import DemoOptions, append_hint, check_data, open_data
 from serl_chunk.cli.keys import invite_first, learner_keys
 from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.cli.learner_status import StatusReporter, status_fields
-from serl_chunk.cli.log_multiplexer import status_line
+from serl_chunk.cli.logs import log_to_file, status_line
 from serl_chunk.cli.process import print_config, say, spec_of
 from serl_chunk.cli.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import contract
@@ -45,6 +45,7 @@ from serl_chunk.transport.storage.record_store import RecordStore, check_retenti
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, DataError, Episode, PolicyOrigin, Record, RobotSpec, Snapshot, StepBlock
 
+LOG = "learner.log"  # in the run folder
 STOPPING = "ending with a final checkpoint"
 STOPPED = "the learner was stopped"  # the reason that actors receive
 JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
@@ -190,6 +191,7 @@ def run_learner(
     before_exit(run.discard_fresh)
     with status_line() as status, contextlib.ExitStack() as stack:
         stack.enter_context(run.locked())
+        log_to_file(run.path / LOG)
         store = open_store(config, run.path, status.say) if config.transport.journal else None
         if store is not None:
             stack.callback(store.close)
@@ -214,7 +216,7 @@ def run_learner(
         if insecure and not is_loopback(bind):
             status.say(f"WARNING: --insecure: any machine that reaches {bind}:{port} can feed and read this run")
         stop, started = threading.Event(), threading.Event()
-        stop_on_signals(stop, status.say, STOPPING, started.is_set)
+        stop_on_signals(stop, STOPPING, started.is_set)
         server.start()  # actors that connect while demonstrations are read receive a "not ready" reply
         if server_keys is not None:
             invite_first(server_keys, bind, port, status.say)

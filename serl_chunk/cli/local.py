@@ -10,9 +10,10 @@ from typing import Any
 from serl_chunk.actor.session import ActorSummary, run_actor
 from serl_chunk.cli.actor import report_session
 from serl_chunk.cli.demos import DemoOptions, check_data
-from serl_chunk.cli.learner import STOPPING, build_learner, finish_run
+from serl_chunk.cli.learner import LOG, STOPPING, build_learner, finish_run
 from serl_chunk.cli.learner_status import status_fields
-from serl_chunk.cli.process import print_config, say, spec_of, warn_of_lockstep
+from serl_chunk.cli.logs import log_to_file, status_line
+from serl_chunk.cli.process import print_config, spec_of, warn_of_lockstep
 from serl_chunk.cli.signals import before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.devices.registry import make_intervention
@@ -20,7 +21,6 @@ from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import open_run
-from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
 
 SESSION = "local/0"
@@ -105,7 +105,7 @@ def run_local(
 ) -> int:
     """Train in this process until `max_steps` or a signal. `demo_options`: how the demonstrations are read."""
     stop, started = threading.Event(), threading.Event()
-    stop_on_signals(stop, say, STOPPING, started.is_set)
+    stop_on_signals(stop, STOPPING, started.is_set)
     learner, summary = train_local(
         config, demo_paths, checkpoint_path, stop=stop, started=started, wandb=wandb, demo_options=demo_options
     )
@@ -136,9 +136,10 @@ def train_local(
     print_config(config, spec)
     warn_of_lockstep(config)
     check_data(config, demo_paths, demo_options)
-    with StatusLine() as status, contextlib.ExitStack() as stack:
+    with status_line() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path)
         stack.enter_context(run.locked())
+        log_to_file(run.path / LOG)
         before_exit(run.discard_fresh)
         exit_at_once_while(never)  # an open robot is closed, however long it takes
         link = LocalLink()

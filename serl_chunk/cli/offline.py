@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from serl_chunk.cli.demos import DemoOptions, check_data
-from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, log_final_checkpoint
+from serl_chunk.cli.learner import LOG, STOPPING, build_learner, finish_run, log_final_checkpoint
 from serl_chunk.cli.learner_status import status_fields
-from serl_chunk.cli.log_multiplexer import status_line
+from serl_chunk.cli.logs import log_to_file, status_line
 from serl_chunk.cli.process import print_config, spec_of
 from serl_chunk.cli.signals import GRACE, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
@@ -66,9 +66,10 @@ def train_offline(
     with status_line() as status, contextlib.ExitStack() as stack:
         run = open_run(config, spec, checkpoint_path)
         stack.enter_context(run.locked())
+        log_to_file(run.path / LOG)
         started = threading.Event()
         if signals:
-            stop_on_signals(stop, status.say, STOPPING, started.is_set)
+            stop_on_signals(stop, STOPPING, started.is_set)
             before_exit(run.discard_fresh)
         learner = build_learner(
             config, demo_paths, run, spec,

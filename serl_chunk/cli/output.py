@@ -14,7 +14,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 QUEUE_CHARS = 1 << 18  # what waits for a terminal at most: minutes of a live status line, days of a log
@@ -27,9 +27,11 @@ class BackgroundStream(io.TextIOBase):
     A line is queued when it is complete or flushed, so that lines of several threads stay whole.
     """
 
-    def __init__(self, stream: TextIO, queue: OutputThread) -> None:
+    def __init__(
+        self, stream: TextIO, queue: OutputThread, on_error: Callable[[Exception], None] | None = None
+    ) -> None:
         super().__init__()
-        self._stream, self._queue = stream, queue
+        self._stream, self._queue, self._on_error = stream, queue, on_error
         try:
             self._descriptor: int | None = stream.fileno()
         except (OSError, ValueError, AttributeError):  # of a test, in memory
@@ -92,8 +94,10 @@ class BackgroundStream(io.TextIOBase):
                     data = data[os.write(self._descriptor, data) :]
                 except BlockingIOError:  # another program made the terminal so
                     select.select([], [self._descriptor], [], 1.0)
-        except (OSError, ValueError):  # EIO, EPIPE, a full disk; a stream that was closed
+        except (OSError, ValueError) as error:  # EIO, EPIPE, a full disk; a stream that was closed
             self._gone = True
+            if self._on_error is not None:
+                self._on_error(error)
 
 
 class OutputThread:

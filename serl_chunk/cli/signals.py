@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ HANGUP = 128 + signal.SIGHUP
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 1.4  # seconds in which a learner without anything to save may end by itself; a compilation takes longer
 TELLING = 0.2  # seconds for what `before_exit` sends to other machines
+
+logger = logging.getLogger(__name__)
 
 
 def always() -> bool:
@@ -51,16 +54,13 @@ def answer_signals() -> None:
     threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True).start()
 
 
-def stop_on_signals(
-    stop: threading.Event, tell: Callable[[str], None], how: str, listening: Callable[[], bool] = lambda: True
-) -> None:  # fmt: skip
-    """A signal sets `stop` and says `how` the process ends; a second one raises KeyboardInterrupt.
+def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], bool] = lambda: True) -> None:
+    """Let a signal set `stop` and log `how` the process ends, and a second one raise KeyboardInterrupt.
 
     So does the first while not `listening`, unless it ends the process at once (`exit_at_once_while`). A SIGHUP that
     was ignored (nohup) stays ignored, and one that follows another signal changes nothing: shells and service managers
     send it in addition. Call it in the main thread.
     """
-
     first = True
 
     def handle(number: int, frame: object) -> None:
@@ -75,9 +75,9 @@ def stop_on_signals(
             _end_start()
             return
         stop.set()
-        # Not from here: the handler interrupts the very thread that may be printing, and hold what printing needs.
+        # Not from here: the signal interrupts a thread that may hold what logging needs.
         text = f"{signal.Signals(number).name}: {how} (once more: at once)"
-        threading.Thread(target=tell, args=(text,), daemon=True).start()
+        threading.Thread(target=logger.info, args=(text,), daemon=True).start()
 
     _install(handle)
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
+from serl_chunk.cli.logs import add_log_flags, configure
 from serl_chunk.types import ConfigError
 
 
@@ -43,7 +44,9 @@ def _record(arguments: list[str]) -> int:
     from serl_chunk.cli.flags import add_experiment_flags, load_flags
 
     add_experiment_flags(p)
+    add_log_flags(p)
     flags, rest = p.parse_known_args(arguments)
+    configure(flags)
     from serl_chunk.cli.process import spec_of
     from serl_chunk.cli.record import run_record
 

@@ -12,6 +12,7 @@ import pytest
 
 from serl_chunk.cli import launch
 from serl_chunk.cli.launch import core_sets, run_both
+from serl_chunk.cli.logs import logging_to_stdout
 
 pytestmark = pytest.mark.system
 
@@ -37,7 +38,8 @@ def quickly(monkeypatch):
 def run(learner: str, actor: str, *arguments: str, stopped: int = 0) -> int:
     body = f"if actor:\n    {actor}\nelse:\n    {learner}"
     code = CHILD.format(body=body, stopped=stopped)
-    return run_both(arguments, pin=False, ip="1.2.3.4", program=(sys.executable, "-c", code))
+    with logging_to_stdout():
+        return run_both(arguments, pin=False, ip="1.2.3.4", program=(sys.executable, "-c", code))
 
 
 def test_both_get_their_flags_and_their_lines_have_their_names(capfd):
@@ -112,12 +114,11 @@ def test_one_that_ignores_the_signal_is_killed(capfd, monkeypatch):
     assert "the actor did not end within 0.5 s: killing it" in capfd.readouterr().out
 
 
-def test_cores_are_shared_only_where_there_are_two(monkeypatch):
-    said: list[str] = []
+def test_cores_are_shared_only_where_there_are_two(monkeypatch, caplog):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 1, 2}, raising=False)
-    assert core_sets(True, said.append) == ({1, 2}, {3})
-    assert core_sets(False, said.append) == (None, None)
-    assert said == []
+    assert core_sets(True) == ({1, 2}, {3})
+    assert core_sets(False) == (None, None)
+    assert caplog.messages == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1}, raising=False)
-    assert core_sets(True, said.append) == (None, None)
-    assert "--pin_cores has no effect" in said[0]
+    assert core_sets(True) == (None, None)
+    assert "--pin_cores has no effect" in caplog.messages[0]

@@ -7,14 +7,21 @@ import os
 
 import pytest
 
-from serl_chunk.cli.log_multiplexer import ERASE_LINE, LIVE, Relay, RelayedStatus, status_line
-from serl_chunk.runs.status_line import StatusLine
+from serl_chunk.cli.log_multiplexer import Relay
+from serl_chunk.cli.logs import Screen
 
 
-def relayed(*chunks: bytes, tty: bool = False, width: int = 80) -> str:
+class LiveScreen(Screen):
+    live = True
+
+    def state(self, text: str) -> None:
+        self._write(f"<{text}>")
+
+
+def relayed(*chunks: bytes, live: bool = False) -> str:
     """What comes out of a relay for one process that writes `chunks`, each seen by a read of its own."""
     out = io.StringIO()
-    relay = Relay(out, tty, lambda: width)
+    relay = Relay((LiveScreen if live else Screen)(out))
     for_reading, for_writing = os.pipe()
     pending = iter(chunks)
     read = os.read
@@ -30,12 +37,11 @@ def relayed(*chunks: bytes, tty: bool = False, width: int = 80) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("tty", [False, True])
-def test_every_line_has_its_name_wherever_reads_cut_it(tty):
+def test_every_line_has_its_name_wherever_reads_cut_it():
     text = "one\n\ntwo \u2028 \u00e9\nthree".encode()
-    whole = relayed(text, tty=tty)
-    assert whole.replace(ERASE_LINE, "") == "learner | one\nlearner |\nlearner | two \u2028 \u00e9\nlearner | three\n"
-    assert relayed(*(text[i : i + 1] for i in range(len(text))), tty=tty) == whole
+    whole = relayed(text)
+    assert whole == "learner | one\nlearner |\nlearner | two \u2028 \u00e9\nlearner | three\n"
+    assert relayed(*(text[i : i + 1] for i in range(len(text)))) == whole
 
 
 def test_bytes_that_are_no_text_do_not_stop_it():
@@ -55,60 +61,23 @@ def test_the_last_state_of_a_process_that_died_stays():
     assert relayed(b"1 of 3\r2 of 3\r") == "learner | 2 of 3\n"
 
 
-def test_a_terminal_keeps_the_state_below_what_is_said():
-    out = relayed(b"1 of 3\rsaid\n2 of 3, and more than fits\r", tty=True, width=20)
-    steps = out.split(ERASE_LINE)
-    assert steps == [
-        "",
-        "learner | 1 of 3",
-        "learner | said\nlearner | 1 of 3",
-        "learner | 2 of 3, a",  # cut: a line that wraps could not be erased
-        "learner | 2 of 3, and more than fits\n",
-    ]
+def test_a_screen_gets_the_newest_state_of_any_process_until_it_stays():
+    assert relayed(b"1 of 3\rsaid\n2 of 3\r\n", live=True) == (
+        "<learner | 1 of 3>learner | said\n<learner | 2 of 3><>learner | 2 of 3\n"
+    )
+    assert relayed(b"1 of 3\r2", live=True) == "<learner | 1 of 3>learner | 2\n"
 
 
-def test_two_processes_and_the_launcher_share_the_output():
+def test_two_processes_share_the_output():
     out = io.StringIO()
-    relay = Relay(out, False)
+    relay = Relay(Screen(out))
     pipes = [os.pipe() for _ in "ab"]
     for name, (for_reading, _) in zip("ab", pipes, strict=True):
         relay.follow(name, os.fdopen(for_reading, "rb"))
-    relay.say("hello")
     for _, for_writing in pipes:
         os.write(for_writing, b"half")  # neither may tear the other's line
     for _, for_writing in pipes:
         os.write(for_writing, b" and half\n")
         os.close(for_writing)
     relay.close(10)
-    assert sorted(out.getvalue().splitlines()) == ["a | half and half", "b | half and half", "hello"]
-
-
-def test_a_closed_output_does_not_stop_the_process():
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    relay = Relay(Closed(), False)
-    for_reading, for_writing = os.pipe()
-    relay.follow("actor", os.fdopen(for_reading, "rb"))
-    for _ in range(64):
-        os.write(for_writing, b"x" * 8191 + b"\n")  # far more than a pipe holds
-    os.close(for_writing)
-    relay.close(10)
-
-
-def test_a_relayed_status_line_is_states_between_lines(monkeypatch):
-    stream = io.StringIO()
-    with RelayedStatus(stream) as status:
-        status.say("before")
-        status.update("train", {"done": 1, "total": 2})
-        status.say("between")
-    assert stream.getvalue() == "before\ntrain 1/2\rbetween\n\r\n"
-    assert relayed(stream.getvalue().encode()) == "learner | before\nlearner | between\nlearner | train 1/2\n"
-    stream = io.StringIO()
-    with RelayedStatus(stream):
-        pass
-    assert stream.getvalue() == ""
-    assert type(status_line()) is StatusLine
-    monkeypatch.setenv(LIVE, "1")
-    assert type(status_line()) is RelayedStatus
+    assert sorted(out.getvalue().splitlines()) == ["a | half and half", "b | half and half"]

@@ -15,8 +15,8 @@ import threading
 import pytest
 
 from serl_chunk.cli import output
+from serl_chunk.cli.logs import logging_to_stdout
 from serl_chunk.cli.output import background_output
-from serl_chunk.cli.process import say
 from serl_chunk.runs.status_line import StatusLine
 
 PATIENCE = 60.0  # seconds
@@ -43,9 +43,9 @@ def prints(lines: int) -> bool:
 
 
 def print_all(lines: int) -> None:
-    with StatusLine(tty=False, clock=iter(range(0, 1_000_000, 100)).__next__) as status:
+    with logging_to_stdout(), StatusLine(clock=iter(range(0, 1_000_000, 100)).__next__) as status:
         for i in range(lines):
-            say(f"line {i} " + "x" * 90)
+            print(f"line {i} " + "x" * 90, flush=True)
             status.update("train", {"step": i})
 
 
@@ -57,7 +57,7 @@ def test_a_pipe_without_a_reader_stops_no_thread_and_drops_are_counted(to_descri
         assert prints(4_000), "a line was waited for"
         found, printed = os.read(reader, 1 << 20), 8_000
         while b"were dropped" not in found:  # it goes on once it is read
-            say("once more")
+            print("once more", flush=True)
             printed += 1
             found += os.read(reader, 1 << 20)
     os.close(writer)
@@ -92,7 +92,7 @@ def test_a_terminal_that_is_gone_raises_nothing(to_descriptor, gone):
     ours, theirs = pty.openpty() if gone == "EIO" else os.pipe()
     to_descriptor(theirs)
     with background_output() as thread:
-        say("seen")
+        print("seen", flush=True)
         assert b"seen" in os.read(ours, 100)
         os.close(ours)
         with pytest.raises(OSError) as raised:  # noqa: PT011 (its number is looked at)

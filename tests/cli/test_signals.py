@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from serl_chunk.cli import signals
 from serl_chunk.cli.signals import SIGNALS, stop_on_signals
 
 
@@ -21,25 +22,26 @@ def handlers():
         signal.signal(number, handler)
 
 
-def test_a_signal_stops_and_a_second_one_interrupts_even_while_a_line_is_printed():
-    stop, printing, said = threading.Event(), threading.Lock(), queue.SimpleQueue()
+def test_a_signal_stops_and_a_second_one_interrupts_even_while_a_line_is_logged(monkeypatch):
+    stop, logging, logged = threading.Event(), threading.Lock(), queue.SimpleQueue()
 
-    def tell(text: str) -> None:
-        with printing:
-            said.put(text)
+    def log(text: str) -> None:
+        with logging:
+            logged.put(text)
 
-    stop_on_signals(stop, tell, "ending")
-    with printing:  # the handler interrupts a thread that holds this lock: waiting for it would be for ever
+    monkeypatch.setattr(signals.logger, "info", log)
+    stop_on_signals(stop, "ending")
+    with logging:  # the handler interrupts a thread that holds this lock: waiting for it would be for ever
         signal.raise_signal(signal.SIGTERM)
         assert stop.is_set()
-    assert said.get(timeout=10) == "SIGTERM: ending (once more: at once)"
+    assert logged.get(timeout=10) == "SIGTERM: ending (once more: at once)"
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
 def test_a_signal_interrupts_what_does_not_listen_yet():
     stop = threading.Event()
-    stop_on_signals(stop, print, "ending", lambda: False)
+    stop_on_signals(stop, "ending", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
     assert not stop.is_set()
@@ -49,7 +51,7 @@ def test_a_closed_terminal_stops_and_adds_nothing_to_a_signal_before_it():
     """Service managers send SIGTERM and SIGHUP together, a shell sends SIGHUP after the kernel has."""
     for first in SIGNALS:
         stop = threading.Event()
-        stop_on_signals(stop, print, "ending")
+        stop_on_signals(stop, "ending")
         signal.raise_signal(first)
         assert stop.is_set()
         signal.raise_signal(signal.SIGHUP)
@@ -60,7 +62,7 @@ def test_a_closed_terminal_stops_and_adds_nothing_to_a_signal_before_it():
 def test_a_closed_terminal_that_was_ignored_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stop = threading.Event()
-    stop_on_signals(stop, print, "ending")
+    stop_on_signals(stop, "ending")
     signal.raise_signal(signal.SIGHUP)
     assert not stop.is_set()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
