@@ -71,7 +71,7 @@ def run_evaluation(
             if saved.get("name") != config.name:
                 raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
             _check_algorithm(run, saved, config)
-            store = CheckpointStore(run, say=say)
+            store = CheckpointStore(run)
             checkpoint = evaluations.wanted_policy(run, store, step)
             recorded = _recorded(saved, config)
             normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)

@@ -64,8 +64,8 @@ class LearnerHost:
         self._say = say
         c = config.learner
         OfflineData.require(c, there=bool(demos) or dataset is not None)
-        self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints, say=say)
-        self.timed_checkpoints = TimedCheckpoints(run_dir, say=say)
+        self.checkpoints = CheckpointStore(run_dir, keep=c.keep_checkpoints)
+        self.timed_checkpoints = TimedCheckpoints(run_dir)
         self.state: AgentState = agent.init(jax.random.key(config.seed))
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
         if restored is None:  # else the weights are in the checkpoint, and their file need not be there any more

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ import orbax.checkpoint as ocp
 
 from serl_chunk.types import SerlChunkError
 from serl_chunk.version import version_info
+
+logger = logging.getLogger(__name__)
 
 Flat = dict[str, np.ndarray]
 TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
@@ -154,10 +157,9 @@ class CheckpointStore:
     It also reads what `TimedCheckpoints` writes, `<run>/checkpoints_timed/`.
     """
 
-    def __init__(self, run_dir: Path, *, keep: int = 20, say: Callable[[str], None] = print) -> None:
+    def __init__(self, run_dir: Path, *, keep: int = 20) -> None:
         self.run_dir = Path(run_dir).absolute()
         self._dir = self.run_dir / "checkpoints"
-        self._say = say
         self._keep = keep
         self._manager: ocp.CheckpointManager | None = None
         self._writing = 0  # the step whose write is or was under way
@@ -193,7 +195,7 @@ class CheckpointStore:
         return sorted([*timed, *(_Entry.of(self._dir / str(step), periodic=True) for step in self.steps())])
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
-        """Copy to the host and write in the background; False (said, counted) where writing failed.
+        """Copy to the host and write in the background; False (logged, counted) where writing failed.
 
         A full disk must not end a training run whose data is still in memory: the failure is reported, and
         the next period tries again.
@@ -231,16 +233,16 @@ class CheckpointStore:
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failed_saves += 1
-        self._say(
-            f"WARNING: checkpoint {step} could not be written to {self._dir} ({type(error).__name__}: {error}). "
-            "Training goes on, and the next checkpoint_period tries again; if the disk is full, free some space."
+        logger.warning(
+            f"checkpoint {step} could not be written to {self._dir} ({type(error).__name__}: {error}). Training goes "
+            "on, and the next checkpoint_period tries again. If the disk is full, free some space."
         )
         self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
     def restore_state(self, template: Any) -> Restored | None:
         """The newest checkpoint that verifies, or None where there is none.
 
-        A damaged checkpoint is said, and the one before it is tried; once one verifies, the damaged ones are moved to
+        A damaged checkpoint is logged, and the one before it is tried; once one verifies, the damaged ones are moved to
         `checkpoints_damaged/`. Raises CheckpointError if all are damaged (nothing is moved then), or if one does not
         fit this agent (another network shape is a mistake, not damage).
         """
@@ -250,7 +252,7 @@ class CheckpointStore:
                 leaves, meta = read_item(entry.path, "state")
                 normaliser, _ = read_item(entry.path, "normaliser")
             except CheckpointError as error:
-                self._say(f"WARNING: {error}. Falling back to the checkpoint before it.")
+                logger.warning(f"{error}. Falling back to the checkpoint before it.")
                 damaged.append(entry)
                 continue
             self._move_aside(damaged)
@@ -269,7 +271,7 @@ class CheckpointStore:
             aside.mkdir(exist_ok=True)
             entry.path.rename(aside / f"{entry.label}_{time.time_ns()}")
         if damaged:
-            self._say(f"moved to {aside}: checkpoints {', '.join(e.label for e in sorted(damaged))}")
+            logger.info(f"moved to {aside}: checkpoints {', '.join(e.label for e in sorted(damaged))}")
 
     def policies(self) -> Iterator[PolicyCheckpoint]:
         """The policies of all checkpoints that can be read, newest first."""

@@ -22,7 +22,7 @@ from serl_chunk.types import DataError
 
 __all__ = ["METRICS_FILE", "Counters", "MetricsLog", "RunMetrics", "read_metrics"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -72,7 +72,7 @@ class MetricsLog:
             self._warn(f"the last line of {METRICS_FILE} was torn after {len(rest)} bytes: that row is lost")
         if wandb_project is not None:
             self._mirror = WandbMirror(
-                self._run_dir, wandb_project, wandb_name, config, offline=offline, tell=self._warn
+                self._run_dir, wandb_project, wandb_name, config, offline=offline, on_failure=self._warn
             )
 
     def wall(self) -> float:
@@ -243,7 +243,7 @@ class MetricsLog:
         self._mid_line = self._mid_line or written > 0
         self._lost_rows += 1
         if self._lost_rows == 1:
-            _log.warning("cannot write %s (%s): training goes on, its metrics are lost", self._file.name, reason)
+            logger.warning("cannot write %s (%s): training goes on, its metrics are lost", self._file.name, reason)
 
 
 def _read_end(path: Path) -> tuple[Row | None, bytes]:

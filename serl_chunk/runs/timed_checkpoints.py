@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 import time
@@ -13,6 +14,8 @@ import orbax.checkpoint as ocp
 
 from serl_chunk.runs.checkpoints import TIMED, Flat, finished, items_of, orbax_arguments, read_item
 
+logger = logging.getLogger(__name__)
+
 PERIOD = 60.0  # seconds from one to the next
 SHARE = 0.05  # of wall time that they may take: with copying, writing and verifying
 
@@ -22,7 +25,6 @@ class TimedCheckpoints:
 
     Args:
         run_dir: the run folder.
-        say: prints one line for the operator.
         period: seconds from one to the next, more where `share` asks for it.
         share: of wall time, 0..1.
         now: seconds of a clock that never goes back.
@@ -32,13 +34,12 @@ class TimedCheckpoints:
         self,
         run_dir: Path,
         *,
-        say: Callable[[str], None] = print,
         period: float = PERIOD,
         share: float = SHARE,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dir = Path(run_dir).absolute() / TIMED
-        self._say, self._period, self._share, self._now = say, period, share, now
+        self._period, self._share, self._now = period, share, now
         self._next = now() + period
         self._thread: threading.Thread | None = None
         self.failed_saves = 0
@@ -79,9 +80,9 @@ class TimedCheckpoints:
         except Exception as error:  # of the disk, of orbax and tensorstore, or what was written does not verify
             self.failed_saves += 1
             shutil.rmtree(path, ignore_errors=True)
-            self._say(
-                f"WARNING: the timed checkpoint of step {step} could not be written to {self._dir} "
-                f"({type(error).__name__}: {error}). Training goes on, and it is tried again after a while; if the "
+            logger.warning(
+                f"the timed checkpoint of step {step} could not be written to {self._dir} "
+                f"({type(error).__name__}: {error}). Training goes on, and it is tried again after a while. If the "
                 "disk is full, free some space."
             )
         else:

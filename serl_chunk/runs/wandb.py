@@ -13,24 +13,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from serl_chunk.runs.metric_rows import METRICS_FILE
+
 WANDB_ID_FILE = "wandb_id.txt"
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class WandbMirror:
     """The wandb run of one run folder; it never raises.
 
     wandb fails in many unrelated ways (its own errors, sockets, a dead service process, no disk, not installed). The
-    mirror is a convenience, `metrics.jsonl` the record: whatever happens is said once, and the mirror stays off.
+    mirror is a convenience, `metrics.jsonl` the record: a failure is one warning, and the mirror stays off.
 
     Args:
         run_dir: the run folder; holds wandb's files and the id under which a restart continues the same wandb run.
         project, name: of the run in wandb.
         config: the experiment as a plain dictionary.
-        offline: keep wandb's files for a later `wandb sync`. Chosen by itself where there is no API key or no network;
-            the environment variable WANDB_MODE wins over both.
-        tell: takes the sentence that says why the mirror went off.
+        offline: keep wandb's files for a later `wandb sync`, as without an API key or a network. The environment
+            variable WANDB_MODE overrides it.
+        on_failure: called with the warning that is logged when the mirror goes off.
     """
 
     def __init__(
@@ -41,9 +43,9 @@ class WandbMirror:
         config: Mapping[str, Any],
         *,
         offline: bool,
-        tell: Callable[[str], None],
+        on_failure: Callable[[str], None],
     ) -> None:
-        self._tell = tell
+        self._on_failure = on_failure
         self._run: Any = None
         self._try("start", lambda: self._start(run_dir, project, name, dict(config), offline))
 
@@ -66,11 +68,10 @@ class WandbMirror:
             call()
         except Exception as error:  # see above: there is no list of what wandb raises
             self._run = None
-            text = (
-                f"wandb is off from here on, metrics.jsonl goes on: {what} failed with {type(error).__name__}: {error}"
-            )
-            _log.warning(text)
-            self._tell(text)
+            reason = f"{what} failed ({type(error).__name__}: {error})"
+            text = f"wandb: {reason}. It is off from here on, {METRICS_FILE} goes on"
+            logger.warning(text)
+            self._on_failure(text)
 
 
 def _start_wandb(run_dir: Path, project: str, name: str, config: dict[str, Any], offline: bool) -> Any:
@@ -97,6 +98,12 @@ def _start_wandb(run_dir: Path, project: str, name: str, config: dict[str, Any],
     )
     # After a resume `step` may go back, which wandb's own step counter would refuse.
     run.define_metric("*", step_metric="step")
+    if mode == "offline":
+        folder = Path(run.dir).parent
+        logger.info(
+            f"wandb is offline (without a key or a network, or by choice): the run is written to {folder}. Upload it "
+            f"later with wandb sync {folder}"
+        )
     return run
 
 

@@ -32,8 +32,8 @@ def run(two: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(two, tmp_path / "run"))
 
 
-def test_every_leaf_comes_back(two):
-    restored, said = restore(two)
+def test_every_leaf_comes_back(two, caplog):
+    restored = restore(two)
     assert restored.step == 7
     assert same(restored.state, state_of(7))
     np.testing.assert_array_equal(jax.random.normal(restored.state["rng"]), jax.random.normal(jax.random.key(7)))
@@ -42,7 +42,7 @@ def test_every_leaf_comes_back(two):
     for name, value in NORMALISER.items():
         assert restored.normaliser[name].dtype == value.dtype
         np.testing.assert_array_equal(restored.normaliser[name], value)
-    assert said == []
+    assert caplog.messages == []
 
 
 def test_an_agents_state_comes_back_and_trains_on_alike(tmp_path):
@@ -57,7 +57,7 @@ def test_an_agents_state_comes_back_and_trains_on_alike(tmp_path):
 
 
 def test_nothing_saved_is_nothing_to_restore(tmp_path):
-    assert restore(tmp_path) == (None, [])
+    assert restore(tmp_path) is None
     assert CheckpointStore(tmp_path).steps() == []
 
 
@@ -112,21 +112,22 @@ DAMAGE = [(flip_a_byte, "state"), (truncate, "state"), (remove, "state"), (trunc
 
 
 @pytest.mark.parametrize(("damage", "item"), DAMAGE, ids=[f"{d.__name__}-{i}" for d, i in DAMAGE])
-def test_a_damaged_newest_checkpoint_falls_back_loudly(run, damage: Callable[[Path, str], None], item):
+def test_a_damaged_newest_checkpoint_falls_back_loudly(run, damage: Callable[[Path, str], None], item, caplog):
+    caplog.set_level("INFO", "serl_chunk")
     damage(run / "checkpoints" / "7", item)
-    restored, said = restore(run)
+    restored = restore(run)
     assert restored.step == 3
     assert same(restored.state, state_of(3))
-    assert len(said) == 2
-    assert said[1] == f"moved to {run / 'checkpoints_damaged'}: checkpoints 7"
-    assert "WARNING: checkpoint 7 in" in said[0]
-    assert "Falling back to the checkpoint before it" in said[0]
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1] == f"moved to {run / 'checkpoints_damaged'}: checkpoints 7"
+    assert "checkpoint 7 in" in caplog.messages[0]
+    assert "Falling back to the checkpoint before it" in caplog.messages[0]
     assert CheckpointStore(run).steps() == [3]
     assert [p.name.split("_")[0] for p in (run / "checkpoints_damaged").iterdir()] == ["7"]
     store = CheckpointStore(run)  # and the step can be reached and saved again
     assert save(store, 7)
     store.close()
-    assert restore(run)[0].step == 7
+    assert restore(run).step == 7
 
 
 def test_no_changed_bit_of_meta_is_believed(run):
@@ -139,11 +140,11 @@ def test_no_changed_bit_of_meta_is_believed(run):
             assert CheckpointStore(run).restore_policy(7).meta == written
 
 
-def test_a_checkpoint_from_before_meta_had_a_checksum_is_read(run):
+def test_a_checkpoint_from_before_meta_had_a_checksum_is_read(run, caplog):
     file = run / "checkpoints" / "7" / "meta" / "metadata"
     file.write_text(json.dumps(json.loads(file.read_text())["content"]))
-    restored, said = restore(run)
-    assert (restored.step, restored.meta["n"], said) == (7, 7, [])
+    restored = restore(run)
+    assert (restored.step, restored.meta["n"], caplog.messages) == (7, 7, [])
 
 
 def test_meta_of_every_json_kind_comes_back(tmp_path):
@@ -152,7 +153,7 @@ def test_meta_of_every_json_kind_comes_back(tmp_path):
     store = CheckpointStore(tmp_path)
     assert store.save(1, state_of(1), NORMALISER, NORMALISER, meta)
     store.close()
-    back = restore(tmp_path)[0].meta
+    back = restore(tmp_path).meta
     assert {k: back[k] for k in meta} == meta | {"pair": [1, 2], "by_step": {"10": 1, "9": 2}}
 
 
@@ -205,9 +206,8 @@ def test_a_missing_policy_lists_those_that_exist(two, tmp_path):
         CheckpointStore(tmp_path).restore_policy(0)
 
 
-def test_a_failed_write_is_said_counted_and_tried_again(tmp_path, monkeypatch):
-    said: list[str] = []
-    store = CheckpointStore(tmp_path, say=said.append)
+def test_a_failed_write_is_said_counted_and_tried_again(tmp_path, monkeypatch, caplog):
+    store = CheckpointStore(tmp_path)
     assert save(store, 1)
     with monkeypatch.context() as patch:
 
@@ -217,18 +217,17 @@ def test_a_failed_write_is_said_counted_and_tried_again(tmp_path, monkeypatch):
         patch.setattr(ocp.CheckpointManager, "save", full)
         assert not store.save(2, state_of(2), {}, NORMALISER, {})
     assert store.failed_saves == 1
-    assert "WARNING: checkpoint 2 could not be written" in said[0]
-    assert "No space left on device" in said[0]
-    assert "Training goes on" in said[0]
+    assert "checkpoint 2 could not be written" in caplog.messages[0]
+    assert "No space left on device" in caplog.messages[0]
+    assert "Training goes on" in caplog.messages[0]
     assert save(store, 3)
     store.close()
     assert CheckpointStore(tmp_path).steps() == [1, 3]
-    assert restore(tmp_path)[0].step == 3
+    assert restore(tmp_path).step == 3
 
 
-def test_a_write_that_fails_in_the_background_is_noticed(tmp_path, monkeypatch):
-    said: list[str] = []
-    store = CheckpointStore(tmp_path, say=said.append)
+def test_a_write_that_fails_in_the_background_is_noticed(tmp_path, monkeypatch, caplog):
+    store = CheckpointStore(tmp_path)
     assert save(store, 1)
 
     def fail() -> None:
@@ -237,10 +236,10 @@ def test_a_write_that_fails_in_the_background_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(store._manager, "wait_until_finished", fail)  # where orbax raises it
     assert not store.wait()
     assert store.failed_saves == 1
-    assert "WARNING: checkpoint 1 could not be written" in said[0]
+    assert "checkpoint 1 could not be written" in caplog.messages[0]
     assert save(store, 2)
     store.close()
-    assert restore(tmp_path)[0].step == 2
+    assert restore(tmp_path).step == 2
 
 
 def test_the_same_step_twice_is_one_checkpoint_and_only_the_newest_are_kept(tmp_path):

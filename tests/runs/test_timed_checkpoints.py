@@ -67,7 +67,7 @@ def test_it_is_due_after_the_period_and_takes_a_twentieth_of_the_time_at_most(tm
     assert timed.due
 
 
-def test_each_replaces_the_one_before_and_those_of_the_period_stay(tmp_path):
+def test_each_replaces_the_one_before_and_those_of_the_period_stay(tmp_path, caplog):
     run = saved_run(tmp_path / "run", [3, 7])
     timed = TimedCheckpoints(run)
     half = run / "checkpoints_timed" / "1.orbax-checkpoint-tmp"  # of a killed learner
@@ -76,46 +76,47 @@ def test_each_replaces_the_one_before_and_those_of_the_period_stay(tmp_path):
         write(timed, step)
     assert folders(run) == ["2"]
     assert CheckpointStore(run).steps() == [3, 7]
-    restored, said = restore(run)
-    assert (restored.step, restored.meta["n"], said) == (9, 9, [])
+    caplog.clear()
+    restored = restore(run)
+    assert (restored.step, restored.meta["n"], caplog.messages) == (9, 9, [])
     assert same(restored.state, state_of(9))
     write(TimedCheckpoints(run), 10)  # of the process that goes on
     assert folders(run) == ["3"]
     store = CheckpointStore(run)
     assert save(store, 11)
     store.close()
-    assert restore(run)[0].step == 11
+    assert restore(run).step == 11
 
 
 def test_two_of_one_step_differ_in_the_updates_made(tmp_path):
     """Those of pretraining and of a critic's warm-up are all of step 0."""
     timed = TimedCheckpoints(tmp_path)
     write(timed, 0, updates=40)
-    assert restore(tmp_path)[0].meta["updates"] == 40
+    assert restore(tmp_path).meta["updates"] == 40
     store = CheckpointStore(tmp_path)
     store.save(0, state_of(0), NORMALISER, NORMALISER, {"updates": 60})
     store.close()
-    assert restore(tmp_path)[0].meta["updates"] == 60
+    assert restore(tmp_path).meta["updates"] == 60
     write(timed, 0, updates=80)
-    assert restore(tmp_path)[0].meta["updates"] == 80
+    assert restore(tmp_path).meta["updates"] == 80
 
 
 @pytest.mark.parametrize("item", ["state", "meta"])
-def test_a_damaged_one_falls_back_to_that_of_the_period(tmp_path, item):
+def test_a_damaged_one_falls_back_to_that_of_the_period(tmp_path, item, caplog):
+    caplog.set_level("INFO", "serl_chunk")
     run = saved_run(tmp_path / "run", [7])
     write(TimedCheckpoints(run), 9)
     flip_a_byte(run / "checkpoints_timed" / "1", item)
-    restored, said = restore(run)
+    restored = restore(run)
     assert restored.step == 7
-    assert f"WARNING: checkpoint 1 in {run / 'checkpoints_timed'}" in said[0]
-    assert said[1] == f"moved to {run / 'checkpoints_damaged'}: checkpoints timed_1"
+    assert f"checkpoint 1 in {run / 'checkpoints_timed'}" in caplog.messages[0]
+    assert caplog.messages[1] == f"moved to {run / 'checkpoints_damaged'}: checkpoints timed_1"
     assert folders(run) == []
-    assert restore(run)[0].step == 7
+    assert restore(run).step == 7
 
 
-def test_one_that_does_not_verify_leaves_the_one_before(tmp_path, monkeypatch):
-    said: list[str] = []
-    timed = TimedCheckpoints(tmp_path, say=said.append)
+def test_one_that_does_not_verify_leaves_the_one_before(tmp_path, monkeypatch, caplog):
+    timed = TimedCheckpoints(tmp_path)
     write(timed, 1)
     whole = ocp.Checkpointer.save
 
@@ -126,9 +127,9 @@ def test_one_that_does_not_verify_leaves_the_one_before(tmp_path, monkeypatch):
     monkeypatch.setattr(ocp.Checkpointer, "save", damaging)
     write(timed, 2)
     assert timed.failed_saves == 1
-    assert "WARNING: the timed checkpoint of step 2 could not be written" in said[0]
+    assert "the timed checkpoint of step 2 could not be written" in caplog.messages[0]
     assert folders(tmp_path) == ["1"]
-    assert restore(tmp_path)[0].step == 1
+    assert restore(tmp_path).step == 1
 
 
 def test_latest_is_the_newest_of_both_kinds(tmp_path):
@@ -167,4 +168,4 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path):
     timed.save(5, state, NORMALISER, NORMALISER, {"n": 5})
     jax.tree.map(lambda leaf: leaf.delete(), state)  # as the next update does
     timed.wait()
-    assert same(restore(tmp_path)[0].state, state_of(5))
+    assert same(restore(tmp_path).state, state_of(5))

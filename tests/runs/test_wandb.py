@@ -17,6 +17,7 @@ class FakeWandb(types.ModuleType):
         super().__init__("wandb")
         self.fail, self.inits, self.logged, self.finished = fail, [], [], 0
         self.Settings = dict
+        self.dir = "runs/first/wandb/offline-run-1/files"
 
     def _call(self, name):
         if name == self.fail:
@@ -89,6 +90,14 @@ def test_wandb_is_offline_without_a_key_or_a_network(tmp_path, wandb, monkeypatc
     assert mode(offline=True) == "offline"
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert mode() == "disabled"
+
+
+def test_where_an_offline_run_is_written_and_how_to_upload_it_is_logged(tmp_path, wandb, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    with open_log(tmp_path, wandb_project="p"):
+        pass
+    (line,) = caplog.messages
+    assert line.endswith("wandb sync runs/first/wandb/offline-run-1")
 
 
 def test_wandb_is_not_imported_where_it_is_off(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.checkpoints import CheckpointStore, Restored
 
 NORMALISER = {"state_mean": np.arange(3, dtype=np.float32), "joint": np.array([0, -1], np.int32)}
 
@@ -36,10 +36,9 @@ def saved_run(folder: Path, steps: list[int]) -> Path:
     return folder
 
 
-def restore(run: Path):
-    """(Restored, lines said)."""
-    said: list[str] = []
-    return CheckpointStore(run, say=said.append).restore_state(jax.eval_shape(lambda: state_of(0))), said
+def restore(run: Path) -> Restored | None:
+    """The newest state that verifies."""
+    return CheckpointStore(run).restore_state(jax.eval_shape(lambda: state_of(0)))
 
 
 def flip_a_byte(step: Path, item: str) -> None:
