@@ -296,7 +296,7 @@ def groups() -> dict[str, set[str]]:
 @pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_settings_exist(doc: Path):
     known = groups()
-    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.(?!py\b)([a-z_]+)"  # `transport.py` is a file
+    pattern = rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log)\b)([a-z_]+)"  # `transport.py` is a file
     for group, name in re.findall(pattern, prose(doc)):
         assert name in known[group], f"{group}.{name}"
 
