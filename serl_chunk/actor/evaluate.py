@@ -16,10 +16,10 @@ from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.actor.recorder import EpisodeSummary, NullSink
 from serl_chunk.actor.runner import EpisodeRunner, no_stop
-from serl_chunk.actor.video import EpisodeVideo
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Source, Step
+from serl_chunk.viz.video import EpisodeVideo
 
 EVAL_SEED_BASE = 1_000_000  # start states of reported figures
 VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on
@@ -203,6 +203,24 @@ def _compare_starts(
         )
 
 
+class _Film(NullSink):
+    """Films episodes: images are taken before a tick, and who acted on it is known from its record."""
+
+    def __init__(self, env: RobotEnv) -> None:
+        self._env = env
+        self._images: dict[int, dict[str, np.ndarray]] = {}  # by tick, until its record comes
+        self.video: EpisodeVideo | None = None
+
+    def observe(self, tick: int) -> None:
+        if self.video is not None:
+            self._images[tick] = self._env.read_images()
+
+    def step(self, record: Step) -> None:
+        images = self._images.pop(record.tick, None)
+        if self.video is not None and images is not None:
+            self.video.add(images, human=record.source is Source.HUMAN)
+
+
 def evaluate(
     env: RobotEnv,
     policy: ChunkPolicy,
@@ -234,12 +252,7 @@ def evaluate(
     """
     if n < 1:
         raise ConfigError(f"an evaluation needs at least 1 episode (--eval_n_trajs), got {n}")
-    video: EpisodeVideo | None = None
-
-    def film(_tick: int) -> None:
-        if video is not None:
-            video.add(env.read_images())
-
+    film = _Film(env)
     if save_video is not None and not env.robot_spec.cameras:
         raise ConfigError(
             f"robot {env.robot_spec.name!r} has no camera to film with: leave --save_video (or --video_episodes) out"
@@ -248,12 +261,12 @@ def evaluate(
     runner = EpisodeRunner(
         env,
         policy,
-        NullSink(),
+        film,
         config=config,
         clock=clock,
         inference=inference,
         stop=stop,
-        observer=None if save_video is None else film,
+        observer=None if save_video is None else film.observe,
         say=say,
     )
     done: list[EpisodeSummary] = []
@@ -263,19 +276,19 @@ def evaluate(
             if stop() is not None:
                 break
             if save_video is not None and (filmed is None or i < filmed):
-                video = EpisodeVideo(save_video / f"{mode}_{i:03d}.mp4", env.robot_spec.control_hz)
+                film.video = EpisodeVideo(save_video / f"{mode}_{i:03d}.mp4", env.robot_spec.control_hz)
             summary = runner.run_episode(seed_base + i, explore=not deterministic)
             if summary.ended_by == stop():  # cut short
                 break
             done.append(summary)
-            if video is not None:
-                video.add(env.read_images())
-                video.finish(f"{mode}_{i:03d}_{summary.outcome}.mp4")
-                video = None
+            if film.video is not None:
+                film.video.add(env.read_images())
+                film.video.finish(f"{mode}_{i:03d}_{summary.outcome}.mp4")
+                film.video = None
             if progress is not None:
                 progress(i + 1, summary)
     finally:
-        if video is not None:
-            video.discard()
+        if film.video is not None:
+            film.video.discard()
         runner.close()
     return EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, tuple(done), env.starts_repeat)

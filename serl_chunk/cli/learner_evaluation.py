@@ -13,7 +13,6 @@ import numpy as np
 
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, EvalResult, evaluate
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.video import ffmpeg_program
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -23,6 +22,7 @@ from serl_chunk.runs import evaluations
 from serl_chunk.runs.metric_rows import Counters
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk.viz.video import ffmpeg_program
 
 CUT_SHORT = "the learner is stopping"
 

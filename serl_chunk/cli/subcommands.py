@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from serl_chunk.cli.logs import add_log_flags, configure
@@ -64,12 +65,31 @@ def _record(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    p = Parser(prog="serl-chunk report", description="Write report.html and report.png of a run.", allow_abbrev=False)
-    p.add_argument("run", help="a run folder")
+    p = Parser(
+        prog="serl-chunk report",
+        description="Write report.html and report.png of a run, or one page that compares several.",
+        allow_abbrev=False,
+    )
+    p.add_argument("run", nargs="+", help="a run folder; several are compared")
+    p.add_argument("--out", metavar="FILE", help="of a comparison (default: report_vs_<others>.html in the first run)")
+    p.add_argument("--films", type=int, default=0, metavar="N", help="also film the newest N training episodes")
     flags = p.parse_args(arguments)
+    if len(flags.run) > 1:
+        if flags.films:
+            raise ConfigError("--films is for the report of one run. Remove it, or give one run")
+        from serl_chunk.runs.report_compare import build_comparison
+
+        print(build_comparison(flags.run, flags.out))
+        return 0
+    if flags.out is not None or flags.films < 0:
+        raise ConfigError("--out is for a comparison of runs, and --films is 0 or more")
+    if flags.films:
+        from serl_chunk.runs.films import film_training_episodes
+
+        film_training_episodes(Path(flags.run[0]), flags.films)
     from serl_chunk.runs.report import build_report
 
-    print(build_report(flags.run))
+    print(build_report(flags.run[0]))
     return 0
 
 

@@ -6,9 +6,13 @@ import contextlib
 import dataclasses
 import datetime
 import fcntl
+import importlib.metadata
 import json
 import logging
+import platform
+import shlex
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -115,10 +119,10 @@ def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec)
             )
         _log_origin(path, old, config)
         new["run_id"] = old.get("run_id", new["run_id"])
-        settings = {name: value for name, value in old.items() if name not in ("format", "serl_chunk")}
+        settings = {name: value for name, value in old.items() if name not in _OF_PROCESS}
         for line in difference(settings, json.loads(json.dumps(new))):
             logger.info("config changed since the last start (the new value wins): %s", line)
-    return {**new, "format": FORMAT, "serl_chunk": version_info()._asdict()}, resumed
+    return {**new, "format": FORMAT, "serl_chunk": version_info()._asdict(), "process": _process()}, resumed
 
 
 def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> None:
@@ -138,7 +142,18 @@ def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> No
         logger.info("run folder %s was last written by %s", path, _writer(old))
 
 
-_OWN_FIELDS = ("format", "serl_chunk", "robot_spec", "run_id")  # of config.json, that are no settings
+_OF_PROCESS = ("format", "serl_chunk", "process")  # fields of config.json that describe the process that wrote it
+_OWN_FIELDS = (*_OF_PROCESS, "robot_spec", "run_id")  # fields of config.json that are no settings
+
+
+def _process() -> dict[str, str]:
+    """Host, command line and versions, for the report."""
+    return {
+        "host": platform.node(),
+        "command": shlex.join(sys.argv),
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+    }
 
 
 def _unknown_fields(saved: Mapping[str, Any], config: Any, prefix: str = "") -> list[str]:

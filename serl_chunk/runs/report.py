@@ -1,24 +1,32 @@
-"""The report of a run: `report.html`, complete in itself, and `report.png`, both made from the run folder alone.
+"""The report of a run: `report.html`, which contains its plots, and `report.png`, both made from the run folder alone.
 
-Works on a run that has just begun, is still going, or was killed: what is not there yet is said in a sentence.
+Works on a run that has just begun, is still going, or was killed: a sentence stands for what is not there yet.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serl_chunk.io import atomic_write
+from serl_chunk.runs import report_panels as panels
 from serl_chunk.runs.calibration import value_range
 from serl_chunk.runs.metric_rows import Row, RunMetrics, read_metrics, succeeded_alone
-from serl_chunk.runs.report_page import Page, Table, figures, render
-from serl_chunk.runs.report_plots import save_summary
-from serl_chunk.types import DataError
+from serl_chunk.runs.report_panels import WINDOW, Draw
+from serl_chunk.runs.report_tables import episodes_section, origin, read_settings, settings_section
+from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
+from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
 
 STARTS = {True: "held-out", False: "ignore the seed", None: "not compared"}  # of an evaluation's `starts_repeat`
-RECENT = 50  # episodes in the headline's training success
+_OF_HUMANS = (
+    " A success without intervention is the policy's own; its share is of all episodes, also of those that a human "
+    "saved: what counts are evaluations, without interventions."
+)
+_EVALUATION_COLUMNS = (
+    "checkpoint", "policy", "episodes", "success", "95 % interval", "starts", "mean time", "mean length", "after",
+)  # fmt: skip
 
 
 def build_report(run_dir: str | os.PathLike[str]) -> Path:
@@ -31,37 +39,51 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
         DataError: `run_dir` is not a run folder (it has no `metrics.jsonl`), or its `config.json` is not JSON.
     """
     run = Path(run_dir)
-    metrics = read_metrics(run)
-    config = _read_config(run)
-    name = str(config.get("name") or run.resolve().parent.name)
-    page = Page(
-        title=f"{name}: {run.resolve().name}",
-        facts=headline(metrics, config),
-        notes=_notes(metrics),
-        figures=figures(metrics, value_range(config)),
-        evaluations=_evaluations(metrics),
-        configuration=(("setting", "value"), list(_flat(config))),
-        events=_events(metrics["event"]),
-    )
-    image = run / "report.png.part"
-    save_summary(metrics, f"{page.title}\n{page.facts[0][1]}", image, limits=value_range(config))
-    os.replace(image, run / "report.png")
-    part, report = run / "report.html.part", run / "report.html"
-    part.write_text(render(page), encoding="utf-8")
-    os.replace(part, report)
+    metrics, config = read_metrics(run), read_settings(run)
+    report, limits = run / "report.html", value_range(config)
+    title, head = title_of(run, config), headline(metrics, config)
+    atomic_write(run / "report.png", _summary(metrics, f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}", limits))
+    content = [
+        facts(head, large=2),
+        *map(note, _notes(metrics)),
+        *_figures(metrics, limits),
+        section(
+            "Evaluations",
+            table(_EVALUATION_COLUMNS, _evaluations(metrics), "No evaluation has been made of this run yet."),
+            key="evaluations",
+        ),
+        episodes_section(run, metrics, config, report),
+        section("Origin", facts(origin(config)), key="origin"),
+        settings_section(config),
+        section(
+            "Events",
+            table(
+                ("time", "critic updates", "event"),
+                [(_duration(r["wall"]), f"{r['step']:,}", str(r.get("text", ""))) for r in metrics["event"]],
+                "Nothing out of the ordinary was recorded.",
+            ),
+            key="events",
+        ),
+    ]
+    atomic_write(report, page(title, *content))
     return report
 
 
+def title_of(run: Path, config: Mapping[str, Any]) -> str:
+    """Return `experiment: folder`."""
+    return f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
+
+
 def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The most important values, as (name, value): evaluation, training success, time, steps, the human's share."""
+    """Return the most important values as (name, value): success of the policy alone and in evaluation come first."""
     last = metrics.last() or {"wall": 0.0, "step": 0, "env_steps": 0, "human_ticks": 0}
     episodes = metrics["episode"]
-    judged = [row for row in episodes if row.get("succeed") is not None and row.get("phase") != "warmup"][-RECENT:]
+    judged = [row for row in panels.judged_episodes(metrics) if row.get("phase") != "warmup"][-WINDOW:]
     warmup = sum(row.get("phase") == "warmup" for row in episodes)
     return [
+        (f"Success without intervention, last {WINDOW} episodes", _share(map(succeeded_alone, judged), len(judged))),
         ("Evaluation", _evaluation_sentence(metrics["eval"])),
-        (f"Training success, last {RECENT} episodes", _success(judged)),
-        (f"Success without intervention, last {RECENT} episodes", _success(judged, alone=True)),
+        (f"Success with or without intervention, last {WINDOW}", _share((r["succeed"] for r in judged), len(judged))),
         ("Duration", _duration(last["wall"])),
         ("Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),
@@ -70,8 +92,93 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
     ]
 
 
+def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Html]:
+    """Build every figure of the page, in reading order; `limits`: the range of a bounded critic."""
+    last = metrics.last() or {"env_steps": 0, "human_ticks": 0}
+    axes = panels.axes_of(metrics)
+    names = ["wall time" if key == "wall" else f"{last[key]:,} {name}" for key, name in axes]
+    span = f"over {' and '.join([', '.join(names[:-1]), names[-1]] if names[:-1] else names)}"
+    episodes, rolling = f"{len(metrics['episode'])} episodes", f"mean of the last {WINDOW} episodes"
+    no_episode = "No episode has finished in this run yet."
+    no_training = "No training step has been logged in this run yet."
+    losses = panels.loss_keys(metrics)
+    intervened = panels.has_changed(metrics, "human_ticks")
+    no_human = "No human has acted in this run." if metrics["episode"] else no_episode
+
+    def over(draw: Callable[..., bool], *first: tuple[str, str]) -> list[Draw]:
+        return [panels.panel_over(draw, axis) for axis in (*first, *axes)]
+
+    def built(key: str, title: str, drawn: Sequence[Draw], missing: str, alt: str, caption: str) -> Html:
+        svg = panels_svg([panels.of(metrics, draw) for draw in drawn])
+        return section(title, figure(svg, alt, caption) if svg else note(missing), key=key)
+
+    return [
+        built(
+            "success", "Success rate", over(panels.draw_success, panels.UPDATES), no_episode,
+            f"Line charts of the success rate of {episodes}, over critic updates and {span}: with or without "
+            "intervention, without intervention, and evaluations with their 95 % intervals.",
+            f"Lines: {rolling}. Grey: before training on online steps.{_OF_HUMANS if intervened else ''}",
+        ),
+        built(
+            "return", "Return", over(panels.draw_return), no_episode,
+            f"Charts of the undiscounted return of {episodes}, {span}: a dot an episode and the {rolling}.",
+            f"Sum of an episode's rewards, and the {rolling}.",
+        ),
+        built(
+            "intervention", "Intervention share", over(panels.draw_intervention) if intervened else [], no_human,
+            f"Line charts of the share of human steps and of episodes with an intervention, {span}.",
+            f"Steps on which a human had the robot, idle ones included, and episodes with an intervention; {rolling}. "
+            "Both should fall as the policy learns.",
+        ),
+        built(
+            "q-return", "Q against realised return",
+            [panels.calibration_panel(limits), panels.draw_q_trend, panels.draw_q_train],
+            "No value of the critic has been recorded in this run yet.",
+            "Scatter of the critic's value at decisions against the discounted return realised from there, with the "
+            "mean return per value bin with its 95 % interval, the line of equality and the range of a bounded critic; "
+            "next to it both means over environment steps, and the values and targets in training batches over wall "
+            "time.",
+            f"Left: decisions of the last {panels.CALIBRATION_EPISODES} episodes. The critic is calibrated where the "
+            "squares' intervals, of a tenth of the decisions each, reach the dashed line; states below it proved worse "
+            "than their value. Intervals count episodes, not decisions. Where a human intervened, the return is not "
+            "the policy's own, and the squares leave it out as long as there are others.",
+        ),
+        built(
+            "losses", "Losses", [panels.loss_panel(key) for key in losses], no_training,
+            f"Line charts of {', '.join(losses) or 'the losses'} over wall time.",
+            "On a logarithmic scale where every value is positive and the largest ten times the smallest.",
+        ),
+        built(
+            "rates", "Rates and waits",
+            [panels.draw_rates, panels.draw_waits, panels.draw_timers, panels.draw_replay], no_training,
+            "Four line charts over wall time: updates and environment steps per second, the share of time the learner "
+            "and the actors waited, the mean time of timed parts, and the windows in the replay stores.",
+            "A learner that waits for actors needs more of them or a higher utd_ratio; actors that wait need a faster "
+            "learner or a lower one.",
+        ),
+    ]  # fmt: skip
+
+
+def _summary(metrics: RunMetrics, headline: str, limits: tuple[float, float] | None) -> bytes:
+    """Draw four panels as a PNG file of 1400x1000: success, intervention share, Q against return, losses."""
+    losses = panels.loss_keys(metrics)
+    axis = panels.AXES[0] if panels.has_changed(metrics, "env_steps") else panels.UPDATES
+    drawn: list[tuple[str, Draw]] = [
+        ("Success rate", panels.panel_over(panels.draw_success, axis)),
+        ("Intervention share", panels.panel_over(panels.draw_intervention, panels.AXES[0])),
+        ("Q against realised return", panels.calibration_panel(limits)),
+        (losses[0], panels.loss_panel(losses[0])) if losses else ("Losses", lambda ax, metrics: False),
+    ]
+    with new_figure(14, 10, dpi=100) as picture:
+        picture.suptitle(headline, fontsize=13)
+        for ax, (title, draw) in zip(picture.subplots(2, 2).flat, drawn, strict=True):
+            draw_or_say_why(ax, panels.of(metrics, draw))
+            ax.set_title(f"{title} ({ax.get_title()})" if ax.get_title() else title)
+        return to_png(picture)
+
+
 def _evaluation_sentence(rows: Sequence[Row]) -> str:
-    """The newest evaluation of the mean policy; of the sampled one where there is no other."""
+    """Describe the newest evaluation of the mean policy; of the sampled one where there is no other."""
     known = [row for row in rows if row.get("success_rate") is not None]
     if not known:
         return "not evaluated yet"
@@ -82,37 +189,20 @@ def _evaluation_sentence(rows: Sequence[Row]) -> str:
     )
 
 
-def _evaluations(metrics: RunMetrics) -> Table:
-    columns = (
-        "checkpoint",
-        "policy",
-        "episodes",
-        "success",
-        "95 % interval",
-        "starts",
-        "mean time",
-        "mean length",
-        "after",
-    )
-    return columns, [
+def _evaluations(metrics: RunMetrics) -> list[Sequence[object]]:
+    return [
         (
-            str(row.get("checkpoint")),
-            str(row.get("mode")),
-            str(row.get("n")),
+            row.get("checkpoint"),
+            row.get("mode"),
+            row.get("n"),
             _percent(row.get("success_rate")),
             _interval(row),
             STARTS.get(row.get("starts_repeat"), "unknown"),
-            _number(row.get("mean_time_s"), "s"),
-            _number(row.get("mean_length"), "steps"),
+            _measured(row.get("mean_time_s"), "s"),
+            _measured(row.get("mean_length"), "steps"),
             f"{row['env_steps']:,} steps, {_duration(metrics.trained_wall(row))}",
         )
         for row in metrics["eval"]
-    ]
-
-
-def _events(rows: Sequence[Row]) -> Table:
-    return ("time", "critic updates", "event"), [
-        (_duration(row["wall"]), f"{row['step']:,}", str(row.get("text", ""))) for row in rows
     ]
 
 
@@ -120,7 +210,7 @@ def _notes(metrics: RunMetrics) -> list[str]:
     notes = []
     if metrics.superseded:
         notes.append(
-            f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that an earlier life wrote after "
+            f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
             "that checkpoint are left out; the time they took is not."
         )
     if metrics.bad_lines:
@@ -128,35 +218,10 @@ def _notes(metrics: RunMetrics) -> list[str]:
     return notes
 
 
-def _read_config(run: Path) -> dict[str, Any]:
-    path = run / "config.json"
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); restore it or delete it, a report can do without it") from error
-    if not isinstance(config, dict):
-        raise DataError(
-            f"{path} holds a {type(config).__name__}, not an object of settings; delete it to go without it"
-        )
-    return config
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by dotted path, as the command line names them."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix, value if isinstance(value, str) else json.dumps(value)
-
-
 def _control_hz(config: Mapping[str, Any]) -> float | None:
-    """Ticks per second: of the robot's specification where the run recorded it, else of its configuration."""
-    for section in ("robot_spec", "robot"):
-        hz = (config.get(section) or {}).get("control_hz")
-        if hz:
+    """Return ticks per second: of the robot's specification where the run recorded it, else of its configuration."""
+    for group in ("robot_spec", "robot"):
+        if hz := (config.get(group) or {}).get("control_hz"):
             return float(hz)
     return None
 
@@ -169,12 +234,9 @@ def _human(last: Row, control_hz: float | None) -> str:
     return f"{ticks:,}" + (f" ({', '.join(details)})" if details else "")
 
 
-def _success(rows: Sequence[Row], *, alone: bool = False) -> str:
-    """Successes among all `rows`; `alone`: those without intervention, among all of them too."""
-    if not rows:
-        return "none yet"
-    good = sum(succeeded_alone(row) if alone else row["succeed"] for row in rows)
-    return f"{good} of {len(rows)} ({_percent(good / len(rows))})"
+def _share(good: Any, n: int) -> str:
+    total = sum(good)
+    return f"{total} of {n} ({_percent(total / n)})" if n else "none yet"
 
 
 def _interval(row: Row) -> str:
@@ -186,7 +248,7 @@ def _percent(share: float | None) -> str:
     return "unknown" if share is None else f"{100 * share:.1f} %"
 
 
-def _number(value: float | None, unit: str) -> str:
+def _measured(value: float | None, unit: str) -> str:
     return "unknown" if value is None else f"{value:.1f} {unit}"
 
 

@@ -1,42 +1,72 @@
-"""The panels of a report: each draws one thing about a run into one axes, and says whether there was anything."""
+"""Panels of a run's report: each draws one thing into one axes, and returns False where there is nothing to draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from serl_chunk.runs.calibration import binned, decisions
-from serl_chunk.runs.metric_rows import RunMetrics, succeeded_alone
-from serl_chunk.runs.report_style import (
+from serl_chunk.runs.metric_rows import Row, RunMetrics, succeeded_alone
+from serl_chunk.viz.plots import (
     BLUE,
     GREEN,
     PURPLE,
     VERMILLION,
-    WINDOW,
     add_legend,
     downsample,
     draw_no_data,
     percent_axis,
-    plot_train,
-    rolling_mean,
-    shade_warmup,
     text_colour,
-    x_values,
 )
 
-CALIBRATION_EPISODES = 100  # newest episodes whose values are compared with their returns
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
+Draw = Callable[["Axes", RunMetrics], bool]
+
+WINDOW = 20  # episodes in a rolling mean
+CALIBRATION_EPISODES = 100  # newest episodes whose values are compared with their returns
 UPDATES = ("step", "critic updates")
 AXES = (("env_steps", "environment steps"), ("human_ticks", "human ticks"), ("wall", "wall time (min)"))
-
 NEVER = {"human_ticks": "no human acted in this run", "env_steps": "no online steps in this run"}
-
 REPLAY = {"replay/online_windows": "online", "replay/demo_windows": "demo"}  # of `Replay.stats`
+WAITS = {"wait/learner_s": "learner waits for actors", "wait/actor_s": "actors wait for learner"}
+STYLES = ((BLUE, "-"), (VERMILLION, "--"), (GREEN, "-."), (PURPLE, ":"))
 
-Draw = Callable[[Axes, RunMetrics], bool]
+
+def of(metrics: RunMetrics, draw: Draw) -> Callable[[Axes], bool]:
+    """Bind a panel to the run that it draws."""
+    return lambda ax: draw(ax, metrics)
+
+
+def x_values(rows: Sequence[Row], key: str) -> np.ndarray:
+    """Return the rows' counter `key`, float64[N]; wall time in minutes."""
+    x = np.array([row[key] for row in rows], float)
+    return x / 60 if key == "wall" else x
+
+
+def rolling_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the mean of the last `WINDOW` values at each place; NaN where it would be of under five."""
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(values, float))])
+    stop = np.arange(1, len(total))
+    start = np.maximum(stop - WINDOW, 0)
+    means = (total[stop] - total[start]) / (stop - start)
+    means[: min(4, len(means) - 1)] = math.nan  # a mean of one or two episodes only looks like a result
+    return means
+
+
+def judged_episodes(metrics: RunMetrics) -> list[Row]:
+    """Return the episodes whose outcome is known."""
+    return [row for row in metrics["episode"] if row.get("succeed") is not None]
+
+
+def evaluations(metrics: RunMetrics) -> list[Row]:
+    """Return the evaluations with a rate, by their checkpoints' steps, `wall` being when these were written."""
+    known = [row for row in metrics["eval"] if row.get("success_rate") is not None]
+    return [row | {"wall": metrics.trained_wall(row)} for row in sorted(known, key=lambda row: row["step"])]
 
 
 def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
@@ -44,8 +74,7 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
 
     Both shares are of all episodes: a curve of the unaided ones alone starts high while humans do the difficult ones.
     """
-    judged = [row for row in metrics["episode"] if row.get("succeed") is not None]
-    evaluations = [row for row in metrics["eval"] if row.get("success_rate") is not None]
+    judged, evaluated = judged_episodes(metrics), evaluations(metrics)
     for succeeded, label, colour, style in (
         ([row["succeed"] for row in judged], "with or without intervention", BLUE, "--"),
         ([succeeded_alone(row) for row in judged], "without intervention", VERMILLION, "-"),
@@ -54,19 +83,17 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
             x, shares = downsample(x_values(judged, x_key), rolling_mean(succeeded))
             ax.plot(x, shares, style, color=colour, label=label)
     for mode, marker in (("mean", "D"), ("sampled", "o")):
-        if rows := sorted((r for r in evaluations if r.get("mode") == mode), key=lambda r: r["step"]):
+        if rows := [row for row in evaluated if row.get("mode") == mode]:
             rate = np.array([row["success_rate"] for row in rows], float)
             bounds = np.array([[row.get("low"), row.get("high")] for row in rows], float).T
-            spread = np.nan_to_num(np.abs(bounds - rate))
-            # An evaluation may have been made long after its checkpoint was written.
-            x = x_values([row | {"wall": metrics.trained_wall(row)} for row in rows], x_key)
             line = "-" if sum(row.get("by") is not None for row in rows) > 1 else ""  # a learner's are a curve
             ax.errorbar(
-                x, rate, spread, fmt=marker + line, lw=1, color=GREEN, capsize=3, ms=5, label=f"evaluation ({mode})"
-            )
-    shade_warmup(ax, metrics, x_key)
+                x_values(rows, x_key), rate, np.nan_to_num(np.abs(bounds - rate)), fmt=marker + line, lw=1,
+                color=GREEN, capsize=3, ms=5, label=f"evaluation ({mode})",
+            )  # fmt: skip
+    _shade_warmup(ax, metrics, x_key)
     percent_axis(ax, "success")
-    return bool(judged or evaluations)
+    return bool(judged or evaluated)
 
 
 def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
@@ -76,7 +103,7 @@ def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         x, returns = x_values(rows, x_key), [row["episode/r"] for row in rows]
         ax.plot(*downsample(x, np.array(returns, float)), ".", color=PURPLE, ms=3, alpha=0.6, label="episode")
         ax.plot(*downsample(x, rolling_mean(returns)), color=BLUE, label=f"mean of {WINDOW}")
-    shade_warmup(ax, metrics, x_key)
+    _shade_warmup(ax, metrics, x_key)
     ax.set_ylabel("return")
     return bool(rows)
 
@@ -91,16 +118,16 @@ def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         touched = rolling_mean([bool(row.get("intervention_count")) for row in rows])
         ax.plot(*downsample(x, touched), "--", color=BLUE, label="of episodes")
         ax.plot(*downsample(x, share), color=VERMILLION, label="of steps")
-    shade_warmup(ax, metrics, x_key)
+    _shade_warmup(ax, metrics, x_key)
     percent_axis(ax, "share with a human acting")
     return bool(rows)
 
 
 def calibration_panel(limits: tuple[float, float] | None) -> Draw:
-    """Realised discounted return over the critic's value, one point a decision; `limits` are a bounded critic's.
+    """Panel of the realised discounted return over the critic's value, one point a decision.
 
     Bins of decisions without intervention (of all where every episode had one) have their mean and its 95 % interval.
-    On the line of equality the critic is calibrated.
+    On the line of equality the critic is calibrated. `limits` are a bounded critic's.
     """
 
     def draw(ax: Axes, metrics: RunMetrics) -> bool:
@@ -118,10 +145,9 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
         ends = np.concatenate([*alone[:2], *intervened[:2], limits or ()])
         span = [ends.min(), ends.max()]
         ax.plot(span, span, "--", color=text_colour(), lw=1, label="equal: calibrated")
-        if limits is not None:
-            for end, name in zip(limits, ("range of the critic", ""), strict=True):
-                ax.axvline(end, color=text_colour(), ls=":", lw=1, label=name)
-                ax.axhline(end, color=text_colour(), ls=":", lw=1)
+        for end, name in zip(limits or (), ("range of the critic", ""), strict=False):
+            ax.axvline(end, color=text_colour(), ls=":", lw=1, label=name)
+            ax.axhline(end, color=text_colour(), ls=":", lw=1)
         best = alone if len(alone.value) else intervened
         bins = np.array(binned(best))
         ax.errorbar(
@@ -131,8 +157,8 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
         for text, x, y, place in (("critic too low", 0.04, 0.6, "top"), ("critic too high", 0.94, 0.09, "bottom")):
             side = "left" if x < 0.5 else "right"
             ax.text(x, y, text, transform=ax.transAxes, ha=side, va=place, fontsize=8, style="italic", alpha=0.7)
-        who = "without intervention" if len(alone.value) else "with intervention"
-        ax.set_title(f"Q - return, {who}: {best.bias:+.3g}", fontsize=9)
+        which = "without intervention" if len(alone.value) else "with intervention"
+        ax.set_title(f"Q - return, {which}: {best.bias:+.3g}", fontsize=9)
         ax.set_xlabel("critic's value Q at the decision")
         ax.set_ylabel("realised discounted return")
         add_legend(ax, "upper left")
@@ -143,73 +169,81 @@ def calibration_panel(limits: tuple[float, float] | None) -> Draw:
 
 def draw_q_trend(ax: Axes, metrics: RunMetrics) -> bool:
     """Mean value and mean realised return of each episode, rolling, over environment steps."""
-    told = [(row, d) for row in metrics["episode"] if row.get("q") and len((d := decisions([row])).value)]
-    if told:
-        means = np.array([(d.value.mean(), d.realised.mean()) for _, d in told])
-        x = x_values([row for row, _ in told], "env_steps")
+    valued = [(row, d) for row in metrics["episode"] if row.get("q") and len((d := decisions([row])).value)]
+    if valued:
+        means = np.array([(d.value.mean(), d.realised.mean()) for _, d in valued])
+        x = x_values([row for row, _ in valued], "env_steps")
         ax.plot(*downsample(x, rolling_mean(means[:, 0])), color=BLUE, label="Q")
         ax.plot(*downsample(x, rolling_mean(means[:, 1])), "--", color=VERMILLION, label="realised return")
         add_legend(ax)
     ax.set_xlabel("environment steps")
     ax.set_ylabel("mean over an episode")
-    return bool(told)
+    return bool(valued)
 
 
-def draw_q_train(ax: Axes, metrics: RunMetrics) -> bool:
-    """Values and targets in training batches over critic updates."""
-    keys = {"critic/predicted_qs": "predicted", "critic/target_qs": "target"}
-    return plot_train(ax, metrics, keys, "value in training batches")
+def train_panel(
+    keys: Mapping[str, str], ylabel: str, *, scale: float = 1.0, floor: float | None = None, legend: bool = True
+) -> Draw:
+    """Panel of train metrics, key -> label, over wall time, null values as gaps."""
+
+    def draw(ax: Axes, metrics: RunMetrics) -> bool:
+        drawn = False
+        for (key, label), (colour, style) in zip(keys.items(), STYLES, strict=False):
+            rows = [row for row in metrics["train"] if key in row]
+            if any(row[key] is not None for row in rows):
+                y = np.array([row[key] for row in rows], float) * scale
+                ax.plot(*downsample(x_values(rows, "wall"), y), style, color=colour, label=label)
+                drawn = True
+        if drawn and legend:
+            add_legend(ax)
+        if floor is not None:
+            ax.set_ylim(bottom=floor)
+        ax.set_xlabel("wall time (min)")
+        ax.set_ylabel(ylabel)
+        return drawn
+
+    return draw
 
 
-def draw_rates(ax: Axes, metrics: RunMetrics) -> bool:
-    """Updates and environment steps per second."""
-    keys = {"rates/updates_per_s": "critic updates", "rates/env_steps_per_s": "environment steps"}
-    return plot_train(ax, metrics, keys, "per second", floor=0)
+draw_q_train = train_panel(
+    {"critic/predicted_qs": "predicted", "critic/target_qs": "target"}, "value in training batches"
+)
+draw_rates = train_panel(
+    {"rates/updates_per_s": "critic updates", "rates/env_steps_per_s": "environment steps"}, "per second", floor=0
+)
+draw_replay = train_panel(REPLAY, "windows in replay", floor=0)
 
 
 def draw_waits(ax: Axes, metrics: RunMetrics) -> bool:
     """Share of each logged period in which the learner, and the actors, waited for the other side."""
-    rows = metrics["train"]
-    period = np.diff([0.0, *(row["wall"] for row in rows)])
-    period[period <= 0] = math.nan
-    drawn = False
-    for key, label, colour, style in (
-        ("wait/learner_s", "learner waits for actors", BLUE, "-"),
-        ("wait/actor_s", "actors wait for learner", VERMILLION, "--"),
-    ):
-        waited = np.array([row.get(key) for row in rows], float)
-        if np.isfinite(waited).any():
-            ax.plot(*downsample(x_values(rows, "wall"), waited / period), style, color=colour, label=label)
-            drawn = True
-    if drawn:
-        add_legend(ax)
+    seconds = np.diff([0.0, *(row["wall"] for row in metrics["train"])])
+    shares = [
+        row | {key: row[key] / s if s > 0 and row.get(key) is not None else None for key in WAITS}
+        for row, s in zip(metrics["train"], seconds, strict=True)
+    ]
+    drawn = train_panel(WAITS, "")(ax, RunMetrics({"train": shares}))
     percent_axis(ax, "share of time waiting")
-    ax.set_xlabel("wall time (min)")
     return drawn
 
 
 def draw_timers(ax: Axes, metrics: RunMetrics) -> bool:
     """Mean milliseconds of each timed part."""
     keys = sorted({key for row in metrics["train"] for key in row if key.startswith("timer/")})[:4]
-    return plot_train(ax, metrics, {key: key.removeprefix("timer/") for key in keys}, "mean time (ms)", 1e3, floor=0)
-
-
-def draw_replay(ax: Axes, metrics: RunMetrics) -> bool:
-    """Windows in each replay store."""
-    return plot_train(ax, metrics, REPLAY, "windows in replay", floor=0)
+    labels = {key: key.removeprefix("timer/") for key in keys}
+    return train_panel(labels, "mean time (ms)", scale=1e3, floor=0)(ax, metrics)
 
 
 def loss_keys(metrics: RunMetrics) -> list[str]:
-    """Up to six losses that occur in train rows, the critic's and the actor's first."""
+    """Return up to six losses that occur in train rows, the critic's and the actor's first."""
     keys = {key for row in metrics["train"] for key, value in row.items() if "loss" in key and value is not None}
     return sorted(keys, key=lambda key: (key != "critic/critic_loss", key != "actor/actor_loss", key))[:6]
 
 
 def loss_panel(key: str) -> Draw:
-    """A panel of one loss over wall time, logarithmic where all are positive and they span a decade."""
+    """Panel of one loss over wall time, logarithmic where all are positive and they span a decade."""
 
     def draw(ax: Axes, metrics: RunMetrics) -> bool:
-        drawn = plot_train(ax, metrics, {key: key}, key, legend=False)
+        drawn = train_panel({key: key}, key, legend=False)(ax, metrics)
         values = [row[key] for row in metrics["train"] if row.get(key) is not None]
         if drawn and min(values) > 0 and max(values) >= 10 * min(values):
             ax.set_yscale("log")
@@ -219,7 +253,7 @@ def loss_panel(key: str) -> Draw:
 
 
 def panel_over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, str]) -> Draw:
-    """`draw` over `UPDATES` or one of `AXES`, with its label; says so where that axis never moved."""
+    """Panel of `draw` over `UPDATES` or one of `AXES`, or a text where that axis never moved."""
     key, label = axis
 
     def panel(ax: Axes, metrics: RunMetrics) -> bool:
@@ -236,10 +270,17 @@ def panel_over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, s
 
 
 def axes_of(metrics: RunMetrics) -> list[tuple[str, str]]:
-    """Those of `AXES` along which anything happened in this run; wall time always."""
+    """Return those of `AXES` along which anything happened in this run; wall time always."""
     return [axis for axis in AXES if axis[0] not in NEVER or has_changed(metrics, axis[0])]
 
 
 def has_changed(metrics: RunMetrics, key: str) -> bool:
     """Whether a counter of the rows is above 0 anywhere."""
     return any(row[key] for rows in metrics.values() for row in rows)
+
+
+def _shade_warmup(ax: Axes, metrics: RunMetrics, x_key: str) -> None:
+    """Shade everything up to the last episode of the warm-up: it comes before training on online steps."""
+    if rows := [row for row in metrics["episode"] if row.get("phase") == "warmup"]:
+        end = x_values(rows, x_key).max()
+        ax.axvspan(0, end, color=text_colour(), alpha=0.08, lw=0, label="before online training")

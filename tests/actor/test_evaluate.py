@@ -16,7 +16,6 @@ import rich.console
 from actor_helpers import DT, LineEnv, NoisyAgent, SimClock, SimInference, make_config, make_policy
 from errors import naming
 
-from serl_chunk.actor import video
 from serl_chunk.actor.evaluate import (
     EVAL_SEED_BASE,
     VALIDATION_SEED_BASE,
@@ -25,10 +24,11 @@ from serl_chunk.actor.evaluate import (
     summary_line,
     wilson_interval,
 )
-from serl_chunk.actor.video import EpisodeVideo, VideoError, side_by_side
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import STATE, ConfigError
+from serl_chunk.viz import video
+from serl_chunk.viz.video import MAX_FPS, WIDTH, EpisodeVideo, VideoError, framed, side_by_side
 
 NO_VIDEO = "the extra serl-chunk[video] is not installed"
 
@@ -202,14 +202,23 @@ def test_an_evaluation_of_nothing_is_refused():
         evaluate(LineEnv(), make_policy(NoisyAgent(8)), make_config(), n=0)
 
 
-def test_side_by_side_is_even_and_keeps_every_pixel():
+def test_side_by_side_keeps_every_pixel():
     a, b = np.full((8, 10, 3), 1, np.uint8), np.full((5, 5, 3), 2, np.uint8)
     out = side_by_side([a, b])
-    assert out.shape == (8, 16, 3)
+    assert out.shape == (8, 15, 3)
     assert (out[:8, :10] == 1).all()
     assert (out[:5, 10:15] == 2).all()
     assert out[5:, 10:].max() == 0
-    assert out[:, 15].max() == 0
+
+
+def test_a_framed_image_is_wide_even_and_coloured_while_a_human_acts():
+    image = np.full((7, 10, 3), 200, np.uint8)
+    alone, human = framed(image, False), framed(image, True)
+    assert alone.shape == human.shape == (340, WIDTH, 3)
+    assert (alone[20:-20, 20:-20] == 200).all()
+    assert alone[0].max() == 0
+    assert human[0].tolist() == [[0xD5, 0x5E, 0x00]] * WIDTH
+    assert (human[20:-20, 20:-20] == 200).all()
 
 
 def test_videos_hold_every_moment_and_are_named_by_outcome(tmp_path):
@@ -218,9 +227,21 @@ def test_videos_hold_every_moment_and_are_named_by_outcome(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mean_000_unknown.mp4", "mean_001_success.mp4"]
     program = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(tmp_path / "mean_001_success.mp4")]
     decoded = subprocess.run([*program, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True)
-    frames = np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 8, 16, 3)
+    size = decoded.stderr.decode().split(f", {WIDTH}x")[1].split(",")[0].split(" ")[0]
+    frames = np.frombuffer(decoded.stdout, np.uint8).reshape(-1, int(size), WIDTH, 3)
     assert len(frames) == 11  # ten ticks and the final moment
-    assert f"{1 / DT:g} fps" in decoded.stderr.decode()
+    assert 1 / DT > MAX_FPS  # so that it plays slower than the robot moved
+    assert f"{MAX_FPS:g} fps" in decoded.stderr.decode()
+
+
+def test_a_film_is_coloured_on_the_ticks_on_which_a_human_acts(tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg", reason=NO_VIDEO)
+    coloured = []
+    monkeypatch.setattr(EpisodeVideo, "add", lambda self, images, human=False: coloured.append(human))
+    monkeypatch.setattr(EpisodeVideo, "finish", lambda self, name: self.discard())
+    env = LineEnv(length=6, human={2: np.zeros(2, np.float32), 3: np.zeros(2, np.float32)})
+    evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=1, save_video=tmp_path)
+    assert coloured == [False, False, True, True, False, False, False]
 
 
 def test_only_the_first_episodes_are_filmed_where_that_is_wanted(tmp_path):
@@ -247,5 +268,5 @@ def test_a_video_that_cannot_be_written_says_so(tmp_path, monkeypatch):
 
 def test_missing_imageio_gives_the_install_hint(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ConfigError, match=naming("imageio_ffmpeg", "pip install 'serl-chunk[video]'", "--save_video")):
+    with pytest.raises(ConfigError, match=naming("imageio_ffmpeg", "pip install 'serl-chunk[video]'")):
         EpisodeVideo(tmp_path / "a.mp4", 50)

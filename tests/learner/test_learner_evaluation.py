@@ -18,7 +18,6 @@ from point_robot import Ditherer, PointEnv, experiment, record_demos
 
 from serl_chunk.actor import evaluate as evaluate_module
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE
-from serl_chunk.actor.video import VideoError
 from serl_chunk.cli.learner import build_learner
 from serl_chunk.cli.learner_evaluation import OwnEvaluation
 from serl_chunk.cli.learner_status import status_fields
@@ -37,6 +36,7 @@ from serl_chunk.runs.metric_rows import Counters, read_metrics
 from serl_chunk.runs.report import build_report
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk.viz.video import VideoError
 
 pytestmark = pytest.mark.compiles
 
@@ -210,7 +210,7 @@ class FakeVideo:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.partial.touch()
 
-    def add(self, images: dict) -> None:
+    def add(self, images: dict, *, human: bool = False) -> None:
         assert images
 
     def finish(self, name: str) -> None:

@@ -13,8 +13,10 @@ from serl_chunk.runs import report_panels
 from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, read_metrics
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.runs.report import build_report
-from serl_chunk.runs.report_style import INK, MAX_POINTS, downsample, rolling_mean
-from serl_chunk.types import DataError
+from serl_chunk.runs.report_compare import build_comparison
+from serl_chunk.runs.report_panels import rolling_mean
+from serl_chunk.types import ConfigError, DataError
+from serl_chunk.viz.plots import MAX_POINTS, PAGE_INK, downsample
 
 pytestmark = pytest.mark.compiles
 
@@ -130,8 +132,8 @@ def test_the_headline_numbers_are_those_of_the_run(full):
     assert headline["Evaluation"] == (
         "97.0 % success in 100 episodes (95 % Wilson interval 91.5 % to 99.0 %), mean policy of checkpoint 290"
     )
-    assert headline["Training success, last 50 episodes"] == "16 of 24 (66.7 %)"  # the warm-up is not training
-    assert headline["Success without intervention, last 50 episodes"] == "8 of 24 (33.3 %)"
+    assert headline["Success without intervention, last 20 episodes"] == "7 of 20 (35.0 %)"
+    assert headline["Success with or without intervention, last 20"] == "13 of 20 (65.0 %)"
     assert headline["Duration"] == "6 min 15 s"
     assert headline["Critic updates"] == "290"
     assert headline["Environment steps"] == "3,000"
@@ -155,7 +157,7 @@ def test_plots_follow_the_readers_colour_scheme(full):
     svg = base64.b64decode(Page(full).images["success"]["src"].split(",")[1]).decode()
     assert "prefers-color-scheme:dark" in svg
     assert "currentColor" in svg
-    assert INK not in svg
+    assert PAGE_INK not in svg
 
 
 def test_configuration_is_listed_by_path_and_escaped(full):
@@ -292,7 +294,7 @@ def test_rows_with_null_values_do_not_stop_the_report(tmp_path):
                        mean_time_s=float("nan"), mean_length=float("nan"), checkpoint=1)  # fmt: skip
     page = Page(build_report(tmp_path))
     assert page.headline["Evaluation"] == "not evaluated yet"
-    assert page.headline["Training success, last 50 episodes"] == "none yet"
+    assert page.headline["Success without intervention, last 20 episodes"] == "none yet"
     assert "losses" in page.images
     assert "critic/critic_loss is not finite" in page.texts["events"]
     assert "unknown" in page.texts["evaluations"]
@@ -307,7 +309,7 @@ def test_a_resumed_run_is_counted_once_and_says_so(tmp_path):
     assert page.headline["Episodes"] == "5 (5 of them warm-up)"
     assert page.headline["Environment steps"] == "500"
     assert "resumed at step 40" in page.texts["events"]
-    assert "10 rows that an earlier life wrote" in report.read_text()
+    assert "10 rows that a previous process wrote" in report.read_text()
 
 
 def test_a_folder_that_is_no_run_and_a_broken_configuration_are_named(tmp_path):
@@ -336,3 +338,75 @@ def test_an_offline_run_has_its_curve_over_updates_and_over_time(tmp_path):
     for label in ("critic updates", "wall time (min)"):
         assert f">{label}</text>" in svg
     assert "environment steps" not in svg
+
+
+def test_versions_host_and_changed_settings_are_shown(tmp_path):
+    (tmp_path / METRICS_FILE).write_text("")
+    config = {
+        "name": "x", "seed": 42, "discount": 0.9, "robot": {"kind": "fake_aloha", "control_hz": 25.0, "image_size": 64},
+        "agent": {"kind": "acfql", "lr": 1e-3}, "format": 1, "serl_chunk": {"version": "0.1.0", "commit": "abc-dirty"},
+        "process": {"host": "gpu7", "command": "serl-chunk --seed 3", "python": "3.11.9", "jax": "0.10.0"},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    texts = Page(build_report(tmp_path)).texts
+    for value in ("0.1.0, commit abc-dirty", "gpu7", "serl-chunk --seed 3", "3.11.9", "0.10.0"):
+        assert value in texts["origin"]
+    changed, others = texts["configuration"].split("other settings")
+    for text in ("discount0.90.985", "agent.lr0.0010.0003", "robot.control_hz25.050.0"):
+        assert text in changed
+    assert "seed42" in others
+    assert "process" not in changed
+
+
+def test_an_old_run_has_no_recorded_origin(full):
+    assert Page(full).texts["origin"].count("not recorded") == 5
+
+
+def test_episodes_are_listed_with_their_films(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "evaluations").mkdir()
+    episodes = [
+        {"outcome": outcome, "length": 75, "total_reward": 1.0, "human_ticks": 0} for outcome in ("success", "failure")
+    ]
+    results = [{"mode": "mean", "episodes": episodes}]
+    evaluation = {"checkpoint": 290, "purpose": "learner", "results": results}
+    (tmp_path / "evaluations" / "learner_290.json").write_text(json.dumps(evaluation))
+    (tmp_path / "evaluations" / "learner_150.json").write_text("{")  # damaged: left out
+    for film in ("290_mean/mean_000_success.mp4", "training/000028.mp4"):
+        (tmp_path / "videos" / film).parent.mkdir(parents=True)
+        (tmp_path / "videos" / film).write_bytes(b"mp4")
+    (tmp_path / "videos/training/films.json").write_text(json.dumps([{"number": 28, "file": "000028.mp4"}]))
+    report = build_report(tmp_path)
+    page = Page(report)
+    films = [address for address in page.addresses if address.endswith("mp4")]
+    assert sorted(set(films)) == ["videos/290_mean/mean_000_success.mp4", "videos/training/000028.mp4"]
+    assert len(films) == 4  # a player and a link each
+    text = page.texts["episodes"]
+    assert "training episode 28: success, 100 steps, human 20%" in text
+    assert "evaluation of checkpoint 290, mean policy, episode 0: success, 75 steps" in text
+    assert "10 earlier episodes" in text  # 20 of 30 are shown
+    assert "a human acts" in text
+
+
+def test_a_torn_and_an_old_metrics_file_are_reported(tmp_path):
+    write_run(tmp_path, episodes=3)
+    file = tmp_path / METRICS_FILE
+    file.write_bytes(file.read_bytes()[:-20])
+    report = build_report(tmp_path)
+    assert "1 lines of metrics.jsonl could not be read" in report.read_text()
+
+
+def test_runs_are_compared_on_one_page(tmp_path):
+    runs = [write_run(tmp_path / name, episodes=n) for name, n in (("a", 30), ("b", 12))]
+    for run, lr in zip(runs, (1e-3, 3e-4), strict=True):
+        config = {"name": "x", "agent": {"kind": "acfql", "lr": lr, "candidates": 8}, "run_id": run.name}
+        (run / "config.json").write_text(json.dumps(config))
+    path = build_comparison(runs)
+    assert path == runs[0] / "report_vs_b.html"
+    page = Page(path)
+    assert {"Success", "Evaluations", "Return", "Intervention", "Critic"} == set(page.images)
+    assert page.texts["configuration"].strip().endswith("settingabagent.lr0.0010.0003")
+    assert "Environment steps3,0001,200" in page.texts["numbers"].replace("\n", "")
+    assert build_comparison(runs, tmp_path / "c.html") == tmp_path / "c.html"
+    with pytest.raises(ConfigError, match=naming("run_dirs", runs[0])):
+        build_comparison([runs[0], runs[0]])

@@ -1,0 +1,201 @@
+"""Parts of a run's report that are text: origin, settings, episodes and their films."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.renamed import current_config
+from serl_chunk.config.robots import RobotConfig
+from serl_chunk.io import plural
+from serl_chunk.runs.metric_rows import Row, RunMetrics
+from serl_chunk.types import DataError
+from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
+from serl_chunk.viz.video import MAX_FPS
+
+VIDEOS = "videos"  # in a run folder: <checkpoint>_<mode>/<mode>_<number>_<outcome>.mp4, training/
+TRAINING_FILMS = Path(VIDEOS) / "training" / "films.json"
+NOT_RECORDED = "not recorded"
+SHOWN = 20  # episodes of a table before the fold
+FOLDED = 1_000  # and behind it
+PLAYED = 6  # films with a player; the others are links
+
+_NO_SETTINGS = ("format", "serl_chunk", "process", "robot_spec", "run_id")  # of config.json
+_COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """Return a run's `config.json` under current names, {} without one. Raises DataError where it is damaged."""
+    path = run / "config.json"
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON ({error}). Restore or delete it: a report can do without it") from error
+    if not isinstance(config, dict):
+        raise DataError(f"{path}: holds a {type(config).__name__}, expected an object of settings. Delete it")
+    return current_config(config)[0]
+
+
+def origin(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the versions, host and command line of the process that wrote `config.json`, as (name, value)."""
+    package, process = config.get("serl_chunk") or {}, config.get("process") or {}
+    version = package.get("version", NOT_RECORDED)
+    return [
+        ("serl_chunk", f"{version}, commit {package['commit']}" if package.get("commit") else version),
+        *((name, process.get(key, NOT_RECORDED)) for name, key in (("Python", "python"), ("JAX", "jax"))),
+        ("Host", process.get("host", NOT_RECORDED)),
+        ("Command line", process.get("command", NOT_RECORDED)),
+    ]
+
+
+def settings_section(config: Mapping[str, Any]) -> Html:
+    """Build the settings: those that differ from the defaults, then all others folded."""
+    if not config:
+        return section("Configuration", note("This run folder holds no config.json."), key="configuration")
+    flat, default = dict(flatten(config)), _defaults(config)
+    changed = [
+        (path, value, default.get(path, "(required)"))
+        for path, value in flat.items()
+        if path.split(".")[0] not in _NO_SETTINGS and default.get(path) != value
+    ]
+    listed = {path for path, *_ in changed}
+    others = [(path, value) for path, value in flat.items() if path not in listed]
+    return section(
+        "Configuration",
+        table(("changed setting", "value", "default"), changed, "Every setting has its default."),
+        fold(f"all {plural(len(others), 'other setting')}", table(("setting", "value"), others)),
+        key="configuration",
+    )
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield settings by dotted path, as the command line names them."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, value if isinstance(value, str) else json.dumps(value)
+
+
+def _defaults(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields' defaults, of this run's kinds of robot and agent where they are the package's."""
+    defaults = _of_fields(ExperimentConfig)
+    for name, base in (("robot", RobotConfig), ("agent", AgentConfig)):
+        group = config.get(name)
+        kind = group.get("kind") if isinstance(group, dict) else None
+        defaults[name] = next(({"kind": kind} | _of_fields(c) for c in _subclasses(base) if c.kind == kind), {})
+    return dict(flatten(json.loads(json.dumps(defaults))))
+
+
+def _of_fields(kind: type) -> dict[str, Any]:
+    out = {}
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            out[field.name] = to_dict(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            out[field.name] = to_dict(field.default_factory())
+    return out
+
+
+def _subclasses(base: Any) -> Iterator[Any]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any], page: Path) -> Html:
+    """Build the episodes of evaluations and of training, newest first, with the films that `page` can reach."""
+    films: list[tuple[str, str]] = []
+
+    def linked(file: Path, caption: str) -> object:
+        if not (run / file).is_file() or page.parent.resolve() != run.resolve():
+            return ""
+        films.append((quote(file.as_posix()), caption))
+        return element("a", "film", href=films[-1][0])
+
+    evaluated = _evaluated(run, linked)
+    trained = _trained(run, metrics, linked)
+    hz = (config.get("robot_spec") or config.get("robot") or {}).get("control_hz")
+    speed = f", {MAX_FPS / hz:.2f} of the robot's speed" if hz and hz > MAX_FPS else ""
+    about = f"Films show every tick at {min(MAX_FPS, hz or MAX_FPS):g} frames a second{speed}. A frame in this colour: "
+    legend = note(join([about, element("span", "a human acts", class_="human")]))
+    none = (
+        "No film. Evaluations are filmed with learner.video_episodes or --save_video, training episodes whose frames "
+        "were recorded with serl-chunk report --films N."
+    )
+    return section(
+        "Episodes",
+        *([legend, element("div", *(film(*f) for f in films[:PLAYED]), class_="films")] if films else [note(none)]),
+        element("h3", "Evaluation"),
+        _episode_table(evaluated, "No evaluation has kept its episodes."),
+        element("h3", "Training"),
+        _episode_table(trained, "No episode has finished in this run yet."),
+        key="episodes",
+    )
+
+
+def _episode_table(rows: Sequence[Sequence[object]], missing: str) -> Html:
+    more = rows[SHOWN : SHOWN + FOLDED]
+    shown = table(_COLUMNS, rows[:SHOWN], missing)
+    return Html(shown + fold(f"{plural(len(more), 'earlier episode')}", table(_COLUMNS, more))) if more else shown
+
+
+def _trained(run: Path, metrics: RunMetrics, linked: Any) -> list[Sequence[object]]:
+    try:
+        films = {entry["number"]: Path(entry["file"]) for entry in json.loads((run / TRAINING_FILMS).read_text())}
+    except (OSError, ValueError, LookupError, TypeError):
+        films = {}
+    rows: list[Sequence[object]] = []
+    for i, row in reversed(list(enumerate(metrics["episode"], 1))):
+        number, outcome = row.get("number") or i, _outcome(row)
+        length, human = row.get("episode/l") or 0, row.get("intervention_steps") or 0
+        share = f"{human / length:.0%}" if length else ""
+        caption = f"training episode {number}: {outcome}, {plural(length, 'step')}, human {share}"
+        reached = linked(TRAINING_FILMS.parent / films[number], caption) if number in films else ""
+        after = f"{row['env_steps']:,} steps"
+        phase = " (warm-up)" if row.get("phase") == "warmup" else ""
+        rows.append((f"{number}{phase}", outcome, length, _number(row.get("episode/r")), share, after, reached))
+    return rows
+
+
+def _outcome(row: Row) -> str:
+    return {1: "success", 0: "no success"}.get(row.get("succeed"), "unknown")  # type: ignore[arg-type]
+
+
+def _evaluated(run: Path, linked: Any) -> list[Sequence[object]]:
+    """Return rows of the episodes in `evaluations/*.json`, of the newest file first; damaged files are left out."""
+    files = sorted(run.glob("evaluations/*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    rows: list[Sequence[object]] = []
+    for file in files:
+        try:
+            content = json.loads(file.read_text())
+            step, purpose = content["checkpoint"], content["purpose"]
+            for result in content["results"]:
+                mode = result["mode"]
+                for i, e in enumerate(result.get("episodes") or []):
+                    caption = (
+                        f"evaluation of checkpoint {step}, {mode} policy, episode {i}: {e['outcome']}, "
+                        f"{plural(e['length'], 'step')}"
+                    )
+                    file_of = Path(VIDEOS) / f"{step}_{mode}" / f"{mode}_{i:03d}_{e['outcome']}.mp4"
+                    share = f"{e['human_ticks'] / e['length']:.0%}" if e.get("length") else ""
+                    rows.append((
+                        f"{i} ({mode}, {purpose})", e["outcome"], e["length"], _number(e.get("total_reward")), share,
+                        f"checkpoint {step}", linked(file_of, caption),
+                    ))  # fmt: skip
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"
