@@ -22,10 +22,10 @@ from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.journal_index import JournalFile
-from serl_chunk.transport.server.sessions import Session
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.disk_spool import DiskSpool
-from serl_chunk.transport.storage.record_store import RecordStore, SessionState
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.stream import Item, SessionState, Verdict
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.types import Begin, Episode, Step, StepBlock
 
@@ -99,18 +99,20 @@ def test_blocks_that_are_split_and_sent_again_anyhow_hold_every_picture_once(eve
     """What a resent block has more than the learner has already is cut off in the middle of repeated frames."""
     slow = Slow(every=every)
     begin, *steps, end = slow.recorded()
-    session = Session(SessionState("s", "actor s", 1, 0, 0, 0, None), "peer", 0.0)
+    state = SessionState("s", "actor s", 1, 0, 0, 0, None)
     replay = build(config(), image_keys=KEYS)
     edges = [0, *sorted(set(cuts)), 12]
     parts = [(max(0, a - back), b) for a, b, back in zip(edges, edges[1:], again, strict=False)]
     sent = [(0, begin), *((1 + a, StepBlock.from_steps("e0", steps[a:b])) for a, b in parts), (13, end)]
     for first, record in sent:
         number, arrived = over_the_wire(record, first)
-        new = session.trim(number, arrived)
-        assert new is not None
-        _, new = over_the_wire(new, session.expected)  # the journal has it so
+        item = Item.of(arrived, number)
+        assert state.judge(item) is Verdict.NEW
+        if number < state.expected:
+            arrived = arrived.slice(state.expected - number, item.span)
+        _, new = over_the_wire(arrived, state.expected)  # the journal has it so
         replay.insert("s", new)
-        session.advance(new, delivered=True)
+        state = state.after(item, delivered=True)
     assert replay.stats()["replay/online_frames"] == slow.pictures
     same(replay.read("s", "e0"), slow.episode())
 

@@ -96,7 +96,7 @@ def test_a_verdict_on_an_episode_that_was_given_up_means_the_same_live_restarted
     live, restarted = (Replay(SPEC, cfg, normaliser(cfg.chunk.horizon), image_keys=("a", "b")) for _ in range(2))
 
     def put(record) -> None:
-        follows = "s" not in run.sessions or run.sessions["s"].follows(record)
+        follows = "s" not in run.sessions or run.sessions["s"].delivers(record)
         run.put("s", record)
         if follows:
             live.insert("s", record)
@@ -110,8 +110,7 @@ def test_a_verdict_on_an_episode_that_was_given_up_means_the_same_live_restarted
         put_all(episodes[0])
         put(episodes[1].begin)
         put(episodes[1].steps.slice(0, 7))
-        run.sessions["s"].open_episode = None  # as the intake does where records are lost for good
-        run.store.settle(run.sessions["s"].standing)
+        run.sessions["s"].skip(run.store, 0, 0)  # as the intake does where records are lost for good
         live.close_session("s", gone=True)
         put(episodes[1].steps.slice(7, 12))  # late, and the end of it
         put(episodes[1].end)
@@ -204,12 +203,11 @@ def test_steps_that_the_learner_refused_are_not_exported(run):
         for record in records[:-2]:
             run.put("a", record)
         session = run.sessions["a"]
-        before = session.standing
+        before = session.state
         run.put("a", records[-2])
         refused = records[-2].n
-        session.steps, session.steps_offset = before.steps, before.steps_offset + refused
-        session.open_episode = None
-        run.store.settle(session.standing)
+        session.state = session.state._replace(steps=before.steps, steps_offset=before.steps_offset + refused)
+        session.skip(run.store, 0, 0)
         run.feed([make(RNG(3), 2, session="a")])
     source = RunSource(run.path)
     assert source.keys() == ["a/e1", "a/e2"]

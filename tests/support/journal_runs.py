@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from coded_episodes import SPEC
+from transport_tools import StoredSession
 
 from serl_chunk.data.source import decode_images
 from serl_chunk.runs.episodes import JOURNAL
-from serl_chunk.transport.server.sessions import Session
-from serl_chunk.transport.storage.record_store import RecordStore, SessionState
-from serl_chunk.transport.wire import records
+from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire.codec import Limits
 
 RNG = np.random.default_rng
@@ -25,7 +24,7 @@ class Run:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.json").write_text(json.dumps({"name": "coded", "robot_spec": spec.to_json()}))
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, StoredSession] = {}
         self.store: RecordStore | None = None
 
     @contextlib.contextmanager
@@ -40,15 +39,8 @@ class Run:
             self.store.close()
 
     def put(self, session: str, record, *, jpeg_quality=0) -> None:
-        s = self.sessions.get(session)
-        if s is None:
-            s = self.sessions[session] = Session(
-                SessionState(session, f"actor {session}", 1, 0, 0, 0, None), "peer", 0.0
-            )
-        follows = s.follows(record)
-        frames = records.encode_record(record, s.expected, jpeg_quality=jpeg_quality)
-        self.store.append(s.standing, record, frames, delivered=follows)
-        s.advance(record, delivered=follows)
+        s = self.sessions.setdefault(session, StoredSession(session))
+        s.put(self.store, record, jpeg_quality=jpeg_quality)
 
     def feed(self, episodes, seed=0, **options) -> None:
         """The episodes, those of different sessions interleaved record by record."""

@@ -13,7 +13,9 @@ import zmq
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.wire import codec, handshake
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.stream import LOST, Item, SessionState, Verdict
+from serl_chunk.transport.wire import codec, handshake, records
 from serl_chunk.transport.wire.codec import Limits, Message
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.types import Begin, End, Outcome, Record, Source, Step, StepBlock
@@ -125,6 +127,31 @@ def linked(port: int, *, connect: bool = True, **changes: Any) -> Iterator[Learn
         yield link
     finally:
         link.close()
+
+
+class StoredSession:
+    """A session whose records are written into a store as the record channel does it."""
+
+    def __init__(self, name: str) -> None:
+        self.state = SessionState(name, f"actor {name}", 1, 0, 0, 0, None)
+
+    def delivers(self, record: Record) -> bool:
+        """Whether the next record belongs to an open episode."""
+        return self.state.judge(Item.of(record, self.state.expected)) is Verdict.NEW
+
+    def put(self, store: RecordStore, record: Record, *, jpeg_quality: int = 0) -> int:
+        """Write the next record; the number of its entry."""
+        item, delivered = Item.of(record, self.state.expected), self.delivers(record)
+        frames = records.encode_record(record, item.first, jpeg_quality=jpeg_quality)
+        number = store.append(self.state, item, frames, delivered=delivered)
+        self.state = self.state.after(item, delivered=delivered)
+        return number
+
+    def skip(self, store: RecordStore, span: int, steps: int) -> None:
+        """Step over numbers that the actor's disk lost."""
+        item = Item(LOST, self.state.expected, span, lost_steps=steps)
+        self.state = self.state.after(item, delivered=False)
+        store.settle(self.state)
 
 
 def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:

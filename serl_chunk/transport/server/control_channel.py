@@ -114,7 +114,7 @@ class ControlChannel:
             self._sessions.fence(session)
             self._sessions.leave(session)
             retired_at = codec.field({"retired_at": None} | message.header, "retired_at", (int, type(None)))
-            self._receiver.end_later(session, gone=False, retire=retired_at == session.expected)
+            self._receiver.end_later(session, gone=False, retire=retired_at == session.state.expected)
         elif message.kind == message_types.FETCH:
             self._snapshots.fetch(session, message)
         else:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from serl_chunk.transport.server.sessions import TOKEN_BYTES, Gap, Session, SessionInfo, Sessions
+from serl_chunk.transport.server.sessions import TOKEN_BYTES, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets, plain_bytes
 from serl_chunk.transport.sockets import Counters, Rate
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.storage.spool import LOST
+from serl_chunk.transport.stream import LOST, Item, Verdict
 from serl_chunk.transport.wire import codec, handshake, message_types, records
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError, size_of
 from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
@@ -116,7 +116,7 @@ class RecordReceiver:
             first, record = records.decode_record(message)
         except WireError as e:
             # It holds a valid token, so this is no stranger's garbage: the actor would resend it for ever.
-            self.refuse(session, f"record after {session.expected} of this session is malformed: {e}")
+            self.refuse(session, f"record after {session.state.expected} of this session is malformed: {e}")
             raise
         self._counters["received_bytes"] += message.nbytes
         self._take(session, first, record, whole)
@@ -124,91 +124,97 @@ class RecordReceiver:
     def _assemble(self, session: Session, part: Part) -> list[Frame] | None:
         """The frames of the record that this part completes; None where it completes none."""
         self._counters["parts"] += 1
-        if part.end <= session.expected:  # of a record that is here
+        expected = session.state.expected
+        if part.end <= expected:  # of a record that is here
             return None
-        if part.first > session.expected:
-            self._gap(session, Gap(f"a part of record {part.first} came where {session.expected} was expected"))
+        if part.first > expected:
+            self._gap(session, f"a part of record {part.first} came where {expected} was expected")
             return None
         if part.offset == 0:
             session.assembly = Assembly(part)
         assembly = session.assembly
         if assembly is None or not assembly.add(part):
-            self._gap(session, Gap(f"a part of record {part.first} came whose predecessors did not"))
+            self._gap(session, f"a part of record {part.first} came whose predecessors did not")
             return None
         frames = assembly.frames()
         if frames is not None:
             session.assembly = None
         return frames
 
-    def _gap(self, session: Session, e: Gap) -> None:
+    def _gap(self, session: Session, what: str) -> None:
         self._counters["gaps"] += 1
-        self._sockets.complain("data", session.info.peer, f"gap: {e}")
+        self._sockets.complain("data", session.info.peer, f"gap: {what}")
         if session.gap_told != session.arrived:  # once: what is in flight has the same gap
             session.gap_told = session.arrived
             self._acknowledge(session, gap=True)
 
     def _skip(self, session: Session, first: int, span: int, steps: int) -> None:
-        if first + span >= _BOUND or session.steps_offset + steps >= _BOUND:
+        if first + span >= _BOUND or session.state.steps_offset + steps >= _BOUND:
             raise WireError("a loss out of any bound")
-        try:
-            if not session.skip(first, span, steps):
-                return
-        except Gap as e:
-            self._gap(session, e)
+        item = Item(LOST, first, span, lost_steps=steps)
+        if not self._is_next(session, item):
             return
+        session.advance(item, delivered=False)
+        session.assembly = None
         self._counters["lost"] += span
         log.error("actor %s: %d records were lost on its disk", session.info.actor_id, span)
         self.settle(session)  # the rest of its episode are orphans
 
     def _take(self, session: Session, first: int, record: Record, frames: list[Frame]) -> None:
-        before = session.duplicates
-        try:
-            new = session.trim(first, record)
-        except Gap as e:
-            self._gap(session, e)
+        item, expected = Item.of(record, first), session.state.expected
+        if (known := min(item.span, expected - first)) > 0:
+            session.duplicates += known
+            self._counters["duplicates"] += known
+        if not self._is_next(session, item):
             return
-        self._counters["duplicates"] += session.duplicates - before
-        if new is None:
+        if known and isinstance(record, StepBlock):  # its beginning is here already
+            record = record.slice(known, item.span)
+            frames = records.encode_record(record, expected)
+        delivered, new = session.state.judge(item) is Verdict.NEW, item.end - expected
+        if not self._journal(session, item, frames, delivered):
             return
-        follows = session.follows(new)
-        if not self._journal(session, new, frames if new is record else None, follows):
-            return
-        if follows:
+        if delivered:
             start = time.monotonic()
             try:
-                self._on_record(session.info, new)
+                self._on_record(session.info, record)
             except DataError as e:
                 self._counters["rejected"] += 1
-                session.advance(new, delivered=False)  # a successor goes on behind it
+                session.orphans += new
+                session.advance(item, delivered=False)  # a successor goes on behind it
                 self.refuse(session, str(e))
                 return
             self.insert_s += time.monotonic() - start
+            self._counters["records"] += new
+            if isinstance(record, StepBlock):
+                self._counters["steps"] += new
+                self.rate.add(new)
         else:
             what = f"orphans of {session.info.actor_id}: their episode is not open here"
             self._sockets.complain("data", session.info.peer, what)
-            self._counters["orphans"] += records.count_of(new)
-        session.advance(new, delivered=follows)
-        self._counters["records"] += records.count_of(new) if follows else 0
-        if follows and isinstance(new, StepBlock):
-            self._counters["steps"] += new.n
-            self.rate.add(new.n)
+            self._counters["orphans"] += new
+            session.orphans += new
+        session.advance(item, delivered=delivered)
 
-    def _journal(self, session: Session, record: Record, frames: list[Frame] | None, delivered: bool) -> bool:
+    def _is_next(self, session: Session, item: Item) -> bool:
+        verdict = session.state.judge(item)
+        if verdict is Verdict.GAP:
+            self._gap(session, f"record {item.first} came where {session.state.expected} was expected")
+        return verdict in (Verdict.NEW, Verdict.ORPHAN)
+
+    def _journal(self, session: Session, item: Item, frames: list[Frame], delivered: bool) -> bool:
         """Write a record down before anything else is done with it; False where that failed."""
         if self._store is None:
             return True
         start = time.monotonic()
-        if frames is None:  # a part of a block whose beginning is here already
-            frames = records.encode_record(record, session.expected)
         try:
-            number = self._store.append(session.standing, record, frames, delivered=delivered)
+            number = self._store.append(session.state, item, frames, delivered=delivered)
         except JournalError as e:
             self.stalled, self._retry_at = f"the learner's disk takes no more: {e}", start + _RETRY_S
             log.error("%s. Actors keep their records until there is room", self.stalled)
             return False
         self.journal_s += time.monotonic() - start
         if self._wait_for_disk:
-            session.unsynced.append((number, session.expected + records.count_of(record)))
+            session.unsynced.append((number, item.end))
         return True
 
     def waits(self, seconds: float) -> str:
@@ -265,10 +271,10 @@ class RecordReceiver:
     def safe(self, session: Session) -> int:
         """The session's records below this number need not be kept by the actor. For any thread."""
         if not self._wait_for_disk or self._store is None:
-            return session.expected
+            return session.state.expected
         with self._sessions.lock:
             # Read first: the data thread notes a record as not synced before it counts it as expected.
-            expected = session.expected
+            expected = session.state.expected
             while session.unsynced and session.unsynced[0][0] < self._store.synced:
                 session.synced = session.unsynced.popleft()[1]
             return session.synced if session.unsynced else expected
@@ -276,7 +282,7 @@ class RecordReceiver:
     def allowed(self, session: Session) -> int | None:
         """The session's allowance in its actor's own count of steps. For any thread."""
         allowed = self._allowance(session.info.session)
-        return None if allowed is None else allowed + session.steps_offset
+        return None if allowed is None else allowed + session.state.steps_offset
 
     def allowance_fields(self, session: Session) -> dict[str, int | None]:
         """The allowance for a message, numbered: two sockets carry it, and the older may come later."""
@@ -316,13 +322,13 @@ class RecordReceiver:
                     self.settle(session)
                     continue
                 if retire and self._store is not None:
-                    self._store.retire(session.standing)
+                    self._store.retire(session.state)
                 if closes and (gone or not session.live):  # else it is back already
                     self._end(session, gone=gone)
 
     def _end(self, session: Session, *, gone: bool) -> None:
-        if gone and session.open_episode is not None:
-            session.open_episode = None
+        if gone and session.state.open_episode is not None:
+            session.state = session.state._replace(open_episode=None)
             self.settle(session)
         else:
             self._on_silent(session.info, gone)
@@ -331,7 +337,7 @@ class RecordReceiver:
         """The session's place changed without a record: write that down. An episode that was open ends there."""
         if self._store is not None:
             try:
-                self._store.settle(session.standing)
+                self._store.settle(session.state)
             except JournalError as e:  # then a restarted learner learns it from the actor once more
                 log.error("%s", e)
         self._on_silent(session.info, True)

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from serl_chunk.transport.storage.record_store import SessionState
+from serl_chunk.transport.stream import Item, SessionState
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.parts import Assembly
-from serl_chunk.transport.wire.records import count_of
 from serl_chunk.transport.wire.snapshots import Published
-from serl_chunk.types import Begin, End, Record, SerlChunkError, StepBlock
+from serl_chunk.types import SerlChunkError
 
 TOKEN_BYTES = 16
 _MAX_TIMEOUTS = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
@@ -31,10 +30,6 @@ class SessionInfo(NamedTuple):
     actor_id: str
     incarnation: int
     peer: str  # network address
-
-
-class Gap(SerlChunkError):
-    """A record came whose predecessors did not."""
 
 
 class RefuseError(SerlChunkError):
@@ -55,8 +50,8 @@ class Session:
     written by the control thread, under the lock of `Sessions` where the data thread writes it too.
     """
 
-    def __init__(self, standing: SessionState, peer: str, now: float, *, new: bool = True) -> None:
-        self.info = SessionInfo(standing.session, standing.actor_id, standing.incarnation, peer)
+    def __init__(self, state: SessionState, peer: str, now: float, *, new: bool = True) -> None:
+        self.info = SessionInfo(*state[:3], peer)
         self.token = b""  # of the present connection; messages with another one are stale
         self.key = ""  # public key of the present connection; empty without keys
         self.live = True
@@ -68,14 +63,11 @@ class Session:
         self.data_id = self.control_id = self.snapshots_id = b""  # routing ids of its sockets
         self.finish_told = False
         # The stream.
-        self.expected = standing.expected  # next sequence number
-        self.started_at = standing.expected if new else -1  # `expected` before its first record here
-        self.steps = standing.steps  # delivered
-        self.steps_offset = standing.steps_offset  # steps the actor counts and the learner does not
+        self.state = state
+        self.started_at = state.expected if new else -1  # `expected` before its first record here
         self.duplicates = self.orphans = 0
-        self.open_episode = standing.open_episode
         self.unsynced: collections.deque[tuple[int, int]] = collections.deque()  # (journal entry, `expected` behind it)
-        self.synced = standing.expected  # sequence numbers below it survive a power cut
+        self.synced = state.expected  # sequence numbers below it survive a power cut
         self.assembly: Assembly | None = None  # the record that arrives in parts
         self.gap_told: dict[str, Any] | None = None  # `arrived` when a gap was last reported
         self.allowance_told: int | None = None
@@ -87,28 +79,14 @@ class Session:
         self.fetched: Published | None = None
 
     @property
-    def standing(self) -> SessionState:
-        """How far the stream has come."""
-        return SessionState(*self.info[:3], self.expected, self.steps, self.steps_offset, self.open_episode)
-
-    @property
     def arrived(self) -> dict[str, Any]:
         """Where its actor is to go on, as fields of a message."""
         a = self.assembly
-        return {"taken": self.expected, "partial": a and {"first": a.first, "received": a.received}}
+        return {"taken": self.state.expected, "partial": a and {"first": a.first, "received": a.received}}
 
-    def skip(self, first: int, span: int, steps: int) -> bool:
-        """Step over numbers whose records the actor's disk lost; their episode ends there. False: nothing new.
-
-        `steps` of them the actor counts as recorded. Raises Gap.
-        """
-        if first > self.expected:
-            raise Gap(f"record {first} came where {self.expected} was expected")
-        if first + span <= self.expected:
-            return False
-        self.expected, self.open_episode, self.gap_told, self.assembly = first + span, None, None, None
-        self.steps_offset += steps
-        return True
+    def advance(self, item: Item, *, delivered: bool) -> None:
+        """Account for an item that was delivered or dropped."""
+        self.state, self.gap_told = self.state.after(item, delivered=delivered), None
 
     def hear(self) -> None:
         """Something came over its present connection."""
@@ -120,45 +98,15 @@ class Session:
         """Whether nothing has come over its connection for longer than its link explains."""
         return now - self.heard > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
 
-    def trim(self, first: int, record: Record) -> Record | None:
-        """What is new of a record numbered from `first`; None where nothing is. Raises Gap."""
-        n = count_of(record)
-        if first > self.expected:
-            raise Gap(f"record {first} came where {self.expected} was expected")
-        known = min(n, self.expected - first)
-        self.duplicates += known
-        if known == n:
-            return None
-        return record.slice(known, n) if known and isinstance(record, StepBlock) else record
-
-    def follows(self, record: Record) -> bool:
-        """Whether a record belongs to an episode this learner has open; others are orphans."""
-        return not isinstance(record, StepBlock | End) or record.episode_id == self.open_episode
-
-    def advance(self, record: Record, *, delivered: bool) -> None:
-        """Account for a record that was delivered, or dropped as an orphan."""
-        self.expected += count_of(record)
-        self.gap_told = None
-        if isinstance(record, StepBlock):
-            if delivered:
-                self.steps += record.n
-            else:
-                self.steps_offset += record.n
-        self.orphans += 0 if delivered else count_of(record)
-        if isinstance(record, Begin):
-            self.open_episode = record.episode_id
-        elif isinstance(record, End) and delivered:
-            self.open_episode = None
-
     def report(self, now: float) -> dict[str, Any]:
         """Plain values for a status line."""
         return {
             **self.info._asdict(),
             "live": self.live,
             "silent_s": now - self.heard,
-            "records": self.expected,
-            "steps": self.steps,
-            "open_episode": self.open_episode,
+            "records": self.state.expected,
+            "steps": self.state.steps,
+            "open_episode": self.state.open_episode,
             "duplicates": self.duplicates,
             "orphans": self.orphans,
         }
@@ -233,14 +181,13 @@ class Sessions:
         """The session of this id."""
         return self._by_session.get(session)
 
-    def restore(self, standings: Iterable[SessionState], now: float) -> None:
-        """Remember the sessions of a learner before this one, silent for now."""
-        for standing in standings:
-            session = Session(standing, "unknown", now, new=False)
+    def restore(self, states: Iterable[SessionState], now: float) -> None:
+        """Remember the sessions of a previous learner process, silent for now."""
+        for state in states:
+            # Not `closed`: where its last records are damaged it may be in an episode that its state does not name.
+            session = Session(state, "unknown", now, new=False)
             session.live = False
-            # Where its last records are damaged it may be in an episode that this standing does not name.
-            session.closed = False
-            self._by_session[standing.session] = session  # last: another thread counts those that are live
+            self._by_session[state.session] = session  # last: another thread counts those that are live
 
     def check(self, hello: Hello) -> None:
         """Raise RefuseError, with the sentence to send, where both sides do not mean the same."""
@@ -260,8 +207,8 @@ class Sessions:
 
     def _admit(self, hello: Hello, peer: str, now: float) -> Admission:
         old = self._by_session.get(hello.session)
-        if old is None and (standing := self._recall(hello.session)) is not None:
-            old = self._by_session[hello.session] = Session(standing, peer, now, new=False)
+        if old is None and (state := self._recall(hello.session)) is not None:
+            old = self._by_session[hello.session] = Session(state, peer, now, new=False)
             old.live = False
         if old is not None:
             self._check_return(old, hello)
@@ -270,22 +217,22 @@ class Sessions:
                 self._check_return(old, hello)
         ousted = self._make_room(hello)
         lost = 0
+        identity = hello.session, hello.actor_id, hello.incarnation
         if old is None:
-            start = SessionState(
-                hello.session, hello.actor_id, hello.incarnation, hello.first, 0, hello.steps_before_first, None
-            )
+            start = SessionState(*identity, hello.first, 0, hello.steps_before_first, None)
             session = self._by_session[hello.session] = Session(start, peer, now)
         else:
-            session = old
+            session, state = old, old.state
             if hello.incarnation != old.info.incarnation:
                 old.assembly = None  # where a power cut took its newest records, others have their numbers now
-            if old.expected < hello.first:
-                lost = hello.first - old.expected
-                old.expected, old.open_episode, old.assembly = hello.first, None, None
-                old.steps_offset = hello.steps_before_first - old.steps
-            old.refused = ""
+            state = state._replace(actor_id=hello.actor_id, incarnation=hello.incarnation)
+            if (lost := max(0, hello.first - state.expected)) > 0:
+                offset = hello.steps_before_first - state.steps
+                state = state._replace(expected=hello.first, steps_offset=offset, open_episode=None)
+                old.assembly = None
+            old.state, old.refused = state, ""
             self.fence(old)
-        session.info = SessionInfo(hello.session, hello.actor_id, hello.incarnation, peer)
+        session.info = SessionInfo(*identity, peer)
         session.token = secrets.token_bytes(TOKEN_BYTES)
         self._by_token[session.token] = session
         session.live, session.heard, session.finish_told, session.closed, session.gone = True, now, False, False, False
@@ -308,10 +255,11 @@ class Sessions:
                 f"session {hello.session} of actor {hello.actor_id!r} was taken over by a newer process "
                 f"(incarnation {old.info.incarnation}, this one is {hello.incarnation}): stop this one"
             )
-        if hello.next < old.expected:
+        if hello.next < old.state.expected:
             raise RefuseError(
-                f"the learner has {old.expected} records of session {hello.session}, the actor only {hello.next}: its "
-                "disk lost the newest ones, in a power cut perhaps. Nothing is missing here; a new session begins",
+                f"the learner has {old.state.expected} records of session {hello.session}, the actor only "
+                f"{hello.next}: its disk lost the newest ones, in a power cut perhaps. Nothing is missing here; a new "
+                "session begins",
                 retry=True,
                 renew=True,
             )
@@ -335,7 +283,7 @@ class Sessions:
         # (an evaluation's) has nothing to continue, and must not drive out one that has.
         silent = [s for s in others if not s.live and s is not self._taking]
         for kept, limit in ((False, self._limit), (True, _REMEMBERED)):
-            group = sorted((s for s in silent if (s.expected > s.started_at) is kept), key=lambda s: s.heard)
+            group = sorted((s for s in silent if (s.state.expected > s.started_at) is kept), key=lambda s: s.heard)
             for s in group[: max(0, len(group) - limit)]:
                 del self._by_session[s.info.session]
                 ousted.append(s)

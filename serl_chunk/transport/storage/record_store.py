@@ -13,34 +13,23 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import Entry, Journal, JournalError, Losses
 from serl_chunk.transport.storage.segment import Buffer
+from serl_chunk.transport.stream import Item, SessionState, Verdict
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError
-from serl_chunk.types import Amend, Begin, ConfigError, End, Record, StepBlock
+from serl_chunk.types import Amend, ConfigError, Record
 
 log = logging.getLogger(__name__)
 
 _TABLE, _RECORD, _PLACE, _RETIRED = 0, 1, 2, 3  # an entry's kind
 _ROOM_BYTES = 64 << 20
 _TOLD = 3  # unreadable entries that are logged one by one
-
-
-class SessionState(NamedTuple):
-    """How far a session's stream has come."""
-
-    session: str
-    actor_id: str
-    incarnation: int
-    expected: int  # next sequence number
-    steps: int  # delivered
-    steps_offset: int  # steps the actor counts and the learner does not
-    open_episode: str | None
 
 
 class Stored(NamedTuple):
@@ -79,7 +68,8 @@ class RecordStore:
         sync_interval: float = 1.0,
         segment_bytes: int = 64 << 20,
     ) -> None:
-        self._standings: dict[str, SessionState] = {}
+        self._states: dict[str, SessionState] = {}
+        self._holed: dict[str, set[str]] = collections.defaultdict(set)  # session -> episodes that lack something
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
         self._journal = Journal(
@@ -129,95 +119,99 @@ class RecordStore:
         Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`:
         a hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
         """
-        episodes = _Episodes()
         for entry in self._journal.read():
             try:
-                stored = self._read(entry, episodes)
+                stored = self._read(entry)
             except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException) as e:
                 self.unreadable += 1
                 if self.unreadable <= _TOLD:
                     log.error("entry %d of %s is no record: %s", entry.number, self.folder, e)
                 continue
             if stored is not None:
-                self._steps[entry.place.segment] += stored.record.n if isinstance(stored.record, StepBlock) else 0
                 yield stored
         if self.unreadable > _TOLD:
             log.error("%d entries of %s are no records", self.unreadable, self.folder)
 
-    def _read(self, entry: Entry, episodes: _Episodes) -> Stored | None:
+    def _read(self, entry: Entry) -> Stored | None:
         tag, *values = msgpack.unpackb(entry.frames[0])
         if tag == _TABLE:
-            for standing in [_standing(row) for row in values[0]]:
-                known = self._standings.get(standing.session)
-                if known is None or known.expected < standing.expected:  # entries between were damaged or dropped
-                    episodes.hole(standing.session)
-                    self._standings[standing.session] = standing._replace(open_episode=None)
+            for state in [SessionState.from_row(row) for row in values[0]]:
+                known = self._states.get(state.session)
+                if known is None or known.expected < state.expected:  # entries between were damaged or dropped
+                    self._lose(known)
+                    self._states[state.session] = state._replace(open_episode=None)
             return None
         if tag == _RETIRED:
-            self._standings.pop(values[0], None)
+            self._states.pop(values[0], None)
             return None
-        before = _standing(values[0])
+        before = SessionState.from_row(values[0])
+        session, actor_id, _, first, *_ = before
+        known = self._states.get(session)
         if tag == _PLACE:
-            self._standings[before.session] = before
-            episodes.hole(before.session)
-            return Stored(entry.number, before.session, before.actor_id, before.expected, None, True)
+            self._lose(known)
+            self._states[session] = before
+            return Stored(entry.number, session, actor_id, first, None, True)
         if tag != _RECORD:
             raise ValueError(f"an entry of kind {tag}: a newer version wrote it")
         delivered = bool(values[1])
         _, record = records.decode_record(codec.decode(entry.frames[1:], self._limits))
-        known, session = self._standings.get(before.session), before.session
-        if known is None or known.expected != before.expected:
-            episodes.hole(session)
-        after = _after(before, record, delivered)
-        delivered = delivered and episodes.take(session, record)
-        if after.open_episode != episodes.whole.get(session):  # it cannot go on
-            after = after._replace(open_episode=None)
-        self._standings[session] = after
-        return Stored(entry.number, session, before.actor_id, before.expected, record, delivered)
+        item, place = Item.of(record, first), before.resumed(known)
+        if known is not None and known.expected != first:
+            self._lose(known)
+        self._states[session] = place.after(item, delivered=delivered)
+        self._steps[entry.place.segment] += item.steps
+        if isinstance(record, Amend):  # whatever is missing, an episode that is to be forgotten is not needed
+            delivered = delivered and (record.discard or record.episode_id not in self._holed[session])
+        return Stored(entry.number, session, actor_id, first, record, delivered and place.judge(item) is Verdict.NEW)
+
+    def _lose(self, known: SessionState | None) -> None:
+        """Records of a session are missing behind a place."""
+        if known is not None and known.open_episode is not None:
+            self._holed[known.session].add(known.open_episode)
 
     def session_states(self) -> list[SessionState]:
         """Of every session, as of the last record read or written."""
-        return list(self._standings.values())
+        return list(self._states.values())
 
     # Writing.
 
-    def append(self, standing: SessionState, record: Record, frames: Iterable[Frame], *, delivered: bool) -> int:
-        """Write one record of a session that stands where `standing` says (before it); returns the entry's number.
+    def append(self, state: SessionState, item: Item, frames: Iterable[Frame], *, delivered: bool) -> int:
+        """Write one record of a session that is at `state` before it. Returns the entry's number.
 
         Raises JournalError; nothing is written then.
         """
-        tag = msgpack.packb((_RECORD, tuple(standing), delivered))
+        tag = msgpack.packb((_RECORD, state, delivered))
         place = self._journal.append([tag, *(_buffer(f) for f in frames)])
-        self._steps[place.segment] += record.n if isinstance(record, StepBlock) else 0
-        self._standings[standing.session] = _after(standing, record, delivered)
+        after = self._states[state.session] = state.after(item, delivered=delivered)
+        self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
         return self._journal.next - 1
 
-    def settle(self, standing: SessionState) -> None:
-        """A session stands at `standing` without a record that led there, and has no episode open.
+    def settle(self, state: SessionState) -> None:
+        """A session is at `state` without a record that led there, and has no episode open.
 
         Raises JournalError; the next segment's table has it all the same.
         """
-        self._standings[standing.session] = standing
-        self._journal.append([msgpack.packb((_PLACE, tuple(standing)))])
+        self._states[state.session] = state
+        self._journal.append([msgpack.packb((_PLACE, state))])
 
-    def retire(self, standing: SessionState) -> None:
+    def retire(self, state: SessionState) -> None:
         """Forget a session that no process continues. A failed write is logged: it is then remembered."""
-        known = self._standings.get(standing.session)
-        if known is None or known.expected != standing.expected:
+        known = self._states.get(state.session)
+        if known is None or known.expected != state.expected:
             return  # it never sent a record, or they are not all in the journal
         try:
-            self._journal.append([msgpack.packb((_RETIRED, standing.session))])
+            self._journal.append([msgpack.packb((_RETIRED, state.session))])
         except JournalError as e:
-            log.warning("session %s is remembered: %s", standing.session, e)
+            log.warning("session %s is remembered: %s", state.session, e)
             return
-        del self._standings[standing.session]
+        del self._states[state.session]
 
     def session_state(self, session: str) -> SessionState | None:
         """Where a session stands; None for one that never sent a record, or was retired."""
-        return self._standings.get(session)
+        return self._states.get(session)
 
     def _table(self) -> list[Buffer]:
-        return [msgpack.packb((_TABLE, [tuple(s) for s in self._standings.values()]))]
+        return [msgpack.packb((_TABLE, list(self._states.values())))]
 
     def trim(self) -> int:
         """Drop the oldest segments that `min_steps` does not need and bytes or age forbid; returns the bytes freed."""
@@ -251,53 +245,6 @@ class RecordStore:
     def close(self) -> None:
         """Sync and release the folder."""
         self._journal.close()
-
-
-class _Episodes:
-    """Which open episodes were read from their beginning on, without a hole."""
-
-    def __init__(self) -> None:
-        self.whole: dict[str, str] = {}  # session -> its open episode
-        self._broken: dict[str, set[str]] = {}  # session -> episodes that lack something
-
-    def hole(self, session: str) -> None:
-        """Records of the session are missing here."""
-        if (episode := self.whole.pop(session, None)) is not None:
-            self._broken.setdefault(session, set()).add(episode)
-
-    def take(self, session: str, record: Record) -> bool:
-        """Whether a record follows what was read of its episode."""
-        if isinstance(record, Begin):
-            self.whole[session] = record.episode_id
-            return True
-        if isinstance(record, Amend):  # whatever is missing, an episode that is to be forgotten is not needed
-            return record.discard or record.episode_id not in self._broken.get(session, ())
-        follows = record.episode_id == self.whole.get(session)
-        if follows and isinstance(record, End):
-            del self.whole[session]
-        return follows
-
-
-def _after(standing: SessionState, record: Record, delivered: bool) -> SessionState:
-    """Where a session stands once it has sent `record`."""
-    n = records.count_of(record)
-    steps, offset, episode = standing.steps, standing.steps_offset, standing.open_episode
-    if isinstance(record, StepBlock):
-        steps, offset = (steps + n, offset) if delivered else (steps, offset + n)
-    elif isinstance(record, Begin):
-        episode = record.episode_id
-    elif isinstance(record, End) and delivered:
-        episode = None
-    return standing._replace(expected=standing.expected + n, steps=steps, steps_offset=offset, open_episode=episode)
-
-
-def _standing(row: list[Any]) -> SessionState:
-    """A row of the table, checked; raises TypeError."""
-    standing = SessionState(*row)
-    texts = (standing.session, standing.actor_id, standing.open_episode or "")
-    if not all(type(x) is str for x in texts) or not all(type(x) is int for x in standing[2:6]):
-        raise TypeError(f"{row} is not where a session stands")
-    return standing
 
 
 def _buffer(frame: Frame) -> Buffer:

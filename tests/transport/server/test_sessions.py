@@ -16,7 +16,7 @@ from serl_chunk.transport.server import sessions
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.record_store import SessionState
+from serl_chunk.transport.stream import Item, SessionState
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import Hello, UnreachableError
 from serl_chunk.types import Begin, ConfigError, StepBlock
@@ -233,26 +233,27 @@ def test_silent_sessions_are_remembered_but_not_without_bound(monkeypatch):
     for i in range(8):
         session = t.admit(HELLO._replace(session=str(i), actor_id=str(i)), "peer", float(i)).session
         if i < 3:
-            session.advance(Begin("e"), delivered=True)
+            session.advance(Item.of(Begin("e"), session.state.expected), delivered=True)
         t.leave(session)
     assert [s.info.session for s in t] == ["0", "1", "2", "5", "6", "7"]
-    t.restore([s.standing._replace(session="old") for s in list(t)[:1]], 0.5)
+    t.restore([s.state._replace(session="old") for s in list(t)[:1]], 0.5)
     t.admit(HELLO._replace(session="8", actor_id="8"), "peer", 8.0)
     assert {"1", "2", "old"} <= {s.info.session for s in t}
     assert not {"3", "4", "5", "0"} & {s.info.session for s in t}
     places["0"] = HELLO_STANDING
     again = t.admit(HELLO._replace(session="0", actor_id="0", next=20), "peer", 9.0)
-    assert (again.known, again.session.expected) == (True, 17)
+    assert (again.known, again.session.state.expected) == (True, 17)
 
 
 def test_a_rolled_back_spool_is_refused_and_a_lost_stretch_counted():
     t = table()
-    t.admit(HELLO, "peer", 0.0).session.expected = 5
+    session = t.admit(HELLO, "peer", 0.0).session
+    session.state = session.state._replace(expected=5)
     with pytest.raises(RefuseError, match=naming("session", 5, 4)) as e:
         t.admit(HELLO._replace(next=4, steps_before_next=0), "peer", 0.0)
     assert e.value.renew
     admission = t.admit(HELLO._replace(first=9, next=12), "peer", 0.0)
-    assert (admission.lost, admission.session.expected) == (4, 9)
+    assert (admission.lost, admission.session.state.expected) == (4, 9)
 
 
 def test_free_ports_are_three():

@@ -16,12 +16,11 @@ from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
-from transport_tools import LIMITS, end, step
+from transport_tools import LIMITS, StoredSession, end, step
 
-from serl_chunk.transport.server.sessions import Session
 from serl_chunk.transport.storage import files, segment
 from serl_chunk.transport.storage.journal import Journal, Losses
-from serl_chunk.transport.storage.record_store import RecordStore, SessionState, Stored, check_retention
+from serl_chunk.transport.storage.record_store import RecordStore, Stored, check_retention
 from serl_chunk.transport.wire import records
 from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, StepBlock
 
@@ -35,17 +34,8 @@ def opened(folder, **options):
         store.close()
 
 
-def new_session(name):
-    return Session(SessionState(name, f"actor {name}", 1, 0, 0, 0, None), "peer", 0.0)
-
-
 def put(store, session, record):
-    """As the intake does it."""
-    follows = session.follows(record)
-    frames = records.encode_record(record, session.expected)
-    number = store.append(session.standing, record, frames, delivered=follows)
-    session.advance(record, delivered=follows)
-    return number
+    return session.put(store, record)
 
 
 def block(episode, first, n):
@@ -87,7 +77,7 @@ actions = st.lists(
 @given(actions)
 @settings(max_examples=examples(30), deadline=None)
 def test_records_and_standings_come_back(steps):
-    sessions = {name: new_session(name) for name in "ab"}
+    sessions = {name: StoredSession(name) for name in "ab"}
     episodes, ticks = {"a": 0, "b": 0}, {"a": 0, "b": 0}
     written = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -99,12 +89,12 @@ def test_records_and_standings_come_back(steps):
 
         def keep(session, record):
             # An amendment of an episode that lost its end has nothing to amend when it is read back.
-            delivered = session.follows(record)
+            delivered = session.delivers(record)
             if isinstance(record, Begin):
-                holed.pop(session.info.session, None)
+                holed.pop(session.state.session, None)
             elif isinstance(record, Amend):
-                delivered = holed.get(session.info.session) != record.episode_id
-            written.append(summary(Stored(0, *session.info[:2], session.expected, record, delivered)))
+                delivered = holed.get(session.state.session) != record.episode_id
+            written.append(summary(Stored(0, *session.state[:2], session.state.expected, record, delivered)))
             put(store, session, record)
 
         for name, action in steps:
@@ -114,19 +104,18 @@ def test_records_and_standings_come_back(steps):
                 keep(session, Begin(f"{name}{episodes[name]}"))
             elif action == "steps":
                 keep(session, block(f"{name}{episodes[name]}", ticks[name], 3))
-                ticks[name] += 3 * (session.open_episode is not None)
+                ticks[name] += 3 * (session.state.open_episode is not None)
             elif action == "end":
                 keep(session, end(f"{name}{episodes[name]}", ticks[name]))
-            elif action == "amend" and session.open_episode is None and session.expected:
+            elif action == "amend" and session.state.open_episode is None and session.state.expected:
                 keep(session, Amend(f"{name}{episodes[name]}", Outcome.FAILURE))
             elif action == "orphan":
                 keep(session, block("another", 7, 2))
             elif action == "skip":
-                if session.open_episode is not None:
-                    holed[name] = session.open_episode
-                session.skip(session.expected, 5, 2)
-                store.settle(session.standing)
-                written.append(summary(Stored(0, *session.info[:2], session.expected, None, True)))
+                if session.state.open_episode is not None:
+                    holed[name] = session.state.open_episode
+                session.skip(store, 5, 2)
+                written.append(summary(Stored(0, *session.state[:2], session.state.expected, None, True)))
             elif action == "reopen":
                 before = standings(store)
                 store.close()
@@ -138,7 +127,7 @@ def test_records_and_standings_come_back(steps):
 
 
 def test_arrays_come_back_as_they_were_sent(tmp_path):
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path) as store:
         put_episode(store, a, "e")
     with opened(tmp_path) as store:
@@ -153,20 +142,19 @@ def test_arrays_come_back_as_they_were_sent(tmp_path):
 
 
 def test_standings_outlive_the_segments_that_made_them(tmp_path):
-    a, b = new_session("a"), new_session("b")
+    a, b = StoredSession("a"), StoredSession("b")
     with opened(tmp_path, max_bytes=6000) as store:
         put_episode(store, a, "first")
         for i in range(30):
             put_episode(store, b, f"e{i}")
-        a.skip(a.expected, 3, 1)
-        store.settle(a.standing)
+        a.skip(store, 3, 1)
         for i in range(30, 60):
             put_episode(store, b, f"e{i}")
         put(store, b, Begin("open"))
         assert store.trim() > 0
         assert store.dropped_bytes > 0
         before = standings(store)
-        assert before == {"a": a.standing, "b": b.standing}
+        assert before == {"a": a.state, "b": b.state}
     with opened(tmp_path, max_bytes=6000) as store:
         got = list(store.replay())
         assert {s.session for s in got} == {"b"}
@@ -176,7 +164,7 @@ def test_standings_outlive_the_segments_that_made_them(tmp_path):
 
 
 def test_an_open_episode_whose_beginning_was_dropped_does_not_go_on(tmp_path):
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path, max_bytes=5000) as store:
         put(store, a, Begin("long"))
         for i in range(40):
@@ -204,14 +192,14 @@ def damage(folder, number):
 @pytest.mark.parametrize("hit", [0, 1, 2])
 def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
     """The rest of the episode is an orphan, so are amendments of it while it is open, but that it be forgotten."""
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path) as store:
         put_episode(store, a, "before")
         numbers = put_episode(store, a, "hit", (2, 2, 2))
         put(store, a, Amend("hit", Outcome.FAILURE))
         put(store, a, Amend("hit", discard=True))
         put_episode(store, a, "after")
-        last = a.standing
+        last = a.state
     damage(tmp_path, numbers[hit + 1] if hit else numbers[0])
     with opened(tmp_path) as store:
         assert store.losses.damaged == 1
@@ -225,7 +213,7 @@ def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
 
 
 def test_a_broken_episode_is_not_amended_after_the_next_one_began(tmp_path):
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path) as store:
         numbers = put_episode(store, a, "hit", (2, 2, 2))
         put_episode(store, a, "after")
@@ -239,20 +227,20 @@ def test_a_broken_episode_is_not_amended_after_the_next_one_began(tmp_path):
 
 def test_a_later_table_knows_what_a_damaged_record_was(tmp_path):
     """The session's last record is gone; it is not asked for again, since the actor no longer has it."""
-    a, b = new_session("a"), new_session("b")
+    a, b = StoredSession("a"), StoredSession("b")
     with opened(tmp_path) as store:
         last = put_episode(store, a, "e")[-1]
         for i in range(10):
             put_episode(store, b, f"e{i}")
-        assert store.session_states()[0] == a.standing
+        assert store.session_states()[0] == a.state
     damage(tmp_path, last)
     with opened(tmp_path) as store:
         list(store.replay())
-        assert standings(store) == {"a": a.standing, "b": b.standing}
+        assert standings(store) == {"a": a.state, "b": b.state}
 
 
 def test_a_hole_in_the_open_episode_closes_it(tmp_path):
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path) as store:
         put(store, a, Begin("e"))
         for i in range(5):
@@ -265,7 +253,7 @@ def test_a_hole_in_the_open_episode_closes_it(tmp_path):
 
 
 def test_retention_drops_whole_oldest_segments_only(tmp_path):
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path, max_bytes=20_000) as store:
         for i in range(40):
             put_episode(store, a, f"e{i}")
@@ -280,7 +268,7 @@ def test_retention_drops_whole_oldest_segments_only(tmp_path):
 
 
 def test_retention_keeps_the_steps_a_replay_needs(tmp_path):
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path, max_bytes=0, max_age=1e-9, min_steps=100) as store:
         for i in range(60):
             put_episode(store, a, f"e{i}")
@@ -294,7 +282,7 @@ def test_retention_keeps_the_steps_a_replay_needs(tmp_path):
 
 def test_a_limit_in_bytes_goes_before_the_steps(tmp_path):
     """Images: a replay holds fewer frames than steps, and the disk is not to be filled with what it would not take."""
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path, max_bytes=20_000, min_steps=10**6) as store:
         for i in range(60):
             put_episode(store, a, f"e{i}")
@@ -304,7 +292,7 @@ def test_a_limit_in_bytes_goes_before_the_steps(tmp_path):
 
 
 def test_retention_by_age(tmp_path, monkeypatch):
-    a, now = new_session("a"), [time.time()]
+    a, now = StoredSession("a"), [time.time()]
     monkeypatch.setattr(time, "time", lambda: now[0])
     with opened(tmp_path, max_bytes=1 << 40, max_age=100.0) as store:
         for i in range(20):
@@ -337,7 +325,7 @@ def test_retention_by_age(tmp_path, monkeypatch):
     ],
 )
 def test_whole_entries_that_are_no_records_are_counted(tmp_path, frames):
-    a = new_session("a")
+    a = StoredSession("a")
     journal = Journal(tmp_path)
     for _ in range(5):
         journal.append(frames)
@@ -348,12 +336,12 @@ def test_whole_entries_that_are_no_records_are_counted(tmp_path, frames):
         put_episode(store, a, "e")
     with opened(tmp_path) as store:
         assert len(list(store.replay())) == 4
-        assert store.session_states() == [a.standing]
+        assert store.session_states() == [a.state]
 
 
 def test_random_damage_never_raises(tmp_path):
     """Whatever happens to the files: what is read is what was written, in order, and the rest is reported."""
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path, segment_bytes=3000) as store:
         for i in range(8):
             put_episode(store, a, f"e{i}")
@@ -431,7 +419,7 @@ def test_a_small_disk_has_room_again_too(tmp_path, monkeypatch, total, free, roo
 
 def test_a_segment_without_a_record_is_dropped_like_any_other(tmp_path):
     """The disk was full behind a new segment's table: then it holds nothing else."""
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path) as store:
         for i in range(10):
             put_episode(store, a, f"e{i}")
@@ -445,7 +433,7 @@ def test_a_segment_without_a_record_is_dropped_like_any_other(tmp_path):
 
 
 def test_a_segment_that_cannot_be_removed_now_is_removed_later(tmp_path, monkeypatch):
-    a, unlink = new_session("a"), Path.unlink
+    a, unlink = StoredSession("a"), Path.unlink
     with opened(tmp_path) as store:
         for i in range(30):
             put_episode(store, a, f"e{i}")
@@ -461,11 +449,11 @@ def test_a_segment_that_cannot_be_removed_now_is_removed_later(tmp_path, monkeyp
 
 
 def test_a_retired_session_is_forgotten_and_its_records_are_kept(tmp_path):
-    a, b = new_session("a"), new_session("b")
+    a, b = StoredSession("a"), StoredSession("b")
     with opened(tmp_path) as store:
         put_episode(store, a, "a1")
         put_episode(store, b, "b1")
-        store.retire(a.standing)
+        store.retire(a.state)
         assert store.session_state("a") is None
         for i in range(10):  # in several segments, whose tables name the sessions
             put_episode(store, b, f"b{i + 2}")
@@ -477,8 +465,8 @@ def test_a_retired_session_is_forgotten_and_its_records_are_kept(tmp_path):
 
 
 def test_a_session_with_records_that_are_not_here_is_not_forgotten(tmp_path):
-    a = new_session("a")
+    a = StoredSession("a")
     with opened(tmp_path) as store:
         put_episode(store, a, "a1")
-        store.retire(a.standing._replace(expected=a.standing.expected + 1))
-        assert store.session_state("a") == a.standing
+        store.retire(a.state._replace(expected=a.state.expected + 1))
+        assert store.session_state("a") == a.state

@@ -1,0 +1,99 @@
+"""The state machine of a record stream: a place and a record give a verdict and the next place.
+
+The learner's sessions, its journal, the actor's spool and the index of a run's journal all follow it. It is pure: it
+holds numbers and names, no arrays, files or sockets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from serl_chunk.transport.wire import records
+from serl_chunk.types import Record
+
+LOST = "lost"  # kind of an item that stands for records that a damaged disk took
+
+
+class Verdict(enum.Enum):
+    """The relation of an item to a place."""
+
+    NEW = "new"  # it comes next, and belongs to the open episode or needs none
+    ORPHAN = "orphan"  # it comes next, and its episode is not open
+    DUPLICATE = "duplicate"  # all of its numbers have passed
+    GAP = "gap"  # numbers before it are missing
+
+
+class Item(NamedTuple):
+    """What the numbering of a stream depends on in a record."""
+
+    kind: str  # of records.KINDS, or LOST
+    first: int  # lowest sequence number
+    span: int  # sequence numbers it takes: steps of a block, else 1
+    episode: str = ""
+    lost_steps: int = 0  # of a LOST item: how many of its numbers were steps
+
+    @classmethod
+    def of(cls, record: Record, first: int) -> Item:
+        """The item of a record numbered from `first`."""
+        return cls(records.kind_of(record), first, records.count_of(record), record.episode_id)
+
+    @property
+    def end(self) -> int:
+        """The sequence number after its last."""
+        return self.first + self.span
+
+    @property
+    def steps(self) -> int:
+        """Steps it stands for, as the actor counts them."""
+        return self.span if self.kind == records.STEPS else self.lost_steps
+
+
+class SessionState(NamedTuple):
+    """How far a session's stream has come. The fields are a row of the journal, in this order."""
+
+    session: str
+    actor_id: str
+    incarnation: int
+    expected: int  # next sequence number
+    steps: int  # delivered
+    steps_offset: int  # steps the actor counts and the learner does not
+    open_episode: str | None
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> SessionState:
+        """A row of a journal, checked. Raises TypeError."""
+        state = cls(*row)
+        texts = (state.session, state.actor_id, state.open_episode or "")
+        if not all(type(x) is str for x in texts) or not all(type(x) is int for x in state[2:6]):
+            raise TypeError(f"{row} is no state of a session")
+        return state
+
+    def judge(self, item: Item) -> Verdict:
+        """Compare an item with this place. Of one that is NEW or ORPHAN the numbers below `expected` have passed."""
+        if item.first > self.expected:
+            return Verdict.GAP
+        if item.end <= self.expected:
+            return Verdict.DUPLICATE
+        follows = item.kind not in (records.STEPS, records.END) or item.episode == self.open_episode
+        return Verdict.NEW if follows else Verdict.ORPHAN
+
+    def after(self, item: Item, *, delivered: bool) -> SessionState:
+        """The place behind an item that is NEW or ORPHAN. `delivered`: False for one that was written down only."""
+        steps, offset, episode = self.steps, self.steps_offset, self.open_episode
+        if item.kind == records.STEPS:
+            n = item.end - self.expected
+            steps, offset = (steps + n, offset) if delivered else (steps, offset + n)
+        elif item.kind == records.BEGIN:
+            episode = item.episode
+        elif item.kind == LOST:
+            offset, episode = offset + item.lost_steps, None
+        elif item.kind == records.END and delivered:
+            episode = None
+        return SessionState(*self[:3], item.end, steps, offset, episode)
+
+    def resumed(self, known: SessionState | None) -> SessionState:
+        """This place, as a reader has it that had read up to `known`: after a hole no episode is open."""
+        whole = known is not None and known.expected == self.expected
+        return self._replace(open_episode=known.open_episode if known is not None and whole else None)
