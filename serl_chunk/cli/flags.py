@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from serl_chunk.cli.process import load, say, split_overrides
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import check_unused
 from serl_chunk.config.presets import COMPAT, PRESETS
-from serl_chunk.config.unused_fields import check_unused
 from serl_chunk.types import ConfigError
 
 

@@ -1,69 +1,48 @@
-"""What learner and actor must agree on before records and parameters pass between them: the handshake's contract."""
+"""Settings that learner and actor must share before records and parameters pass between them: the contract."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import as_text, leaves
+from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import RobotSpec
 
-# Settings that an actor acts by and that no shape of the travelling parameters tells, as users write them. An actor
-# with other ones would not execute the policy that the learner evaluates and trains from.
-ACTING_FIELDS = (
-    "agent.image_keys",
-    "agent.candidates",
-    "agent.choose_by",
-    "agent.choose_std",
-    "agent.exploration_knots",
-    "agent.replan_spread",
-    "agent.prefix_lengths",
-    "agent.critic.activation",
-    "agent.critic.layer_norm",
-    "agent.flow.steps",
-    "agent.flow.noise_low",
-    "agent.flow.activation",
-    "agent.flow.time",
-    "agent.flow.train_delay",
-    "agent.improve.steps",
-    "agent.improve.top",
-    "agent.improve.rate",
-    "agent.improve.radius",
-    "agent.log_std_min",
-    "agent.gripper.epsilon",
-    "agent.gripper.loss",
-    "reward.failure_reward",
-    "learner.random_steps",
-    "actor.clock",
-    "actor.adaptive_execution",
-)
-
-
-# What a checkpoint acts by beside these, where the shapes of its parameters fit.
-_OTHER_ACTING_FIELDS = (
-    "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks", "actor.inference",
-    "agent.critic.loss", "agent.critic.value_low", "agent.critic.value_high", "agent.critic.sigma_bins",
-    "agent.gripper.choices", "agent.gripper.mode", "agent.gripper.fixed_value", "agent.gripper.setup_mode",
-    "agent.gripper.joint", "agent.gripper.hold_steps",
-)  # fmt: skip
+PARAMETERS = {
+    "experiment": "name",
+    "horizon": "chunk.horizon",
+    "execute_steps": "chunk.execute_steps",
+    "return_steps": "chunk.return_steps",
+    "delay_ticks": "actor.delay_ticks",
+    "actions": "normaliser.actions",
+    "critic": "agent.critic.loss",
+    "control_hz": "robot.control_hz",
+}
+"""Fields of a contract -> the setting that decides them; the others are their own paths, or of no single setting."""
 
 
 def affects_acting(path: str) -> bool:
-    """Whether the setting `path` decides how a checkpoint acts; others only decide how it was trained.
+    """Whether the setting `path` decides how a checkpoint acts where the shapes of its parameters fit.
 
-    Every setting of a robot does, except those of its scripted human.
+    Every setting of a robot does, except those of its scripted human; see `Setting.acts`.
     """
-    return (
-        path in ACTING_FIELDS
-        or path in _OTHER_ACTING_FIELDS
-        or (path.startswith("robot.") and not path.startswith("robot.scripted_human."))
-    )
+    return _acts().get(path, "derived" if path.startswith("robot.") else "") in ("value", "derived")
+
+
+@functools.cache
+def _acts() -> dict[str, str]:
+    """Path -> `Setting.acts`, of all kinds of agents."""
+    kinds = (AcfqlConfig(), AcrlpdConfig(), BcConfig())
+    configs = (ExperimentConfig("", FakeAlohaConfig(), agent) for agent in kinds)
+    return {leaf.path: leaf.acts for config in configs for leaf in leaves(config)}
 
 
 def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[str, str]:
-    """Named values that both sides must share; the handshake names whatever differs.
+    """Named values that both sides must share; the handshake names those that differ.
 
-    `network` is the agent's `network_shape`. Settings of `ACTING_FIELDS` that this agent does not have or does not look
-    at are left out.
+    `network` is the agent's `network_shape`. Settings that this agent does not have or does not use are left out.
     """
     critic = config.agent.critic
     # Networks of equal shape whose outputs mean other values.
@@ -89,30 +68,12 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
     }
     if config.agent.image_keys:  # an actor records frames where windows end
         named["return_steps"] = str(config.chunk.returned)
-    return named | {path: _text(value) for path in ACTING_FIELDS if (value := _read(config, path)) is not _ABSENT}
-
-
-_ABSENT = object()
-
-
-def _read(config: ExperimentConfig, path: str) -> Any:
-    """The setting; _ABSENT where this experiment's agent does not have it or does not look at it."""
-    agent = config.agent
-    if path.startswith("agent.gripper.") and agent.gripper.composition != "learned":
-        return _ABSENT
-    if path.startswith("agent.improve.") and path != "agent.improve.steps" and not _read(config, "agent.improve.steps"):
-        return _ABSENT
-    value: Any = config
-    for name in path.split("."):
-        value = getattr(value, name, _ABSENT)
-    return value
-
-
-def _text(value: Any) -> str:
-    """A setting as a user writes it."""
-    if value is None:
-        return "none"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    unused = () if config.agent.gripper.composition == "learned" else ("agent.gripper.",)
+    improve = getattr(config.agent, "improve", None)
+    if improve is not None and improve.steps == 0:
+        unused += ("agent.improve.top", "agent.improve.rate", "agent.improve.radius")
+    compared = (leaf for leaf in leaves(config) if leaf.acts == "value" and not leaf.path.startswith(unused))
+    return named | {leaf.path: as_text(leaf.value) for leaf in compared}
 
 
 def gripper_in_words(config: ExperimentConfig) -> str:

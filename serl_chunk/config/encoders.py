@@ -5,63 +5,88 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from serl_chunk.config.validation import require, require_choices, require_widths
+from serl_chunk.config.fields import CAMERAS, Group, Requirement, needs, require, setting, shaping
 
 Kind = Literal["conv", "impala", "resnet10"]
 Pooling = Literal["flatten", "mean", "spatial"]
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(Group, path="agent.encoder."):
     """How an observation becomes a feature vector; all but `state_latent` is for cameras.
 
-    docs/algorithms/vision.md has what each choice is for.
+    docs/algorithms/vision.md gives the purpose of each choice.
     """
 
-    # A few convolutions of our own; the small residual network of IMPALA; ResNet-10 with group norm, as HIL-SERL's.
-    kind: Kind = "conv"
-    features: tuple[int, ...] = (16, 32, 32)  # channels: of conv's stride-2 convolutions, of impala's sections
-    # Of the backbone's feature map: all of it, its mean, or 8 learned weightings of its places per channel (HIL-SERL).
-    pooling: Pooling = "flatten"
-    latent: int = 64  # width of each camera's embedding (Dense, LayerNorm, tanh); HIL-SERL's is 256
-    share_cameras: bool = True  # one set of weights for all cameras, or one for each
-    state_latent: int = 0  # the state through Dense, LayerNorm and tanh of this width (HIL-SERL's is 64); 0: as it is
-    # Every network has an encoder of its own, which its own loss trains; or the critic's loss alone trains one, and
-    # policies read the features of the critic that acts, without a gradient (HIL-SERL).
-    trained_by: Literal["each", "critic"] = "each"
-    frozen_backbone: bool = False  # resnet10's convolutions stay as they are, for all networks the same; heads train
-    # What the frozen backbone makes of a stored frame is computed once and kept beside it; batches then carry that
-    # instead of pixels. Needs shift=0: an image that is shifted anew each time has no features to keep.
-    cache_features: bool = False
-    weights: str = ""  # .npz of the backbone's weights (`serl-chunk data encoder`), which the learner starts from
-    shift: int = 4  # random-shift augmentation in pixels (DrQ); 0 switches it off
+    kind: Kind = shaping(
+        "conv",
+        "conv: a few convolutions; impala: its residual network; resnet10: with group norm, as HIL-SERL's",
+        requires=CAMERAS,
+    )
+    features: tuple[int, ...] = shaping(
+        (16, 32, 32),
+        "channels of conv's stride-2 convolutions, or of impala's sections",
+        items=1,
+        least=1,
+        requires=(CAMERAS, needs("agent.encoder.kind", "conv", "impala", note="ResNet-10 has channels of its own")),
+    )
+    pooling: Pooling = shaping(
+        "flatten",
+        "of the backbone's features: all, their mean, or spatial: 8 learned weightings of places (HIL-SERL)",
+        requires=CAMERAS,
+    )
+    latent: int = shaping(
+        64, "width of a camera's embedding (Dense, LayerNorm, tanh); HIL-SERL's is 256", least=1, requires=CAMERAS
+    )
+    share_cameras: bool = shaping(True, "one set of weights for all cameras, or one for each", requires=CAMERAS)
+    state_latent: int = shaping(
+        0,
+        "width of the state's embedding (HIL-SERL's is 64); 0: the state as it is",
+        least=0,
+        off=0,
+        requires=needs("agent.use_state", True),
+    )
+    # critic: policies read the features of the critic that acts, without a gradient (HIL-SERL).
+    trained_by: Literal["each", "critic"] = shaping(
+        "each",
+        "each network has an encoder that its loss trains, or the critic's loss alone trains one for all",
+        requires=(
+            Requirement(
+                "cameras in agent.image_keys, or agent.encoder.state_latent above 0",
+                lambda c: bool(c.agent.image_keys) or c.agent.encoder.state_latent > 0,
+            )
+        ),
+    )
+    frozen_backbone: bool = shaping(
+        False, "keep resnet10's convolutions, the same for all networks; heads train", requires=CAMERAS
+    )
+    # A frame that is shifted anew each time has no features to keep.
+    cache_features: bool = setting(
+        False, "store the frozen backbone's features of each frame once; batches carry them instead of pixels"
+    )
+    weights: str = setting("", ".npz of the backbone's initial weights (`serl-chunk data encoder`), at the learner")
+    shift: int = setting(4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=CAMERAS)
 
     def __post_init__(self) -> None:
-        require_choices(self, "agent.encoder.")
-        require_widths("agent.encoder.features", self.features)
-        require(self.latent >= 1, f"agent.encoder.latent must be at least 1, got {self.latent}")
-        require(
-            self.state_latent >= 0,
-            f"agent.encoder.state_latent must be >= 0 (0 takes the state as it is), got {self.state_latent}",
-        )
-        require(self.shift >= 0, f"agent.encoder.shift must be >= 0 pixels, got {self.shift}")
+        super().__post_init__()
         require(
             not self.cache_features or self.frozen_backbone,
-            "agent.encoder.cache_features=True keeps what a frozen backbone makes of stored frames, and this one is "
-            "trained, so that it changes with every update: set agent.encoder.frozen_backbone=True (with "
-            "agent.encoder.kind=resnet10), or agent.encoder.cache_features=False",
+            "agent.encoder.cache_features",
+            "must be False while the backbone is trained: its features change with every update. Set "
+            "agent.encoder.frozen_backbone=True (with agent.encoder.kind=resnet10).",
         )
         require(
             not self.cache_features or self.shift == 0,
-            f"agent.encoder.cache_features=True and agent.encoder.shift={self.shift} exclude each other: a stored "
-            "frame's features are computed once, and a random shift shows another image every time. Set "
-            "agent.encoder.shift=0, or agent.encoder.cache_features=False",
+            "agent.encoder.cache_features",
+            f"True excludes agent.encoder.shift={self.shift}: a stored frame's features are computed once, and a "
+            "random shift gives another image every time. Set agent.encoder.shift=0.",
         )
         for name in ("frozen_backbone", "weights"):
             require(
                 not getattr(self, name) or self.kind == "resnet10",
-                f"agent.encoder.{name} is for agent.encoder.kind=resnet10, whose weights can be had, and the kind is "
-                f"{self.kind!r}: set agent.encoder.kind=resnet10 or leave agent.encoder.{name} out",
+                f"agent.encoder.{name}",
+                f"has no effect on agent.encoder.kind={self.kind!r}, which has no pretrained weights. Set "
+                "agent.encoder.kind=resnet10, or leave it out.",
             )
 
 

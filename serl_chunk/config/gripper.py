@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
-from serl_chunk.config.validation import require, require_choices, require_widths
+from serl_chunk.config.fields import CRITIC, LEARNED_GRIPPER, Group, acting, derived, require, setting, shaping, widths
 
 SetupMode = Literal[
     "",
@@ -16,92 +15,104 @@ SetupMode = Literal[
     "dual-arm-learned-gripper",
 ]
 HIL_SERL_CHOICES = (-1.0, 0.0, 1.0)  # close, hold, open
+_LEARNED_CRITIC = (LEARNED_GRIPPER, CRITIC)
 
 
 @dataclasses.dataclass(frozen=True)
-class GripperConfig:
+class GripperConfig(Group, path="agent.gripper."):
     """What becomes of the action dimensions that `RobotSpec.grippers` names (docs/algorithms/gripper.md).
 
     Off by default: without `choices` and with `mode="learned"` grippers are continuous dimensions as all others are.
     """
 
-    choices: tuple[float, ...] = ()  # values of a gripper in model space (about -1 closed .. 1 open); none: continuous
-    # The choice that leaves a gripper as it is: 0 for HIL-SERL's grippers, whose commands are pushes and not openings.
-    # A few ticks of "close" among many of it are then a decision to close. None where choices are openings.
-    neutral: float | None = None
-    # fixed: grippers are no part of what is learned; they get `fixed_value`, or keep what they had at reset.
-    mode: Literal["learned", "fixed"] = "learned"
-    fixed_value: float | None = None  # in model space; none: the measured opening at reset, until a human changes it
-    # HIL-SERL's name of the composition: how many grippers the robot must have, and the mode. Learned ones have
-    # HIL-SERL's three choices unless `choices` says others.
-    setup_mode: SetupMode = ""
-    joint: bool = True  # one choice for all grippers (9 for two of three, HIL-SERL); False: one for each gripper
-    hold_steps: int | None = None  # ticks that a choice is held; divides chunk.execute_steps; none: all of it
-    penalty: float = 0.0  # reward per change of a gripper's choice, for the grasp critic alone (HIL-SERL: -0.02)
-    epsilon: float = 0.02  # probability that an exploring decision takes a random choice, each held part apart
-    # Choices that imitation gives less than this share of the likeliest one's probability are not considered (discrete
-    # BCQ, Fujimoto 2019: 0.3). 0 considers all, as HIL-SERL; 1 is imitation alone.
-    mask_unreachable: float = 0.3
-    hidden: tuple[int, ...] = (256, 256)  # of the grasp critic, and of the imitation beside it
-    lr: float | None = None  # Adam; none: agent.lr
-    tau: float = 0.005  # target <- tau * grasp critic + (1 - tau) * target
-    loss: Literal["as_critic", "squared"] = "as_critic"  # agent.critic.loss (bounded for hl_gauss), or squared
-    # Whether the critic of the continuous dimensions has the choice as an input. What an arm's chunk is worth depends
-    # on what the fingers do meanwhile; without it they are averaged over as the data had them (HIL-SERL: False).
-    critic_sees_gripper: bool = True
+    choices: tuple[float, ...] = derived(
+        (), "values of a gripper in model space, -1 closed .. 1 open; empty: continuous", least=-1, most=1
+    )
+    # A few ticks of "close" among many of `neutral` are a decision to close. None where choices are openings.
+    neutral: float | None = setting(None, "the choice that leaves a gripper as it is; 0 for HIL-SERL's grippers")
+    mode: Literal["learned", "fixed"] = derived(
+        "learned", "fixed: grippers are not learned; they get `fixed_value`, or keep what they had at reset"
+    )
+    fixed_value: float | None = derived(
+        None, "in model space; none: the opening measured at reset, until a human changes it", least=-1, most=1
+    )
+    setup_mode: SetupMode = derived(
+        "", "HIL-SERL's name of arms and mode; learned ones have its three choices unless `choices` is given"
+    )
+    joint: bool = derived(
+        True, "one choice for all grippers (9 for two of three, HIL-SERL), or one for each", requires=LEARNED_GRIPPER
+    )
+    hold_steps: int | None = derived(
+        None, "a choice is held so long; divides chunk.execute_steps; none: all of it", unit="ticks", least=1
+    )
+    penalty: float = setting(
+        0.0, "reward per change of a choice, for the grasp critic alone (HIL-SERL: -0.02)", most=0, requires=CRITIC
+    )
+    epsilon: float = acting(
+        0.02,
+        "probability that exploration takes a random choice, each held part separately",
+        least=0,
+        most=1,
+        requires=LEARNED_GRIPPER,
+    )
+    # Discrete BCQ (Fujimoto 2019): 0.3. 0 considers all, as HIL-SERL; 1 is imitation alone.
+    mask_unreachable: float = setting(
+        0.3,
+        "ignore choices that imitation gives less than this share of the likeliest one's probability",
+        least=0,
+        most=1,
+        requires=_LEARNED_CRITIC,
+    )
+    hidden: tuple[int, ...] = widths(
+        (256, 256), "widths of the grasp critic and of the imitation", requires=LEARNED_GRIPPER
+    )
+    lr: float | None = setting(None, "learning rate (Adam); none: agent.lr", above=0, requires=LEARNED_GRIPPER)
+    tau: float = setting(
+        0.005, "target <- tau * grasp critic + (1 - tau) * target", above=0, most=1, requires=_LEARNED_CRITIC
+    )
+    loss: Literal["as_critic", "squared"] = acting(
+        "as_critic", "agent.critic.loss (bounded for hl_gauss), or squared", requires=_LEARNED_CRITIC
+    )
+    # Without it, what the fingers do is averaged over as the data had it (HIL-SERL: False).
+    critic_sees_gripper: bool = shaping(
+        True, "the critic of the other dimensions has the choice as an input", requires=_LEARNED_CRITIC
+    )
 
     def __post_init__(self) -> None:
-        require_choices(self, "agent.gripper.")
+        super().__post_init__()
         require(
             len(self.choices) != 1 and len(set(self.choices)) == len(self.choices),
-            f"agent.gripper.choices must be at least two different values, or none for continuous grippers, got "
-            f"{self.choices}",
+            "agent.gripper.choices",
+            f"must be at least two different values, or none for continuous grippers, got {self.choices}",
         )
         require(
-            all(math.isfinite(c) and abs(c) <= 1 for c in self.choices),
-            f"agent.gripper.choices are in model space and must be in [-1, 1], got {self.choices}",
-        )
-        wants = self.setup_mode.rpartition("arm-")[2].partition("-")[0]
-        require(
-            wants != "learned" or self.mode != "fixed",
-            f"agent.gripper.mode=fixed contradicts agent.gripper.setup_mode={self.setup_mode}: leave one of them out",
+            "learned" not in self.setup_mode or self.mode != "fixed",
+            "agent.gripper.mode",
+            f"fixed contradicts agent.gripper.setup_mode={self.setup_mode}. Leave one of them out.",
         )
         require(
             self.composition != "fixed" or not self.choices,
-            f"agent.gripper.choices={self.choices} would not be read: a fixed gripper chooses nothing. Leave them out, "
-            "or use agent.gripper.mode=learned and a learned-gripper setup_mode",
+            "agent.gripper.choices",
+            f"{self.choices} has no effect: a fixed gripper chooses nothing. Leave it out, or use "
+            "agent.gripper.mode=learned and a learned-gripper setup_mode.",
         )
         require(
-            self.fixed_value is None or (self.composition == "fixed" and abs(self.fixed_value) <= 1),
-            f"agent.gripper.fixed_value={self.fixed_value} must be in [-1, 1] (model space), and needs "
-            "agent.gripper.mode=fixed",
-        )
-        require(
-            self.hold_steps is None or self.hold_steps >= 1,
-            f"agent.gripper.hold_steps must be at least 1 tick, or none for what is executed, got {self.hold_steps}",
-        )
-        require(
-            math.isfinite(self.penalty) and self.penalty <= 0,
-            f"agent.gripper.penalty is a reward for changing a gripper and must be <= 0, got {self.penalty}",
+            self.fixed_value is None or self.composition == "fixed",
+            "agent.gripper.fixed_value",
+            f"{self.fixed_value} has no effect on a learned gripper. Set agent.gripper.mode=fixed, or leave it out.",
         )
         for name, off in (("neutral", None), ("hold_steps", None), ("penalty", 0.0)):
             require(
                 getattr(self, name) == off or self.composition == "learned",
-                f"agent.gripper.{name}={getattr(self, name)} would not be read: it is for chosen grippers. Set "
-                "agent.gripper.choices (or a learned-gripper setup_mode), or leave it out",
+                f"agent.gripper.{name}",
+                f"{getattr(self, name)} has no effect: it is for chosen grippers. Set agent.gripper.choices (or a "
+                "learned-gripper setup_mode), or leave it out.",
             )
         require(
             self.neutral is None or self.neutral in self.values,
-            f"agent.gripper.neutral={self.neutral} must be one of agent.gripper.choices={self.values}, or none",
+            "agent.gripper.neutral",
+            f"must be one of agent.gripper.choices={self.values}, or none, got {self.neutral}",
         )
-        for name in ("epsilon", "mask_unreachable"):
-            require(0 <= getattr(self, name) <= 1, f"agent.gripper.{name} must be in [0, 1], got {getattr(self, name)}")
-        require_widths("agent.gripper.hidden", self.hidden)
-        require(
-            self.lr is None or 0 < self.lr < math.inf,
-            f"agent.gripper.lr must be positive and finite, or none, got {self.lr}",
-        )
-        require(0 < self.tau <= 1, f"agent.gripper.tau must be in (0, 1], got {self.tau}")
 
     @property
     def composition(self) -> Literal["continuous", "fixed", "learned"]:
@@ -122,15 +133,15 @@ class GripperConfig:
 
     @property
     def arms(self) -> int | None:
-        """How many arms `setup_mode` speaks of; None where it says nothing."""
+        """Number of arms in `setup_mode`; None where it is empty."""
         return {"single": 1, "dual": 2}.get(self.setup_mode.partition("-")[0])
 
     @property
     def reads_before(self) -> bool:
-        """Whether batches hold the action before each window, where they can: what moves at its start shows by it."""
+        """Whether batches hold the action before each window, which shows what moves at the window's start."""
         return self.composition == "learned"
 
     @property
     def kept(self) -> bool:
-        """Whether the actor keeps every gripper at what it last had, whatever the policy says."""
+        """Whether the actor keeps every gripper at its last opening, whatever the policy outputs."""
         return self.composition == "fixed" and self.fixed_value is None

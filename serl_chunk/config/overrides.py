@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from serl_chunk.config.validation import choices_in_words
+from serl_chunk.config.fields import choices_in_words
 from serl_chunk.types import ConfigError
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def apply_overrides(config: T, overrides: Iterable[tuple[str, str]], changes: Ma
         for part in parts[:-1]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"--config.{path}: {part!r} was given a value already")
+                raise ConfigError(f"{part!r} was given a value already", parameter=path)
         node[parts[-1]] = (path, text)
     return _rebuild(config, tree, "", changes or {}) if tree or changes else config
 
@@ -43,22 +43,24 @@ def _rebuild(config: Any, tree: dict[str, Any], prefix: str, before: Mapping[str
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ConfigError(f"--config.{here} does not exist{hint}; valid here: {', '.join(names)}")
+            raise ConfigError(
+                f"{type(config).__name__} has no field {name!r}{hint}. Valid: {', '.join(names)}", parameter=here
+            )
         old = before.get(name, getattr(config, name))
         if isinstance(value, dict):
             if not dataclasses.is_dataclass(old):
-                raise ConfigError(f"--config.{here} is a value ({old!r}), it has no fields of its own")
+                raise ConfigError(f"it is a value ({old!r}) without fields of its own", parameter=here)
             changes[name] = _rebuild(old, value, here + ".", {})
         else:
             if dataclasses.is_dataclass(old):
                 fields = ", ".join(f.name for f in dataclasses.fields(old))
-                raise ConfigError(f"--config.{here} is a group; set one of its fields: {fields}")
-            changes[name] = parse(value[1], hints[name], f"--config.{value[0]}")
+                raise ConfigError(f"it is a group. Set one of its fields: {fields}", parameter=here)
+            changes[name] = parse(value[1], hints[name], value[0])
     return dataclasses.replace(config, **changes)
 
 
-def parse(text: str, annotation: Any, where: str) -> Any:
-    """`text` as a value of `annotation`; raises ConfigError saying what was expected."""
+def parse(text: str, annotation: Any, path: str) -> Any:
+    """Return `text` as a value of `annotation`; raise ConfigError with what is expected at `path`."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is str:
         return text
@@ -67,32 +69,42 @@ def parse(text: str, annotation: Any, where: str) -> Any:
             return True
         if text.lower() in ("false", "0", "no", "off"):
             return False
-        raise ConfigError(f"{where}={text!r}: expected true or false")
+        raise _unreadable(text, "true or false", path)
     if annotation in (int, float):
         try:
             # 1e6 is a common way to write a step count
             return annotation(text) if annotation is float else _integer(text)
         except (ValueError, OverflowError):  # int(float("inf"))
-            raise ConfigError(
-                f"{where}={text!r}: expected {'an integer' if annotation is int else 'a number'}"
-            ) from None
+            raise _unreadable(text, "an integer" if annotation is int else "a number", path) from None
     if annotation is type(None):
         if text.lower() in ("none", "null"):
             return None
-        raise ConfigError(f"{where}={text!r}: expected none")
+        raise _unreadable(text, "none", path)
     if origin is Literal:
         for value in args:
             if text == str(value):
                 return value
         near = difflib.get_close_matches(text, [str(v) for v in args if v != ""], 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"{where}={text!r}: expected one of {choices_in_words(args)}{hint}")
+        raise _unreadable(text, f"one of {choices_in_words(args)}{hint}", path)
     if origin in (typing.Union, types.UnionType):
-        return _parse_union(text, args, where)
+        expected = []
+        for option in sorted(args, key=lambda a: a is str):  # str accepts everything and comes last
+            try:
+                return parse(text, option, path)
+            except ConfigError as error:
+                expected.append(error.message.partition("expected ")[2])
+        raise _unreadable(text, " or ".join(expected), path)
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         items = [t.strip() for t in text.strip("()[] ").split(",") if t.strip()]
-        return tuple(parse(t.strip("'\""), args[0], where) for t in items)
-    raise ConfigError(f"{where} cannot be set on the command line; set it in the experiment's file")
+        return tuple(parse(t.strip("'\""), args[0], path) for t in items)
+    raise ConfigError(
+        f"it cannot be set on the command line, got {text!r}. Set it in the experiment's file.", parameter=path
+    )
+
+
+def _unreadable(text: str, expected: str, path: str) -> ConfigError:
+    return ConfigError(f"got {text!r}, expected {expected}", parameter=path)
 
 
 def _integer(text: str) -> int:
@@ -103,17 +115,6 @@ def _integer(text: str) -> int:
         if value != int(value):
             raise ValueError(text) from None
         return int(value)
-
-
-def _parse_union(text: str, args: tuple[Any, ...], where: str) -> Any:
-    # str accepts everything, so it must be asked last
-    expected = []
-    for option in sorted(args, key=lambda a: a is str):
-        try:
-            return parse(text, option, where)
-        except ConfigError as error:
-            expected.append(str(error).split("expected ")[-1])
-    raise ConfigError(f"{where}={text!r}: expected {' or '.join(expected)}")
 
 
 def to_dict(config: Any) -> Any:

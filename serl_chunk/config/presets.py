@@ -18,9 +18,9 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcC
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig, infinite_horizon_return
+from serl_chunk.config.fields import require
 from serl_chunk.config.gripper import GripperConfig
 from serl_chunk.config.overrides import apply_overrides, parse
-from serl_chunk.config.validation import require
 from serl_chunk.types import ConfigError
 
 HORIZON = 5  # actions in a published chunk
@@ -189,15 +189,16 @@ def configured(
     compute from the discount they compute from the one that results. Raises ConfigError.
     """
     given = [text for path, text in overrides if path == "discount"]
-    discount = parse(given[-1], float, "--config.discount") if given else config.discount
+    discount = parse(given[-1], float, "discount") if given else config.discount
     if not 0 < discount < 1:
         return apply_overrides(config, overrides)  # which refuses it
     changes = _preset_changes(config, preset, discount) if preset is not None else {}
     if compat is not None:
         if (preset or config.preset) in NOT_OF_COMPAT:
             raise ConfigError(
-                f"--compat={compat} with --preset={preset or config.preset}: the published code has no HG-DAgger, and "
-                "its sampler draws no interventions; leave --compat out"
+                f"{compat} excludes preset={preset or config.preset}: the published code has no HG-DAgger, and its "
+                "sampler draws no interventions. Leave compat out.",
+                parameter="compat",
             )
         agent, chunk = changes.get("agent", config.agent), changes.get("chunk", config.chunk)
         changes |= _compat_changes(config, agent, chunk, compat, discount)
@@ -216,8 +217,9 @@ def _composed_anew(agent: AgentConfig, overrides: Sequence[tuple[str, str]]) -> 
     chosen = {"agent.gripper.choices", "agent.gripper.setup_mode"} & {path for path, _ in overrides}
     require(
         other == "fixed" or bool(chosen),
-        "agent.gripper.mode=learned of a gripper that is fixed chooses among nothing: give agent.gripper.choices, or a "
-        "learned-gripper setup_mode in place of it",
+        "agent.gripper.mode",
+        "learned has nothing to choose among: this gripper is fixed. Set agent.gripper.choices, or a learned-gripper "
+        "setup_mode in place of it.",
     )
     return {"agent": dataclasses.replace(agent, gripper=GripperConfig())}
 
@@ -230,8 +232,8 @@ def apply_preset(config: ExperimentConfig, name: str) -> ExperimentConfig:
 def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Changes:
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"--preset={name}: no such preset; {hint}valid: {', '.join(PRESETS)}")
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"unknown preset {name!r}{hint}. Valid: {', '.join(PRESETS)}", parameter="preset")
     return _without_adaptive(config) | PRESETS[name].changes(config, discount) | {"preset": name}
 
 
@@ -243,12 +245,12 @@ def _check_single_actions(preset: str, horizon: int, overrides: Sequence[tuple[s
     if preset not in OF_CHUNKS:
         return
     given = [text for path, text in overrides if path == "chunk.horizon"]
-    horizon = parse(given[-1], int, "--config.chunk.horizon") if given else horizon
+    horizon = parse(given[-1], int, "chunk.horizon") if given else horizon
     if horizon > 1:
         raise ConfigError(
-            f"--config.chunk.horizon={horizon} with --preset={preset}: it executes single actions, and with chunks is "
-            "another algorithm. Leave it out: the length of the returns is --config.chunk.return_steps; for chunks use "
-            f"--preset={OF_CHUNKS[preset]}"
+            f"must be 1 with preset={preset}, which executes single actions, got {horizon}. Leave it out: the "
+            f"length of the returns is chunk.return_steps; for chunks use preset={OF_CHUNKS[preset]}.",
+            parameter="chunk.horizon",
         )
 
 
@@ -273,7 +275,7 @@ def _compat_changes(
     config: ExperimentConfig, agent: AgentConfig, chunk: ChunkConfig, name: str, discount: float
 ) -> Changes:
     if name not in COMPAT:
-        raise ConfigError(f"--compat={name}: no such published code; valid: {', '.join(COMPAT)}")
+        raise ConfigError(f"unknown published code {name!r}. Valid: {', '.join(COMPAT)}", parameter="compat")
     if agent.prefix_critic:  # is switched off: the critic left scores the whole chunk, which is then executed
         returned = chunk.return_steps if chunk.returned >= chunk.horizon else None
         chunk = dataclasses.replace(chunk, critic_horizon=None, execute_steps=None, return_steps=returned)
@@ -360,4 +362,4 @@ def _published(agent: AgentConfig) -> AgentConfig:
     if isinstance(agent, BcConfig):
         flow = _published_flow(agent.flow)
         return dataclasses.replace(agent, flow=flow, policy_updates=1, **shared)  # type: ignore[arg-type]
-    raise ConfigError(f"--compat=qc: Q-chunking has no agent {agent.kind!r}; use acfql, acrlpd or bc")
+    raise ConfigError(f"Q-chunking has no agent {agent.kind!r}. Use acfql, acrlpd or bc.", parameter="compat")

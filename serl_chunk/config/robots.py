@@ -3,64 +3,58 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
-from serl_chunk.config.validation import require, require_choices
+from serl_chunk.config.fields import Group, needs, require, setting
+
+_image_size = partial(setting, unit="pixels, square", least=8)
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptedHumanConfig:
+class ScriptedHumanConfig(Group, path="robot.scripted_human."):
     """The scripted human of the fake ALOHA task (`actor.intervention="scripted"`), faults included."""
 
-    stall_ticks: int = 15  # without progress before the human starts to react
-    reaction_ticks: tuple[int, ...] = (10, 25)  # delay from there to the intervention, drawn uniformly, both included
-    correction_ticks: tuple[int, ...] = (20, 44)  # length of a correction, drawn uniformly, both included
-    speed: tuple[float, ...] = (0.6, 0.9)  # share of the joint rate limit, drawn uniformly for each correction
-    noise: float = 0.02  # radians; the demonstrators' is 0.01
-    miss_rate: float = 0.0  # share of the occasions to intervene that the human does not notice
-    fault_rate: float = 0.0  # share of the corrections that are fumbled: the fingers do the opposite
+    stall_ticks: int = setting(15, "time without progress before the human starts to react", unit="ticks", least=1)
+    reaction_ticks: tuple[int, ...] = setting(
+        (10, 25), "delay from there to the intervention: least and most, drawn uniformly", unit="ticks", least=0
+    )
+    correction_ticks: tuple[int, ...] = setting(
+        (20, 44), "length of a correction: least and most, drawn uniformly", unit="ticks", least=1
+    )
+    speed: tuple[float, ...] = setting(
+        (0.6, 0.9), "share of the joint rate limit: least and most, drawn for each correction", above=0, most=1
+    )
+    noise: float = setting(0.02, "of the human's commands; the demonstrators' is 0.01", unit="rad", least=0)
+    miss_rate: float = setting(0.0, "share of the occasions to intervene that the human misses", least=0, most=1)
+    fault_rate: float = setting(
+        0.0, "share of the corrections that are fumbled: the fingers do the opposite", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
-        require(self.stall_ticks >= 1, f"robot.scripted_human.stall_ticks must be at least 1, got {self.stall_ticks}")
-        for name, least in (("reaction_ticks", 0), ("correction_ticks", 1)):
+        super().__post_init__()
+        for name in ("reaction_ticks", "correction_ticks", "speed"):
             value = getattr(self, name)
             require(
-                len(value) == 2 and least <= value[0] <= value[1],
-                f"robot.scripted_human.{name} must be two numbers of ticks, least (>= {least}) and most, got {value}",
-            )
-        require(
-            len(self.speed) == 2 and 0 < self.speed[0] <= self.speed[1] <= 1,
-            f"robot.scripted_human.speed must be two shares in (0, 1], the least and the most, got {self.speed}",
-        )
-        require(
-            0 <= self.noise < math.inf, f"robot.scripted_human.noise must be >= 0 radians and finite, got {self.noise}"
-        )
-        for name in ("miss_rate", "fault_rate"):
-            require(
-                0 <= getattr(self, name) <= 1,
-                f"robot.scripted_human.{name} must be a share in 0..1, got {getattr(self, name)}",
+                len(value) == 2 and value[0] <= value[1],
+                self.PATH + name,
+                f"must be two numbers, the least and the most, got {value}",
             )
 
 
 @dataclasses.dataclass(frozen=True)
-class RobotConfig:
-    """What every robot has."""
+class RobotConfig(Group, path="robot."):
+    """Settings of every robot."""
 
     kind: ClassVar[str] = ""
 
-    task: str = ""  # instruction in words, recorded with every episode
-    max_episode_steps: int = 120  # time limit T in ticks
-
-    def __post_init__(self) -> None:
-        require(
-            self.max_episode_steps >= 1, f"robot.max_episode_steps must be at least 1, got {self.max_episode_steps}"
-        )
+    task: str = setting("", "instruction in words, recorded with every episode")
+    max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1)
 
     @property
     def real(self) -> bool:
-        """Whether this is a physical robot, which a random action can hurt."""
+        """Whether this is a physical robot, which a random action can damage."""
         return False
 
     @property
@@ -75,7 +69,7 @@ class RobotConfig:
 
     @property
     def data_hint(self) -> str:
-        """A sentence that names a source of demonstrations of this robot, "" where there is none."""
+        """A source of demonstrations of this robot, as a sentence; empty where there is none."""
         return ""
 
 
@@ -86,22 +80,19 @@ class FakeAlohaConfig(RobotConfig):
     kind: ClassVar[str] = "fake_aloha"
 
     task: str = "pick the cube with the right arm, hand it to the left arm, place it on the target"
-    max_episode_steps: int = 120
-    control_hz: float = 50.0
-    grasp_tolerance: float = 0.03  # metres between grip point and cube at which closing fingers hold it
-    place_tolerance: float = 0.05  # metres from the target at which releasing counts
-    image_size: int = 64  # pixels, square
-    observe_objects: bool = True  # the cube in the state; without it cameras alone show where it is
-    scripted_human: ScriptedHumanConfig = dataclasses.field(
-        default_factory=ScriptedHumanConfig
-    )  # the human of actor.intervention=scripted
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.grasp_tolerance > 0, "robot.grasp_tolerance must be positive metres")
-        require(self.place_tolerance > 0, "robot.place_tolerance must be positive metres")
-        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
-        require(0 < self.control_hz < math.inf, f"robot.control_hz must be positive and finite, got {self.control_hz}")
+    control_hz: float = setting(50.0, "rate of the control loop", unit="Hz", above=0)
+    grasp_tolerance: float = setting(
+        0.03, "distance of grip point and cube at which closing fingers hold it", unit="m", above=0
+    )
+    place_tolerance: float = setting(0.05, "distance from the target at which releasing counts", unit="m", above=0)
+    image_size: int = _image_size(64, "size of camera frames")
+    observe_objects: bool = setting(True, "the cube is in the state; else only cameras show it")
+    scripted_human: ScriptedHumanConfig = setting(
+        ScriptedHumanConfig,
+        "the human of actor.intervention=scripted",
+        acts="",
+        requires=needs("actor.intervention", "scripted"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,25 +103,23 @@ class FakeSingleArmConfig(RobotConfig):
 
     task: str = "pick the block up and put it on the target"
     max_episode_steps: int = 80
-    control_hz: float = 10.0
-    grasp_tolerance: float = 0.02  # metres between grip point and block at which closing fingers hold it
-    grasp_angle: float = 0.4  # radians between the fingers' axis and the block's short side at which they do
-    place_tolerance: float = 0.04  # metres from the target at which releasing counts
-    image_size: int = 64  # pixels, square
-    observe_objects: bool = True  # the block in the state; without it cameras alone show where it is
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("control_hz", "grasp_tolerance", "grasp_angle", "place_tolerance"):
-            require(getattr(self, name) > 0, f"robot.{name} must be positive, got {getattr(self, name)}")
-        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
+    control_hz: float = setting(10.0, "rate of the control loop", unit="Hz", above=0)
+    grasp_tolerance: float = setting(
+        0.02, "distance of grip point and block at which closing fingers hold it", unit="m", above=0
+    )
+    grasp_angle: float = setting(
+        0.4, "angle of the fingers' axis to the block's short side at which they do", unit="rad", above=0
+    )
+    place_tolerance: float = setting(0.04, "distance from the target at which releasing counts", unit="m", above=0)
+    image_size: int = _image_size(64, "size of camera frames")
+    observe_objects: bool = setting(True, "the block is in the state; else only cameras show it")
 
 
 @dataclasses.dataclass(frozen=True)
 class AlohaSimConfig(RobotConfig):
     """gym-aloha's TransferCube or Insertion (MuJoCo), behind the same contract.
 
-    The default `task` is the one of `env_name`, whichever it is; a text of your own stays.
+    The default `task` is the one of `env_name`; another text stays.
     """
 
     kind: ClassVar[str] = "aloha_sim"
@@ -140,18 +129,16 @@ class AlohaSimConfig(RobotConfig):
     }
 
     task: str = TASKS["transfer_cube"]
-    env_name: Literal["transfer_cube", "insertion"] = "transfer_cube"
+    env_name: Literal["transfer_cube", "insertion"] = setting("transfer_cube", "the simulated task")
     max_episode_steps: int = 300
-    cube_in_state: bool = True  # append the pose (7) of every object, cube or peg and socket, to the 14 joints
-    image_size: int = 128  # pixels, square
-    cameras: tuple[str, ...] = ("top", "left_wrist", "right_wrist")
+    cube_in_state: bool = setting(True, "append the pose (7) of every object, cube or peg and socket, to the 14 joints")
+    image_size: int = _image_size(128, "size of camera frames")
+    cameras: tuple[str, ...] = setting(("top", "left_wrist", "right_wrist"), "cameras that are rendered")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choices(self, "robot.")
         if self.task in self.TASKS.values():  # another env_name's, left there by an override
             object.__setattr__(self, "task", self.TASKS[self.env_name])
-        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,27 +147,26 @@ class OgbenchConfig(RobotConfig):
 
     kind: ClassVar[str] = "ogbench"
 
-    task: str = ""
-    env_name: str = "cube-single-play-singletask-task1-v0"
-    max_episode_steps: int = 0  # 0: the environment's own (200 to 1000)
-    # sparse: 1 at success, else 0. dense: 1 minus the parts of the task still to be done. With reward.offset=-1 both
-    # are OGBench's own: dense as it gives them, sparse as Q-chunking's --sparse=True (scene, puzzle-3x3) has them.
-    reward: Literal["sparse", "dense"] = "sparse"
-    image_size: int = 128  # pixels of the camera videos are filmed with, square
+    env_name: str = setting("cube-single-play-singletask-task1-v0", "a single-task environment of OGBench")
+    max_episode_steps: int = setting(0, "time limit; 0: the environment's own (200 to 1000)", unit="ticks", least=0)
+    # With reward.offset=-1 both are OGBench's own: dense as it gives them, sparse as Q-chunking's --sparse=True (scene,
+    # puzzle-3x3) has them.
+    reward: Literal["sparse", "dense"] = setting(
+        "sparse", "sparse: 1 at success, else 0; dense: 1 minus the parts of the task still to be done"
+    )
+    image_size: int = _image_size(128, "size of the frames of videos")
 
     def __post_init__(self) -> None:
-        require_choices(self, "robot.")
-        require(self.max_episode_steps >= 0, f"robot.max_episode_steps must be >= 0, got {self.max_episode_steps}")
-        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
+        super().__post_init__()
         require(
             "singletask" in self.env_name.split("-"),
-            f"robot.env_name={self.env_name}: only single-task environments have rewards, such as "
-            "cube-single-play-singletask-task1-v0",
+            "robot.env_name",
+            f"only single-task environments have rewards, such as cube-single-play-singletask-task1-v0, got "
+            f"{self.env_name}",
         )
 
     @property
     def negative_rewards(self) -> bool:
-        """With dense rewards."""
         return self.reward == "dense"
 
     @property
@@ -199,14 +185,11 @@ class RobomimicConfig(RobotConfig):
 
     kind: ClassVar[str] = "robomimic"
 
-    env_name: Literal["lift", "can", "square"] = "lift"
-    max_episode_steps: int = 0  # 0: the published limit (lift and can 300, square 400)
-    image_size: int = 84  # pixels of the camera videos are filmed with, square
-
-    def __post_init__(self) -> None:
-        require_choices(self, "robot.")
-        require(self.max_episode_steps >= 0, f"robot.max_episode_steps must be >= 0, got {self.max_episode_steps}")
-        require(self.image_size >= 8, f"robot.image_size must be at least 8 pixels, got {self.image_size}")
+    env_name: Literal["lift", "can", "square"] = setting("lift", "the robosuite task")
+    max_episode_steps: int = setting(
+        0, "time limit; 0: the published one (lift and can 300, square 400)", unit="ticks", least=0
+    )
+    image_size: int = _image_size(84, "size of the frames of videos")
 
     @property
     def data_hint(self) -> str:
@@ -222,31 +205,35 @@ class RobomimicConfig(RobotConfig):
 class GymConfig(RobotConfig):
     """Any gymnasium environment: the way to bring your own robot.
 
-    `make(fake_env)` builds it; with `fake_env=True` (the learner) only its spaces are used, so a driver may
-    skip its devices. What `info` reports of humans and success is read as HIL-SERL, gym-hil and LeRobot name it
-    (`serl_chunk/robots/info_keys.py`). `check_devices` is for
-    `serl-chunk doctor`: it returns a sentence for each device that is missing, within seconds and without moving
-    anything.
+    `make(fake_env, evaluating)` builds it. With `fake_env=True` (the learner) only its spaces are used, so a driver may
+    skip its devices; `evaluating=True` is for episodes that are only evaluated. A factory of one parameter gets
+    `fake_env` alone. `info` is read as HIL-SERL, gym-hil and LeRobot name humans and success
+    (`serl_chunk/robots/info_keys.py`). `check_devices` is for `serl-chunk doctor`: it returns a sentence for each
+    device that is missing, within seconds and without moving anything.
     """
 
     kind: ClassVar[str] = "gym"
 
-    make: Callable[[bool], Any] | None = None
-    robot_name: str = "gym"
-    control_hz: float = 10.0
-    is_real: bool = False  # a physical robot: random actions are refused
-    joint_of_action: tuple[int, ...] = ()  # state index that measures each action dimension; () means none
-    grippers: tuple[int, ...] = ()
-    check_devices: Callable[[], Sequence[str]] | None = None
+    make: Callable[..., Any] | None = setting(None, "make(fake_env, evaluating) -> gymnasium.Env")
+    robot_name: str = setting("gym", "name of the robot")
+    control_hz: float = setting(10.0, "rate of the control loop", unit="Hz", above=0)
+    is_real: bool = setting(False, "a physical robot: random actions are refused")
+    joint_of_action: tuple[int, ...] = setting(
+        (), "for each action dimension the state index that measures it, -1 for none; empty: none"
+    )
+    grippers: tuple[int, ...] = setting((), "action dimensions that are grippers")
+    check_devices: Callable[[], Sequence[str]] | None = setting(None, "for `serl-chunk doctor`: missing devices")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(callable(self.make), "robot.make must be a callable make(fake_env: bool) -> gymnasium.Env")
-        require(0 < self.control_hz < math.inf, f"robot.control_hz must be positive and finite, got {self.control_hz}")
+        require(
+            callable(self.make),
+            "robot.make",
+            f"must be a callable make(fake_env, evaluating) -> gymnasium.Env, got {self.make!r}",
+        )
 
     @property
     def real(self) -> bool:
-        """`is_real`."""
         return self.is_real
 
     @property

@@ -7,7 +7,8 @@ import pytest
 
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcConfig
-from serl_chunk.config.compatibility import ACTING_FIELDS, affects_acting, contract
+from serl_chunk.config.compatibility import affects_acting, contract
+from serl_chunk.config.fields import leaves
 from serl_chunk.transport.wire.handshake import compare
 
 CONFIG = load("fake_aloha", [])
@@ -47,34 +48,14 @@ OTHER: dict[str, list[tuple[str, str]]] = {
         ("actor.adaptive_execution", "True"),
     ],
 }  # fmt: skip
-# Seen otherwise: in the shapes of the parameters that travel (`network`), or in a value that has a name of its own.
-SHAPES = {
-    "agent.use_state", "agent.prefix_critic", "agent.hidden", "agent.policy_layer_norm", "agent.actor_type",
-    "agent.policy", "agent.flow.hidden", "agent.flow.layer_norm", "agent.flow.fourier_dim", "agent.critic.hidden",
-    "agent.critic.ensemble", "agent.critic.bins", "agent.encoder.kind", "agent.encoder.features",
-    "agent.encoder.pooling", "agent.encoder.latent", "agent.encoder.share_cameras", "agent.encoder.state_latent",
-    "agent.encoder.trained_by", "agent.encoder.frozen_backbone", "agent.gripper.hidden",
-    "agent.gripper.critic_sees_gripper",
-}  # fmt: skip
-NAMED = {
+# Decide acting, under another name in the contract.
+DERIVED = {
     "agent.critic.loss", "agent.critic.value_low", "agent.critic.value_high", "agent.critic.sigma_bins",
     "agent.gripper.choices", "agent.gripper.mode", "agent.gripper.fixed_value", "agent.gripper.setup_mode",
-    "agent.gripper.joint", "agent.gripper.hold_steps",
+    "agent.gripper.joint", "agent.gripper.hold_steps", "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks",
+    "actor.inference",
 }  # fmt: skip
-# The learner's own: they decide which parameters and counts it publishes, and acting does not look at them.
-LEARNT_BY = {
-    "agent.lr", "agent.grad_clip", "agent.weight_decay", "agent.kernel_init", "agent.pretrain_candidates",
-    "agent.policy_ema", "agent.acting_critic", "agent.prefix_expectile", "agent.update_order", "agent.bc_mean",
-    "agent.bc_on",
-    "agent.bc_alpha", "agent.init_temperature", "agent.target_entropy_per_dim", "agent.backup_entropy",
-    "agent.log_prob", "agent.bc_clip", "agent.target_candidates", "agent.bc_invalid", "agent.target",
-    "agent.expectile", "agent.target_flow_steps", "agent.alpha", "agent.normalise_q", "agent.policy_updates",
-    "agent.improve.imitate", "agent.improve.candidates", "agent.flow.train_delay_max", "agent.critic.target_subset",
-    "agent.critic.target_aggregate", "agent.critic.initial_logit", "agent.critic.target_floor", "agent.critic.tau",
-    "agent.critic.tail", "agent.critic.target_average", "agent.encoder.weights", "agent.encoder.shift",
-    "agent.encoder.cache_features", "agent.gripper.neutral",
-    "agent.gripper.penalty", "agent.gripper.mask_unreachable", "agent.gripper.lr", "agent.gripper.tau",
-}  # fmt: skip
+AGENTS = (AgentConfig, AcfqlConfig, AcrlpdConfig, BcConfig)
 
 
 def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
@@ -104,41 +85,25 @@ def test_the_contract_tells_apart_what_must_agree_and_nothing_else():
     assert differing == {"control_hz", "robot_specs"}
 
 
-def paths(config: object, prefix: str) -> set[str]:
-    """Dotted names of all settings below `config`."""
-    out: set[str] = set()
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        out |= paths(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else {prefix + field.name}
-    return out
+def acting(kind: str) -> set[str]:
+    """Settings of all agents and of an experiment that are marked as `kind`, without those of the robot."""
+    configs = (dataclasses.replace(CONFIG, agent=agent()) for agent in AGENTS)
+    marked = (leaf for config in configs for leaf in leaves(config) if leaf.acts == kind)
+    return {leaf.path for leaf in marked if not leaf.path.startswith("robot.")}
 
 
-def test_every_setting_of_an_agent_is_compared_or_does_not_matter_to_acting():
-    """A new one is put where it belongs, which is a question about `Agent.sample`."""
-    known = set().union(*(paths(kind(), "agent.") for kind in (AgentConfig, AcfqlConfig, AcrlpdConfig, BcConfig)))
-    groups = [{p for p in ACTING_FIELDS if p.startswith("agent.")}, SHAPES, NAMED, LEARNT_BY]
-    assert known == set().union(*groups)
-    assert sum(map(len, groups)) == len(known)
+def test_what_is_compared_is_what_an_actor_acts_by():
+    assert acting("value") == set(OTHER)
+    assert acting("derived") == DERIVED
 
 
 def test_an_evaluation_is_the_runs_own_whatever_only_trained():
-    assert all(
-        map(
-            affects_acting,
-            {*ACTING_FIELDS, *NAMED, "chunk.execute_steps", "actor.delay_ticks", "robot.max_episode_steps"},
-        )
-    )
-    trained = {
-        "chunk.return_steps",
-        "actor.intervention",
-        "actor.max_human_ticks",
-        "robot.scripted_human.speed",
-        "reward.scale",
-    }
-    assert not any(map(affects_acting, LEARNT_BY | trained))
+    assert all(map(affects_acting, {*OTHER, *DERIVED, "robot.max_episode_steps", "robot.no_longer_there"}))
+    trained = {"chunk.return_steps", "actor.intervention", "robot.scripted_human.speed", "reward.scale", "nothing"}
+    assert not any(map(affects_acting, acting("") | acting("shape") | trained))
 
 
-@pytest.mark.parametrize("path", ACTING_FIELDS)
+@pytest.mark.parametrize("path", OTHER)
 def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     *first, last = OTHER[path]
     gaussian = path == "agent.log_std_min"

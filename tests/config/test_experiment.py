@@ -23,7 +23,7 @@ SPREAD: dict[str, Any] = {"prefix_critic": True, "prefix_lengths": 5, "replan_sp
 REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (CriticConfig, {"ensemble": 0, "target_subset": 0}, ("agent.critic.ensemble", 0, 1)),
     (CriticConfig, {"target_subset": 11}, ("agent.critic.target_subset", 11, "1..10")),
-    (CriticConfig, {"target_subset": 0}, ("agent.critic.target_subset", 0, "1..10")),
+    (CriticConfig, {"target_subset": 0}, ("agent.critic.target_subset", 0, 1)),
     (CriticConfig, {"tau": 0}, ("agent.critic.tau", 0, "(0, 1]")),
     (CriticConfig, {"loss": "bound"}, ("agent.critic.loss", "bound", "squared", "bounded", "hl_gauss")),
     (
@@ -31,7 +31,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
         {"value_low": 1.0},
         ("agent.critic.value_low", "agent.critic.value_high", 1.0),
     ),
-    (CriticConfig, {"value_high": float("inf")}, ("agent.critic.value_low", 0.0, "agent.critic.value_high", "inf")),
+    (CriticConfig, {"value_high": float("inf")}, ("agent.critic.value_high", "inf")),
     (CriticConfig, {"initial_logit": float("nan")}, ("agent.critic.initial_logit", "nan")),
     (CriticConfig, {"sigma_bins": 0.2}, ("agent.critic.sigma_bins", 0.2, 0.5)),
     (CriticConfig, {"bins": 7}, ("agent.critic.bins", 7, 8, "agent.critic.sigma_bins", 0.75)),
@@ -122,7 +122,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
     (FakeAlohaConfig, {"image_size": 4}, ("robot.image_size", 4, 8)),
     (FakeAlohaConfig, {"control_hz": 0}, ("robot.control_hz", 0)),
     (AlohaSimConfig, {"image_size": 4}, ("robot.image_size", 4, 8)),
-    (GymConfig, {}, ("robot.make", "make(fake_env: bool)")),
+    (GymConfig, {}, ("robot.make", "make(fake_env, evaluating)")),
     (GymConfig, {"make": print, "control_hz": 0}, ("robot.control_hz", 0)),
     (ChunkConfig, {"horizon": 0}, ("chunk.horizon", 0, 1)),
     (ChunkConfig, {"critic_horizon": 0}, ("chunk.critic_horizon", 0, 1)),
@@ -134,8 +134,8 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
         (ReplayConfig, {name: 0}, (f"replay.{name}", 0, 1))
         for name in ("capacity", "demo_capacity", "human_capacity", "image_capacity")
     ),
-    (ReplayConfig, {"demo_fraction": 1.5}, ("replay.demo_fraction", 1.5, "0..1", "uniform")),
-    (ReplayConfig, {"demo_fraction": "half"}, ("replay.demo_fraction", "half", "0..1", "uniform")),
+    (ReplayConfig, {"demo_fraction": 1.5}, ("replay.demo_fraction", 1.5, "[0, 1]", "uniform")),
+    (ReplayConfig, {"demo_fraction": "half"}, ("replay.demo_fraction", "half", "[0, 1]", "uniform")),
     (ReplayConfig, {"max_image_age": -1}, ("replay.max_image_age", -1, 0)),
     (ReplayConfig, {"prefetch": -1}, ("replay.prefetch", -1, 0)),
     *(
@@ -170,7 +170,7 @@ REFUSED: list[tuple[type, dict[str, Any], tuple[object, ...]]] = [
         if field.name not in ("journal", "durability")
     ),
     (TransportConfig, {"durability": "disk"}, ("transport.durability", "disk", "process", "power")),
-    (TransportConfig, {"jpeg_quality": 101}, ("transport.jpeg_quality", 101, "0..100")),
+    (TransportConfig, {"jpeg_quality": 101}, ("transport.jpeg_quality", 101, "[0, 100]")),
     (TransportConfig, {"timeout_s": 2.0}, ("transport.timeout_s", "heartbeats")),
     (TransportConfig, {"piece_bytes": 65 << 20}, ("transport.piece_bytes", 65 << 20, "max_message_bytes", 64 << 20)),
     (TransportConfig, {"spool_bytes": 1 << 20}, ("transport.credit_bytes", 33554432, "spool_bytes", 1048576)),

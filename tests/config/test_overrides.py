@@ -67,33 +67,33 @@ def test_none_and_numbers_of_an_optional_field():
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        ([("agnet.lr", "1")], ("--config.agnet", "'agent'", "name", "robot")),
-        ([("agent.critic.tua", "1")], ("--config.agent.critic.tua", "'tau'")),
-        ([("agent.zzzz", "1")], ("--config.agent.zzzz", "lr", "grad_clip")),
-        ([("", "1")], ("--config.", "name", "robot")),
-        ([("seed.x", "1")], ("--config.seed", 42)),
-        ([("agent", "1")], ("--config.agent", "lr", "grad_clip")),
-        ([("agent.lr", "1"), ("agent", "2")], ("--config.agent", "lr", "grad_clip")),
-        ([("agent", "2"), ("agent.lr", "1")], ("--config.agent.lr", "'agent'")),
-        ([("seed", "2"), ("seed.x", "1")], ("--config.seed.x", "'seed'")),
-        ([("seed", "many")], ("--config.seed", "many")),
-        ([("seed", "1.5")], ("--config.seed", 1.5)),
-        ([("seed", "inf")], ("--config.seed", "inf")),
-        ([("discount", "high")], ("--config.discount", "high")),
-        ([("agent.use_state", "maybe")], ("--config.agent.use_state", "maybe", "true", "false")),
+        ([("agnet.lr", "1")], ("agnet", "'agent'", "name", "robot")),
+        ([("agent.critic.tua", "1")], ("agent.critic.tua", "'tau'")),
+        ([("agent.zzzz", "1")], ("agent.zzzz", "lr", "grad_clip")),
+        ([("", "1")], ("name", "robot")),
+        ([("seed.x", "1")], ("seed", 42)),
+        ([("agent", "1")], ("agent", "lr", "grad_clip")),
+        ([("agent.lr", "1"), ("agent", "2")], ("agent", "lr", "grad_clip")),
+        ([("agent", "2"), ("agent.lr", "1")], ("agent.lr", "'agent'")),
+        ([("seed", "2"), ("seed.x", "1")], ("seed.x", "'seed'")),
+        ([("seed", "many")], ("seed", "many")),
+        ([("seed", "1.5")], ("seed", 1.5)),
+        ([("seed", "inf")], ("seed", "inf")),
+        ([("discount", "high")], ("discount", "high")),
+        ([("agent.use_state", "maybe")], ("agent.use_state", "maybe", "true", "false")),
         (
             [("agent.gripper.setup_mode", "single-arm-fixed")],
             (
-                "--config.agent.gripper.setup_mode",
+                "agent.gripper.setup_mode",
                 "'single-arm-fixed'",
                 "'single-arm-fixed-gripper'",
                 "dual-arm-learned-gripper",
             ),
         ),
-        ([("agent.critic.loss", "l1")], ("--config.agent.critic.loss", "l1", "squared", "bounded")),
-        ([("agent.critic.hidden", "64,x")], ("--config.agent.critic.hidden", "x")),
-        ([("chunk.critic_horizon", "x")], ("--config.chunk.critic_horizon", "x", "none")),
-        ([("replay.demo_fraction", "x")], ("--config.replay.demo_fraction", "x", "uniform")),
+        ([("agent.critic.loss", "l1")], ("agent.critic.loss", "l1", "squared", "bounded")),
+        ([("agent.critic.hidden", "64,x")], ("agent.critic.hidden", "x")),
+        ([("chunk.critic_horizon", "x")], ("chunk.critic_horizon", "x", "none")),
+        ([("replay.demo_fraction", "x")], ("replay.demo_fraction", "x", "uniform")),
         ([("agent.lr", "-1")], ("agent.lr", -1.0)),
     ],
 )
@@ -104,7 +104,7 @@ def test_refusals_name_the_path_and_what_is_valid(overrides, named):
 
 def test_a_function_cannot_come_from_the_command_line():
     gym = ExperimentConfig(name="gym", robot=GymConfig(make=lambda fake_env: None))
-    with pytest.raises(ConfigError, match=naming("--config.robot.make", "os:system")):
+    with pytest.raises(ConfigError, match=naming("robot.make", "os:system")):
         apply_overrides(gym, [("robot.make", "os:system")])
 
 

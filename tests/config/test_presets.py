@@ -64,9 +64,9 @@ def test_a_bad_discount_is_refused_as_without_a_preset() -> None:
     for text in ("1", "0", "-1", "nan"):
         with pytest.raises(ConfigError, match=naming("discount", float(text), "(0, 1)")):
             configured(BASE, [("discount", text)], preset="qc")
-    with pytest.raises(ConfigError, match=naming("--config.discount", "x")):
+    with pytest.raises(ConfigError, match=naming("discount", "x")):
         configured(BASE, [("discount", "x")], preset="qc")
-    with pytest.raises(ConfigError, match=naming("--preset", "qc-fqk", "'qc-fql'")):
+    with pytest.raises(ConfigError, match=naming("preset", "qc-fqk", "'qc-fql'")):
         configured(BASE, preset="qc-fqk")
 
 
@@ -136,7 +136,7 @@ def test_hg_dagger_imitates_every_row_it_draws(preset: str, policy: str) -> None
 
 
 def test_the_published_code_has_no_hg_dagger() -> None:
-    message = naming("--compat", "qc", "--preset", "hg-dagger")
+    message = naming("compat", "qc", "preset", "hg-dagger")
     with pytest.raises(ConfigError, match=message):
         configured(BASE, preset="hg-dagger", compat="qc")
     with pytest.raises(ConfigError, match=message):
@@ -194,7 +194,7 @@ def test_published_conventions_execute_the_chunks_of_a_decoupled_agent_to_the_en
 @pytest.mark.parametrize(("preset", "of_chunks"), [("fql-n", "qc-fql"), ("bfn-n", "qc")])
 def test_a_preset_of_single_actions_with_longer_returns_has_no_chunks(preset: str, of_chunks: str) -> None:
     """Published scripts give the length of the returns as --horizon_length, which is the chunk's here."""
-    message = naming("--config.chunk.horizon", "--preset", preset, of_chunks, "--config.chunk.return_steps")
+    message = naming("chunk.horizon", "preset", preset, of_chunks, "chunk.return_steps")
     for horizon in ("5", "10"):
         for compat in (None, "qc"):
             with pytest.raises(ConfigError, match=message):

@@ -1,0 +1,232 @@
+"""Settings as dataclass fields that carry their meaning: help, unit, range, and what reads them.
+
+The checks of values and of unused settings, `serl-chunk config` and the handshake's contract read this metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from serl_chunk.io import plural
+from serl_chunk.types import ConfigError
+
+ABSENT = object()
+"""Stands for the value of a setting that a configuration does not have."""
+
+
+class Requirement(NamedTuple):
+    """A state of the experiment in which a setting has an effect."""
+
+    needs: str
+    met: Callable[[Any], bool]  # of the ExperimentConfig
+
+
+CRITIC = Requirement("an agent with a critic (acfql or acrlpd)", lambda c: c.agent.kind != "bc")
+CAMERAS = Requirement("cameras in agent.image_keys", lambda c: bool(c.agent.image_keys))
+LEARNED_GRIPPER = Requirement(
+    "agent.gripper.choices, or a learned-gripper setup_mode", lambda c: c.agent.gripper.composition == "learned"
+)
+
+
+def value_at(config: Any, path: str) -> Any:
+    """Return the setting at a dotted path, or ABSENT."""
+    for name in path.split("."):
+        config = getattr(config, name, ABSENT)
+    return config
+
+
+def needs(path: str, *values: Any, note: str = "") -> Requirement:
+    """Require one of `values` at `path`; met where the agent does not have that setting."""
+    text = f"{path}={' or '.join(map(str, values))}" + (f" ({note})" if note else "")
+    return Requirement(text, lambda c: value_at(c, path) in (*values, ABSENT))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The meaning of one field.
+
+    Args:
+        help: one line; also the place for a source or the meaning of 0 and none.
+        unit: `s`, `ticks`, `updates`, `bytes`, ...; empty for none.
+        least, above, most, below: range of a number, or of each number of a tuple.
+        infinite: whether a number may be infinite.
+        items: least number of values of a tuple.
+        acts: how the field decides what a policy does with given parameters. `value`: learner and actor compare it
+            under its path. `derived`: they compare it under another name. `shape`: the shapes of the parameters show
+            it. Empty: it only decides how a policy is trained. None: as the group that holds it.
+        requires: all that must hold for the field, or for the fields of the group, to have an effect.
+        off: the value that has its meaning whatever `requires` says.
+    """
+
+    help: str
+    unit: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    infinite: bool = False
+    items: int = 0
+    acts: Literal["", "value", "derived", "shape"] | None = None
+    requires: tuple[Requirement, ...] = ()
+    off: Any = ABSENT
+
+    def valid(self) -> str:
+        """Return the range in words; empty for none."""
+        low = next(((f"{v}", mark) for v, mark in ((self.least, "["), (self.above, "(")) if v is not None), None)
+        high = next(((f"{v}", mark) for v, mark in ((self.most, "]"), (self.below, ")")) if v is not None), None)
+        if low and high:
+            return f"in {low[1]}{low[0]}, {high[0]}{high[1]}"
+        if low:
+            return f"{'at least' if self.above is None else 'above'} {low[0]}"
+        return f"{'at most' if self.below is None else 'below'} {high[0]}" if high else ""
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is finite, unless it need not be, and in the range; NaN never is."""
+        return (
+            (self.infinite or math.isfinite(number))
+            and (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.most is None or number <= self.most)
+            and (self.below is None or number < self.below)
+        )
+
+
+def setting(default: Any, help: str, **meaning: Any) -> Any:
+    """Return a dataclass field with a default and its `Setting`; a class as default is called for each instance."""
+    requires = meaning.pop("requires", ())
+    requires = (requires,) if isinstance(requires, Requirement) else requires
+    metadata = {"setting": Setting(help, requires=requires, **meaning)}
+    if isinstance(default, type | functools.partial):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+acting = functools.partial(setting, acts="value")
+derived = functools.partial(setting, acts="derived")
+shaping = functools.partial(setting, acts="shape")
+widths = functools.partial(shaping, items=1, least=1)
+
+
+@functools.cache
+def settings_of(group: type) -> dict[str, tuple[Setting, Any]]:
+    """Return name -> (meaning, annotation) of a group's fields; a redefined field keeps the meaning of its base's."""
+    hints = typing.get_type_hints(group)
+    out = {}
+    for field in dataclasses.fields(group):
+        own = [base.__dict__.get("__dataclass_fields__", {}).get(field.name) for base in group.__mro__]
+        marked = [f.metadata["setting"] for f in own if f is not None and "setting" in f.metadata]
+        out[field.name] = (marked[0] if marked else Setting(""), hints[field.name])
+    return out
+
+
+class Group:
+    """A group of settings, whose values are checked when it is built."""
+
+    PATH: ClassVar[str] = ""
+
+    def __init_subclass__(cls, path: str | None = None) -> None:
+        """Set what stands in front of the fields' names, with a dot at its end; subclasses inherit it."""
+        cls.PATH = cls.PATH if path is None else path
+
+    def __post_init__(self) -> None:
+        for name, (meaning, hint) in settings_of(type(self)).items():
+            value = getattr(self, name)
+            if problem := _problem(value, meaning, hint):
+                raise ConfigError(f"must be {problem}, got {value!r}", parameter=self.PATH + name)
+
+
+def _problem(value: Any, meaning: Setting, hint: Any) -> str:
+    """Return what a value must be; empty where it is."""
+    choices, valid = _choices(hint), meaning.valid()
+    if choices:
+        valid += f"{' or ' if valid else ''}one of {choices_in_words(choices)}"
+        if isinstance(value, str) or typing.get_origin(hint) is Literal:
+            return "" if value in choices else valid
+    values = value if isinstance(value, tuple) else (value,)
+    if len(values) < meaning.items:
+        return f"{plural(meaning.items, 'value')} or more, each {valid}"
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if all(map(meaning.holds, numbers)):
+        return ""
+    return valid if all(map(math.isfinite, numbers)) else f"{valid} and finite".removeprefix(" and ")
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    return tuple(c for option in typing.get_args(hint) for c in _choices(option))
+
+
+def choices_in_words(values: Sequence[Any]) -> str:
+    """Return what a field may hold, for a message; an empty text, which would be invisible, is `nothing`."""
+    named = ", ".join(str(v) for v in values if v != "")
+    return f"{named}, or nothing" if "" in values else named
+
+
+def require(condition: bool, parameter: str, message: str) -> None:
+    """Raise ConfigError for `parameter` unless `condition`."""
+    if not condition:
+        raise ConfigError(message, parameter=parameter)
+
+
+class Leaf(NamedTuple):
+    """A setting of a configuration, with its place in the tree."""
+
+    path: str
+    value: Any
+    default: Any  # ABSENT where there is none
+    setting: Setting
+    requires: tuple[Requirement, ...]  # those of its groups included
+    acts: str
+
+
+def leaves(config: Any) -> Iterator[Leaf]:
+    """Iterate over all settings of a configuration, in the order of their declaration."""
+    yield from _leaves(config, ABSENT, "", (), "")
+
+
+def _leaves(group: Any, default: Any, prefix: str, requires: tuple[Requirement, ...], acts: str) -> Iterator[Leaf]:
+    own_defaults = {f.name: f for f in dataclasses.fields(group)}
+    for name, (meaning, _) in settings_of(type(group)).items():
+        value, field = getattr(group, name), own_defaults[name]
+        if type(default) is type(group):
+            usual = getattr(default, name)
+        elif field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        else:
+            usual = ABSENT if field.default is dataclasses.MISSING else field.default
+        below = (*requires, *meaning.requires)
+        acting = acts if meaning.acts is None else meaning.acts
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, usual, f"{prefix}{name}.", below, acting)
+        else:
+            yield Leaf(prefix + name, value, usual, meaning, below, acting)
+
+
+def as_text(value: Any) -> str:
+    """Format a setting's value as it is given on the command line."""
+    if value is None:
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def check_unused(config: Any, paths: Iterable[str]) -> None:
+    """Raise ConfigError for the first of the settings `paths` (dotted) that has no effect in this experiment.
+
+    An experiment's file may set the number of bins for users who choose a critic of bins. A number of bins on the
+    command line is expected to have an effect.
+    """
+    known = {leaf.path: leaf for leaf in leaves(config)}
+    for leaf in (known[path] for path in paths if path in known):
+        for requirement in leaf.requires:
+            if leaf.value != leaf.setting.off and not requirement.met(config):
+                raise ConfigError(
+                    f"the value {as_text(leaf.value)} has no effect, it needs {requirement.needs}. Set that too, or "
+                    "leave it out.",
+                    parameter=leaf.path,
+                )
