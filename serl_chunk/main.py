@@ -69,7 +69,7 @@ def _command(arguments: list[str]) -> int:
         return _run(arguments)
     except SerlChunkError as error:
         logger.debug(f"failed: {error}")  # for the log file
-        print(f"serl-chunk: {error}", file=sys.stderr)
+        print(f"serl-chunk: {_with_flag(error, arguments)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("serl-chunk: interrupted", file=sys.stderr)
@@ -77,6 +77,15 @@ def _command(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _with_flag(error: SerlChunkError, arguments: Sequence[str]) -> str:
+    """Return the error's text with the flag that sets the parameter at fault in place of its name."""
+    if not error.parameter or not str(error).startswith(f"{error.parameter}: "):
+        return str(error)
+    from serl_chunk.cli.flags import flag_of
+
+    return flag_of(error.parameter, arguments, Parser.flags) + str(error)[len(error.parameter) :]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -123,7 +123,7 @@ def test_methods_are_what_they_are_called():
     assert (dagger.flow, dagger.policy_updates) == (clone.flow, clone.policy_updates)
     assert of["hg-dagger"].learner.pretrain_steps == of["ours"].learner.pretrain_steps  # the experiment's own
     assert human_in_the_loop.configuration("ours", 0, 6, ["learner.max_steps=60"]).learner.checkpoint_period == 10
-    with pytest.raises(ConfigError, match=naming("--config.learner.max_step", "'max_steps'")):
+    with pytest.raises(ConfigError, match=naming("learner.max_step", "'max_steps'")):
         human_in_the_loop.configuration("ours", 0, 6, ["learner.max_step=60"])
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from serl_chunk.cli.process import load, say, split_overrides
+from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.fields import check_unused
+from serl_chunk.config.fields import check_unused, settings_of
 from serl_chunk.config.presets import COMPAT, PRESETS
 from serl_chunk.types import ConfigError
 
@@ -68,78 +68,80 @@ def _add(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) -> None:
 
 
 def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConfig:
-    """The experiment with `--preset`, `--compat`, the flags of this module and the overrides in `rest`.
+    """Return the experiment with `--preset`, `--compat`, the flags of this module and the overrides in `rest`.
 
-    Raises ConfigError, for a bad value under the name of the flag that was used.
+    Raises ConfigError, also for a setting that would have no effect.
     """
     given = _given(flags)
     overrides = split_overrides(rest, [f"--{name}" for name in vars(flags)])
     for path, _ in overrides:
         if path in given:
-            raise ConfigError(f"--{given[path][0]} and --config.{path} set the same field: give one of them")
-    values = [(path, value) for path, (_, value) in given.items()]
-    try:
-        config = load(
-            flags.exp_name,
-            [*values, *overrides],
-            getattr(flags, "seed", None),
-            preset=flags.preset,
-            compat=flags.compat,
-        )
-        check_unused(config, [*given, *(path for path, _ in overrides)])
-        return config
-    except ConfigError as error:
-        text = str(error)
-        for path, (flag, _) in given.items():
-            if text.startswith(f"--config.{path} does not exist"):
-                raise ConfigError(
-                    f"--{flag} sets {path}, which the robot of experiment {flags.exp_name!r} does not have: leave it "
-                    "out, or take an experiment whose robot has one"
-                ) from None
-            text = text.replace(f"--config.{path}=", f"--{flag}=")
-        raise ConfigError(text) from error
+            raise ConfigError(f"--config.{path} sets the same field. Give one of them.", parameter=path)
+    values = [*given.items(), *overrides]
+    seed = getattr(flags, "seed", None)
+    config = load(flags.exp_name, values, seed, preset=flags.preset, compat=flags.compat)
+    check_unused(config, [path for path, _ in values])
+    return config
 
 
-def _given(flags: argparse.Namespace) -> dict[str, tuple[str, str]]:
-    """path -> (flag, value) of what is on the command line."""
-    out = {}
-    for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER):
-        value = getattr(flags, alias.flag, None)
-        if value is not None:
-            out[alias.path] = (alias.flag, value)
+def _given(flags: argparse.Namespace) -> dict[str, str]:
+    """Path -> text of the flags of this module on the command line."""
+    given = {alias.path: getattr(flags, alias.flag, None) for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
     if flags.sparse is not None:
         if flags.sparse.lower() not in BOOLEANS:
-            raise ConfigError(f"--sparse={flags.sparse!r}: expected true or false")
-        out[SPARSE] = ("sparse", BOOLEANS[flags.sparse.lower()])
-    return out
+            raise ConfigError(f"got {flags.sparse!r}, expected true or false", parameter="sparse")
+        given[SPARSE] = BOOLEANS[flags.sparse.lower()]
+    return {path: text for path, text in given.items() if text is not None}
+
+
+def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) -> str:
+    """Return the flag that sets a parameter of the library, as a user would give it next to `arguments`.
+
+    An alias where it was used (`--utd_ratio`), else the one of `flags` (those of the command) with that name, else
+    `--config.PATH` for a setting of the experiment; the parameter itself where there is none.
+    """
+    used = {argument.partition("=")[0] for argument in arguments}
+    aliases = {alias.path: f"--{alias.flag}" for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)} | {SPARSE: "--sparse"}
+    if aliases.get(parameter) in used:
+        return aliases[parameter]
+    if f"--{parameter}" in flags:
+        return f"--{parameter}"
+    group, dot, _ = parameter.partition(".")
+    settable = group in settings_of(ExperimentConfig) and parameter not in ("robot.make", "robot.check_devices")
+    return f"--config.{parameter}" if settable and (dot or group == "discount") else parameter
 
 
 def check_flag_combinations(
     flags: argparse.Namespace, config: ExperimentConfig, *, networked: bool, evaluating: bool
 ) -> None:
-    """Raises ConfigError for flags that would be ignored beside the others, as the experiment now is.
+    """Raise ConfigError for flags that have no effect with the others and this experiment.
 
-    `networked`: a flag says how learner and actors find each other.
+    `networked`: a flag decides how learner and actors find each other.
     """
     for flag in ("eval_episodes", "video_episodes"):
         if getattr(flags, flag) is not None and not config.learner.eval_interval:
             raise ConfigError(
-                f"--{flag} is about a learner's own evaluations: add --eval_interval N; the evaluation of a checkpoint "
-                "has --eval_n_trajs and --save_video"
+                "it is about a learner's own evaluations. Add --eval_interval N; the evaluation of a checkpoint has "
+                "--eval_n_trajs and --save_video.",
+                parameter=flag,
             )
     if flags.dataset_replace_interval is not None and flags.dataset_dir is None:
-        raise ConfigError("--dataset_replace_interval is about the shards of a data set: add --dataset_dir DIR")
+        raise ConfigError(
+            "it is about the shards of a data set. Add --dataset_dir DIR.", parameter="dataset_replace_interval"
+        )
     if config.learner.online_steps != 0 or evaluating:
         return
     if flags.actor:
-        raise ConfigError("--online_steps 0 trains without actors: leave --actor out")
+        raise ConfigError("0 trains without actors. Leave --actor out.", parameter="online_steps")
     if networked:
-        raise ConfigError("--online_steps 0 has no network: leave --bind, --port, --keys and --insecure out")
+        raise ConfigError(
+            "0 has no network. Leave --bind, --port, --keys and --insecure out.", parameter="online_steps"
+        )
 
 
 def run_presets() -> int:
     """Print the presets, one a line."""
     width = max(map(len, PRESETS))
     for name, preset in PRESETS.items():
-        say(f"{name:{width}}  {preset.description}")
+        print(f"{name:{width}}  {preset.description}")
     return 0

@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from serl_chunk.cli.logs import add_log_flags, configure
 from serl_chunk.types import ConfigError
@@ -17,6 +17,14 @@ from serl_chunk.types import ConfigError
 
 class Parser(argparse.ArgumentParser):
     """Raises ConfigError instead of printing its usage and exiting: one sentence, like every other mistake."""
+
+    flags: ClassVar[set[str]] = set()
+    """Flags of all parsers used by this process, with their dashes."""
+
+    def parse_known_args(self, *args: Any, **keywords: Any) -> Any:
+        """Parse as ArgumentParser does, and keep the flags that there are for error messages."""
+        Parser.flags.update(self._option_string_actions)
+        return super().parse_known_args(*args, **keywords)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")

@@ -35,8 +35,7 @@ class ImproveConfig(Group, path="agent.improve."):
     )
     candidates: int = setting(8, "N that imitated chunks are chosen from", least=1, requires=_IMITATED)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             self.imitate == 0 or self.steps > 0,
             "agent.improve.imitate",
@@ -114,8 +113,7 @@ class AgentConfig(Group, path="agent."):
         "+successes", "steps that are imitated"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         cameras, encoder = bool(self.image_keys), self.encoder
         require(
             cameras or not encoder.weights,
@@ -189,8 +187,7 @@ class AcrlpdConfig(AgentConfig):
         False, "imitate every row, also beyond an episode's end and against `bc_on` (Q-chunking's code)"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             self.critic.target_floor == "none" or not self.backup_entropy,
             "agent.critic.target_floor",
@@ -236,8 +233,7 @@ class FlowConfig(Group, path="agent.flow."):
         0.0, "scale of the first candidate's starting noise; the last one's is 1 (as published: all 1)", least=0, most=1
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(self.fourier_dim % 2 == 0, "agent.flow.fourier_dim", f"must be even, got {self.fourier_dim}")
 
 
@@ -305,8 +301,7 @@ class AcfqlConfig(AgentConfig):
         3, "flow updates after the last critic update, with the same batch and new noise", least=1
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         _check_noise(self)
         best = self.actor_type == "best-of-n"
         _check_flow(self, acts=best, remedy="agent.actor_type=best-of-n")
@@ -340,8 +335,7 @@ class BcConfig(AgentConfig):
     policy_ema: float = 0.999
     policy_updates: int = setting(3, "policy updates per update, with the same batch and new noise", least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         _check_flow(self, acts=self.policy == "flow", remedy="agent.policy=flow")
         if self.policy == "flow":
             _check_noise(self)

@@ -68,7 +68,7 @@ def contract(config: ExperimentConfig, spec: RobotSpec, network: str) -> dict[st
     }
     if config.agent.image_keys:  # an actor records frames where windows end
         named["return_steps"] = str(config.chunk.returned)
-    unused = () if config.agent.gripper.composition == "learned" else ("agent.gripper.",)
+    unused: tuple[str, ...] = () if config.agent.gripper.composition == "learned" else ("agent.gripper.",)
     improve = getattr(config.agent, "improve", None)
     if improve is not None and improve.steps == 0:
         unused += ("agent.improve.top", "agent.improve.rate", "agent.improve.radius")

@@ -53,8 +53,7 @@ class CriticConfig(Group, path="agent.critic."):
         "new", "the target moves towards the critic after the update, or old: before it (Q-chunking's code)"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             self.target_subset <= self.ensemble,
             "agent.critic.target_subset",

@@ -67,8 +67,7 @@ class EncoderConfig(Group, path="agent.encoder."):
     weights: str = setting("", ".npz of the backbone's initial weights (`serl-chunk data encoder`), at the learner")
     shift: int = setting(4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=CAMERAS)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             not self.cache_features or self.frozen_backbone,
             "agent.encoder.cache_features",

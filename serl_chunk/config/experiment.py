@@ -36,8 +36,7 @@ class ChunkConfig(Group, path="chunk."):
         None, "rewards in the critic's target before it bootstraps (n-step returns); none: critic_horizon", unit="ticks"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             1 <= self.executed <= self.horizon,
             "chunk.execute_steps",
@@ -116,8 +115,7 @@ class NormaliserConfig(Group, path="normaliser."):
         0.9, "the demonstrations' extremes in model space, which a tanh policy can express", above=0, most=1
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             bool(self.norm_stats) or self.actions != "norm_stats",
             "normaliser.norm_stats",
@@ -190,8 +188,7 @@ class ActorConfig(Group, path="actor."):
     )
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             self.clock == "lockstep" or self.delay_ticks == 0,
             "actor.delay_ticks",
@@ -199,16 +196,8 @@ class ActorConfig(Group, path="actor."):
         )
 
 
-__all__ = [
-    "ActorConfig",
-    "ChunkConfig",
-    "ExperimentConfig",
-    "LearnerConfig",
-    "NormaliserConfig",
-    "ReplayConfig",
-    "RewardConfig",
-    "TransportConfig",
-]
+__all__ = ["ActorConfig", "ChunkConfig", "ExperimentConfig", "LearnerConfig", "NormaliserConfig", "ReplayConfig",
+           "RewardConfig", "TransportConfig"]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,8 +219,7 @@ class ExperimentConfig(Group):
     preset: str = setting("", "the algorithm that --preset applied (record only)")
     compat: str = setting("", "the conventions that --compat applied (record only)")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         agent, chunk, loop, reward = self.agent, self.chunk, self.learner, self.reward
         if reward.offset < 0:
             worst = infinite_horizon_return(reward.offset, self.discount)

@@ -46,8 +46,7 @@ def needs(path: str, *values: Any, note: str = "") -> Requirement:
     return Requirement(text, lambda c: value_at(c, path) in (*values, ABSENT))
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """The meaning of one field.
 
     Args:
@@ -125,7 +124,7 @@ def settings_of(group: type) -> dict[str, tuple[Setting, Any]]:
 
 
 class Group:
-    """A group of settings, whose values are checked when it is built."""
+    """A group of settings, whose values are checked when it is built: each alone, then by `_check` of every class."""
 
     PATH: ClassVar[str] = ""
 
@@ -134,10 +133,17 @@ class Group:
         cls.PATH = cls.PATH if path is None else path
 
     def __post_init__(self) -> None:
-        for name, (meaning, hint) in settings_of(type(self)).items():
+        own: Any = type(self)
+        for name, (meaning, hint) in settings_of(own).items():
             value = getattr(self, name)
             if problem := _problem(value, meaning, hint):
                 raise ConfigError(f"must be {problem}, got {value!r}", parameter=self.PATH + name)
+        for base in reversed(own.__mro__):
+            base.__dict__.get("_check", _no_check)(self)
+
+
+def _no_check(group: Group) -> None:
+    pass
 
 
 def _problem(value: Any, meaning: Setting, hint: Any) -> str:
@@ -191,10 +197,11 @@ def leaves(config: Any) -> Iterator[Leaf]:
 
 
 def _leaves(group: Any, default: Any, prefix: str, requires: tuple[Requirement, ...], acts: str) -> Iterator[Leaf]:
-    own_defaults = {f.name: f for f in dataclasses.fields(group)}
-    for name, (meaning, _) in settings_of(type(group)).items():
-        value, field = getattr(group, name), own_defaults[name]
-        if type(default) is type(group):
+    own: Any = type(group)
+    fields = {f.name: f for f in dataclasses.fields(own)}
+    for name, (meaning, _) in settings_of(own).items():
+        value, field = getattr(group, name), fields[name]
+        if type(default) is own:
             usual = getattr(default, name)
         elif field.default_factory is not dataclasses.MISSING:
             usual = field.default_factory()

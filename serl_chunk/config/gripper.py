@@ -78,8 +78,7 @@ class GripperConfig(Group, path="agent.gripper."):
         True, "the critic of the other dimensions has the choice as an input", requires=_LEARNED_CRITIC
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             len(self.choices) != 1 and len(set(self.choices)) == len(self.choices),
             "agent.gripper.choices",

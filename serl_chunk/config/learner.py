@@ -57,8 +57,7 @@ class LearnerConfig(Group, path="learner."):
         30.0, "silence after which an actor's open episode is closed as truncated", unit="s", above=0, infinite=True
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             self.online_steps != 0 or self.offline_steps + self.pretrain_steps + self.critic_pretrain_steps > 0,
             "learner.online_steps",

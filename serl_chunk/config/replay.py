@@ -64,8 +64,7 @@ class ReplayConfig(Group, path="replay."):
     )
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             self.positive_fraction is None or self.demo_fraction not in ("uniform", 0),
             "replay.positive_fraction",

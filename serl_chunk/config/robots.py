@@ -32,8 +32,7 @@ class ScriptedHumanConfig(Group, path="robot.scripted_human."):
         0.0, "share of the corrections that are fumbled: the fingers do the opposite", least=0, most=1
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         for name in ("reaction_ticks", "correction_ticks", "speed"):
             value = getattr(self, name)
             require(
@@ -156,8 +155,7 @@ class OgbenchConfig(RobotConfig):
     )
     image_size: int = _image_size(128, "size of the frames of videos")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             "singletask" in self.env_name.split("-"),
             "robot.env_name",
@@ -224,8 +222,7 @@ class GymConfig(RobotConfig):
     grippers: tuple[int, ...] = setting((), "action dimensions that are grippers")
     check_devices: Callable[[], Sequence[str]] | None = setting(None, "for `serl-chunk doctor`: missing devices")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             callable(self.make),
             "robot.make",

@@ -43,8 +43,7 @@ class TransportConfig(Group, path="transport."):
     heartbeat: float = _seconds(1.0, "time between signs of life")
     timeout_s: float = _seconds(5.0, "silence after which a side counts as gone; more while a slow link is busy")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         require(
             self.timeout_s > 2 * self.heartbeat,
             "transport.timeout_s",
@@ -53,7 +52,7 @@ class TransportConfig(Group, path="transport."):
         require(
             self.durability == "process" or 2 * self.sync_interval < self.timeout_s,
             "transport.sync_interval",
-            f"must be below transport.timeout_s / 2 = {self.timeout_s / 2:g} with transport.durability=power, got "
+            f"must be below half of timeout_s={self.timeout_s:g} with transport.durability=power, got "
             f"{self.sync_interval:g}: an actor without an acknowledgement for so long connects again",
         )
         require(

@@ -76,7 +76,7 @@ def test_the_environment_and_its_reward(called, tmp_path):
         assert (robot.env_name, robot.reward) == (name, reward)
 
 
-def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path):
+def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, caplog):
     flags = ["--preset", "qc", "--compat", "qc", "--config.agent.candidates=4", "--horizon_length", "3"]
     for side in ("--learner", "--actor"):
         assert main([*RUN, side, *flags]) == 0
@@ -85,9 +85,9 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path):
     assert (learner.preset, learner.compat) == ("qc", "qc")
     assert (learner.agent.candidates, learner.chunk.horizon, learner.agent.target_candidates) == (4, 3, 32)
     assert learner.replay.windows == "qc"
-    said: list[str] = []
-    print_config(learner, spec_of(learner), said.append)
-    assert "preset qc, conventions of the published code qc" in said
+    with caplog.at_level("INFO"):
+        print_config(learner, spec_of(learner))
+    assert "preset qc, conventions of the published code qc" in caplog.messages
     run = open_run(learner, spec_of(learner), str(tmp_path))
     run.write_config()
     run.lock.close()
@@ -124,9 +124,9 @@ def test_the_presets_are_listed(command, capsys):
     ("arguments", "named"),
     [
         (["--learner", "--offline_steps", "x"], ("--offline_steps", "x")),
-        (["--learner", "--offline_steps", "-1"], ("learner.offline_steps", -1, 0)),
-        (["--learner", "--env_name", "x"], ("--env_name", "robot.env_name", "fake_aloha")),
-        (["--learner", "--sparse"], ("--sparse", "robot.reward", "fake_aloha")),
+        (["--learner", "--offline_steps", "-1"], ("--offline_steps", -1, 0)),
+        (["--learner", "--env_name", "x"], ("--env_name", "FakeAlohaConfig", "max_episode_steps")),
+        (["--learner", "--sparse"], ("--sparse", "FakeAlohaConfig", "reward")),
         (["--learner", "--sparse=perhaps"], ("--sparse", "perhaps", "true", "false")),
         (["--learner", "--preset", "qq"], ("--preset", "qq", "qc")),
         (["--actor", "--compat", "qq"], ("--compat", "qq", "qc")),
