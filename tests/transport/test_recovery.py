@@ -306,7 +306,9 @@ def test_records_that_were_lost_on_the_way_end_their_episode(tmp_path):
 
 
 def test_acknowledging_less_often_than_an_actor_waits_is_no_configuration():
-    with pytest.raises(ConfigError, match=naming("transport.sync_interval", 3, "transport.durability", "power", "timeout_s", 5)):
+    with pytest.raises(
+        ConfigError, match=naming("transport.sync_interval", 3, "transport.durability", "power", "timeout_s", 5)
+    ):
         TransportConfig(durability="power", sync_interval=3.0)
     TransportConfig(durability="power", sync_interval=2.0)
 
