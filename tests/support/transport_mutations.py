@@ -45,8 +45,10 @@ def _one_of_each() -> list[Frames]:
     blocks = [StepBlock.from_steps("e", [step(t) for t in range(first, first + n)]) for first, n in ((0, 1), (3, 7))]
     sent = [Begin("e", "task"), *blocks, end("e", 10), Amend("e", Outcome.FAILURE, reward=0.5)]
     hello = Hello("s", 1, "evil", CONTRACT, "run", -1, 0, 5, 0, 3)
-    published = Published("k", Snapshot(3, {"a/w": np.ones((3, 4), np.float32), "b": np.arange(5)}), {"loss": 1.0})
-    piece = published.piece(codec.Message("", {"ranges": [[0, 0, 48], [1, 0, 40]]}, {}, 0), 1 << 20)
+    published = Published(Snapshot(3, {"a/w": np.ones((3, 4), np.float32), "b": np.arange(5)}), {"loss": 1.0})
+    first, second = (leaf.digest for leaf in published.manifest.leaves)
+    ranges = [[first, 0, 48], [second, 0, 40]]
+    piece = snapshots.answer_pull(codec.Message("", {"ranges": ranges}, {}, 0), [published], 1 << 20)
     token = {"token": b"\1" * 16}
     out = [records.encode_record(r, i) for i, r in enumerate(sent)]
     out += [hello.encode(), handshake.refusal("no", retry=True), published.announcement, piece]
@@ -63,7 +65,7 @@ def _one_of_each() -> list[Frames]:
             "next": 3, "gap": False, "allowance": None, "allowance_number": 1, "taken": 4, "partial": None,
         }),
         (snapshots.SUBSCRIBE, {**token, "version": 3}), (snapshots.RELEASE, token),
-        (snapshots.PULL, {**token, "key": "k", "ranges": [[0, 0, 8]]}),
+        (snapshots.PULL, {**token, "ranges": [[first, 0, 8]]}), (snapshots.GONE, {"ranges": ranges}),
     ]:  # fmt: skip
         out.append(codec.encode(kind, fields))
     out.append(encode_part(0, 7, out[2], 10, 60))

@@ -82,6 +82,10 @@ class Flow:
         self.in_flight += nbytes
         return Sent(nbytes, self._clock())
 
+    def cancel(self, sent: Sent) -> None:
+        """Count a message as answered without what was requested: it shows nothing about the link."""
+        self.in_flight -= sent.nbytes
+
     def arrive(self, sent: Sent) -> None:
         """Count a message that has arrived, and judge the window by it."""
         now = self._clock()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
-import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +19,6 @@ from serl_chunk.transport.wire.snapshots import Manifest, Pull, Range
 from serl_chunk.types import PolicyOrigin, SerlChunkError, Snapshot
 
 _WINDOW = 4  # largest pieces in flight: enough to hide the round trip, few enough to leave the line to others
-
-
-log = logging.getLogger(__name__)
 
 
 class FetchError(SerlChunkError):
@@ -41,7 +38,7 @@ class FetchRequest:
         self.done = threading.Event()
 
     def finish(self, result: tuple[Snapshot, dict[str, Any]] | None, error: SerlChunkError | None = None) -> None:
-        """Wake who waits."""
+        """Wake the caller."""
         self.result, self.error = result, error
         self.done.set()
 
@@ -63,12 +60,12 @@ class SnapshotClient:
         self.received_bytes = 0
         self.pulled = 0  # snapshots completed
         self.flow = Flow(most=_WINDOW * piece_bytes, largest=piece_bytes, timeout_s=timeout_s)
-        self.progress_at = 0.0  # when the last piece came, or none was awaited
-        self._piece_bytes = piece_bytes
+        self.progress_at = 0.0  # when the last answer came, or none was awaited
         self._timeout_s = timeout_s
-        self._by_digest: dict[bytes, np.ndarray] = {}
+        self._leaves: Mapping[bytes, np.ndarray] = {}  # of the newest complete snapshot, by digest
         self._announced: Manifest | None = None
         self._pull: Pull | None = None
+        self._given_up = False  # the learner lacks leaves of `_pull`, which the next pull takes over from
         self._fetch: FetchRequest | None = None  # the request that `_pull` is about
         self._fetches: collections.deque[FetchRequest] = collections.deque()
         self._requests: dict[tuple[Range, ...], Sent] = {}  # not answered
@@ -77,32 +74,32 @@ class SnapshotClient:
         self._announcement_s = timeout_s  # how long an announcement may take
 
     def connected(self, origin: PolicyOrigin) -> None:
-        """A connection began: say what is held, and ask again for what did not come.
+        """Begin a connection: subscribe anew, and request again what did not come.
 
-        Of another origin (run or normaliser) nothing is kept: no parameters of one may act with the normaliser of
-        another.
+        Of another origin (run or normaliser) no snapshot is kept: parameters never act with another normaliser. Leaves
+        are, by their digests.
         """
         self._subscribed = False
         self._announced = None
         self.flow.restart()
         self._requests.clear()
-        if origin != self.origin:
-            self._forget()
-            self.origin = origin
         if self._pull is not None:
             self._pull.restart()
+        if origin != self.origin:
+            self.origin, self.held, self.version = origin, None, -1
+            waiting = [*self._fetches] if self._fetch is None else [self._fetch, *self._fetches]
+            self._fetches.clear()
+            self._give_up()
+            for request in waiting:
+                request.finish(None, FetchError("the learner was replaced while it sent the checkpoint: ask again"))
 
-    def _forget(self) -> None:
-        self.held, self.version = None, -1
-        waiting = [*self._fetches] if self._fetch is None else [self._fetch, *self._fetches]
-        self._fetch, self._pull = None, None
-        self._fetches.clear()
-        for request in waiting:
-            request.finish(None, FetchError("the learner was replaced while it sent the checkpoint: ask again"))
+    def _give_up(self) -> None:
+        self._given_up, self._fetch = self._pull is not None, None
 
     def set_available_version(self, version: int) -> None:
-        """The learner has this version. An announcement that was lost is asked for again, each time less soon."""
-        if version <= self.version or self._announced is not None or self._pull is not None or not self._subscribed:
+        """Note the learner's version. An announcement that was lost is requested again, each time later."""
+        pulling = self._pull is not None and not self._given_up
+        if version <= self.version or self._announced is not None or pulling or not self._subscribed:
             return
         if time.monotonic() - self._subscribed_at > self._announcement_s:
             self._subscribed = False
@@ -113,7 +110,7 @@ class SnapshotClient:
         self._fetches.append(request)
 
     def receive(self, message: Message) -> bool:
-        """Take in a message; True where a snapshot became complete or a fetch ended. Raises WireError."""
+        """Take in a message; True where a fetch ended. Raises WireError."""
         if message.kind == snapshots.MANIFEST:
             manifest = Manifest.decode(message)
             if manifest.origin != self.origin:
@@ -124,25 +121,23 @@ class SnapshotClient:
             if manifest.version > self.version:
                 self._announced = manifest
             return False
-        if self._pull is None or message.header.get("key") != self._pull.manifest.key:
-            return False  # of a pull that was given up
-        if message.kind == snapshots.GONE:
-            return self._give_up()
+        if message.kind not in (snapshots.PIECE, snapshots.GONE):
+            raise codec.WireError(f"unknown kind {message.kind!r}")
+        ranges = snapshots.decode_ranges(message.header)
+        sent = self._requests.pop(ranges, None)
+        if sent is None or self._pull is None:
+            return False  # it was answered before
+        self.progress_at = time.monotonic()
         if message.kind == snapshots.PIECE:
-            before = self._pull.received_bytes
-            ranges = self._pull.receive(message)
-            self.received_bytes += self._pull.received_bytes - before
-            if ranges is not None:
-                self.flow.arrive(self._requests.pop(ranges))
-                self.progress_at = time.monotonic()
+            self.flow.arrive(sent)
+            self._pull.receive(message)
+            self.received_bytes += sum(r.length for r in ranges)
             return False
-        raise codec.WireError(f"unknown kind {message.kind!r}")
-
-    def _give_up(self) -> bool:
-        """The learner no longer has what is being pulled: it was restarted."""
-        fetch, self._fetch, self._pull = self._fetch, None, None
-        self.flow.restart()
-        self._requests.clear()
+        self.flow.cancel(sent)
+        if not self._pull.put_back(ranges) or self._given_up:
+            return False
+        fetch = self._fetch
+        self._give_up()
         if fetch is None:
             self._subscribed = False
             return False
@@ -152,67 +147,58 @@ class SnapshotClient:
     def pump(self, socket: zmq.Socket[bytes], token: bytes) -> bool:
         """Send the requests that are due; True where a snapshot became complete or a fetch ended."""
         changed = False
-        while True:
-            if self._pull is None:
-                self._start()
-            if self._pull is None:
+        while (pull := self._current()) is not None:
+            self._request(pull, socket, token)
+            if not pull.complete:
                 break
-            self._request(socket, token)
-            if not self._pull.complete:
-                break
-            self._complete(socket, token)
+            self._complete(pull, socket, token)
             changed = True
         # The learner keeps what a session pulls until it subscribes again: not before it is here.
-        if not self._subscribed and (self._pull is None or self._fetch is not None):
+        if not self._subscribed and (pull is None or self._fetch is not None):
             frames = codec.encode(snapshots.SUBSCRIBE, {"token": token, "version": self.version})
             self._subscribed = try_send(socket, frames)
             self._subscribed_at = time.monotonic()
         return changed
 
-    def _start(self) -> None:
-        manifest = None
+    def _current(self) -> Pull | None:
+        """Return the pull to go on with, begun where one is due."""
+        if self._pull is not None and not self._given_up:
+            return self._pull
         if self._fetches:
             self._fetch = self._fetches.popleft()
             manifest = self._fetch.manifest
-        elif self._announced is not None:
+        else:
             manifest, self._announced = self._announced, None
-        if manifest is not None:
-            self._pull = Pull(manifest, self._by_digest, self._piece_bytes)
+        if manifest is None:
+            return None
+        self._pull, self._given_up = Pull(manifest, self._leaves, self._pull), False
+        return self._pull
 
-    def _request(self, socket: zmq.Socket[bytes], token: bytes) -> None:
-        assert self._pull is not None
+    def _request(self, pull: Pull, socket: zmq.Socket[bytes], token: bytes) -> None:
         if not self._requests:
             self.progress_at = time.monotonic()
         while self.flow.has_room(self.flow.message_bytes):
-            ranges = self._pull.request(self.flow.message_bytes)
+            ranges = pull.request(self.flow.message_bytes)
             if ranges is None:
                 return
-            fields = {"token": token, "key": self._pull.manifest.key, "ranges": [list(r) for r in ranges]}
-            if not try_send(socket, codec.encode(snapshots.PULL, fields)):
-                self._pull.put_back(ranges)
+            if not try_send(socket, codec.encode(snapshots.PULL, {"token": token, "ranges": ranges})):
+                pull.put_back(ranges)
                 return
+            if (before := self._requests.get(ranges)) is not None:
+                self.flow.cancel(before)  # of an earlier manifest: the first answer serves both
             self._requests[ranges] = self.flow.send(sum(r.length for r in ranges))
 
-    def _complete(self, socket: zmq.Socket[bytes], token: bytes) -> None:
-        assert self._pull is not None
-        pull, self._pull = self._pull, None
-        fetch, self._fetch = self._fetch, None
-        try:
-            snapshot, by_digest = pull.result()
-        except codec.WireError as e:
-            log.error("%s: asking for it again", e)
-            self._subscribed = False
-            if fetch is not None:
-                fetch.finish(None, FetchError(f"{e}: ask again"))
-            return
+    def _complete(self, pull: Pull, socket: zmq.Socket[bytes], token: bytes) -> None:
+        fetch, self._fetch, self._pull = self._fetch, None, None
+        snapshot, info = pull.result(), pull.manifest.info
         if fetch is not None:
             try_send(socket, codec.encode(snapshots.RELEASE, {"token": token}))
-            fetch.finish((snapshot, pull.manifest.info))
+            fetch.finish((snapshot, info))
             return
-        self.held = CompleteSnapshot(snapshot._replace(arrived=time.monotonic()), pull.manifest.info)
+        self.held = CompleteSnapshot(snapshot._replace(arrived=time.monotonic()), info)
         self.version = snapshot.version
         if self._announced is not None and self._announced.version <= self.version:
             self._announced = None  # a second subscription had the same snapshot announced while it was pulled
-        self._by_digest = by_digest
+        self._leaves = pull.arrived
         self.pulled += 1
         self._subscribed = False  # which asks for the newest since

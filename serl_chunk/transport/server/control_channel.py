@@ -19,7 +19,6 @@ from serl_chunk.transport.security.server import Authenticator, user_of
 from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import RefuseError, Session, Sessions
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
-from serl_chunk.transport.server.snapshot_publisher import Publisher
 from serl_chunk.transport.server.sockets import ServerSockets, address_of
 from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.storage.record_store import RecordStore
@@ -49,7 +48,6 @@ class ControlChannel:
         limits: Limits,
         receiver: RecordReceiver,
         snapshots: SnapshotChannel,
-        publisher: Publisher,
         *,
         run_id: str,
         welcome: Welcome,
@@ -61,7 +59,7 @@ class ControlChannel:
         self.finished: str | None = None  # why training is over; the learner's thread sets it
         self._config, self._sockets, self._sessions = config, sockets, sessions
         self._counters, self._limits = counters, limits
-        self._receiver, self._snapshots, self._publisher = receiver, snapshots, publisher
+        self._receiver, self._snapshots = receiver, snapshots
         self._run_id, self._welcome, self._episode_timeout, self._store = run_id, welcome, episode_timeout, store
         self._wake = wake
         self._probes = probe.ProbeRateLimit(counters)
@@ -231,7 +229,6 @@ class ControlChannel:
     def tick(self) -> None:
         """Do what is due without a message."""
         self._send_outgoing()
-        new_snapshot = self._snapshots.renew()
         now = time.monotonic()
         if self._sockets.authenticator is not None and now >= self._keys_at:
             self._keys_at = now + _KEYS_S
@@ -243,12 +240,10 @@ class ControlChannel:
             for channel, identity in (("data", s.data_id), ("control", s.control_id), ("snapshots", s.snapshots_id))
         )
         for session in self._sessions:
-            self._tick_session(session, now, new_snapshot=new_snapshot)
-        while self._publisher.fetched:
-            answer = self._publisher.fetched.popleft()
-            self._snapshots.answer(self._sessions.by_session(answer.session), answer)
+            self._tick_session(session, now)
+        self._snapshots.tick()
 
-    def _tick_session(self, session: Session, now: float, *, new_snapshot: bool) -> None:
+    def _tick_session(self, session: Session, now: float) -> None:
         with self._sessions.lock:  # the data thread may hear of it now
             if not session.live:
                 if now - session.heard > self._episode_timeout:
@@ -258,8 +253,6 @@ class ControlChannel:
                 log.warning("actor %s is silent", session.info.actor_id)
                 self._sessions.leave(session, keep_parts=self._config.max_message_bytes)
                 return
-        if new_snapshot:
-            self._snapshots.announce(session)
         # A session is allowed more once it is about to need it: no message goes to one that has enough.
         if self._receiver.allowed(session) != session.allowance_told or (
             self.finished is not None and not session.finish_told

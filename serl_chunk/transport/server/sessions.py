@@ -14,7 +14,6 @@ from serl_chunk.transport.stream import Item, SessionState
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.parts import Assembly
-from serl_chunk.transport.wire.snapshots import Published
 from serl_chunk.types import SerlChunkError
 
 TOKEN_BYTES = 16
@@ -74,9 +73,7 @@ class Session:
         self.allowances = 0  # how often one was told
         # Snapshots.
         self.holds: int | None = None  # version it holds, while it waits for an announcement
-        self.pulling: Published | None = None
         self.fetch_request: int | None = None
-        self.fetched: Published | None = None
 
     @property
     def arrived(self) -> dict[str, Any]:
@@ -305,7 +302,7 @@ class Sessions:
         """
         with self.lock:
             session.live = False
-            session.pulling = session.fetched = session.holds = session.fetch_request = None
+            session.holds = session.fetch_request = None
             if not keep_parts:
                 session.assembly = None
                 return

@@ -1,56 +1,107 @@
-"""Where the learner hands parameters out: announcements, pieces of snapshots, checkpoints on request."""
+"""Publishes snapshots at the learner: announcements, pieces, and checkpoints on request."""
 
 from __future__ import annotations
 
-from serl_chunk.transport.server.sessions import Session
-from serl_chunk.transport.server.snapshot_publisher import Fetched, Publisher
+import collections
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from serl_chunk.transport.server.sessions import Session, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.wire import codec, message_types, snapshots
 from serl_chunk.transport.wire.codec import Message, WireError
 from serl_chunk.transport.wire.snapshots import Published
+from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+
+logger = logging.getLogger(__name__)
+
+Fetch = Callable[[str], tuple[Snapshot, dict[str, Any]]]
+"""Reads the checkpoint named "latest", "best" or by its step; raises SerlChunkError whose sentence is sent."""
+
+_MAX_OLDER = 4  # older versions that are kept for sessions in the middle of a pull
 
 
 class SnapshotChannel:
-    """The snapshots channel, and the answers to fetches. Used by the control thread."""
+    """Announces the newest snapshot and answers pulls by digest.
+
+    Kept are the newest snapshot, at most four older versions that are being pulled, and checkpoints that are being
+    pulled. `publish` is called by one thread, the other methods by the control thread.
+    """
 
     def __init__(
-        self, sockets: ServerSockets, publisher: Publisher, counters: Counters, max_message_bytes: int
+        self,
+        sockets: ServerSockets,
+        sessions: Sessions,
+        counters: Counters,
+        *,
+        run: str,
+        fetch: Fetch | None,
+        narrow: bool,
+        max_message_bytes: int,
+        wake: Callable[[], None],
     ) -> None:
-        self.newest: Published | None = None  # what was announced last
-        self._sockets, self._publisher, self._counters = sockets, publisher, counters
+        """
+        Args:
+            run: id of the run, which every snapshot and checkpoint is sent with.
+            narrow: send float32 of snapshots as bfloat16; checkpoints travel as they are.
+            wake: wakes the control thread.
+        """
+        self.newest: Published | None = None
+        self.prepare_s = 0.0  # seconds the last snapshot took to prepare
+        self._sockets, self._sessions, self._counters = sockets, sessions, counters
+        self._run, self._fetch, self._narrow, self._wake = run, fetch, narrow, wake
         self._max_bytes = max_message_bytes
+        self._pulled: dict[str, Published] = {}  # session -> the version it was announced and has not completed
+        self._checkpoints: dict[str, Published] = {}  # session -> the checkpoint it was given and has not completed
+        self._reader = ThreadPoolExecutor(1, "serl-chunk-fetch")  # a slow disk delays no snapshot
+        self._read: collections.deque[tuple[str, int, Published | str]] = collections.deque()  # session, request
 
     @property
     def version(self) -> int:
-        """The newest announced version, -1 for none."""
+        """The newest version, -1 for none."""
         return self.newest.manifest.version if self.newest else -1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the newest announced snapshot, 0 for none."""
-        return sum(leaf.nbytes for leaf in self.newest.manifest.leaves) if self.newest else 0
+        """Bytes of the newest snapshot, 0 for none."""
+        return self.newest.manifest.nbytes if self.newest else 0
+
+    def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
+        """Hash a snapshot and have it announced. Raises ConfigError where the version does not go up, and WireError."""
+        if snapshot.version <= self.version:
+            raise ConfigError(f"snapshot version {snapshot.version} does not follow {self.version}: they only go up")
+        start = time.monotonic()
+        self.newest = Published(self._of_run(snapshot), info, self.newest, narrow=self._narrow)
+        self.prepare_s = time.monotonic() - start
+        self._wake()
+
+    def _of_run(self, snapshot: Snapshot) -> Snapshot:
+        return snapshot._replace(origin=snapshot.origin._replace(run=self._run))
 
     def receive(self, session: Session, message: Message) -> None:
-        """Answer a message of the snapshots channel; raises WireError for one that is none."""
+        """Answer a message of the snapshots channel. Raises WireError for one that is none."""
         if message.kind == snapshots.SUBSCRIBE:
             session.holds = codec.field(message.header, "version", int)
-            session.pulling = None
-            self.announce(session)
+            self._pulled.pop(session.info.session, None)
+            self._announce(session)
         elif message.kind == snapshots.PULL:
-            self._pull(session, message)
+            newest = [] if self.newest is None else [self.newest]
+            kept = [*newest, *self._pulled.values(), *self._checkpoints.values()]
+            frames = snapshots.answer_pull(message, kept, self._max_bytes)
+            self._counters["pieces"] += 1
+            self._counters["snapshot_bytes"] += codec.size_of(frames)
+            self._sockets.send("snapshots", session.snapshots_id, frames)
         elif message.kind == snapshots.RELEASE:
-            session.fetched = None
+            self._checkpoints.pop(session.info.session, None)
         else:
             raise WireError(f"unknown kind {message.kind!r}")
 
-    def renew(self) -> bool:
-        """Take over what the publisher has prepared; True where that is new."""
-        before, self.newest = self.newest, self._publisher.newest
-        return self.newest is not before
-
-    def announce(self, session: Session) -> None:
-        """Tell a session that waits of a newer snapshot, once."""
+    def _announce(self, session: Session) -> None:
+        """Announce the newest snapshot to a session that waits for one, once."""
         newest = self.newest
         if (
             newest is not None
@@ -58,38 +109,60 @@ class SnapshotChannel:
             and newest.manifest.version > session.holds
             and self._sockets.send("snapshots", session.snapshots_id, newest.announcement)
         ):
-            session.holds, session.pulling = None, newest
-
-    def _pull(self, session: Session, message: Message) -> None:
-        key = codec.text(message.header, "key")
-        for published in (session.pulling, session.fetched, self.newest):
-            if published is not None and published.manifest.key == key:
-                frames = published.piece(message, self._max_bytes)
-                self._counters["pieces"] += 1
-                self._counters["snapshot_bytes"] += codec.size_of(frames)
-                self._sockets.send("snapshots", session.snapshots_id, frames)
-                return
-        self._sockets.send("snapshots", session.snapshots_id, codec.encode(snapshots.GONE, {"key": key}))
+            session.holds = None
+            self._pulled[session.info.session] = newest
 
     def fetch(self, session: Session, message: Message) -> None:
-        """Begin to read the checkpoint a session asks for; `answer` has the result. Raises WireError."""
+        """Begin to read the checkpoint that a session requests. Raises WireError."""
         request, step = codec.count(message.header, "request"), codec.text(message.header, "step", 64)
         if session.fetch_request is None:
             session.fetch_request = request
-            self._publisher.request(session.info.session, request, step)
+            self._reader.submit(self._load, session.info.session, request, step)
         elif session.fetch_request != request:
-            fields = {"request": request, "reason": "another checkpoint is being fetched for this actor"}
-            self._sockets.send("control", session.control_id, codec.encode(message_types.FETCH_FAILED, fields))
+            self._refuse(session, request, "another checkpoint is being fetched for this actor")
 
-    def answer(self, session: Session | None, answer: Fetched) -> None:
-        """Tell a session what became of its request, unless it is gone or has given up."""
-        if session is None or session.fetch_request != answer.request:
-            return
-        session.fetch_request, session.fetched = None, answer.published
-        if answer.published is None:
-            frames = codec.encode(message_types.FETCH_FAILED, {"request": answer.request, "reason": answer.reason})
-        else:
-            frames = codec.encode(
-                message_types.FETCHED, {"request": answer.request, **answer.published.manifest.header()}
-            )
-        self._sockets.send("control", session.control_id, frames)
+    def _load(self, session: str, request: int, step: str) -> None:
+        result: Published | str = "this learner does not hand out checkpoints"
+        if self._fetch is not None:
+            try:
+                snapshot, info = self._fetch(step)
+                result = Published(self._of_run(snapshot), info, self.newest)
+            except SerlChunkError as e:
+                result = str(e)
+            except Exception as e:  # no request of an actor ends the learner
+                logger.exception("checkpoint %r", step)
+                result = f"the learner cannot read checkpoint {step!r} ({type(e).__name__}): its own output says why"
+        self._read.append((session, request, result))
+        self._wake()
+
+    def _refuse(self, session: Session, request: int, reason: str) -> None:
+        fields = {"request": request, "reason": reason}
+        self._sockets.send("control", session.control_id, codec.encode(message_types.FETCH_FAILED, fields))
+
+    def tick(self) -> None:
+        """Send what is due without a message, and drop what no session pulls any more."""
+        live = {s.info.session: s for s in self._sessions if s.live}
+        while self._read:
+            name, request, result = self._read.popleft()
+            session = live.get(name)
+            if session is None or session.fetch_request != request:
+                continue  # it gave up
+            session.fetch_request = None
+            if isinstance(result, str):
+                self._refuse(session, request, result)
+                continue
+            self._checkpoints[name] = result
+            fields = {"request": request, **result.manifest.header()}
+            self._sockets.send("control", session.control_id, codec.encode(message_types.FETCHED, fields))
+        for session in live.values():
+            self._announce(session)
+        for kept in (self._pulled, self._checkpoints):
+            for name in kept.keys() - live.keys():
+                del kept[name]
+        versions = {p.manifest.version for p in self._pulled.values()} - {self.version}
+        for version in sorted(versions)[_MAX_OLDER:]:  # the oldest are nearest to their end
+            self._pulled = {name: p for name, p in self._pulled.items() if p.manifest.version != version}
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being read, and stop."""
+        self._reader.shutdown(cancel_futures=True)

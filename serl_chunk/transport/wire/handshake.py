@@ -16,7 +16,7 @@ from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import PolicyOrigin, SerlChunkError
 
-PROTOCOL = 4
+PROTOCOL = 5  # 5: snapshots are pulled by the digests of their leaves
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal

@@ -1,15 +1,15 @@
 """Snapshots: announced by a manifest of leaf digests, pulled in pieces, newest only.
 
-The learner publishes; the server announces the manifest; the client pulls the leaves it lacks, several pieces in
-flight. A pull that began completes, whatever is published meanwhile; then the newest is next, so a slow client
-never works through old ones. The server answers each request from memory and keeps no state of a pull but the
-snapshot it is about.
+The learner announces a manifest. The actor requests ranges of the leaves whose digests it lacks, several pieces in
+flight. A range names a digest and no version: what arrived of a leaf serves every manifest that lists its digest, also
+one of a restarted learner. A snapshot is complete when every leaf of its manifest is there.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +19,14 @@ from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import PolicyOrigin, Snapshot
 
+logger = logging.getLogger(__name__)
+
 MANIFEST, PIECE, GONE = "manifest", "piece", "gone"  # from the server
 SUBSCRIBE, PULL, RELEASE = "subscribe", "pull", "release"  # from the client
 MAX_RANGES = 64  # ranges of leaves in one piece
 MAX_LEAVES = 100_000
 MAX_BYTES = 1 << 36  # of a snapshot: what is announced is allocated before it arrives
+DIGEST_BYTES = 16
 
 
 class Leaf(NamedTuple):
@@ -36,68 +39,81 @@ class Leaf(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its content."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 class Range(NamedTuple):
-    """`length` bytes of leaf number `leaf`, from byte `offset`."""
+    """`length` bytes of the leaf with this digest, from byte `offset`."""
 
-    leaf: int
+    digest: bytes
     offset: int
     length: int
 
 
-class Manifest(NamedTuple):
-    """What a snapshot consists of. `key` names it in pull requests."""
+def decode_ranges(header: Mapping[str, Any]) -> tuple[Range, ...]:
+    """Return the ranges of a pull, a piece or a `gone`. Raises WireError."""
+    rows = codec.field(header, "ranges", list)
+    if not 1 <= len(rows) <= MAX_RANGES:
+        raise WireError(f"a pull asks for 1..{MAX_RANGES} ranges, got {len(rows)}")
+    for row in rows:
+        valid = isinstance(row, list) and len(row) == 3 and isinstance(row[0], bytes)
+        if not valid or any(type(n) is not int or n < 0 for n in row[1:]):
+            raise WireError("a range is [digest, offset, length], the last two non-negative integers")
+    return tuple(Range(*row) for row in rows)
 
-    key: str
+
+class Manifest(NamedTuple):
+    """The leaves of one snapshot."""
+
     version: int
     info: dict[str, Any]
     leaves: tuple[Leaf, ...]
     narrowed: frozenset[int] = frozenset()  # leaves that are float32 on both sides and travel as bfloat16
     origin: PolicyOrigin = PolicyOrigin()
 
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in self.leaves)
+
     def header(self) -> dict[str, Any]:
-        """Its fields for a message."""
+        """Return its fields for a message."""
         leaves = [(leaf.path, codec.dtype_name(leaf.dtype), leaf.shape, leaf.digest) for leaf in self.leaves]
-        return {
-            "key": self.key,
-            "version": self.version,
-            "info": self.info,
-            "leaves": leaves,
-            "narrowed": sorted(self.narrowed),
-            **self.origin._asdict(),
-        }
+        narrowed = sorted(self.narrowed)
+        return {"version": self.version, "info": self.info, "leaves": leaves, "narrowed": narrowed,
+                **self.origin._asdict()}  # fmt: skip
 
     @classmethod
     def decode(cls, message: Message) -> Manifest:
-        """The manifest in a message; raises WireError."""
+        """Return the manifest in a message. Raises WireError."""
         h = message.header
         rows = codec.field(h, "leaves", list)
         if len(rows) > MAX_LEAVES:
             raise WireError(f"a manifest of {len(rows)} leaves; the limit is {MAX_LEAVES}")
         leaves = []
+        kinds: dict[bytes, tuple[Any, ...]] = {}
         for row in rows:
             if not isinstance(row, list) or len(row) != 4 or not isinstance(row[3], bytes):
                 raise WireError("a leaf is not described by [path, dtype, shape, digest]")
-            leaves.append(Leaf(*codec.table_row(row[:3]), row[3]))
+            leaf = Leaf(*codec.table_row(row[:3]), row[3])
+            if len(leaf.digest) != DIGEST_BYTES or kinds.setdefault(leaf.digest, leaf[1:3]) != leaf[1:3]:
+                raise WireError(f"the digest of {leaf.path} is not one of its dtype, shape and content")
+            leaves.append(leaf)
         if len({leaf.path for leaf in leaves}) != len(leaves):
             raise WireError("a manifest lists a path twice")
-        if (total := sum(leaf.nbytes for leaf in leaves)) > MAX_BYTES:
-            raise WireError(f"a manifest of {total} bytes; the limit is {MAX_BYTES}")
-        version = codec.field(h, "version", int)
         narrowed = codec.field(h, "narrowed", list)
         bfloat16 = codec.DTYPES["bfloat16"]
         if any(type(i) is not int or not 0 <= i < len(leaves) or leaves[i].dtype != bfloat16 for i in narrowed):
             raise WireError("a manifest narrows leaves that are not bfloat16")
         origin = PolicyOrigin(codec.text(h, "run", 128), codec.text(h, "normaliser", 64))
-        info = codec.field(h, "info", dict)
-        return cls(codec.text(h, "key"), version, info, tuple(leaves), frozenset(narrowed), origin)
+        version, info = codec.field(h, "version", int), codec.field(h, "info", dict)
+        manifest = cls(version, info, tuple(leaves), frozenset(narrowed), origin)
+        if manifest.nbytes > MAX_BYTES:
+            raise WireError(f"a manifest of {manifest.nbytes} bytes; the limit is {MAX_BYTES}")
+        return manifest
 
 
 def _digest(dtype: np.dtype[Any], shape: tuple[int, ...], data: np.ndarray) -> bytes:
-    """Of a leaf's meaning and content. It finds equal leaves and broken transfers; keys keep strangers out."""
+    """Identify equal leaves and broken transfers. Strangers are kept out by keys."""
     digest = xxhash.xxh3_128(f"{codec.dtype_name(dtype)}{shape}".encode())
     digest.update(data.data)
     return digest.digest()
@@ -107,22 +123,19 @@ class Published:
     """A snapshot at the server: its manifest and its bytes."""
 
     def __init__(
-        self,
-        key: str,
-        snapshot: Snapshot,
-        info: dict[str, Any],
-        previous: Published | None = None,
-        *,
-        narrow: bool = False,
+        self, snapshot: Snapshot, info: dict[str, Any], previous: Published | None = None, *, narrow: bool = False
     ) -> None:
         """Hash every leaf (about 2 ms for 10 MB, without the interpreter's lock).
 
-        A leaf that did not change since `previous` shares its memory. Arrays that are contiguous are not copied and
-        must not change afterwards. `narrow` sends float32 as bfloat16, in half the bytes: the actor gets float32 again,
-        with 8 bits of mantissa. Raises WireError for a dtype that cannot be sent.
+        Args:
+            snapshot: contiguous arrays are not copied and must not change afterwards.
+            previous: a leaf that did not change since shares its memory.
+            narrow: send float32 as bfloat16, in half the bytes. The actor gets float32 with 8 bits of mantissa.
+
+        Raises WireError for a dtype that cannot be sent.
         """
-        known: dict[bytes, np.ndarray] = {} if previous is None else previous.by_digest
-        self.bytes: list[np.ndarray] = []
+        known: dict[bytes, np.ndarray] = {} if previous is None else previous.leaves
+        self.leaves: dict[bytes, np.ndarray] = {}  # uint8[bytes] by digest
         leaves: list[Leaf] = []
         narrowed = set()
         for path, value in snapshot.params.items():
@@ -131,135 +144,145 @@ class Published:
                 narrowed.add(len(leaves))
                 array = array.astype(codec.DTYPES["bfloat16"])
             data = codec.raw_bytes(array, path)
-            name = codec.dtype_name(array.dtype, path)
-            leaves.append(Leaf(path, codec.DTYPES[name], array.shape, _digest(codec.DTYPES[name], array.shape, data)))
-            self.bytes.append(known.get(leaves[-1].digest, data))
-        self.manifest = Manifest(key, snapshot.version, info, tuple(leaves), frozenset(narrowed), snapshot.origin)
-        self.by_digest: dict[bytes, np.ndarray] = {
-            leaf.digest: data for leaf, data in zip(leaves, self.bytes, strict=True)
-        }
+            dtype = codec.DTYPES[codec.dtype_name(array.dtype, path)]
+            digest = _digest(dtype, array.shape, data)
+            self.leaves[digest] = known.get(digest, data)
+            leaves.append(Leaf(path, dtype, array.shape, digest))
+        self.manifest = Manifest(snapshot.version, info, tuple(leaves), frozenset(narrowed), snapshot.origin)
         self.announcement: list[Frame] = codec.encode(MANIFEST, self.manifest.header())
 
-    def piece(self, request: Message, max_bytes: int) -> list[Frame]:
-        """The answer to a pull request; raises WireError where it asks for bytes that do not exist, or too many."""
-        rows = codec.field(request.header, "ranges", list)
-        if not 1 <= len(rows) <= MAX_RANGES:
-            raise WireError(f"a pull asks for 1..{MAX_RANGES} ranges, got {len(rows)}")
-        views: dict[str, np.ndarray] = {}
-        total = 0
-        for i, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != 3 or any(type(n) is not int or n < 0 for n in row):
-                raise WireError("a range is [leaf, offset, length], non-negative integers")
-            leaf, offset, length = row
-            if leaf >= len(self.bytes) or offset + length > len(self.bytes[leaf]):
-                raise WireError(f"range {row} lies outside the snapshot")
-            total += length
-            views[str(i)] = self.bytes[leaf][offset : offset + length]
-        if total > max_bytes:
-            raise WireError(f"a pull asks for {total} bytes at once; the limit is {max_bytes}")
-        return codec.encode(PIECE, {"key": self.manifest.key, "ranges": rows}, views)
+
+def answer_pull(request: Message, published: Iterable[Published], max_bytes: int) -> list[Frame]:
+    """Return the piece that a pull requests, or a `gone` where a leaf is in none of `published`.
+
+    Raises WireError for bytes that do not exist, or too many.
+    """
+    rows, stores = request.header.get("ranges"), list(published)
+    views: dict[str, np.ndarray] = {}
+    total = 0
+    for i, (digest, offset, length) in enumerate(decode_ranges(request.header)):
+        data = next((p.leaves[digest] for p in stores if digest in p.leaves), None)
+        if data is None:
+            return codec.encode(GONE, {"ranges": rows})
+        if offset + length > len(data):
+            raise WireError(f"bytes {offset} to {offset + length} lie outside a leaf of {len(data)} bytes")
+        total += length
+        views[str(i)] = data[offset : offset + length]
+    if total > max_bytes:
+        raise WireError(f"a pull asks for {total} bytes at once; the limit is {max_bytes}")
+    return codec.encode(PIECE, {"ranges": rows}, views)
 
 
 class Pull:
-    """A snapshot on its way in: what is missing, what was asked for, what has arrived."""
+    """A snapshot on its way in: the leaves that arrived, the ranges that are requested, the ranges that are left."""
 
-    def __init__(self, manifest: Manifest, held: Mapping[bytes, np.ndarray], piece_bytes: int) -> None:
+    def __init__(self, manifest: Manifest, held: Mapping[bytes, np.ndarray], earlier: Pull | None = None) -> None:
         """
         Args:
-            held: arrays the client has, by digest; these are not asked for.
-            piece_bytes: size of a piece, where `request` is given none.
+            held: complete leaves that the client has, by digest. They are not requested.
+            earlier: a pull that is given up. What arrived of it is kept where the digests are equal.
         """
         self.manifest = manifest
-        self.received_bytes = 0
-        self._held = held
-        # Two leaves with the same content are asked for once.
-        wanted: dict[bytes, int] = {}
-        for i, leaf in enumerate(manifest.leaves):
-            if leaf.digest not in held:
-                wanted.setdefault(leaf.digest, i)
-        self._buffers = {i: np.empty(manifest.leaves[i].nbytes, np.uint8) for i in wanted.values()}
-        self._piece_bytes = piece_bytes
-        # In order: what is not asked for.
-        self._left = collections.deque(Range(i, 0, len(b)) for i, b in self._buffers.items() if len(b))
-        self._asked: set[tuple[Range, ...]] = set()
+        self._leaves = {leaf.digest: leaf for leaf in manifest.leaves}  # equal leaves are requested once
+        known = held if earlier is None else {**held, **earlier.arrived}
+        self.arrived: dict[bytes, np.ndarray] = {digest: known[digest] for digest in self._leaves if digest in known}
+        # Every byte that is missing is of one range: one that is left, or one that is requested.
+        self._buffers: dict[bytes, np.ndarray] = {}
+        self._missing: dict[bytes, int] = {}  # bytes
+        self._left: collections.deque[Range] = collections.deque()
+        self._requested: dict[tuple[Range, ...], tuple[Range, ...]] = {}  # request -> what of it is wanted
+        for digest in self._leaves:
+            if earlier is not None and digest in earlier._missing:
+                self._buffers[digest], self._missing[digest] = earlier._buffers[digest], earlier._missing[digest]
+            elif digest not in self.arrived:
+                self._begin(digest)
+        if earlier is not None:
+            common = earlier._missing.keys() & self._missing.keys()
+            self._left.extendleft(r for r in reversed(earlier._left) if r.digest in common)
+            for ranges, wanted in earlier._requested.items():
+                self._requested[ranges] = tuple(r for r in wanted if r.digest in common)
 
-    @property
-    def in_flight(self) -> int:
-        """Requests not answered yet."""
-        return len(self._asked)
+    def _begin(self, digest: bytes) -> None:
+        """Request a leaf from its beginning."""
+        nbytes = self._leaves[digest].nbytes
+        buffer = np.empty(nbytes, np.uint8)
+        if not nbytes:
+            self.arrived[digest] = buffer
+            return
+        self._buffers[digest], self._missing[digest] = buffer, nbytes
+        self._left.append(Range(digest, 0, nbytes))
 
     @property
     def complete(self) -> bool:
-        """Whether everything has arrived."""
-        return not self._left and not self._asked
+        """Whether every leaf has arrived, and no request is open, be it of an earlier manifest."""
+        return not self._missing and not self._requested
 
-    def request(self, piece_bytes: int = 0) -> tuple[Range, ...] | None:
-        """The next ranges to ask for, of at most `piece_bytes` together, or None where everything was asked for."""
-        room = piece_bytes or self._piece_bytes
+    def request(self, nbytes: int) -> tuple[Range, ...] | None:
+        """Return the next ranges to request, of at most `nbytes` together; None where everything is requested."""
         group: list[Range] = []
-        while self._left and room and len(group) < MAX_RANGES:
-            leaf, offset, nbytes = self._left.popleft()
-            length = min(room, nbytes)
-            group.append(Range(leaf, offset, length))
-            if length < nbytes:
-                self._left.appendleft(Range(leaf, offset + length, nbytes - length))
-            room -= length
+        while self._left and nbytes and len(group) < MAX_RANGES:
+            digest, offset, left = self._left.popleft()
+            length = min(nbytes, left)
+            group.append(Range(digest, offset, length))
+            if length < left:
+                self._left.appendleft(Range(digest, offset + length, left - length))
+            nbytes -= length
         if not group:
             return None
-        self._asked.add(tuple(group))
-        return tuple(group)
+        ranges = tuple(group)
+        self._requested[ranges] = ranges
+        return ranges
 
-    def put_back(self, ranges: tuple[Range, ...]) -> None:
-        """What was asked for could not be sent: it is asked for again, perhaps in other pieces."""
-        self._asked.discard(ranges)
-        self._left.extendleft(reversed(ranges))
+    def put_back(self, ranges: tuple[Range, ...]) -> bool:
+        """Leave ranges to another request: they were not sent, or the server lacks them. False: none is needed."""
+        wanted = self._requested.pop(ranges, ())
+        self._left.extendleft(reversed(wanted))
+        return bool(wanted)
 
     def restart(self) -> None:
-        """The connection was lost: what was asked for and has not come is asked for again."""
-        for ranges in list(self._asked):
+        """Request again what was under way: the connection was lost."""
+        for ranges in list(self._requested):
             self.put_back(ranges)
 
     def receive(self, message: Message) -> tuple[Range, ...] | None:
-        """Take in a piece and return its ranges; None for a repeated one, which is ignored.
+        """Take in a piece and return its ranges; None for one that is repeated or not requested.
 
         Raises WireError for one that is not what it says.
         """
-        rows = codec.field(message.header, "ranges", list)
-        try:
-            ranges = tuple(Range(*row) for row in rows)
-            asked = ranges in self._asked
-        except TypeError as e:
-            raise WireError("a piece without its ranges") from e
-        if not asked:
+        ranges = decode_ranges(message.header)
+        if ranges not in self._requested:
             return None
-        if len(message.arrays) != len(ranges):
-            raise WireError(f"a piece of {len(ranges)} ranges with {len(message.arrays)} arrays")
-        for r, data in zip(ranges, message.arrays.values(), strict=True):
-            if data.dtype != np.uint8 or data.shape != (r.length,):
-                raise WireError(f"a piece of {r.length} bytes arrived as {data.dtype} {data.shape}")
-            self._buffers[r.leaf][r.offset : r.offset + r.length] = data
-            self.received_bytes += r.length
-        self._asked.discard(ranges)
+        pieces = list(message.arrays.values())
+        if [(a.dtype, a.shape) for a in pieces] != [(np.uint8, (r.length,)) for r in ranges]:
+            found = ", ".join(f"{a.dtype} {a.shape}" for a in pieces) or "nothing"
+            raise WireError(f"a piece of {', '.join(str(r.length) for r in ranges)} bytes arrived as {found}")
+        wanted = self._requested.pop(ranges)
+        for r, data in zip(ranges, pieces, strict=True):
+            if r not in wanted:
+                continue  # of an earlier manifest
+            digest, offset, length = r
+            self._buffers[digest][offset : offset + length] = data
+            self._missing[digest] -= length
+            if not self._missing[digest]:
+                self._finish(digest)
         return ranges
 
-    def result(self) -> tuple[Snapshot, dict[bytes, np.ndarray]]:
-        """The snapshot, arrays read-only, and its arrays' bytes by digest for the next pull.
+    def _finish(self, digest: bytes) -> None:
+        leaf, data = self._leaves[digest], self._buffers.pop(digest)
+        del self._missing[digest]
+        if _digest(leaf.dtype, leaf.shape, data) == digest:
+            self.arrived[digest] = data
+        else:
+            logger.error("%s of snapshot %d arrived damaged and is requested again", leaf.path, self.manifest.version)
+            self._begin(digest)
 
-        Raises WireError where what arrived is not what was announced.
-        """
-        by_digest = {}
-        for i, data in self._buffers.items():
-            leaf = self.manifest.leaves[i]
-            if _digest(leaf.dtype, leaf.shape, data) != leaf.digest:
-                raise WireError(f"{leaf.path} of snapshot {self.manifest.version} arrived damaged")
-            by_digest[leaf.digest] = data
-        params, held = {}, {}
+    def result(self) -> Snapshot:
+        """Return the complete snapshot; its arrays are read-only."""
+        params = {}
         for i, leaf in enumerate(self.manifest.leaves):
-            data = by_digest[leaf.digest] if leaf.digest in by_digest else self._held[leaf.digest]
-            held[leaf.digest] = data
-            array = data.view(leaf.dtype).reshape(leaf.shape)
+            array = self.arrived[leaf.digest].view(leaf.dtype).reshape(leaf.shape)
             if i in self.manifest.narrowed:
                 array = array.astype(np.float32)
             array.flags.writeable = False
             params[leaf.path] = array
-        return Snapshot(self.manifest.version, params, origin=self.manifest.origin), held
+        return Snapshot(self.manifest.version, params, origin=self.manifest.origin)
