@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-
-class PlannedChunk(NamedTuple):
-    """A chunk and the tick it was computed for. Action i belongs to tick `decision_tick + i`."""
-
-    actions: np.ndarray  # float32[H, A], robot units
-    decision_tick: int
-    version: int  # of the policy
-    epoch: int  # of the queue when the observation was taken
-    steps: int | None = None  # index at which the agent would rather follow a newer chunk; None: it did not say
+if TYPE_CHECKING:
+    from serl_chunk.actor.policy import Decision
 
 
 class QueuedAction(NamedTuple):
@@ -52,21 +45,21 @@ class ChunkQueue:
         self._adaptive = adaptive
         self.epoch = 0
         self._hold_after = hold_after
-        self._chunks: list[tuple[int, PlannedChunk]] = []  # (first tick, chunk), increasing in both ticks
+        self._chunks: list[tuple[int, Decision]] = []  # (first tick, chunk), increasing in both ticks
 
     def flush(self) -> None:
         """Forget every planned action and refuse chunks that are still being computed."""
         self._chunks.clear()
         self.epoch += 1
 
-    def join(self, chunk: PlannedChunk, tick: int) -> int | None:
+    def join(self, chunk: Decision, tick: int) -> int | None:
         """Let `chunk` replace what was planned from `tick` on (the present, or a later tick in simulated delay).
 
         Returns its delay in ticks, which is its first executed index; None where it is refused: planned in
         another epoch, too late to execute any of it, or older than a chunk that has joined already.
         """
-        delay = tick - chunk.decision_tick
-        stale = bool(self._chunks) and chunk.decision_tick <= self._chunks[-1][1].decision_tick
+        delay = tick - chunk.tick
+        stale = bool(self._chunks) and chunk.tick <= self._chunks[-1][1].tick
         if chunk.epoch != self.epoch or stale or not 0 <= delay < self.execute_steps:
             return None
         self._chunks = [c for c in self._chunks if c[0] < tick]
@@ -90,7 +83,7 @@ class ChunkQueue:
         steps = self.execute_steps
         if self._adaptive and newest.steps is not None:
             steps = min(steps, newest.steps)
-        return max(tick, newest.decision_tick + steps)
+        return max(tick, newest.tick + steps)
 
     def remaining(self, tick: int) -> int:
         """Consecutive ticks from `tick` on that have an action."""
@@ -115,8 +108,8 @@ class ChunkQueue:
     def _at(self, tick: int) -> QueuedAction | None:
         for start, chunk in reversed(self._chunks):
             if start <= tick:
-                index = tick - chunk.decision_tick
+                index = tick - chunk.tick
                 if index >= self.execute_steps:
                     return None
-                return QueuedAction(chunk.actions[index], chunk.decision_tick, chunk.version)
+                return QueuedAction(chunk.actions[index], chunk.tick, chunk.version)
         return None

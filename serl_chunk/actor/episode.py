@@ -1,261 +1,372 @@
-"""The ticks of one episode: choose an action, execute it, record what happened."""
+"""The control loop: episodes of one robot, from reset to end record, under either clock."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
+import array
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue
-from serl_chunk.actor.clock import Clock, Deadlines
-from serl_chunk.actor.garbage import GarbageSchedule
-from serl_chunk.actor.hold import HoldPolicy
+from serl_chunk.actor.clock import Clock, Deadlines, GarbageSchedule, Lateness, MonotonicClock
+from serl_chunk.actor.hold import HoldPolicy, hold_warning, with_kept
+from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.intervention import Interventions
-from serl_chunk.actor.planner import Planner
-from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.recorder import EpisodeCounters, EpisodeRecorder
-from serl_chunk.robots.base import RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, End, Observation, Outcome, RobotSpec, Source, Step
+from serl_chunk.actor.planner import (
+    ExpertPlanner,
+    LockstepPlanner,
+    Planner,
+    TickAction,
+    realtime_planner,
+    slow_step_warning,
+)
+from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
+from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink
+from serl_chunk.actor.stats import EpisodeSummary, commanded_jerk
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    Begin,
+    ConfigError,
+    End,
+    Observation,
+    Outcome,
+    RecordSink,
+    Source,
+    Step,
+)
+
+logger = logging.getLogger(__name__)
+
+RATE_TICKS = 10  # steps of the environment are judged after an episode with so many
 
 
-@dataclasses.dataclass(frozen=True)
-class ActorContext:
-    """What an actor's episodes share; see `EpisodeRunner` for the meaning."""
-
-    env: RobotEnv
-    spec: RobotSpec
-    cameras: tuple[str, ...]
-    policy: ChunkPolicy
-    queue: ChunkQueue
-    hold: HoldPolicy
-    interventions: Interventions
-    clock: Clock
-    failure_reward: float
-    stop: Callable[[], str | None]
-    observer: Callable[[int], None] | None
-    kept: tuple[int, ...]  # action dimensions that keep what they have: measured at reset, then as last executed
-    not_random: tuple[int, ...]  # those that do so while random actions are executed
-    garbage: GarbageSchedule | None = None  # of the realtime clock
-    window: int | None = None  # steps of a return, whose end an agent with cameras looks at as well; None: it has none
-    frames_every_tick: bool = False  # cameras are read on every tick
+def no_stop() -> str | None:
+    """Stop nothing."""
+    return None
 
 
-class LazyObservation:
-    """One tick's observation; its cameras are read when they are needed, and once."""
+class EpisodeRunner:
+    """Runs episodes of one robot and hands their records to a sink (docs/architecture.md, section 7).
 
-    def __init__(self, env: RobotEnv, raw: Observation, cameras: tuple[str, ...]) -> None:
-        self._env, self._raw, self._cameras = env, raw, cameras
-        # The driver may reuse its buffer; the record must not change afterwards.
-        self.observation: Observation = {STATE: np.array(raw[STATE], np.float32)}
-        self.frame_numbers: Mapping[str, int] = {}  # of the frames in `observation`, where the robot numbers them
-
-    def with_frames(self) -> Observation:
-        """The observation with the frames of every recorded camera."""
-        keys = [IMAGE_PREFIX + c for c in self._cameras]
-        if any(k not in self.observation for k in keys):
-            frames = self._raw if all(k in self._raw for k in keys) else self._env.read_images(self._cameras)
-            self.observation = {**self.observation, **{k: frames[k] for k in keys}}
-            self.frame_numbers = dict(self._env.frame_numbers())
-        return self.observation
-
-    def take(self, frames: Observation) -> bool:
-        """Frames that were kept for this tick, the next one having begun; whether all recorded cameras have theirs."""
-        keys = [IMAGE_PREFIX + c for c in self._cameras]
-        self.observation = {**{k: frames[k] for k in keys if k in frames}, **self.observation}
-        return all(k in self.observation for k in keys)
-
-
-@dataclasses.dataclass(frozen=True)
-class TickAction:
-    """Who acts on a tick, and how."""
-
-    command: np.ndarray  # float32[A], robot units, before the limits
-    source: Source
-    decision_tick: int = -1
-    version: int = -1
-    by_human: bool = False
-
-
-class EpisodeRun:
-    """One episode after its reset.
+    `run_episode` drives it. It may also be stepped from outside, so that one process drives many robots: after `begin`
+    and until `end` is set, call `due`, then `accept` with the decision on what it returned, if anything, then `tick`.
 
     Args:
-        setup: devices and settings.
-        planner: lockstep or realtime.
-        recorder: of this episode.
-        first: the observation of tick 0.
-        rng: of random commands.
-        deadlines: of the realtime clock; None: lockstep.
-        first_stamp: lockstep, seconds of tick 0.
+        policy: a policy whose chunks are executed, a scripted demonstrator, or None: the robot holds unless a human
+            acts.
+        config: its `chunk`, `actor`, `agent.gripper`, `reward.failure_reward` and `robot` are read.
+        cameras: recorded in addition to those the policy looks at. Of a demonstration, on every tick. Of a policy, on
+            every tick or (`actor.frames`) at every decision, under intervention and in the end record, of an image
+            agent also where the windows end that begin there (`chunk.returned` ticks later).
+        intervention: source of human commands; None: no interventions.
+        human_ticks_before: of the run's earlier sessions, which count for `actor.max_human_ticks`.
+        actor_id: the beginning of episode ids that are not given.
+        clock: of the realtime loop and of `wall_seconds`. Without a policy a real robot is paced, a simulator is not.
+        inference: of the realtime loop; a thread of its own by default.
+        before_decision: lockstep only, called before every decision; may wait (rate limiter) or work (learning in
+            the same process).
+        stop: polled on every tick. A string truncates the episode there and is recorded as `outcome_by`.
+        observer: called on every tick with its number, for video; what it does delays the robot.
+
+    Raises:
+        ConfigError: the policy's agent cannot plan with the delay, or a camera is unknown.
     """
 
     def __init__(
         self,
-        setup: ActorContext,
-        planner: Planner,
-        recorder: EpisodeRecorder,
-        episode_id: str,
-        first: LazyObservation,
-        rng: np.random.Generator,
+        env: RobotEnv,
+        policy: ChunkPolicy | Expert | None,
+        sink: RecordSink,
         *,
-        deadlines: Deadlines | None,
-        first_stamp: float,
+        config: ExperimentConfig,
+        cameras: tuple[str, ...] = (),
+        intervention: InterventionSource | None = None,
+        human_ticks_before: int = 0,
+        actor_id: str = "actor",
+        clock: Clock | None = None,
+        inference: Inference | None = None,
+        before_decision: Callable[[], None] | None = None,
+        stop: Callable[[], str | None] = no_stop,
+        observer: Callable[[int], None] | None = None,
     ) -> None:
-        self._setup, self._planner, self._recorder = setup, planner, recorder
-        self._episode_id, self._moment, self._rng = episode_id, first, rng
-        self._deadlines, self._first_stamp = deadlines, first_stamp
-        self._hold = setup.hold.initial(first.observation[STATE])
-        self._low = np.array(setup.spec.action_low, np.float32)
-        self._high = np.array(setup.spec.action_high, np.float32)
+        actor, spec = config.actor, env.robot_spec
+        self._policy = policy if isinstance(policy, ChunkPolicy) else None
+        if actor.delay_ticks > 0 and self._policy is not None and not self._policy.agent.supports_prefix:
+            raise ConfigError(
+                f"this agent cannot plan with a delay (got {actor.delay_ticks}). Set it to 0, or use an agent that "
+                "takes a prefix",
+                parameter="actor.delay_ticks",
+            )
+        image_keys = self._policy.image_keys if self._policy is not None else ()
+        self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
+        for name in self._cameras:
+            spec.camera(name)
+        self.spec, self.interventions = (
+            spec,
+            Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before),
+        )
+        self._env, self._config, self._sink, self._actor_id = env, config, sink, actor_id
+        self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
+        self._hold_policy = HoldPolicy(spec)
+        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+        self._kept = spec.grippers if config.agent.gripper.kept else ()
+        self._not_random = spec.grippers if config.agent.gripper.composition == "fixed" else ()
+        # Steps of a return, whose end an agent with cameras looks at as well.
+        self._window = config.chunk.returned if image_keys else None
+        self._planner, self._warm = Planner(), True  # in real time until inference is measured
+        if self._policy is None:
+            if policy is not None:
+                self._planner = ExpertPlanner(policy)
+            self._realtime, self._every_tick = config.robot.real, True
+        else:
+            self._realtime = actor.clock == "realtime"
+            auto = actor.frames == "auto" and (env.frames_with_observation or env.images == "always")
+            self._every_tick = not isinstance(sink, NullSink) and (auto or actor.frames == "every_tick")
+            self._queue = ChunkQueue(config.chunk.executed, self._hold_policy.next, adaptive=actor.adaptive_execution)
+            self._warm = not self._realtime
+            if self._warm:
+                self._planner = LockstepPlanner(self._queue, self._policy, actor.delay_ticks, before_decision)
+        # In lockstep without a delay every tick has an action.
+        may_hold = self._realtime or policy is None or (self._policy is not None and actor.delay_ticks > 0)
+        if may_hold and (warning := hold_warning(config.robot, spec)):
+            logger.warning(warning)
+        self._garbage = GarbageSchedule(self._clock) if self._realtime else None
+        self._episodes = 0
+        self._ticks = 0  # executed by the policy so far; lockstep stamps count them, so that two runs record the same
+        self._late = array.array("d")  # seconds, every realtime tick of the session
+        self._missed_periods = 0
+        self._rate_judged = False  # of the environment
+        self.end: End | None = None  # of the episode, once it is over
+
+    def close(self) -> None:
+        """End the inference thread, if any."""
+        if self._garbage is not None:
+            self._garbage.close()
+        self._planner.close()
+
+    def lateness(self) -> Lateness:
+        """Of every tick of the session; zero under the lockstep clock."""
+        return Lateness.of(self._late, self._missed_periods)
+
+    def run_episode(
+        self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None
+    ) -> EpisodeSummary:
+        """Run one episode; see `begin`.
+
+        An error of the environment, the policy or the inference thread closes the episode as truncated and is raised.
+        In real time the first one is preceded by the warm-up of inference: between a reset and its first tick nothing
+        commands the robot.
+        """
+        self._warm_up(explore)
+        with self._garbage.episode() if self._garbage is not None else contextlib.nullcontext():
+            self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id)
+            try:
+                while self.end is None:
+                    request = self.due()
+                    if request is not None and self._policy is not None:
+                        self.accept(self._policy.decide(request))
+                    self.tick()
+            except BaseException:
+                self.abort()
+                raise
+            return self.summary()
+
+    def begin(self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None) -> None:
+        """Reset the robot with `seed` and begin an episode.
+
+        Its first `random_steps` ticks execute uniformly random commands.
+        """
+        self._warm_up(explore)
+        spec, planner, self._began_at = self.spec, self._planner, self._clock.now()
+        self._episode_id = episode_id or f"{self._actor_id}-{self._episodes:06d}"
+        begin = Begin(self._episode_id, self._config.robot.task, spec.name, spec.digest(), init_state=f"seed-{seed}")
+        self._recorder = EpisodeRecorder(self._sink, begin)
+        self._observed = LazyObservation(self._env, self._env.reset(seed=seed)[0], self._cameras)
+        planner.begin(self._recorder, seed, explore=explore)
+        self.interventions.reset(seed)
+        self._decided = (self._policy.values, self._policy.clipped) if self._policy is not None else (0, 0)
+        self._deadlines: Deadlines | None = None
+        if self._realtime:
+            self._deadlines = Deadlines(self._clock, spec.dt)
+            planner.start(self._deadlines)
+        self._hold = self._hold_policy.initial(self._observed.observation[STATE])
+        self._rng = np.random.default_rng([seed, self._episodes])  # of random commands
+        self._random_steps = random_steps
+        self._tick = 0
+        self._choice: TickAction | None = None  # of this tick; None: the planner's
         self._by_human = False  # whether a human had the previous tick
-        self._decided_at = 0  # decision tick of the last executed chunk
         self._window_ends: set[int] = set()  # ticks ahead whose frames are recorded although no action depends on them
-        self._end: End | None = None
         self._lost_ticks = 0  # before this tick, where it comes after a gap: its observation may be from before it
-        self.tally = EpisodeCounters()
-        if setup.frames_every_tick:
-            first.with_frames()
+        self._actions: list[np.ndarray] = []
+        self._step_seconds: list[float] = []  # real time: what the environment's steps took
+        self._stats = EpisodeSummary(seed=seed, episodes=1)
+        self.end = None
+        self._episodes += 1
+        if self._every_tick:
+            self._observed.with_frames()
 
-    def run(self, random_steps: int) -> End:
-        """Every tick up to the end record. An error closes the episode as truncated, and is raised."""
-        try:
-            for tick in itertools.count():
-                self._run_tick(tick, random_steps)
-                if self._end is not None:
-                    return self._end
-        except BaseException:
-            if self._end is None:
-                self._close(self._moment.observation, outcome_by="crash")
-            raise
-        raise AssertionError("itertools.count() does not end")
+    def due(self) -> Request | None:
+        """Begin the next tick, in real time at its deadline, and choose who acts: a human, chance or the policy.
 
-    def _run_tick(self, tick: int, random_steps: int) -> None:
-        setup, moment = self._setup, self._moment
+        Returns:
+            The request whose decision the tick waits for, or None. In real time inference serves the requests.
+        """
+        tick, observed = self._tick, self._observed
         if self._deadlines is None:
-            stamp = self._first_stamp + tick * setup.spec.dt
+            self._stamp = self._ticks * self.spec.dt + tick * self.spec.dt
         else:
             self._lost_ticks = self._deadlines.wait(tick)
             if self._lost_ticks:
-                self.tally.gaps += 1
+                self._stats.gaps += 1
                 self._planner.flush()
-            stamp = setup.clock.now()
-        if setup.observer is not None:
-            setup.observer(tick)
+            self._stamp = self._deadlines.began
+        if self._observer is not None:
+            self._observer(tick)
         if tick in self._window_ends:
             self._window_ends.discard(tick)
-            moment.with_frames()
-        choice = self._choose(tick, random_steps)
-        stopped_by = setup.stop()
-        if stopped_by is not None:
-            self._close(moment.with_frames(), outcome_by=stopped_by)
-            return
-        if self._deadlines is not None and self._deadlines.stalled(self._deadlines.began):
-            # What was chosen is of a moment that is long past, a human's command too. The next tick finds the gap.
+            observed.with_frames()
+        version = self._version
+        would_decide = self._planner.would_decide(tick, by_human=self._by_human)
+        human = self.interventions.poll(tick, observed.observation, would_decide)
+        self._by_human, self._choice = human is not None, None
+        if human is not None:
             self._planner.flush()
-            choice = TickAction(self._hold, Source.HOLD, version=choice.version, by_human=choice.by_human)
+            self._look()
+            source = Source.HOLD if human.idle else Source.HUMAN
+            self._choice = TickAction(human.action, source, version=version, by_human=True)
+        elif tick < self._random_steps:
+            if tick % self._planner.execute_steps == 0:  # frames as often as a policy would decide
+                self._look()
+            command = with_kept(self._rng.uniform(self._low, self._high), self._hold, self._not_random)
+            self._choice = TickAction(command, Source.RANDOM, version=version)
+        elif self._lost_ticks:  # the next observation is the first to decide on
+            self._choice = TickAction(self._hold, Source.HOLD, version=version)
+        else:
+            return self._planner.plan(tick, self._look, self._hold)
+        return None
+
+    def accept(self, decision: Decision) -> None:
+        """Take the decision on the request of this tick."""
+        self._planner.accept(decision, self._tick)
+
+    def tick(self) -> None:
+        """Command the robot and record the step. `end` is set where that ends the episode."""
+        choice = self._choice or self._planner.action(self._tick)
+        if choice is None:
+            choice = TickAction(self._hold, Source.HOLD, version=self._version)
+        elif choice.source is Source.POLICY:
+            choice = choice._replace(command=with_kept(choice.command, self._hold, self._kept))
+        if (stopped_by := self._stop()) is not None:
+            self._close(self._observed.with_frames(), outcome_by=stopped_by)
+            return
+        observed, deadlines, before = self._observed, self._deadlines, 0.0
+        if deadlines is not None:
+            if deadlines.stalled(deadlines.began):
+                # What was chosen is of a moment that is long past, a human's command too. The next tick finds the gap.
+                self._planner.flush()
+                choice = TickAction(self._hold, Source.HOLD, version=choice.version, by_human=choice.by_human)
+            before = self._clock.now()
         command = np.clip(choice.command, self._low, self._high).astype(np.float32)
-        before = 0.0 if self._deadlines is None else setup.clock.now()
-        raw, env_reward, terminated, truncated, info = setup.env.step(command)
-        if self._deadlines is not None:
-            self.tally.step_seconds.append(setup.clock.now() - before)
-        executed = np.array(info.get("executed_action", command), np.float32)
-        gated = not np.array_equal(executed, command)
+        raw, env_reward, terminated, truncated, info = self._env.step(command)
+        if deadlines is not None:
+            self._step_seconds.append(self._clock.now() - before)
+        executed, wanted = np.array(info.get("executed_action", command), np.float32), command
         if "intervene_action" in info:  # the environment replaced our action by a human's, as HIL-SERL's do
             choice = TickAction(command, Source.HUMAN, version=choice.version, by_human=True)
             # A driver that reports what it executed reports what it made of the human's command.
-            executed = np.array(info.get("executed_action", info["intervene_action"]), np.float32)
-            gated = not np.array_equal(executed, np.asarray(info["intervene_action"], np.float32))
+            wanted = np.asarray(info["intervene_action"], np.float32)
+            executed = np.array(info.get("executed_action", wanted), np.float32)
             self._planner.flush()
-            if moment.take(info.get("intervene_images", {})):
-                self._note_window(tick)
-        setup.interventions.count(choice.by_human)
+            if observed.take(info.get("intervene_images", {})):
+                self._note_window()
+        self.interventions.count(choice.by_human)
         success, failure = bool(info.get("success")), bool(info.get("failure"))
-        reward = setup.failure_reward if failure and not success else float(env_reward)
-        starved = self._deadlines is not None and choice.source is Source.HOLD and not choice.by_human
-        self.tally.count(choice.source, executed, reward, starved=starved, gated=gated)
+        reward = self._config.reward.failure_reward if failure and not success else float(env_reward)
+        holds = choice.source is Source.HOLD
+        self._stats.total_reward += reward
+        self._stats.hold_ticks += holds
+        self._stats.starved_ticks += holds and deadlines is not None and not choice.by_human
+        self._stats.gated_ticks += not np.array_equal(executed, wanted)
+        self._actions.append(executed)
         self._recorder.step(
             Step(
-                tick=tick,
-                observation=moment.observation,
+                tick=self._tick,
+                observation=observed.observation,
                 action=executed,
                 reward=reward,
                 source=choice.source,
                 decision_tick=choice.decision_tick,
                 policy_version=choice.version,
-                policy_age=setup.policy.age(choice.version, time.monotonic()),
-                stamp=stamp,
+                policy_age=-1.0 if self._policy is None else self._policy.age(choice.version, time.monotonic()),
+                stamp=self._stamp,
                 lost_ticks=self._lost_ticks,
             ),
-            moment.frame_numbers,
+            observed.frame_numbers,
         )
-        self._hold = setup.hold.next(executed)
-        self._moment = LazyObservation(setup.env, raw, setup.cameras)
+        self._hold = self._hold_policy.next(executed)
+        self._observed = LazyObservation(self._env, raw, self._cameras)
         self._lost_ticks = 0
-        if setup.frames_every_tick:  # now, when the state was measured, and in the time that the step leaves
-            self._moment.with_frames()
-        if success or failure or terminated or truncated:
-            if self._deadlines is not None and self._deadlines.stalled(before):
+        self._tick += 1
+        if self._every_tick:  # now, when the state was measured, and in the time that the step leaves
+            self._observed.with_frames()
+        terminated = success or failure or bool(terminated)
+        if terminated or truncated:
+            if deadlines is not None and deadlines.stalled(before):
                 self._lost_ticks = 1  # no tick follows that could find the gap
             outcome = Outcome.SUCCESS if success else Outcome.FAILURE if failure else Outcome.UNKNOWN
-            self._close(self._moment.with_frames(), terminated=success or failure or bool(terminated), outcome=outcome)
-        elif choice.source is Source.HOLD and setup.garbage is not None:
-            setup.garbage.holding()
+            self._close(self._observed.with_frames(), terminated=terminated, outcome=outcome)
+        elif holds and self._garbage is not None:
+            self._garbage.holding()
 
-    def _choose(self, tick: int, random_steps: int) -> TickAction:
-        """Choice of who acts on `tick`: a human first, then random exploration, then the policy."""
-        setup, moment = self._setup, self._moment
-        present = setup.policy.version
-        human = setup.interventions.poll(tick, moment.observation, self._would_decide(tick))
-        self._by_human = human is not None
-        if human is not None:
-            self._planner.flush()
-            self._look(tick)
-            asked = np.asarray(human.action, np.float32)
-            if asked.shape != self._low.shape or not np.isfinite(asked).all():
-                raise DataError(
-                    f"the intervention source (actor.intervention) commanded {human.action} on tick {tick}; a command "
-                    f"of robot {setup.spec.name!r} is {len(self._low)} finite numbers"
+    def abort(self) -> None:
+        """Close the episode as truncated after an error."""
+        if self.end is None:
+            self._close(self._observed.observation, outcome_by="crash")
+
+    def summary(self) -> EpisodeSummary:
+        """The finished episode in figures. Warns of stalls, and once of an environment whose steps fill the tick."""
+        assert self.end is not None
+        stats, deadlines, delays = self._stats, self._deadlines, self._planner.delays
+        if deadlines is not None:
+            if not self._rate_judged and len(self._step_seconds) >= RATE_TICKS:
+                self._rate_judged = True
+                if warning := slow_step_warning(self._step_seconds, self.spec.dt):
+                    logger.warning(warning)
+            stats.lateness = Lateness.of(deadlines.lateness, deadlines.missed_periods)
+            if stats.gaps:
+                logger.warning(
+                    f"the control loop stalled in episode {self._episode_id} (gaps={stats.gaps}, longest "
+                    f"{max(deadlines.lateness):.2f} s): the plan was dropped, and training sees no window across a gap"
                 )
-            return TickAction(asked, Source.HOLD if human.idle else Source.HUMAN, version=present, by_human=True)
-        if tick < random_steps:
-            if tick % setup.queue.execute_steps == 0:  # frames as often as a policy would decide
-                self._look(tick)
-            command = self._kept(self._rng.uniform(self._low, self._high), setup.not_random)
-            return TickAction(command, Source.RANDOM, version=present)
-        if self._lost_ticks:  # the next observation is the first to decide on
-            return TickAction(self._hold, Source.HOLD, version=present)
-        self._planner.plan(tick, lambda: self._look(tick), self._hold)
-        queued = setup.queue.pop(tick)
-        if queued is None:
-            return TickAction(self._hold, Source.HOLD, version=setup.policy.version)
-        self._decided_at = queued.decision_tick
-        return TickAction(self._kept(queued.action, setup.kept), Source.POLICY, queued.decision_tick, queued.version)
+        stats.steps, stats.outcome, stats.ended_by = self.end.length, self.end.outcome, self.end.outcome_by
+        stats.successes, stats.success_steps = int(stats.success), stats.success * stats.steps
+        stats.human_ticks, stats.segments = self.interventions.ticks, self.interventions.segments
+        if self._policy is not None:
+            values, clipped = self._decided
+            stats.clipped_share = (self._policy.clipped - clipped) / max(1, self._policy.values - values)
+        stats.jerk = commanded_jerk(self._actions, self.spec.control_hz)
+        stats.decisions, stats.mean_delay = len(delays), float(np.mean(delays)) if delays else 0.0
+        stats.wall_seconds = self._clock.now() - self._began_at
+        return stats
 
-    def _look(self, tick: int) -> Observation:
-        """The observation of `tick` with frames: it is acted on, and a window begins there if its end has some."""
-        self._note_window(tick)
-        return self._moment.with_frames()
+    @property
+    def _version(self) -> int:
+        return -1 if self._policy is None else self._policy.version
 
-    def _note_window(self, tick: int) -> None:
-        if self._setup.window is not None:
-            self._window_ends.add(tick + self._setup.window)
+    def _look(self) -> Observation:
+        """This tick's observation with frames: it is acted on, and a window begins there if its end has some."""
+        self._note_window()
+        return self._observed.with_frames()
 
-    def _kept(self, command: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
-        """`command` with `dimensions`, which none but a human changes (`agent.gripper.mode=fixed`), as they are."""
-        if not dimensions:
-            return command
-        command, kept = np.array(command), list(dimensions)
-        command[kept] = self._hold[kept]
-        return command
-
-    def _would_decide(self, tick: int) -> bool:
-        """Whether the policy would decide at `tick`, had an intervention not emptied its queue."""
-        if self._by_human:
-            return (tick - self._decided_at) % self._setup.queue.execute_steps == 0
-        return self._setup.queue.remaining(tick) == 0
+    def _note_window(self) -> None:
+        if self._window is not None:
+            self._window_ends.add(self._tick + self._window)
 
     def _close(
         self,
@@ -267,8 +378,25 @@ class EpisodeRun:
     ) -> None:
         # A value after a gap is no bootstrap of the step before it; what a termination gives, it gives all the same.
         last = None if self._lost_ticks and not terminated else final
-        end = End(
-            self._episode_id, self._recorder.length, last, terminated, not terminated, outcome, outcome_by=outcome_by
+        length = self._recorder.length
+        self.end = End(self._episode_id, length, last, terminated, not terminated, outcome, outcome_by=outcome_by)
+        self._ticks += length if self._policy is not None else 0  # each demonstration counts from 0
+        if self._deadlines is not None:
+            self._late.extend(self._deadlines.lateness)
+            self._missed_periods += self._deadlines.missed_periods
+        self._recorder.end(self.end, self._observed.frame_numbers)
+
+    def _warm_up(self, explore: bool) -> None:
+        """In real time, once: compile and measure inference, then build its planner."""
+        if self._warm or (policy := self._policy) is None:
+            return
+        observation: Observation = {STATE: np.zeros(self.spec.state_dim, np.float32)}
+        for c in map(self.spec.camera, self._cameras):
+            observation[IMAGE_PREFIX + c.name] = np.zeros((c.height, c.width, 3), np.uint8)
+        request, wanted = Request(observation, explore=explore), self._config.actor.inference
+        self._planner = realtime_planner(
+            self._queue, policy, self._inference, self._clock, self.spec.dt, wanted, request
         )
-        self._end = end
-        self._recorder.end(end, self._moment.frame_numbers)
+        self._warm = True
+        if self._garbage is not None:
+            self._garbage.freeze()

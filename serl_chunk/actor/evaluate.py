@@ -12,10 +12,11 @@ import numpy as np
 import rich.table
 
 from serl_chunk.actor.clock import Clock
+from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.recorder import EpisodeSummary, NullSink
-from serl_chunk.actor.runner import EpisodeRunner, no_stop
+from serl_chunk.actor.recorder import NullSink
+from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Source, Step
@@ -267,7 +268,6 @@ def evaluate(
         inference=inference,
         stop=stop,
         observer=None if save_video is None else film.observe,
-        say=say,
     )
     done: list[EpisodeSummary] = []
     mode = "mean" if deterministic else "sampled"

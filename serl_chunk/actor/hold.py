@@ -32,6 +32,15 @@ class HoldPolicy:
         return np.where(self._is_position, action, self._no_motion)
 
 
+def with_kept(command: np.ndarray, hold: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
+    """`command` float32[A] with `dimensions` of `hold`, which only a human changes (`agent.gripper.mode=fixed`)."""
+    if not dimensions:
+        return command
+    command, kept = np.array(command), list(dimensions)
+    command[kept] = hold[kept]
+    return command
+
+
 def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
     """A warning where a hold of 0 is a guess; None where the configuration says what a hold is.
 
@@ -48,7 +57,7 @@ def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
         return None
     dimensions, confirmed = ", ".join(map(str, free)), ", ".join(["-1"] * len(spec.joint_of_action))
     return (
-        f"WARNING: nothing measures where action dimensions {dimensions} of robot {spec.name!r} are: on a tick without "
+        f"nothing measures where action dimensions {dimensions} of robot {spec.name!r} are: on a tick without "
         "an action they are commanded 0, which stops a velocity, but moves a position and may open a gripper. Name "
         "grippers in robot.grippers and measured joints in robot.joint_of_action. If all of them are velocities or "
         f"differences, robot.joint_of_action=({confirmed}) confirms it"

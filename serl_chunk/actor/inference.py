@@ -6,30 +6,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from serl_chunk.actor.clock import Clock
-from serl_chunk.actor.policy import ChunkPolicy, Decision
-from serl_chunk.types import Observation
-
-
-class Request(NamedTuple):
-    """What to decide on."""
-
-    observation: Observation
-    tick: int  # of the observation
-    epoch: int  # of the chunk queue when it was taken
-    explore: bool
-    prefix: np.ndarray  # float32[d, A], robot units; d = 0 where nothing is committed
-
-
-class Result(NamedTuple):
-    """A decision and the request it answers."""
-
-    request: Request
-    decision: Decision
+from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 
 
 class Inference(Protocol):
@@ -38,10 +20,10 @@ class Inference(Protocol):
     def submit(self, request: Request) -> None:
         """Ask for a decision; a request that was not begun yet is forgotten for this one."""
 
-    def poll(self) -> Result | None:
+    def poll(self) -> Decision | None:
         """The newest result that was not taken yet, at once."""
 
-    def wait(self, moment: float) -> Result | None:
+    def wait(self, moment: float) -> Decision | None:
         """The same, waiting for one until `moment` on the clock."""
 
     def close(self) -> None:
@@ -60,7 +42,7 @@ class InferenceThread:
         self._clock = clock
         self._changed = threading.Condition()
         self._request: Request | None = None
-        self._result: Result | None = None
+        self._result: Decision | None = None
         self._error: BaseException | None = None
         self._closed = False
         self._look = False  # for newer parameters
@@ -77,12 +59,12 @@ class InferenceThread:
             self._request = request
             self._changed.notify_all()
 
-    def poll(self) -> Result | None:
+    def poll(self) -> Decision | None:
         """The newest result that was not taken yet, at once."""
         with self._changed:
             return self._take()
 
-    def wait(self, moment: float) -> Result | None:
+    def wait(self, moment: float) -> Decision | None:
         """The same, waiting for one until `moment` on the clock."""
         with self._changed:
             while self._result is None and self._error is None:
@@ -100,7 +82,7 @@ class InferenceThread:
         for thread in self._threads:
             thread.join()
 
-    def _take(self) -> Result | None:
+    def _take(self) -> Decision | None:
         if self._error is not None:
             raise self._error  # it carries the thread's own traceback
         result, self._result = self._result, None
@@ -122,9 +104,9 @@ class InferenceThread:
                     return
                 request, self._request = self._request, None
             assert request is not None
-            decision = self._policy.decide(request.observation, explore=request.explore, prefix=request.prefix)
+            decision = self._policy.decide(request)
             with self._changed:
-                self._result, self._look = Result(request, decision), True
+                self._result, self._look = decision, True
                 self._changed.notify_all()
 
     def _load(self) -> None:

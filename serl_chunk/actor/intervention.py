@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from serl_chunk.robots.base import InterventionCommand, InterventionSource
-from serl_chunk.types import Observation
+from serl_chunk.types import DataError, Observation, RobotSpec
 
 
 class Interventions:
-    """Asks an intervention source every tick and keeps account of it.
+    """Polls an intervention source on every tick and counts its ticks.
 
     A segment is a run of consecutive ticks under a human; all of them count as human ticks, also those on which the
     human held the robot without moving it (recorded as holds). After `max_human_ticks`, of which `used` were spent in
-    earlier sessions of the run, the source is no longer asked, also in the middle of a segment; 0 sets no limit. Human
+    earlier sessions of the run, the source is no longer polled, also in the middle of a segment; 0 sets no limit. Human
     ticks that an environment itself permits (`info["intervene_action"]`) are counted, and cannot be limited here.
     """
 
-    def __init__(self, source: InterventionSource | None, max_human_ticks: int = 0, used: int = 0) -> None:
-        self._source = source
+    def __init__(
+        self, source: InterventionSource | None, spec: RobotSpec, max_human_ticks: int = 0, used: int = 0
+    ) -> None:
+        self._source, self._spec = source, spec
         self._limit = max_human_ticks
         self._inside = False
         self.total_ticks = used  # of the run
@@ -35,10 +39,23 @@ class Interventions:
         return self._limit > 0 and self.total_ticks >= self._limit
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The human's command for this tick, or None; see `InterventionSource.poll`."""
+        """The human's command for this tick, float32[A], or None; see `InterventionSource.poll`.
+
+        Raises DataError for a command of another length, or one that is not finite.
+        """
         if self._source is None or self.exhausted:
             return None
-        return self._source.poll(tick, observation, decision_tick)
+        human = self._source.poll(tick, observation, decision_tick)
+        if human is None:
+            return None
+        command = np.asarray(human.action, np.float32)
+        if command.shape != (self._spec.action_dim,) or not np.isfinite(command).all():
+            raise DataError(
+                f"the source commanded {human.action} on tick {tick}, expected {self._spec.action_dim} finite numbers "
+                f"for robot {self._spec.name!r}",
+                parameter="actor.intervention",
+            )
+        return InterventionCommand(command, human.idle)
 
     def count(self, human: bool) -> None:
         """Account for one executed tick."""

@@ -1,93 +1,171 @@
-"""Planners: when the policy decides and when its chunk takes effect, in lockstep and in real time.
+"""Planners: what acts on the ticks that no human commands, and when a policy's chunks take effect.
 
-In real time inference runs next to the control thread and its chunks join by counted ticks.
+Under the lockstep clock the environment waits for a chunk. In real time inference runs next to the control thread and
+its chunks join by counted ticks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serl_chunk.actor.chunk_queue import ChunkQueue, PlannedChunk
-from serl_chunk.actor.clock import Deadlines
-from serl_chunk.actor.inference import DelayEstimate, Inference, Request, Result
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.chunk_queue import ChunkQueue
+from serl_chunk.actor.clock import Clock, Deadlines
+from serl_chunk.actor.inference import DelayEstimate, Inference, InferenceThread, measure_inference
+from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 from serl_chunk.actor.recorder import EpisodeRecorder
-from serl_chunk.types import ConfigError, Observation
+from serl_chunk.robots.base import Expert
+from serl_chunk.types import ConfigError, Observation, Source
 
 
-class Planner(Protocol):
-    """Keeps a queue filled. Every method is called by the control thread."""
+class TickAction(NamedTuple):
+    """Who acts on a tick, and how."""
 
-    delays: list[int]  # of the chunks that joined since `begin`, in ticks
+    command: np.ndarray  # float32[A], robot units, before the limits
+    source: Source
+    decision_tick: int = -1
+    version: int = -1  # of the policy
+    by_human: bool = False
 
-    def begin(self, recorder: EpisodeRecorder, explore: bool) -> None:
-        """A new episode, just reset: forget everything planned in the one before."""
 
-    def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> None:
-        """Called on every tick that the policy may act on, before its action is taken from the queue.
+class Planner:
+    """No policy: the robot holds unless a human acts, as in a recording by hand. Base of the other planners.
 
-        `observe` gives the observation of this tick with the frames a decision needs; `hold` float32[A] is
-        what the robot does on ticks without an action.
+    Every method is called by the control thread.
+    """
+
+    execute_steps = 1  # ticks that a decision serves
+
+    def __init__(self) -> None:
+        self.delays: list[int] = []  # of the chunks that joined since `begin`, in ticks
+
+    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
+        """Forget what was planned in the previous episode; the environment was reset with `seed`."""
+
+    def start(self, deadlines: Deadlines) -> None:
+        """Begin the ticks of a realtime episode."""
+
+    def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> Request | None:
+        """Plan on; called on every tick that the policy may act on, before `action`.
+
+        Args:
+            observe: gives the observation of this tick with the frames that a decision needs.
+            hold: float32[A], what the robot does on ticks without an action.
+
+        Returns:
+            A request whose decision the tick waits for, or None.
         """
+        return None
+
+    def accept(self, decision: Decision, tick: int) -> None:
+        """Take the decision that `plan` requested on this tick."""
+        raise NotImplementedError
+
+    def action(self, tick: int) -> TickAction | None:
+        """The planned action of `tick`; None where nothing is planned."""
+        return None
+
+    def would_decide(self, tick: int, *, by_human: bool) -> bool:
+        """Whether a decision is due at `tick`, had an intervention not dropped the plan.
+
+        `by_human`: whether a human acted on the tick before.
+        """
+        return True
 
     def flush(self) -> None:
         """Forget everything planned or being planned: a human intervenes."""
 
+    def close(self) -> None:
+        """End the inference thread, if there is one."""
 
-class LockstepPlanner:
+
+class ExpertPlanner(Planner):
+    """The scripted demonstrator of an environment acts on every tick."""
+
+    def __init__(self, expert: Expert) -> None:
+        super().__init__()
+        self._expert = expert
+
+    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
+        self._expert.reset(seed)
+
+    def action(self, tick: int) -> TickAction | None:
+        return TickAction(np.asarray(self._expert.act(), np.float32), Source.SCRIPTED)
+
+
+class ChunkPlanner(Planner):
+    """Executes the chunks of a policy from a queue."""
+
+    def __init__(self, queue: ChunkQueue, policy: ChunkPolicy) -> None:
+        super().__init__()
+        self.execute_steps = queue.execute_steps
+        self._queue, self._policy = queue, policy
+        self._decided_at = 0  # decision tick of the last executed chunk
+
+    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool) -> None:
+        self.flush()
+        self.delays, self._decided_at = [], 0
+        self._recorder, self._explore = recorder, explore
+
+    def action(self, tick: int) -> TickAction | None:
+        queued = self._queue.pop(tick)
+        if queued is None:
+            return None
+        self._decided_at = queued.decision_tick
+        return TickAction(queued.action, Source.POLICY, queued.decision_tick, queued.version)
+
+    def would_decide(self, tick: int, *, by_human: bool) -> bool:
+        if by_human:
+            return (tick - self._decided_at) % self.execute_steps == 0
+        return self._queue.remaining(tick) == 0
+
+    def flush(self) -> None:
+        self._queue.flush()
+
+    def _request(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray, delay: int) -> Request:
+        """Request a chunk that is expected to join `delay` ticks from now."""
+        prefix = self._queue.committed(tick, delay, hold)
+        return Request(observe(), tick, self._queue.epoch, self._explore, prefix)
+
+
+class LockstepPlanner(ChunkPlanner):
     """The environment waits for the chunk, which takes effect `delay_ticks` after its observation.
 
-    A decision is due `delay_ticks` before the planned actions end, so the next chunk follows the present one at index
-    `execute_steps`, or where that one asks to be followed (`actor.adaptive_execution`). After a reset or an
+    A decision is due `delay_ticks` before the planned actions end, so the next chunk follows the current one at index
+    `execute_steps`, or where that one requests to be followed (`actor.adaptive_execution`). After a reset or an
     intervention nothing is planned and the robot holds until the delay has passed. No time is measured: two runs from
     one seed are identical. With a delay above half of the executed steps a second decision is made while the first is
     under way, as with a remote policy whose answers are late but as many as its questions.
 
     Args:
-        before_decision: called before every decision; may take as long as it likes (rate limiter, learning in
-            the same process).
+        before_decision: called before every decision; may take any time (rate limiter, learning in this process).
     """
 
     def __init__(
         self, queue: ChunkQueue, policy: ChunkPolicy, delay_ticks: int, before_decision: Callable[[], None] | None
     ) -> None:
-        self.delays: list[int] = []
-        self._queue = queue
-        self._policy = policy
-        self._delay = delay_ticks
-        self._before_decision = before_decision
+        super().__init__(queue, policy)
+        self._delay, self._before_decision = delay_ticks, before_decision
 
-    def begin(self, recorder: EpisodeRecorder, explore: bool) -> None:
-        """A new episode, just reset: forget everything planned in the one before."""
-        self.flush()
-        self.delays = []
-        self._recorder, self._explore = recorder, explore
-
-    def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> None:
-        """Decide where a chunk is due `delay_ticks` from now."""
+    def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> Request | None:
         if self._queue.due(tick) - tick > self._delay:
-            return
+            return None
         if self._before_decision is not None:
             self._before_decision()
         self._policy.refresh()
-        prefix = self._queue.committed(tick, self._delay, hold)
-        decision = self._policy.decide(observe(), explore=self._explore, prefix=prefix)
-        self._recorder.decided(tick, decision.record)
-        chunk = PlannedChunk(decision.actions, tick, decision.version, self._queue.epoch, decision.steps)
-        delay = self._queue.join(chunk, tick + self._delay)
+        return self._request(tick, observe, hold, self._delay)
+
+    def accept(self, decision: Decision, tick: int) -> None:
+        self._recorder.decided(decision.tick, decision.record)
+        delay = self._queue.join(decision, tick + self._delay)
         assert delay is not None, "execute_steps > delay_ticks is checked where the configuration is built"
         self.delays.append(delay)
 
-    def flush(self) -> None:
-        """Forget everything planned."""
-        self._queue.flush()
 
-
-SYNC_SHARE = 0.5  # of a tick: how long the control thread waits for a chunk, and what `auto` asks of inference
+SYNC_SHARE = 0.5  # of a tick: how long the control thread waits for a chunk, and what `auto` requires of inference
 OWN_RATE_SHARE = 0.9  # of a tick: an environment whose steps take more leaves too little for the policy
 
 
@@ -109,8 +187,8 @@ def choose_inference(
     figures = f"inference takes {p50 * 1e3:.1f} ms (p99 {p99 * 1e3:.1f}), a tick {period * 1e3:.1f} ms"
     if mode == "async" and not supports_prefix:
         raise ConfigError(
-            f"{figures}, and this agent cannot plan with a delay: use actor.inference=sync with a smaller network or "
-            "fewer agent.candidates, or an agent that takes a prefix"
+            f"{figures}, and this agent cannot plan with a delay. Set actor.inference=sync with a smaller network or "
+            "fewer agent.candidates, or use an agent that takes a prefix"
         )
     within_tick = mode == "sync" and p50 <= SYNC_SHARE * period
     if not within_tick and max(1, math.ceil(p50 / period)) >= execute_steps:
@@ -122,96 +200,112 @@ def choose_inference(
 
 
 def slow_step_warning(seconds: Sequence[float], period: float) -> str:
-    """Warning for the operator where steps of the environment, in seconds, fill the tick's `period`; empty if not."""
+    """Warning where steps of the environment, in seconds, fill the tick's `period`; empty where they do not."""
     if len(seconds) == 0 or (p50 := float(np.median(seconds))) < OWN_RATE_SHARE * period:
         return ""
     return (
-        f"WARNING: a step of the environment takes {p50 * 1e3:.1f} ms (median) of a tick of {period * 1e3:.1f} ms: too "
-        "little is left for the policy, so ticks begin late and the robot may run below robot.control_hz. If step() "
-        "sleeps to keep a rate of its own, let it sleep less (docs/your_robot.md, section 7); if it does "
-        "not, lower robot.control_hz"
+        f"a step of the environment takes {p50 * 1e3:.1f} ms (median) of a tick of {period * 1e3:.1f} ms: too little "
+        "is left for the policy, so ticks begin late and the robot may run below robot.control_hz. If step() sleeps to "
+        "keep a rate of its own, let it sleep less (docs/bring_your_own_robot.md, section 7). Otherwise lower "
+        "robot.control_hz"
     )
 
 
-class RealtimePlanner:
+class RealtimePlanner(ChunkPlanner):
     """Requests chunks from an inference thread and joins them when they come.
 
     `sync`: where nothing is planned, the control thread waits for the chunk, half a period from the tick's beginning
     at most; then the robot holds. A tick that begins late waits as long: the lateness may be the environment's own
-    rate, which no hold would make up for. `async`: the next chunk is requested while the present one still has as many
+    rate, which no hold would make up for. `async`: the next chunk is requested while the current one still has as many
     actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Those behind the
-    index at which a chunk asks to be followed (`actor.adaptive_execution`) do not count as left. Either way it
+    index at which a chunk requests to be followed (`actor.adaptive_execution`) do not count as left. Either way it
     joins at the index that equals the ticks passed since its observation, and at most one request is under
-    way. A result of an earlier epoch, or one too late to execute, is dropped, and its step is recorded without
+    way. A decision of an earlier epoch, or one too late to execute, is dropped, and its step is recorded without
     a decision.
     """
 
     def __init__(
-        self, queue: ChunkQueue, inference: Inference, mode: Literal["sync", "async"], delay: DelayEstimate
+        self,
+        queue: ChunkQueue,
+        policy: ChunkPolicy,
+        inference: Inference,
+        mode: Literal["sync", "async"],
+        delay: DelayEstimate,
     ) -> None:
-        self.delays: list[int] = []
+        super().__init__(queue, policy)
         self.mode = mode
-        self._queue = queue
         self._inference = inference
         self._delay = delay
         self._under_way: int | None = None  # decision tick of the request that may still be used
         self._deadlines: Deadlines | None = None
 
-    def begin(self, recorder: EpisodeRecorder, explore: bool) -> None:
-        """A new episode, just reset: forget everything planned in the one before."""
-        self.flush()
-        self.delays = []
-        self._recorder, self._explore = recorder, explore
-
     def start(self, deadlines: Deadlines) -> None:
-        """Tick 0 of the episode is about to begin."""
         self._deadlines = deadlines
 
-    def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> None:
-        """Take what has come, and ask for the next chunk where it is time to."""
-        self._take(self._inference.poll(), tick)
+    def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> Request | None:
+        """Take what has come, and submit the next request where it is due. No tick waits for what is returned."""
+        if (decision := self._inference.poll()) is not None:
+            self.accept(decision, tick)
         if self._under_way is not None:
-            if tick - self._under_way < self._queue.execute_steps:
-                return
+            if tick - self._under_way < self.execute_steps:
+                return None
             self._give_up()
         count = 0 if self.mode == "sync" else self._delay.expected()
         margin = 0 if self.mode == "sync" else 1
-        # A chunk that wants to be followed early still goes on until the next one joins.
+        # A chunk that requests to be followed early still goes on until the next one joins.
         if min(self._queue.remaining(tick), self._queue.due(tick) - tick) > count + margin:
-            return
-        prefix = self._queue.committed(tick, count, hold)
+            return None
         self._under_way = tick
         self._recorder.expect(tick)
-        self._inference.submit(Request(observe(), tick, self._queue.epoch, self._explore, prefix))
+        self._inference.submit(self._request(tick, observe, hold, count))
         if self.mode == "sync":
             assert self._deadlines is not None
             until = self._deadlines.began + SYNC_SHARE * self._deadlines.period
             # The first to come may answer a request from before an intervention or a reset.
-            while self._under_way is not None and (result := self._inference.wait(until)) is not None:
-                self._take(result, tick)
+            while self._under_way is not None and (decision := self._inference.wait(until)) is not None:
+                self.accept(decision, tick)
+        return None
+
+    def accept(self, decision: Decision, tick: int) -> None:
+        if decision.epoch != self._queue.epoch or decision.tick != self._under_way:
+            return
+        self._under_way = None
+        self._delay.add(tick - decision.tick)
+        delay = self._queue.join(decision, tick)
+        if delay is None:
+            self._recorder.release()
+        else:
+            self.delays.append(delay)
+            self._recorder.decided(decision.tick, decision.record)
 
     def flush(self) -> None:
-        """Forget everything planned or being planned."""
-        self._queue.flush()
+        super().flush()
         self._give_up()
+
+    def close(self) -> None:
+        self._inference.close()
 
     def _give_up(self) -> None:
         if self._under_way is not None:
             self._under_way = None
             self._recorder.release()
 
-    def _take(self, result: Result | None, tick: int) -> None:
-        if result is None:
-            return
-        request, decision = result
-        if request.epoch != self._queue.epoch or request.tick != self._under_way:
-            return
-        self._under_way = None
-        self._delay.add(tick - request.tick)
-        chunk = PlannedChunk(decision.actions, request.tick, decision.version, request.epoch, decision.steps)
-        delay = self._queue.join(chunk, tick)
-        if delay is None:
-            self._recorder.release()
-        else:
-            self.delays.append(delay)
-            self._recorder.decided(request.tick, decision.record)
+
+def realtime_planner(
+    queue: ChunkQueue,
+    policy: ChunkPolicy,
+    inference: Inference | None,
+    clock: Clock,
+    period: float,
+    wanted: Literal["auto", "sync", "async"],
+    request: Request,
+) -> RealtimePlanner:
+    """Compile and measure inference with `request`, then build the planner and, unless given, its inference thread.
+
+    `period`: of a tick, in seconds. Raises ConfigError as `choose_inference`.
+    """
+    policy.refresh()
+    seconds = measure_inference(lambda: policy.decide(request), clock)
+    mode = choose_inference(wanted, seconds, period, queue.execute_steps, policy.agent.supports_prefix)
+    delay = DelayEstimate((math.ceil(s / period) for s in seconds), longest=queue.execute_steps - 1)
+    return RealtimePlanner(queue, policy, inference or InferenceThread(policy, clock), mode, delay)

@@ -50,14 +50,26 @@ class ActingAgent(Protocol):
         """A snapshot's arrays as the tree `sample` takes, on the device."""
 
 
+class Request(NamedTuple):
+    """An observation to decide on."""
+
+    observation: Observation  # raw: `state float32[S]` and the frames of the policy's cameras
+    tick: int = 0  # of the observation
+    epoch: int = 0  # of the chunk queue when the observation was taken
+    explore: bool = False
+    prefix: np.ndarray | None = None  # float32[d, A], robot units: actions committed to the ticks from `tick` on
+
+
 class Decision(NamedTuple):
-    """One chunk, ready to be executed."""
+    """A chunk, ready to be executed, and the tick it was computed for. Action i belongs to tick `tick + i`."""
 
     actions: np.ndarray  # float32[H, A], robot units, within the robot's limits
     record: dict[str, np.ndarray]  # "chunk" float32[H, A] in model space, and the agent's own entries
     version: int  # of the policy
-    clipped: int  # how many of the H * A values lay beyond the robot's limits
-    steps: int | None = None  # the record's "steps": how many of the actions the agent would execute, where it says
+    clipped: int = 0  # how many of the H * A values lay beyond the robot's limits
+    steps: int | None = None  # index at which the agent would rather follow a newer chunk; None: not given
+    tick: int = 0  # of the observation
+    epoch: int = 0  # of the chunk queue when the observation was taken
 
 
 class _Acting(NamedTuple):
@@ -151,13 +163,13 @@ class ChunkPolicy:
         run, normaliser = self._origin
         return run in ("", origin.run) and origin.normaliser in ("", normaliser)
 
-    def decide(self, observation: Observation, *, explore: bool, prefix: np.ndarray | None = None) -> Decision:
-        """A chunk for a raw `observation` (`state float32[S]` and the frames of `image_keys`).
+    def decide(self, request: Request) -> Decision:
+        """Compute a chunk; its first d actions are those of the request's prefix.
 
-        `prefix` float32[d, A], robot units, holds the actions already committed to the ticks from this
-        observation on; the chunk's first d actions are these. Raises PolicyError before the first snapshot and
-        for an action that is not finite: a diverged policy must not reach a robot.
+        Raises PolicyError before the first snapshot, and for an action that is not finite: a diverged policy must not
+        reach a robot.
         """
+        observation, tick, epoch, explore, prefix = request
         acting = self._acting
         if acting is None:
             raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
@@ -183,7 +195,8 @@ class ChunkPolicy:
         self.clipped += clipped
         actions = np.clip(decoded, self._low, self._high)
         steps = int(record["steps"]) if "steps" in record else None
-        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, acting.version, clipped, steps)
+        record = {**record, "chunk": np.asarray(chunk)}
+        return Decision(actions, record, acting.version, clipped, steps, tick, epoch)
 
     def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         horizon, d = self.normaliser.horizon, len(prefix)

@@ -1,16 +1,15 @@
-"""Records of an episode: its executed steps in order with their decisions, and per-episode statistics."""
+"""Records of an episode: its executed steps in order with their decisions."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.actor.clock import Lateness
-from serl_chunk.types import IMAGE_PREFIX, Begin, End, Observation, Outcome, RecordSink, Source, Step
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.types import IMAGE_PREFIX, STATE, Begin, End, Observation, RecordSink, Step
 
 
 class RecordedFrame(NamedTuple):
@@ -56,6 +55,32 @@ class RepeatedFrames:
         return {k: v for k, v in observation.items() if k.removeprefix(IMAGE_PREFIX) not in repeats}, repeats
 
 
+class LazyObservation:
+    """One tick's observation; its cameras are read when they are needed, and once."""
+
+    def __init__(self, env: RobotEnv, raw: Observation, cameras: tuple[str, ...]) -> None:
+        self._env, self._raw = env, raw
+        self._keys = [IMAGE_PREFIX + c for c in cameras]
+        self._cameras = cameras
+        # The driver may reuse its buffer; the record must not change afterwards.
+        self.observation: Observation = {STATE: np.array(raw[STATE], np.float32)}
+        self.frame_numbers: Mapping[str, int] = {}  # of the frames in `observation`, where the robot numbers them
+
+    def with_frames(self) -> Observation:
+        """The observation with the frames of every recorded camera."""
+        if any(k not in self.observation for k in self._keys):
+            there = all(k in self._raw for k in self._keys)
+            frames = self._raw if there else self._env.read_images(self._cameras)
+            self.observation = {**self.observation, **{k: frames[k] for k in self._keys}}
+            self.frame_numbers = dict(self._env.frame_numbers())
+        return self.observation
+
+    def take(self, frames: Observation) -> bool:
+        """Add frames that were kept for this tick; True where all recorded cameras have theirs."""
+        self.observation = {**{k: frames[k] for k in self._keys if k in frames}, **self.observation}
+        return all(k in self.observation for k in self._keys)
+
+
 class EpisodeRecorder:
     """Hands one episode's records to a sink.
 
@@ -74,24 +99,24 @@ class EpisodeRecorder:
         self.length = 0  # steps handed over or waiting
 
     def expect(self, tick: int) -> None:
-        """The decision on the observation of `tick` is under way; `tick` is the present one."""
+        """Wait for the decision on the observation of `tick`, the current one."""
         self._awaited = tick
 
     def decided(self, tick: int, record: dict[str, np.ndarray]) -> None:
-        """The decision on the observation of `tick` is there."""
+        """Attach the decision on the observation of `tick`."""
         self._decisions[tick] = record
         if self._awaited == tick:
             self.release()
 
     def release(self) -> None:
-        """Wait for no decision any longer."""
+        """Stop waiting for a decision."""
         self._awaited = None
         waiting, self._waiting = self._waiting, []
         for step in waiting:
             self._hand_over(step)
 
     def step(self, step: Step, frame_numbers: Mapping[str, int] = MappingProxyType({})) -> None:
-        """One executed tick. `frame_numbers`: by camera, where the robot numbers the frames of the observation."""
+        """Record an executed tick. `frame_numbers`: by camera, where the robot numbers the observation's frames."""
         observation, repeats = self._frames.take_out(step.tick, step.observation, frame_numbers)
         step = step._replace(observation=observation, repeats=repeats)
         self.length += 1
@@ -117,68 +142,8 @@ class EpisodeRecorder:
 
 
 class NullSink:
-    """A RecordSink that keeps nothing: evaluation, warm-up."""
+    """A RecordSink that keeps nothing: evaluation."""
 
-    def begin(self, record: Begin) -> None:
-        """Ignore it."""
+    def begin(self, record: object) -> None: ...
 
-    def step(self, record: Step) -> None:
-        """Ignore it."""
-
-    def end(self, record: End) -> None:
-        """Ignore it."""
-
-    def amend(self, record: object) -> None:
-        """Ignore it."""
-
-
-class EpisodeSummary(NamedTuple):
-    """One episode in figures. Ticks are counts; `*_share` are 0..1."""
-
-    seed: int
-    length: int  # recorded steps
-    total_reward: float  # undiscounted sum of what was recorded, before scale and offset
-    success: bool
-    outcome: Outcome
-    ended_by: str  # who ended it: environment, operator, learner, ...
-    human_ticks: int  # under a human, idle ones included
-    segments: int  # interventions
-    hold_ticks: int  # recorded as holds: nothing planned, or a human who did not move the robot
-    starved_ticks: int  # real time: the policy's turn and nothing planned, also before an episode's first chunk
-    clipped_share: float  # of decided action values beyond the robot's limits
-    gated_share: float  # of ticks on which the driver executed something else than it was commanded
-    jerk: float  # root mean square third difference of executed actions, robot units / s^3
-    decisions: int  # chunks that joined
-    mean_delay: float  # ticks between a chunk's observation and its first executed action
-    wall_seconds: float  # reset included
-    lateness: Lateness
-    gaps: int = 0  # stalls after which the plan was dropped and no window of training goes on
-
-
-@dataclasses.dataclass
-class EpisodeCounters:
-    """Counts an episode while it runs."""
-
-    total_reward: float = 0.0
-    hold_ticks: int = 0
-    starved_ticks: int = 0
-    gated_ticks: int = 0
-    gaps: int = 0
-    actions: list[np.ndarray] = dataclasses.field(default_factory=list)
-    step_seconds: list[float] = dataclasses.field(default_factory=list)  # real time: what the environment's steps took
-
-    def count(self, source: Source, executed: np.ndarray, reward: float, *, starved: bool, gated: bool) -> None:
-        """Account for one executed tick."""
-        self.total_reward += reward
-        self.hold_ticks += source == Source.HOLD
-        self.starved_ticks += starved
-        self.gated_ticks += gated
-        self.actions.append(executed)
-
-
-def commanded_jerk(actions: list[np.ndarray], hz: float) -> float:
-    """Root mean square of the third difference of T actions float32[A], times hz^3; 0 for fewer than 4."""
-    if len(actions) < 4:
-        return 0.0
-    third = np.diff(np.asarray(actions, np.float64), n=3, axis=0)
-    return float(np.sqrt(np.mean(third**2)) * hz**3)
+    step = end = amend = begin

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
+from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
 from serl_chunk.actor.inference import Inference
 from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
-from serl_chunk.actor.recorder import EpisodeSummary
-from serl_chunk.actor.runner import EpisodeRunner, no_stop
+from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.devices.recorded import ReplayedIntervention
@@ -215,7 +215,6 @@ def run_actor(
         inference=inference,
         before_decision=pace if lockstep else None,
         stop=over_or_allowed if lockstep else over,
-        say=say,
     )
     board = _SessionStats()
     backlog_said = clock.now() - SAY_EVERY_SECONDS

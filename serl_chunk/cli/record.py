@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from serl_chunk.actor.clock import Clock, TickClock
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.stats import RolloutStats
 from serl_chunk.cli.process import say, spec_of
 from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.experiment import ExperimentConfig
@@ -17,9 +18,10 @@ from serl_chunk.data.formats.hdf5 import open_episode, read_episode
 from serl_chunk.data.formats.hdf5_frames import close_files
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.robots.base import RobotEnv
+from serl_chunk.io import plural
+from serl_chunk.robots.base import Expert, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
-from serl_chunk.types import IMAGE_PREFIX, Begin, ConfigError, End, Observation, Outcome, Source, Step
+from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome
 
 DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,000,000
 MAX_FAILURES_PER_DEMO = 20  # an expert worse than this is a mistake, not bad luck
@@ -31,13 +33,16 @@ def run_record(
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
     Args:
+        config: its robot and task; the loop is the actor's (`EpisodeRunner`), with a demonstrator as its policy.
         out: folder for the files; created if absent.
         policy: "scripted", the only demonstrator there is.
         noise: standard deviation of the expert's noise, rad; None leaves the expert's own.
         cameras: recorded at every tick.
 
-    Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
-    one of `cameras`, and DataError for a damaged file there.
+    Raises:
+        ConfigError: also for an expert that hardly ever succeeds and for files in `out` of another robot or without
+            one of `cameras`.
+        DataError: a file in `out` is damaged.
     """
     if policy != "scripted":
         raise ConfigError(f"--policy={policy}: only scripted is there; recording by hand comes with device support")
@@ -50,44 +55,47 @@ def run_record(
     if cameras:
         _check_cameras(folder, files, cameras)
     if there >= n_demos:
-        say(f"{folder} already holds {there} demonstrations")
+        say(f"{folder} already holds {plural(there, 'demonstration')}")
         return 0
-    attempts = lengths = 0
     exit_at_once_while(never)  # an open robot is closed, however long it takes
-    with contextlib.ExitStack() as stack:
-        env = make_env(config.robot)
-        stack.callback(env.close)
-        for name in cameras:
-            env.robot_spec.camera(name)
-        expert = make_expert(env)
-        if noise is not None:
-            if not hasattr(expert, "noise"):
-                raise ConfigError(f"the expert of {env.robot_spec.name!r} has no adjustable noise: leave --noise out")
-            expert.noise = noise
-        seed = next_seed(files)
+    with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
+        env = stack.enter_context(contextlib.closing(make_env(config.robot)))
+        expert, seed = _expert(env, noise), next_seed(files)
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
         )
-        stack.enter_context(_kept_files_reported(writer, folder, there, n_demos))
-        stack.enter_context(writer)
+        files_stack.enter_context(_kept_files_reported(writer, folder, there, n_demos))
+        files_stack.enter_context(writer)
+        runner = EpisodeRunner(env, expert, writer, config=config, cameras=cameras)
+        stack.callback(runner.close)
+        kept, attempts = RolloutStats(), 0
         progress = stack.enter_context(Progress(transient=True))
         task = progress.add_task(f"recording to {folder}", total=n_demos, completed=there)
-        kept = there
-        while kept < n_demos:
-            success, length = record_episode(env, expert, writer, config, seed, cameras)
+        while there + kept.episodes < n_demos:
+            summary = runner.run_episode(seed, episode_id=f"demo-{env.robot_spec.name}-{seed:06d}")
             writer.flush()  # a fast simulator would leave thousands of episodes waiting in memory
             seed += 1
             attempts += 1
-            if success:
-                kept += 1
-                lengths += length
-                progress.update(task, completed=kept)
-            elif attempts - (kept - there) > MAX_FAILURES_PER_DEMO * n_demos:
-                raise ConfigError(f"the expert failed {attempts - (kept - there)} of {attempts} episodes; giving up")
-    new = kept - there
+            if summary.success:
+                kept.merge(summary)
+                progress.update(task, completed=there + kept.episodes)
+            elif (failed := attempts - kept.episodes) > MAX_FAILURES_PER_DEMO * n_demos:
+                raise ConfigError(f"the expert failed {failed} of {attempts} episodes; giving up")
     seen = f", with cameras {', '.join(cameras)}" if cameras else ""
-    say(f"{folder}: {new} demonstrations recorded in {attempts} episodes, {lengths / new:.0f} ticks on average{seen}")
+    say(
+        f"{folder}: {plural(kept.episodes, 'demonstration')} recorded in {plural(attempts, 'episode')}, "
+        f"{kept.mean_length:.0f} ticks on average{seen}"
+    )
     return 0
+
+
+def _expert(env: RobotEnv, noise: float | None) -> Expert:
+    expert = make_expert(env)
+    if noise is not None:
+        if not hasattr(expert, "noise"):
+            raise ConfigError(f"the expert of {env.robot_spec.name!r} has no adjustable noise: leave --noise out")
+        expert.noise = noise
+    return expert
 
 
 @contextlib.contextmanager
@@ -136,42 +144,3 @@ def next_seed(files: Sequence[Path]) -> int:
     """
     starts = (re.fullmatch(r"seed-(\d+)", read_episode(file, cameras=()).begin.init_state) for file in files)
     return max((int(match[1]) + 1 for match in starts if match), default=DEMO_SEED_BASE + len(files))
-
-
-def record_episode(
-    env: RobotEnv,
-    expert,
-    sink,
-    config: ExperimentConfig,
-    seed: int,
-    cameras: tuple[str, ...],
-    clock: Clock | None = None,
-) -> tuple[bool, int]:
-    """One episode by `expert` from `reset(seed)`; returns (success, ticks). A real robot is paced by `clock`."""
-    spec = env.robot_spec
-    observation, _ = env.reset(seed=seed)
-    expert.reset(seed)
-    episode_id = f"demo-{spec.name}-{seed:06d}"
-    sink.begin(Begin(episode_id, config.robot.task, spec.name, spec.digest(), init_state=f"seed-{seed}"))
-    ticks = TickClock(spec.dt, real=config.robot.real, clock=clock)
-    tick = 0
-    while True:
-        stamp = ticks.begin(tick)
-        seen = _with_images(env, observation, cameras)
-        command = expert.act()
-        observation, reward, terminated, truncated, info = env.step(command)
-        executed = info.get("executed_action", command)
-        sink.step(
-            Step(tick, seen, executed, float(reward), Source.SCRIPTED, -1, -1, stamp, lost_ticks=ticks.lost_ticks)
-        )
-        tick += 1
-        success = bool(info.get("success"))
-        if terminated or truncated:
-            outcome = Outcome.SUCCESS if success else Outcome.FAILURE
-            final = _with_images(env, observation, cameras)
-            sink.end(End(episode_id, tick, final, bool(terminated), not terminated, outcome))
-            return success, tick
-
-
-def _with_images(env: RobotEnv, observation: Observation, cameras: tuple[str, ...]) -> Observation:
-    return {**observation, **env.read_images(cameras)} if cameras else dict(observation)

@@ -20,9 +20,9 @@ from actor_helpers import (
 )
 from errors import naming
 
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.recorder import NullSink
-from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.replay.windows import eligible_starts

@@ -26,10 +26,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.inference import DelayEstimate, measure_inference
 from serl_chunk.actor.planner import choose_inference
 from serl_chunk.actor.policy import PolicyError
-from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.types import ConfigError, End, Source
 
@@ -124,17 +124,16 @@ def test_sync_waits_half_a_period_at_most_however_late_the_tick_begins(late):
 
 
 @pytest.mark.parametrize(("cost", "told"), [(DT, True), (0.91 * DT, True), (0.8 * DT, False), (0, False)])
-def test_an_environment_whose_steps_fill_the_tick_is_told_once(cost, told):
-    said = []
-    rig = Rig("sync", itertools.repeat(1 * MS), costs=itertools.repeat(cost), length=4, say=said.append)
+def test_an_environment_whose_steps_fill_the_tick_is_told_once(cost, told, caplog):
+    rig = Rig("sync", itertools.repeat(1 * MS), costs=itertools.repeat(cost), length=4)
     rig.run()
-    assert said == []  # too short an episode to judge
+    assert caplog.messages == []  # too short an episode to judge
     rig.env.length = 12
     rig.run()
     rig.run()
-    assert len(said) == told
+    assert len(caplog.messages) == told
     if told:
-        assert f"{cost / MS:.1f} ms (median) of a tick of 20.0 ms" in said[0]
+        assert f"{cost / MS:.1f} ms (median) of a tick of 20.0 ms" in caplog.messages[0]
 
 
 def test_holding_repeats_positions_and_stops_differences():
@@ -315,10 +314,9 @@ def test_a_long_stall_moves_the_grid_instead_of_rushing():
     assert summary.lateness.max_ms == pytest.approx(65)
 
 
-def test_a_stall_drops_the_plan_and_is_a_gap():
+def test_a_stall_drops_the_plan_and_is_a_gap(caplog):
     """The process stands still for 2 s between ticks 10 and 11: what it planned, and saw, is of a robot of before."""
-    said = []
-    rig = Rig("async", itertools.repeat(5 * MS), oversleep=[0] * 11 + [2.0], say=said.append)
+    rig = Rig("async", itertools.repeat(5 * MS), oversleep=[0] * 11 + [2.0])
     summary, steps = rig.run()
     assert steps[11].stamp - steps[10].stamp == pytest.approx(DT + 2.0)
     assert [(s.tick, s.lost_ticks) for s in steps if s.lost_ticks] == [(11, 100)]
@@ -329,8 +327,8 @@ def test_a_stall_drops_the_plan_and_is_a_gap():
     assert sum(s.source == Source.POLICY for s in steps[12:]) > 10
     assert summary.gaps == 1
     assert summary.lateness.missed_periods == 100
-    assert len(said) == 1
-    assert "stalled in episode actor-000000 (gaps=1, longest 2.00 s)" in said[0]
+    [warning] = caplog.messages
+    assert "stalled in episode actor-000000 (gaps=1, longest 2.00 s)" in warning
 
 
 @pytest.mark.parametrize(("hz", "late", "lost"), [(50, 0.079, 0), (50, 0.081, 4), (10, 0.19, 0), (10, 0.21, 2)])

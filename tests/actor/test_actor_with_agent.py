@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from actor_helpers import ListSink, chunk_starts
 
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig

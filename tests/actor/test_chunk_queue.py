@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.actor.chunk_queue import ChunkQueue, PlannedChunk
+from serl_chunk.actor.chunk_queue import ChunkQueue
+from serl_chunk.actor.policy import Decision
 
 HOLD = np.array([7.0], np.float32)
 
 
-def chunk(tick: int, epoch: int = 0, horizon: int = 6) -> PlannedChunk:
+def chunk(tick: int, epoch: int = 0, horizon: int = 6) -> Decision:
     """Action i of the chunk decided on tick t is 100 t + i."""
-    return PlannedChunk((100 * tick + np.arange(horizon, dtype=np.float32))[:, None], tick, tick, epoch)
+    return Decision((100 * tick + np.arange(horizon, dtype=np.float32))[:, None], {}, tick, tick=tick, epoch=epoch)
 
 
 def queue_of(execute_steps: int) -> ChunkQueue:
@@ -99,8 +100,8 @@ def test_committed_holds_as_the_robot_will():
 )
 def test_random_histories(execute, events):
     queue = queue_of(execute)
-    planned: PlannedChunk | None = None
-    current: PlannedChunk | None = None
+    planned: Decision | None = None
+    current: Decision | None = None
     tick = 0
     for event in events:
         if event == "plan":
@@ -109,13 +110,13 @@ def test_random_histories(execute, events):
             queue.flush()
             current = None
         elif event == "join" and planned is not None:
-            fits = planned.epoch == queue.epoch and tick - planned.decision_tick < execute
-            newer = current is None or planned.decision_tick > current.decision_tick
-            expected = tick - planned.decision_tick if fits and newer else None
+            fits = planned.epoch == queue.epoch and tick - planned.tick < execute
+            newer = current is None or planned.tick > current.tick
+            expected = tick - planned.tick if fits and newer else None
             assert queue.join(planned, tick) == expected
             current = planned if expected is not None else current
-        index = tick - current.decision_tick if current else execute
+        index = tick - current.tick if current else execute
         left = max(0, execute - index) if current else 0
         assert queue.remaining(tick) == left
-        assert value(queue, tick) == (100 * current.decision_tick + index if current and left else None)
+        assert value(queue, tick) == (100 * current.tick + index if current and left else None)
         tick += event == "pass"

@@ -21,7 +21,7 @@ from actor_helpers import (
     make_policy,
 )
 
-from serl_chunk.actor.runner import EpisodeRunner
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.experiment import ActorConfig
 
 

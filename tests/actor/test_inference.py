@@ -11,7 +11,8 @@ from actor_helpers import NoisyAgent, make_policy
 from transport_tools import eventually
 
 from serl_chunk.actor.clock import MonotonicClock
-from serl_chunk.actor.inference import InferenceThread, Request
+from serl_chunk.actor.inference import InferenceThread
+from serl_chunk.actor.policy import Request
 from serl_chunk.types import ConfigError, Snapshot
 
 CLOCK = MonotonicClock()
@@ -47,8 +48,8 @@ def test_only_the_newest_request_waits():
     while 3 not in ticks:
         result = inference.wait(CLOCK.now() + 10)
         assert result is not None
-        ticks.append(result.request.tick)
-        np.testing.assert_array_equal(result.decision.record["q"], ticks[-1])
+        ticks.append(result.tick)
+        np.testing.assert_array_equal(result.record["q"], ticks[-1])
     inference.close()
     assert set(agent.prefixes) == {1, 3}
 
@@ -75,7 +76,7 @@ def decided(inference):
     inference.submit(request(0))
     result = inference.wait(CLOCK.now() + 10)
     assert result is not None
-    return result.decision
+    return result
 
 
 def test_newer_parameters_are_loaded_after_a_decision_and_never_go_back():
@@ -114,7 +115,7 @@ def test_decisions_go_on_while_newer_parameters_are_loaded():
     result = inference.wait(CLOCK.now() + 3)
     agent.go.set()
     assert result is not None, "the decision waited for the parameters"
-    assert result.decision.version == 3
+    assert result.version == 3
     eventually(lambda: policy.version == 9)
     assert decided(inference).version == 9
     inference.close()
@@ -136,7 +137,7 @@ def test_a_decision_uses_one_set_of_parameters_whatever_is_loaded_meanwhile():
     result = inference.wait(CLOCK.now() + 10)
     inference.close()
     assert result is not None
-    assert (result.decision.version, result.decision.record["params"]) == (3, 3)
+    assert (result.version, result.record["params"]) == (3, 3)
 
 
 def test_an_error_of_loading_reaches_the_control_thread():

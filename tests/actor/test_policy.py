@@ -9,7 +9,7 @@ import pytest
 from actor_helpers import SPEC, NoisyAgent, identity_normaliser, make_policy
 from errors import naming
 
-from serl_chunk.actor.policy import ChunkPolicy, PolicyError
+from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Request
 from serl_chunk.types import PolicyOrigin, Snapshot
 
 OBSERVATION = {"state": np.array([0.25, -0.5, 4], np.float32), "images/front": np.zeros((8, 10, 3), np.uint8)}
@@ -46,7 +46,9 @@ def relative_normaliser(horizon):
 
 def test_model_space_in_and_robot_units_out():
     agent = EchoAgent([[1, 0], [2, -1]])
-    decision = policy_of(agent, relative_normaliser(2), image_keys=("front",)).decide(OBSERVATION, explore=False)
+    decision = policy_of(agent, relative_normaliser(2), image_keys=("front",)).decide(
+        Request(OBSERVATION, explore=False)
+    )
     observation, prefix = agent.asked
     np.testing.assert_allclose(observation["state"], [0, -0.5, 2])
     assert observation["images/front"] is OBSERVATION["images/front"]
@@ -71,14 +73,14 @@ def test_the_age_of_the_parameters_that_decided():
 
 def test_cameras_the_agent_does_not_look_at_stay_out():
     agent = EchoAgent([[0, 0]])
-    policy_of(agent).decide(OBSERVATION, explore=False)
+    policy_of(agent).decide(Request(OBSERVATION, explore=False))
     assert set(agent.asked[0]) == {"state"}
 
 
 def test_the_prefix_enters_in_model_space_and_leaves_exactly():
     agent = EchoAgent(np.zeros((3, 2)))
     prefix = np.array([[0.35, -0.5], [0.3, -0.45]], np.float32)
-    decision = policy_of(agent, relative_normaliser(3)).decide(OBSERVATION, explore=False, prefix=prefix)
+    decision = policy_of(agent, relative_normaliser(3)).decide(Request(OBSERVATION, explore=False, prefix=prefix))
     actions, mask = agent.asked[1]
     np.testing.assert_allclose(actions, [[1, 0], [0.5, 0.5], [0, 0]], atol=1e-6)
     np.testing.assert_array_equal(mask, np.array([1, 1, 0], np.float32))
@@ -89,14 +91,14 @@ def test_the_prefix_enters_in_model_space_and_leaves_exactly():
 def test_limits_clip_and_count():
     agent = EchoAgent([[1.0, -1.0], [1.5, 0], [-3, 2]])
     policy = policy_of(agent)
-    decision = policy.decide(OBSERVATION, explore=True)
+    decision = policy.decide(Request(OBSERVATION, explore=True))
     np.testing.assert_array_equal(decision.actions, [[1, -1], [1, 0], [-1, 1]])
     assert (decision.clipped, policy.clipped, policy.values) == (3, 3, 6)
 
 
 def test_the_same_seed_decides_the_same():
     first, second, other = (make_policy(NoisyAgent(4), seed=s) for s in (1, 1, 2))
-    a, b, c = ([p.decide(OBSERVATION, explore=True).actions for _ in range(3)] for p in (first, second, other))
+    a, b, c = ([p.decide(Request(OBSERVATION, explore=True)).actions for _ in range(3)] for p in (first, second, other))
     np.testing.assert_array_equal(a, b)
     assert not np.array_equal(a[0], a[1])
     assert not np.array_equal(a, c)
@@ -104,7 +106,7 @@ def test_the_same_seed_decides_the_same():
 
 def test_deciding_before_the_first_snapshot_is_refused():
     with pytest.raises(PolicyError, match=naming("snapshot")):
-        ChunkPolicy(NoisyAgent(2), identity_normaliser(2), SPEC).decide(OBSERVATION, explore=True)
+        ChunkPolicy(NoisyAgent(2), identity_normaliser(2), SPEC).decide(Request(OBSERVATION, explore=True))
 
 
 def test_a_snapshot_for_another_normaliser_is_refused():

@@ -6,8 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
 from errors import naming
 
+from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.cli import record
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
@@ -15,7 +18,7 @@ from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.main import main
 from serl_chunk.robots.registry import make_env, make_expert
-from serl_chunk.types import ConfigError, DataError, End, Outcome, Step
+from serl_chunk.types import ConfigError, DataError, Outcome, Source
 
 CONFIG = load("fake_aloha", [])
 
@@ -79,7 +82,7 @@ def test_a_damaged_file_among_them_is_named(tmp_path):
 
 
 def test_an_expert_that_never_succeeds_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "record_episode", lambda *_: (False, 1))
+    monkeypatch.setattr(EpisodeRunner, "run_episode", lambda self, seed, **_: EpisodeSummary(seed=seed))
     with pytest.raises(ConfigError, match=naming("expert", 21)):
         record_until(1, tmp_path)
 
@@ -115,13 +118,12 @@ def test_a_folder_without_frames_takes_none_with_them(tmp_path):
 
 
 class Seconds:
-    """A clock on which only waiting and `cost` seconds per look take time."""
+    """A clock on which only waiting takes time."""
 
-    def __init__(self, cost: float = 0.0) -> None:
-        self.time, self.cost, self.waits = 50.0, cost, 0
+    def __init__(self) -> None:
+        self.time, self.waits = 50.0, 0
 
     def now(self) -> float:
-        self.time += self.cost
         return self.time
 
     def sleep_until(self, moment: float) -> None:
@@ -132,23 +134,46 @@ class Seconds:
 @pytest.mark.parametrize("is_real", [True, False])
 def test_a_real_robot_is_recorded_at_its_rate_and_a_simulator_at_once(is_real):
     env = make_env(CONFIG.robot)  # whose steps take no time, as of an environment that does not sleep
-    robot = GymConfig(make=lambda fake_env: None, is_real=is_real)
-    records: list = []
-
-    class Sink:
-        begin = step = end = staticmethod(records.append)
-
-    clock = Seconds(cost=1e-3)
-    config = dataclasses.replace(CONFIG, robot=robot)
-    success, length = record.record_episode(env, make_expert(env), Sink, config, 0, (), clock)
-    stamps = np.array([r.stamp for r in records if isinstance(r, Step)])
-    assert success
-    assert isinstance(records[-1], End)
-    assert len(stamps) == length
-    if is_real:
-        assert clock.waits == length
-        np.testing.assert_allclose(stamps - 50.0, 2e-3 + np.arange(length) * env.robot_spec.dt, atol=1e-9)
-    else:
-        assert clock.waits == 0
-        np.testing.assert_allclose(stamps, np.arange(length) * env.robot_spec.dt)
+    sink, clock = ListSink(), Seconds()
+    config = dataclasses.replace(CONFIG, robot=GymConfig(make=lambda fake_env: None, is_real=is_real))
+    runner = EpisodeRunner(env, make_expert(env), sink, config=config, clock=clock)
+    summaries = [runner.run_episode(seed) for seed in range(2)]
+    runner.close()
+    assert all(s.success for s in summaries)
+    assert {s.source for s in sink.steps} == {Source.SCRIPTED}
+    stamps = np.array([s.stamp for s in sink.steps[: summaries[0].length]])
+    start = 50.0 if is_real else 0.0
+    np.testing.assert_allclose(stamps - start, np.arange(len(stamps)) * env.robot_spec.dt, atol=1e-9)
+    assert clock.waits == (sum(s.length for s in summaries) if is_real else 0)
+    if not is_real:
+        assert sink.steps[summaries[0].length].stamp == 0.0  # each demonstration counts from 0
     env.close()
+
+
+class Wild:
+    """Commands far beyond the robot's limits."""
+
+    def reset(self, seed: int) -> None:
+        pass
+
+    def act(self) -> np.ndarray:
+        return np.array([7.0, -7.0])
+
+
+def test_a_demonstrators_commands_stay_within_the_limits():
+    sink = ListSink()
+    summary = EpisodeRunner(LineEnv(length=5), Wild(), sink, config=make_config()).run_episode(3)
+    assert {tuple(s.action) for s in sink.steps} == {(1.0, -1.0)}
+    assert (summary.outcome, sink.last_end.truncated) == (Outcome.UNKNOWN, True)  # a time-out is no failure
+
+
+def test_a_human_takes_over_from_a_demonstrator_or_from_nothing():
+    """Without a policy the robot holds until the human acts: a recording by hand."""
+    for demonstrator, source in ((Wild(), Source.SCRIPTED), (None, Source.HOLD)):
+        sink, human = ListSink(), HumanOnTicks(frozenset({2, 3}), idle=frozenset({3}))
+        runner = EpisodeRunner(LineEnv(length=6), demonstrator, sink, config=make_config(), intervention=human)
+        summary = runner.run_episode(0)
+        expected = [source, source, Source.HUMAN, Source.HOLD, source, source]
+        assert [s.source for s in sink.steps] == expected
+        assert {(s.decision_tick, s.policy_version, s.policy_age) for s in sink.steps} == {(-1, -1, -1.0)}
+        assert (summary.human_ticks, summary.segments) == (2, 1)

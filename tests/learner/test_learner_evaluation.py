@@ -17,13 +17,13 @@ from learner_tools import by_kind, quick_agents
 from point_robot import Ditherer, PointEnv, experiment, record_demos
 
 from serl_chunk.actor import evaluate as evaluate_module
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE
 from serl_chunk.cli.learner import build_learner
 from serl_chunk.cli.learner_evaluation import OwnEvaluation
 from serl_chunk.cli.learner_status import status_fields
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.offline import train_offline
-from serl_chunk.cli.record import record_episode
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.learner.learner import Learner
@@ -234,8 +234,9 @@ def filmed_demos(folder: Path, config) -> str:
     """Two short episodes of a robot with a camera."""
     env = make_env(dataclasses.replace(config.robot, max_episode_steps=200))
     with EpisodeWriter(folder, env.robot_spec, keep=lambda e: True) as writer:
+        runner = EpisodeRunner(env, Ditherer(env.env.env), writer, config=config)
         for seed in range(2):
-            record_episode(env, Ditherer(env.env.env), writer, config, seed, ())
+            runner.run_episode(seed)
     env.close()
     return str(folder)
 

@@ -14,12 +14,11 @@ from actor_helpers import SimClock, SimInference
 from errors import naming
 from hil_serl_shape import HilSerlShape
 
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.actor.runner import EpisodeRunner
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.process import load
-from serl_chunk.cli.record import record_episode
 from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.config.hil_serl import TASKS, hil_serl_encoder, hil_serl_task
 from serl_chunk.config.loader import known_experiments, load_experiment
@@ -277,7 +276,8 @@ def test_cameras_with_a_slash_are_recorded_and_read_again(tmp_path):
 
     env = registry.make_env(config.robot)
     with EpisodeWriter(tmp_path, env.robot_spec, keep=lambda e: True) as writer:
-        assert record_episode(env, Still(), writer, config, 0, cameras) == (True, HilSerlShape.SOLVED)
+        summary = EpisodeRunner(env, Still(), writer, config=config, cameras=cameras).run_episode(0)
+        assert (summary.success, summary.length) == (True, HilSerlShape.SOLVED)
     episode = load_demos([tmp_path], env.robot_spec, cameras=cameras).episodes[0]
     frames = [int(np.asarray(episode.steps.sparse[f"images/{c}"].values[2])[0, 0, 0]) for c in cameras]
     assert frames == [2, 12, 22]

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from serl_chunk.actor.inference import Request, Result
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
@@ -177,7 +176,7 @@ class SimInference:
         self._policy, self._clock, self._latencies = policy, clock, iter(latencies)
         self._running: tuple[float, Request] | None = None
         self._pending: Request | None = None
-        self._result: Result | None = None
+        self._result: Decision | None = None
         self.submitted = 0
 
     def submit(self, request: Request) -> None:
@@ -185,12 +184,12 @@ class SimInference:
         self._pending = request
         self._advance(self._clock.now())
 
-    def poll(self) -> Result | None:
+    def poll(self) -> Decision | None:
         self._advance(self._clock.now())
         result, self._result = self._result, None
         return result
 
-    def wait(self, moment: float) -> Result | None:
+    def wait(self, moment: float) -> Decision | None:
         self._advance(self._clock.now())
         if self._result is None:
             ready = self._running[0] if self._running else moment
@@ -207,10 +206,7 @@ class SimInference:
                 free, request = self._running
                 if free > now:
                     return
-                self._result = Result(
-                    request,
-                    self._policy.decide(request.observation, explore=request.explore, prefix=request.prefix),
-                )
+                self._result = self._policy.decide(request)
                 self._running = None
             if self._pending is None:
                 return

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from serl_chunk.cli.record import record_episode
+from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
@@ -105,9 +105,10 @@ def record_demos(folder: Path, count: int) -> str:
     env = make_env(config.robot)
     expert = Ditherer(env.env)
     with EpisodeWriter(folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS) as writer:
+        runner = EpisodeRunner(env, expert, writer, config=config)
         seed = kept = 0
         while kept < count:
-            kept += record_episode(env, expert, writer, config, seed, ())[0]
+            kept += runner.run_episode(seed).success
             seed += 1
     env.close()
     return str(folder)
