@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from support.loopback import connected, other_process, serving
 
-from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.actor.session import run_actor
+from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
 from serl_chunk.config.critics import CriticConfig

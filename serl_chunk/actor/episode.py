@@ -74,8 +74,7 @@ class EpisodeRunner:
         stop: polled on every tick. A string truncates the episode there and is recorded as `outcome_by`.
         observer: called on every tick with its number, for video; what it does delays the robot.
 
-    Raises:
-        ConfigError: the policy's agent cannot plan with the delay, or a camera is unknown.
+    Raises ConfigError where the policy's agent cannot plan with the delay, or a camera is unknown.
     """
 
     def __init__(
@@ -120,18 +119,18 @@ class EpisodeRunner:
         # Steps of a return, whose end an agent with cameras looks at as well.
         self._window = config.chunk.returned if image_keys else None
         self._planner, self._warm = Planner(), True  # in real time until inference is measured
-        if self._policy is None:
-            if policy is not None:
-                self._planner = ExpertPlanner(policy)
-            self._realtime, self._every_tick = config.robot.real, True
-        else:
+        if isinstance(policy, ChunkPolicy):
             self._realtime = actor.clock == "realtime"
             auto = actor.frames == "auto" and (env.frames_with_observation or env.images == "always")
             self._every_tick = not isinstance(sink, NullSink) and (auto or actor.frames == "every_tick")
             self._queue = ChunkQueue(config.chunk.executed, self._hold_policy.next, adaptive=actor.adaptive_execution)
             self._warm = not self._realtime
             if self._warm:
-                self._planner = LockstepPlanner(self._queue, self._policy, actor.delay_ticks, before_decision)
+                self._planner = LockstepPlanner(self._queue, policy, actor.delay_ticks, before_decision)
+        else:
+            self._realtime, self._every_tick = config.robot.real, True
+            if policy is not None:
+                self._planner = ExpertPlanner(policy)
         # In lockstep without a delay every tick has an action.
         may_hold = self._realtime or policy is None or (self._policy is not None and actor.delay_ticks > 0)
         if may_hold and (warning := hold_warning(config.robot, spec)):
@@ -141,7 +140,7 @@ class EpisodeRunner:
         self._ticks = 0  # executed by the policy so far; lockstep stamps count them, so that two runs record the same
         self._late = array.array("d")  # seconds, every realtime tick of the session
         self._missed_periods = 0
-        self._rate_judged = False  # of the environment
+        self._rate_judged = False
         self.end: End | None = None  # of the episode, once it is over
 
     def close(self) -> None:
@@ -262,10 +261,9 @@ class EpisodeRunner:
             choice = TickAction(self._hold, Source.HOLD, version=self._version)
         elif choice.source is Source.POLICY:
             choice = choice._replace(command=with_kept(choice.command, self._hold, self._kept))
-        if (stopped_by := self._stop()) is not None:
-            self._close(self._observed.with_frames(), outcome_by=stopped_by)
-            return
         observed, deadlines, before = self._observed, self._deadlines, 0.0
+        if (stopped_by := self._stop()) is not None:
+            return self._close(observed.with_frames(), outcome_by=stopped_by)
         if deadlines is not None:
             if deadlines.stalled(deadlines.began):
                 # What was chosen is of a moment that is long past, a human's command too. The next tick finds the gap.

@@ -206,7 +206,7 @@ def slow_step_warning(seconds: Sequence[float], period: float) -> str:
     return (
         f"a step of the environment takes {p50 * 1e3:.1f} ms (median) of a tick of {period * 1e3:.1f} ms: too little "
         "is left for the policy, so ticks begin late and the robot may run below robot.control_hz. If step() sleeps to "
-        "keep a rate of its own, let it sleep less (docs/bring_your_own_robot.md, section 7). Otherwise lower "
+        "keep a rate of its own, let it sleep less (docs/your_robot.md, section 7). Otherwise lower "
         "robot.control_hz"
     )
 

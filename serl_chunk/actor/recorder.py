@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -144,6 +144,8 @@ class EpisodeRecorder:
 class NullSink:
     """A RecordSink that keeps nothing: evaluation."""
 
-    def begin(self, record: object) -> None: ...
+    def begin(self, record: Any) -> None: ...
 
-    step = end = amend = begin
+    def step(self, record: Step) -> None: ...
+
+    end = amend = begin
