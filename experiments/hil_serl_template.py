@@ -5,10 +5,10 @@
     serl-chunk --exp_name my_robot.py:usb_pickup_insertion --actor --ip GPU_BOX
 
 After the colon stands the task: ram_insertion (the default), usb_pickup_insertion, object_handover or egg_flip.
-`make_robot(task, fake_env)` returns an environment such as HIL-SERL's `get_environment` does. Its observations, as the
-Env's own `{"state": {...}, "images": {...}}` or as the wrappers' `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`, its
-actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and its `info` (`succeed`, `intervene_action`) are understood as they
-are. HIL-SERL itself does not run in this Python: docs/your_robot.md says what of it to copy and to change.
+`make_robot(task, fake_env, evaluating)` returns an environment as HIL-SERL's `get_environment` does. Its observations,
+the Env's own `{"state": {...}, "images": {...}}` or the wrappers' `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`,
+its actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and its `info` (`succeed`, `intervene_action`) are understood.
+HIL-SERL itself does not run in this Python: docs/your_robot.md says what of it to copy and to change.
 
 What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below; WEIGHTS
 gives it HIL-SERL's vision. The flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed
@@ -37,8 +37,10 @@ ACTION_DIM: int | None = None
 WEIGHTS = ""
 
 
-def make_robot(task: str, fake_env: bool) -> Any:
+def make_robot(task: str, fake_env: bool, evaluating: bool) -> Any:
     """Your robot's gymnasium environment for `task`. With `fake_env` only its spaces are used: open no device then.
+
+    `evaluating` is True for episodes that are only evaluated.
 
     For example, with copies of HIL-SERL's Env classes and wrappers in a file my_env.py beside this one:
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +53,52 @@ def _folder_of(package: str) -> Path:
     return ROOT / "experiments" if package == "serl_chunk.experiments" else ROOT.joinpath(*package.split("."))
 
 
+MODULES = {
+    "absl-py": "absl",
+    "av": "av",
+    "imageio": "imageio_ffmpeg",  # the extra [ffmpeg]
+    "orbax-checkpoint": "orbax",
+    "pillow": "PIL",
+    "pyzmq": "zmq",
+}
+"""Distributions whose module has another name."""
+LATER = {"msgpack-numpy"}  # compatibility with agentlace's wire, which is still to come
+
+
+def imported() -> tuple[set[str], set[str]]:
+    """(modules of import statements, first parts of texts that may be modules) in the package and its experiments."""
+    statements, texts = set(), set()
+    for path in [p for folder in ("serl_chunk", "experiments") for p in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                statements |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                statements.add((node.module or "").partition(".")[0])
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.add(node.value.partition(".")[0])  # import_module("av"), and names for it
+    return statements, texts
+
+
+def test_dependencies_are_what_is_imported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *(d for extra, wanted in extras.items() if extra != "dev" for d in wanted)]
+    distributions = {re.match(r"[\w.-]+", text)[0] for text in named}
+    modules = {MODULES.get(name, name.replace("-", "_")) for name in distributions - LATER}
+    statements, texts = imported()
+    assert modules - statements - texts == set(), "nothing imports them"
+    assert statements - modules - set(sys.stdlib_module_names) - {"serl_chunk"} == set(), "no dependency has them"
+    assert not {name.replace("-", "_") for name in LATER} & statements, "it is used now"
+
+
+def test_the_license_is_apache_2():
+    text = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in text
+    assert "Copyright 2026 the serl_chunk authors" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+
+
 IMPORT_ALL = """
 import importlib, pathlib, sys
 root = pathlib.Path(sys.argv[1])
@@ -74,7 +122,7 @@ def test_the_wheel_holds_every_module_and_experiment(tmp_path):
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("serl_chunk", "experiments"):
         shutil.copytree(ROOT / name, source / name, ignore=leave)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run(

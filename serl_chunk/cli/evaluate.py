@@ -61,7 +61,7 @@ def run_evaluation(
     """
     warn_of_lockstep(config)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
-    with contextlib.closing(make_env(config.robot)) as env:
+    with contextlib.closing(make_env(config.robot, evaluating=True)) as env:
         agent = make_agent(config, env.robot_spec)
         run: Path | None = None
         differences: list[str] = []

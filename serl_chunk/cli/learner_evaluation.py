@@ -61,7 +61,7 @@ class OwnEvaluation:
         if config.learner.video_episodes:
             ffmpeg_program()
         with _random_state_kept():
-            self._env = make_env(config.robot)
+            self._env = make_env(config.robot, evaluating=True)
             if config.learner.video_episodes:
                 try:
                     self._check_camera()

@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -53,34 +54,30 @@ def load_experiment(name: str) -> ExperimentConfig:
     if name.endswith(".py"):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise ConfigError(f"--exp_name={name}: there is no such file; valid names: {_names()}")
+            raise ConfigError(f"{name}: no such file. Valid names: {_names()}", parameter="exp_name")
     else:
         experiments = known_experiments()
         if name not in experiments:
             meant = {**{known: known for known in experiments}, **(_hil_serl_tasks() if not colon else {})}
             near = difflib.get_close_matches(name, meant, 1)
-            hint = f"; did you mean {meant[near[0]]!r}?" if near else "."
-            raise ConfigError(f"unknown experiment {name!r}{hint} Valid: {_names()}, or the path of a .py file.")
+            hint = f" (did you mean {meant[near[0]]!r}?)" if near else ""
+            raise ConfigError(
+                f"unknown experiment {name!r}{hint}. Valid: {_names()}, or the path of a .py file", parameter="exp_name"
+            )
         path = experiments[name]
     module = _load(path)
     factory = getattr(module, "experiment", None)
     if not callable(factory):
         raise ConfigError(f"{path} must define a function experiment() that returns an ExperimentConfig")
     if colon and not (variant and inspect.signature(factory).parameters):
-        raise ConfigError(
-            f"--exp_name={name}:{variant}: "
-            + (
-                f"experiment() in {path} has no variants; leave out the colon"
-                if variant
-                else "no variant after the colon"
-            )
-        )
+        why = f"experiment() in {path} has no variants. Leave out the colon." if variant else "no text after the colon"
+        raise ConfigError(f"{name}:{variant}: {why}", parameter="exp_name")
     try:
         config = factory(variant) if colon else factory()
     except SerlChunkError:
         raise
     except (Exception, SystemExit) as error:
-        raise _failure(path, "experiment() failed", error) from error
+        raise user_error(error, "experiment()", path) from error
     if not isinstance(config, ExperimentConfig):
         raise ConfigError(f"experiment() in {path} returned {type(config).__name__}, expected ExperimentConfig")
     return config
@@ -110,7 +107,7 @@ def _load(path: Path) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, SerlChunkError) or not isinstance(error, Exception | SystemExit):
             raise
-        raise _failure(path, "cannot be imported", error) from error
+        raise user_error(error, "the import", path) from error
     return module
 
 
@@ -129,29 +126,42 @@ def _import_from(file: Path) -> None:
     sys.path.insert(len(sys.path) if hides else 0, folder)
 
 
-def import_failure(file: Path | str, error: ImportError) -> str:
-    """What could not be imported for the experiment of `file`, where, and what to do; no full stop."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
-    return f"{where}{type(error).__name__}: {error}; {_import_remedy(Path(file), error)}"
+def user_error(error: BaseException, where: str, file: Path | None = None) -> ConfigError:
+    """Return an exception of the user's code as one sentence with its file and line.
+
+    Args:
+        where: what was called, such as `make()`.
+        file: the file at fault, where it is known; else the last one outside Python and this package is named.
+    """
+    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:  # the code that does not parse never ran: it has no frame
+        frames.append((Path(error.filename), error.lineno))
+    frames = [(path, line) for path, line in frames if not str(path).startswith("<frozen")]
+    known = None if file is None else file.resolve()
+    own = [(f, n) for f, n in frames if (_is_users(f) if known is None else f.resolve() == known)]
+    path, line = own[-1] if own else frames[-1] if frames and known is None else (file or Path("?"), None)
+    place = f"{_shown(file or path)}:{line}" if line else _shown(file or path)
+    last = frames[-1][0] if frames else path
+    elsewhere = f", raised at {last}:{frames[-1][1]}" if own and last.resolve() != path.resolve() else ""
+    hint = _import_remedy(path, error) if isinstance(error, ImportError) else rename_hint(error)
+    remedy = f". {hint}" if hint else ""
+    return ConfigError(f"{place}: {type(error).__name__}: {error} (in {where}{elsewhere}){remedy}")
+
+
+def _is_users(file: Path) -> bool:
+    """Whether a file belongs neither to Python, nor to an installed package, nor to this one."""
+    folders = (Path(__file__).resolve().parents[1], Path(sysconfig.get_paths()["stdlib"]))
+    return "site-packages" not in file.parts and not any(file.is_relative_to(folder) for folder in folders)
+
+
+def _shown(file: Path) -> str:
+    """Return a path as a user of this folder would write it."""
+    return str(file.relative_to(Path.cwd()) if file.is_absolute() and file.is_relative_to(Path.cwd()) else file)
 
 
 def _import_remedy(file: Path, error: ImportError) -> str:
     if hint := rename_hint(error):
         return hint
     if isinstance(error, ModuleNotFoundError):
-        return f"install it for {sys.executable}, or put the module into {file.resolve().parent}"
-    return "the module is there and lacks this: another version, or another module of that name"
-
-
-def _failure(path: Path, what: str, error: BaseException) -> ConfigError:
-    """One sentence: the exception, the line of the file that led to it, and where it arose if that is elsewhere."""
-    frames = [(Path(f.filename).resolve(), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and error.filename:  # the code that does not parse never ran: it has no frame
-        frames.append((Path(error.filename).resolve(), error.lineno))
-    own = [line for file, line in frames if file == path.resolve()]
-    where = f"{path}, line {own[-1]}" if own else f"{path}"
-    elsewhere = f" (raised in {frames[-1][0]}, line {frames[-1][1]})" if own and frames[-1][0] != path.resolve() else ""
-    hint = _import_remedy(path, error) if isinstance(error, ImportError) else rename_hint(error)
-    remedy = f"; {hint}" if hint else ""
-    return ConfigError(f"{where}: {what}: {type(error).__name__}: {error}{elsewhere}{remedy}")
+        return f"Install it for {sys.executable}, or put the module into {file.resolve().parent}."
+    return "The module is there and lacks this: another version, or another module of that name."

@@ -33,18 +33,29 @@ Their commands are in the units of the action space the adapter sees, that of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from serl_chunk.config.loader import user_error
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.extras import choose_opengl, opengl_error
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.info_keys import human_action, is_true, plain_info, succeeded
-from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Observation, RobotSpec
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    CameraSpec,
+    ConfigError,
+    DataError,
+    Observation,
+    RobotSpec,
+    SerlChunkError,
+)
 
 Path = tuple[str, ...]
 
@@ -121,8 +132,17 @@ class ObservationLayout(NamedTuple):
         return frames
 
 
+def call_factory(make: Callable[..., Any], *leading: Any, fake_env: bool, evaluating: bool) -> Any:
+    """Return `make(*leading, fake_env, evaluating)`, without `evaluating` for a factory that has no such parameter."""
+    try:
+        takes_evaluating = "evaluating" in inspect.signature(make).parameters
+    except ValueError:  # a built-in without a signature
+        takes_evaluating = False
+    return make(*leading, fake_env, **({"evaluating": evaluating} if takes_evaluating else {}))
+
+
 class GymAdapter(RobotEnv):
-    """`config.make(fake_env)` as a RobotEnv; see the module for how observations, rewards and ends are read.
+    """The environment that `config.make` builds, as a RobotEnv; the module describes observations, rewards and ends.
 
     Cameras come with the environment's own observation, so `read_images` returns the last one's frames and costs
     nothing; `save_state` is not available. With `fake_env` only the spaces serve, and `reset` and `step` do
@@ -133,15 +153,19 @@ class GymAdapter(RobotEnv):
 
     frames_with_observation = True
 
-    def __init__(self, config: GymConfig, *, fake_env: bool = False, images: str = "on_request") -> None:
+    def __init__(
+        self, config: GymConfig, *, fake_env: bool = False, evaluating: bool = False, images: str = "on_request"
+    ) -> None:
         assert config.make is not None  # GymConfig refuses None
         choose_opengl()
         try:
-            env = config.make(fake_env)
+            env = call_factory(config.make, fake_env=fake_env, evaluating=evaluating)
+        except SerlChunkError:
+            raise
         except Exception as error:
             if (sentence := opengl_error(error, f"the environment of robot {config.robot_name!r}")) is not None:
                 raise sentence from error
-            raise
+            raise user_error(error, "make()") from error
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(f"robot.make must return a gymnasium.Env, it returned {type(env).__name__}")
         self.env: gymnasium.Env[Any, Any] = env

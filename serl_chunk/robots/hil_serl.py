@@ -7,7 +7,6 @@ from typing import Any
 
 from serl_chunk.config.gripper import SetupMode
 from serl_chunk.config.hil_serl import HilSerlTask, hil_serl_task
-from serl_chunk.config.loader import import_failure
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.types import ConfigError
 
@@ -16,31 +15,32 @@ CONTROL_HZ = 10.0
 
 def hil_serl_robot(
     name: str,
-    make_robot: Callable[[str, bool], Any],
+    make_robot: Callable[..., Any],
     file: str,
     *,
     setup_mode: SetupMode | None = None,
     cameras: Sequence[str] | None = None,
     action_dim: int | None = None,
 ) -> GymConfig:
-    """HIL-SERL's task `name` on the environment that `make_robot(name, fake_env)` builds; the rest as `hil_serl_task`.
+    """HIL-SERL's task `name` on the environment that `make_robot(name, fake_env, evaluating)` builds.
 
-    When it is built, ConfigError is raised where `make_robot` is still to be filled in (it raises NotImplementedError;
-    `file` tells the reader where) or cannot import, where the actions are not as many as the task's control mode has,
-    and where a camera of the policy is missing.
+    A function without a parameter `evaluating` gets the others. The rest is as in `hil_serl_task`. When the environment
+    is built, ConfigError is raised where `make_robot` is still to be filled in (it raises NotImplementedError; `file`
+    is where), where the actions are not as many as the task's control mode has, and where a camera of the policy is
+    missing.
     """
     task = hil_serl_task(name, setup_mode=setup_mode, cameras=cameras, action_dim=action_dim)
 
-    def make(fake_env: bool) -> Any:
+    def make(fake_env: bool, evaluating: bool = False) -> Any:
+        from serl_chunk.robots.gym_adapter import call_factory  # gymnasium is not for a file that is only read
+
         try:
-            env = make_robot(name, fake_env)
+            env = call_factory(make_robot, name, fake_env=fake_env, evaluating=evaluating)
         except NotImplementedError as error:
             raise ConfigError(
                 f"{name} needs your robot's environment: copy {file}, let its make_robot() return the gymnasium.Env "
                 f"and give the copy as --exp_name FILE.py:{name} ({type(error).__name__}: {error})"
             ) from error
-        except ImportError as error:
-            raise ConfigError(f"make_robot() cannot import: {import_failure(file, error)}") from error
         _check(env, name, task, file)
         return env
 

@@ -49,8 +49,11 @@ def robot_spec(config: RobotConfig) -> RobotSpec:
     raise _unknown(config)
 
 
-def make_env(config: RobotConfig, *, images: str = "on_request") -> RobotEnv:
-    """The environment, its devices open. Raises ConfigError with the install hint where an extra is missing."""
+def make_env(config: RobotConfig, *, images: str = "on_request", evaluating: bool = False) -> RobotEnv:
+    """Return the environment, its devices open; raise ConfigError with the install hint where an extra is missing.
+
+    `evaluating`: its episodes are only evaluated, not trained from; for a GymConfig's `make`.
+    """
     if isinstance(config, FakeAlohaConfig):
         from serl_chunk.robots.fake.env import FakeAlohaEnv
 
@@ -74,7 +77,7 @@ def make_env(config: RobotConfig, *, images: str = "on_request") -> RobotEnv:
     if isinstance(config, GymConfig):
         from serl_chunk.robots.gym_adapter import GymAdapter
 
-        return GymAdapter(config, images=images)
+        return GymAdapter(config, images=images, evaluating=evaluating)
     raise _unknown(config)
 
 

@@ -102,8 +102,8 @@ def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, 
     capsys.readouterr()
 
 
-def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, monkeypatch, capsys):
-    def unplugged(config):
+def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, monkeypatch, caplog):
+    def unplugged(config, evaluating=False):
         raise ConfigError("unplugged")
 
     for module in (actor, evaluate_command):
@@ -114,9 +114,10 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
     timed = dataclasses.replace(real, actor=dataclasses.replace(real.actor, clock="realtime"))
 
     def warnings(start, config) -> int:
+        caplog.clear()
         with pytest.raises(ConfigError, match=naming(tmp_path / "none", "HDF5") + "|unplugged"):
             start(config)
-        return capsys.readouterr().out.count("WARNING: actor.clock=lockstep on a real robot")
+        return sum("actor.clock=lockstep on a real robot" in line for line in caplog.messages)
 
     def train(config):
         run_training_actor(config, ip="127.0.0.1", port=1, actor_id="a")

@@ -113,7 +113,7 @@ def test_a_task_of_hil_serls_is_named_with_its_experiment(name):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ConfigError, match=naming("--exp_name", "nowhere/x.py", "fake_aloha")):
+    with pytest.raises(ConfigError, match=naming("exp_name", "nowhere/x.py", "fake_aloha")):
         load_experiment("nowhere/x.py")
 
 

@@ -12,6 +12,7 @@ from hil_serl_shape import HilSerlShape
 
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.devices.registry import make_intervention
@@ -612,3 +613,32 @@ def test_frames_have_the_numbers_that_the_environment_gives():
     unnumbered = registry.make_env(GymConfig(make=lambda fake: HilSerlShape(3, ("left/side",))))
     unnumbered.reset(seed=0)
     assert unnumbered.frame_numbers() == {}
+
+
+def test_a_factory_gets_whether_its_episodes_are_only_evaluated():
+    made = []
+
+    def make(fake_env: bool, evaluating: bool) -> gymnasium.Env:
+        made.append((fake_env, evaluating))
+        return gymnasium.make("Pendulum-v1")
+
+    config = GymConfig(make=make, max_episode_steps=200)
+    for evaluating in (False, True):
+        registry.make_env(config, evaluating=evaluating).close()
+    registry.robot_spec(config)
+    registry.make_env(GymConfig(make=lambda fake_env: gymnasium.make("Pendulum-v1"), max_episode_steps=200)).close()
+    assert made == [(False, False), (False, True), (True, False)]
+
+
+def test_an_exception_of_a_factory_names_its_file_and_line(tmp_path):
+    (tmp_path / "my_robot.py").write_text(
+        "from serl_chunk.config.experiment import ExperimentConfig\n"
+        "from serl_chunk.config.robots import GymConfig\n"
+        "def make(fake_env, evaluating):\n"
+        "    return 1 / 0\n"
+        "def experiment():\n"
+        "    return ExperimentConfig('x', GymConfig(make=make))\n"
+    )
+    config = load_experiment(str(tmp_path / "my_robot.py"))
+    with pytest.raises(ConfigError, match=naming("my_robot.py:4", "ZeroDivisionError", "division by zero", "make()")):
+        registry.robot_spec(config.robot)

@@ -106,7 +106,7 @@ def test_what_a_copy_cannot_import_is_said_with_the_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     copy = filled(tmp_path, "from beside_me import Env", "return Env()")
     with pytest.raises(
-        ConfigError, match=naming("make_robot()", copy, "ModuleNotFoundError", "beside_me", sys.executable)
+        ConfigError, match=naming("make()", copy, 53, "ModuleNotFoundError", "beside_me", sys.executable)
     ):
         registry.make_env(load_experiment(str(copy)).robot)
     (tmp_path / "beside_me.py").write_text("import no_such_robot")
@@ -206,9 +206,9 @@ def test_unknown_tasks_and_variants_are_named():
         hil_serl_task("ram")
     with pytest.raises(ConfigError, match=naming("ram", "ram_insertion")):
         load_experiment("hil_serl_template:ram")
-    with pytest.raises(ConfigError, match=naming("--exp_name", "fake_aloha:big", "fake_aloha.py")):
+    with pytest.raises(ConfigError, match=naming("exp_name", "fake_aloha:big", "fake_aloha.py")):
         load_experiment("fake_aloha:big")
-    with pytest.raises(ConfigError, match=naming("--exp_name", "hil_serl_template:")):
+    with pytest.raises(ConfigError, match=naming("exp_name", "hil_serl_template:")):
         load_experiment("hil_serl_template:")
 
 
