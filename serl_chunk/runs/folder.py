@@ -148,9 +148,12 @@ _OWN_FIELDS = (*_OF_PROCESS, "robot_spec", "run_id")  # fields of config.json th
 
 def _process() -> dict[str, str]:
     """Host, command line and versions, for the report."""
+    program, *arguments = sys.argv
+    if Path(program).name == "__main__.py":  # of this package, as `python -m` starts it
+        program = "serl-chunk"
     return {
         "host": platform.node(),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join([program, *arguments]),
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.io import atomic_write
+from serl_chunk.io import atomic_write, plural
 from serl_chunk.runs import report_panels as panels
 from serl_chunk.runs.calibration import value_range
 from serl_chunk.runs.metric_rows import Row, RunMetrics, read_metrics, succeeded_alone
@@ -52,7 +52,7 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
             table(_EVALUATION_COLUMNS, _evaluations(metrics), "No evaluation has been made of this run yet."),
             key="evaluations",
         ),
-        episodes_section(run, metrics, config, report),
+        episodes_section(run, metrics, config),
         section("Origin", facts(origin(config)), key="origin"),
         settings_section(config),
         section(
@@ -214,7 +214,7 @@ def _notes(metrics: RunMetrics) -> list[str]:
             "that checkpoint are left out; the time they took is not."
         )
     if metrics.bad_lines:
-        notes.append(f"{metrics.bad_lines:,} lines of metrics.jsonl could not be read and were skipped.")
+        notes.append(f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged.")
     return notes
 
 

@@ -192,7 +192,8 @@ def train_panel(
             rows = [row for row in metrics["train"] if key in row]
             if any(row[key] is not None for row in rows):
                 y = np.array([row[key] for row in rows], float) * scale
-                ax.plot(*downsample(x_values(rows, "wall"), y), style, color=colour, label=label)
+                dot = "." if len(rows) < 3 else None  # a line of one point is not seen
+                ax.plot(*downsample(x_values(rows, "wall"), y), style, color=colour, marker=dot, label=label)
                 drawn = True
         if drawn and legend:
             add_legend(ax)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from serl_chunk.config.agents import AgentConfig
@@ -15,20 +16,21 @@ from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.renamed import current_config
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import plural
-from serl_chunk.runs.metric_rows import Row, RunMetrics
+from serl_chunk.runs.metric_rows import RunMetrics
 from serl_chunk.types import DataError
 from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
 from serl_chunk.viz.video import MAX_FPS
+
+logger = logging.getLogger(__name__)
 
 VIDEOS = "videos"  # in a run folder: <checkpoint>_<mode>/<mode>_<number>_<outcome>.mp4, training/
 TRAINING_FILMS = Path(VIDEOS) / "training" / "films.json"
 NOT_RECORDED = "not recorded"
 SHOWN = 20  # episodes of a table before the fold
 FOLDED = 1_000  # and behind it
-PLAYED = 6  # films with a player; the others are links
+PLAYED = 4  # films of a table with a player; the others are links
 
 _NO_SETTINGS = ("format", "serl_chunk", "process", "robot_spec", "run_id")  # of config.json
-_COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")
 
 
 def read_settings(run: Path) -> dict[str, Any]:
@@ -112,89 +114,115 @@ def _subclasses(base: Any) -> Iterator[Any]:
         yield from _subclasses(kind)
 
 
-def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any], page: Path) -> Html:
-    """Build the episodes of evaluations and of training, newest first, with the films that `page` can reach."""
-    films: list[tuple[str, str]] = []
-
-    def linked(file: Path, caption: str) -> object:
-        if not (run / file).is_file() or page.parent.resolve() != run.resolve():
-            return ""
-        films.append((quote(file.as_posix()), caption))
-        return element("a", "film", href=films[-1][0])
-
-    evaluated = _evaluated(run, linked)
-    trained = _trained(run, metrics, linked)
+def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) -> Html:
+    """Build the episodes of evaluations and of training, newest first, with their films next to the page."""
     hz = (config.get("robot_spec") or config.get("robot") or {}).get("control_hz")
     speed = f", {MAX_FPS / hz:.2f} of the robot's speed" if hz and hz > MAX_FPS else ""
     about = f"Films show every tick at {min(MAX_FPS, hz or MAX_FPS):g} frames a second{speed}. A frame in this colour: "
-    legend = note(join([about, element("span", "a human acts", class_="human")]))
+    parts: list[Html] = []
+    filmed = False
+    for title, rows, missing in (
+        ("Evaluation", _evaluated(run), "No evaluation has kept its episodes."),
+        ("Training", _trained(run, metrics), "No episode has finished in this run yet."),
+    ):
+        films = [(quote(row.film.as_posix()), row.caption) for row in rows if row.film is not None]
+        filmed = filmed or bool(films)
+        cells = [
+            (*row[:-2], "" if row.film is None else element("a", "film", href=quote(row.film.as_posix())))
+            for row in rows[: SHOWN + FOLDED]
+        ]
+        more = cells[SHOWN:]
+        parts += [
+            element("h3", title),
+            element("div", *(film(*each) for each in films[:PLAYED]), class_="films"),
+            table(_COLUMNS, cells[:SHOWN], missing),
+            fold(plural(len(more), "earlier episode"), table(_COLUMNS, more)) if more else Html(),
+        ]
     none = (
         "No film. Evaluations are filmed with learner.video_episodes or --save_video, training episodes whose frames "
         "were recorded with serl-chunk report --films N."
     )
-    return section(
-        "Episodes",
-        *([legend, element("div", *(film(*f) for f in films[:PLAYED]), class_="films")] if films else [note(none)]),
-        element("h3", "Evaluation"),
-        _episode_table(evaluated, "No evaluation has kept its episodes."),
-        element("h3", "Training"),
-        _episode_table(trained, "No episode has finished in this run yet."),
-        key="episodes",
-    )
+    legend = join([about, element("span", "a human acts", class_="human")]) if filmed else none
+    return section("Episodes", note(legend), *parts, key="episodes")
 
 
-def _episode_table(rows: Sequence[Sequence[object]], missing: str) -> Html:
-    more = rows[SHOWN : SHOWN + FOLDED]
-    shown = table(_COLUMNS, rows[:SHOWN], missing)
-    return Html(shown + fold(f"{plural(len(more), 'earlier episode')}", table(_COLUMNS, more))) if more else shown
+_COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")
 
 
-def _trained(run: Path, metrics: RunMetrics, linked: Any) -> list[Sequence[object]]:
+class _Episode(NamedTuple):
+    """A row of a table of episodes; `film` is relative to the run folder."""
+
+    episode: str
+    outcome: str
+    steps: int
+    ret: str
+    human: str
+    after: str
+    caption: str
+    film: Path | None
+
+
+def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
     try:
-        films = {entry["number"]: Path(entry["file"]) for entry in json.loads((run / TRAINING_FILMS).read_text())}
+        films = {entry["number"]: entry["file"] for entry in json.loads((run / TRAINING_FILMS).read_text())}
     except (OSError, ValueError, LookupError, TypeError):
         films = {}
-    rows: list[Sequence[object]] = []
+    rows = []
     for i, row in reversed(list(enumerate(metrics["episode"], 1))):
-        number, outcome = row.get("number") or i, _outcome(row)
-        length, human = row.get("episode/l") or 0, row.get("intervention_steps") or 0
-        share = f"{human / length:.0%}" if length else ""
-        caption = f"training episode {number}: {outcome}, {plural(length, 'step')}, human {share}"
-        reached = linked(TRAINING_FILMS.parent / films[number], caption) if number in films else ""
-        after = f"{row['env_steps']:,} steps"
-        phase = " (warm-up)" if row.get("phase") == "warmup" else ""
-        rows.append((f"{number}{phase}", outcome, length, _number(row.get("episode/r")), share, after, reached))
+        number, length = row.get("number") or i, row.get("episode/l") or 0
+        outcome = {1: "success", 0: "no success", None: "unknown"}[row.get("succeed")]
+        human = _share(row.get("intervention_steps"), length)
+        rows.append(
+            _Episode(
+                f"{number} (warm-up)" if row.get("phase") == "warmup" else str(number),
+                outcome,
+                length,
+                _number(row.get("episode/r")),
+                human,
+                f"{row['env_steps']:,} steps",
+                f"training episode {number}: {outcome}, {plural(length, 'step')}, human {human}",
+                _existing(run, TRAINING_FILMS.parent / films[number]) if number in films else None,
+            )
+        )
     return rows
 
 
-def _outcome(row: Row) -> str:
-    return {1: "success", 0: "no success"}.get(row.get("succeed"), "unknown")  # type: ignore[arg-type]
-
-
-def _evaluated(run: Path, linked: Any) -> list[Sequence[object]]:
-    """Return rows of the episodes in `evaluations/*.json`, of the newest file first; damaged files are left out."""
-    files = sorted(run.glob("evaluations/*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    rows: list[Sequence[object]] = []
-    for file in files:
+def _evaluated(run: Path) -> list[_Episode]:
+    """Return the episodes in `evaluations/*.json`, of the newest file first; damaged files are left out."""
+    rows: list[_Episode] = []
+    for file in sorted(run.glob("evaluations/*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
         try:
             content = json.loads(file.read_text())
             step, purpose = content["checkpoint"], content["purpose"]
-            for result in content["results"]:
-                mode = result["mode"]
-                for i, e in enumerate(result.get("episodes") or []):
-                    caption = (
-                        f"evaluation of checkpoint {step}, {mode} policy, episode {i}: {e['outcome']}, "
-                        f"{plural(e['length'], 'step')}"
-                    )
-                    file_of = Path(VIDEOS) / f"{step}_{mode}" / f"{mode}_{i:03d}_{e['outcome']}.mp4"
-                    share = f"{e['human_ticks'] / e['length']:.0%}" if e.get("length") else ""
-                    rows.append((
-                        f"{i} ({mode}, {purpose})", e["outcome"], e["length"], _number(e.get("total_reward")), share,
-                        f"checkpoint {step}", linked(file_of, caption),
-                    ))  # fmt: skip
-        except (OSError, ValueError, LookupError, TypeError):
-            continue
+            rows += [
+                _Episode(
+                    f"{i} ({result['mode']}, {purpose})",
+                    e["outcome"],
+                    e["length"],
+                    _number(e.get("total_reward")),
+                    _share(e.get("human_ticks"), e["length"]),
+                    f"checkpoint {step}",
+                    f"evaluation of checkpoint {step}, {result['mode']} policy, episode {i}: {e['outcome']}, "
+                    f"{plural(e['length'], 'step')}",
+                    _existing(
+                        run,
+                        Path(VIDEOS, f"{step}_{result['mode']}", f"{result['mode']}_{i:03d}_{e['outcome']}.mp4"),
+                    ),
+                )
+                for result in content["results"]
+                for i, e in enumerate(result.get("episodes") or [])
+            ]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            logger.warning("%s is left out of the report: %r", file, error)
     return rows
+
+
+def _existing(run: Path, film: Path) -> Path | None:
+    return film if (run / film).is_file() else None
+
+
+def _share(human: int | None, length: int) -> str:
+    return f"{(human or 0) / length:.0%}" if length else "unknown"
 
 
 def _number(value: float | None) -> str:

@@ -112,7 +112,7 @@ h1, h2, dd, li, td, .note { overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(250px, 1fr)); gap: .8rem 1.5rem; margin: 0; }
 dt, figcaption, .note { color: var(--soft); font-size: .87rem; }
 dd { margin: 0; font-variant-numeric: tabular-nums; }
-dl > .large { grid-column: 1 / -1; }
+dl > .large { grid-column: span 2; }
 .large dd { font-size: 1.3rem; font-weight: 600; }
 p { margin: .3rem 0; }
 ul { padding-left: 1.2rem; margin: .3rem 0; }
@@ -128,6 +128,7 @@ video { max-width: 100%; background: #000; display: block; }
 .human { border: 3px solid var(--human); padding: 0 .3rem; }
 table { border-collapse: collapse; font-size: .87rem; }
 th, td { text-align: left; padding: .15rem 1.2rem .15rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td:first-child { white-space: nowrap; }
 details { margin: .6rem 0; }
 summary { cursor: pointer; color: var(--soft); font-size: .87rem; }
 a { color: inherit; }

@@ -393,7 +393,7 @@ def test_a_torn_and_an_old_metrics_file_are_reported(tmp_path):
     file = tmp_path / METRICS_FILE
     file.write_bytes(file.read_bytes()[:-20])
     report = build_report(tmp_path)
-    assert "1 lines of metrics.jsonl could not be read" in report.read_text()
+    assert "1 line of metrics.jsonl skipped" in report.read_text()
 
 
 def test_runs_are_compared_on_one_page(tmp_path):

@@ -1,4 +1,4 @@
-"""Converting a source's episodes into a data set: in parallel, in order, and continued where it was interrupted."""
+"""Conversion of a source's episodes into a data set: in parallel, in order, resumed where it was interrupted."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from serl_chunk.data.convert.workers import (
     WorkerPool,
 )
 from serl_chunk.data.source import Json, Sink, Source
+from serl_chunk.io import plural
 from serl_chunk.types import ConfigError, DataError
 
 
 class Progress(NamedTuple):
-    """How far a conversion is; frames, bytes and seconds are those of this process."""
+    """State of a conversion; frames, bytes and seconds are those of this process."""
 
     done: int  # episodes decided on, the skipped ones too
     total: int
@@ -37,15 +38,23 @@ class Progress(NamedTuple):
     seconds: float
 
 
+class ConversionError(DataError):
+    """A conversion stopped. What it has converted is kept, and `resume` continues it."""
+
+    def __init__(self, message: str, *, bad_episode: bool = False) -> None:
+        super().__init__(message)
+        self.bad_episode = bad_episode  # `skip_bad` leaves it out
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a conversion came to, over all the processes that worked on it."""
+    """Result of a conversion, over all the processes that worked on it."""
 
     episodes: int  # in the data set
     steps: int
     frames: int
     nbytes: int  # of arrays and decoded frames
-    already: int  # of the episodes: they were there when this process began
+    already: int  # of the episodes: converted before this process began
     skipped: tuple[RefusedEpisode, ...]
     seconds: float  # of this process
 
@@ -72,27 +81,27 @@ def convert(
     Args:
         workers: processes that read and encode, each one episode at a time; 0 works in this one.
         resume: continue what is in `folder`, if anything is. Otherwise the folder must be empty or absent.
-        skip_bad: leave episodes out that cannot be converted. Otherwise the first of them ends the conversion, when
+        skip_bad: leave out episodes that cannot be converted. Otherwise the first of them ends the conversion, when
             all before it are done.
-        progress: called now and then.
-        settings: what else the data set depends on (options of source and sink): it is continued with the same only.
+        progress: called after each episode.
+        settings: what else the data set depends on (options of source and sink); a resume needs the same.
         max_samples: end with the episode that brings the steps to this number.
         tolerance_s: seconds by which a step's time stamp may leave its place at the rate, counted from the first.
 
     Raises:
-        ConfigError: the folder is taken, or holds a conversion with other settings; names them.
-        DataError: an episode is bad, its process died, or it could not be written; begins with the file.
+        ConfigError: an argument is out of range, or the folder has other files or a conversion with other settings.
+        ConversionError: an episode is bad, its process died, or it could not be written; begins with the file.
+        DataError: there is no episode, none can be converted, or the manifest is damaged.
     """
-    if workers < 0:
-        raise ConfigError(f"--workers must be at least 0, got {workers}")
-    if max_samples is not None and max_samples < 1:
-        raise ConfigError(f"--max_samples must be at least 1, got {max_samples}")
+    for name, value, least in (("workers", workers, 0), ("max_samples", max_samples, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"must be at least {least}, got {value}", parameter=name)
     if tolerance_s is not None and not tolerance_s > 0:
-        raise ConfigError(f"--tolerance_s must be above 0 seconds, got {tolerance_s}")
+        raise ConfigError(f"must be above 0 seconds, got {tolerance_s}", parameter="tolerance_s")
     if not keys:
         raise DataError(f"{source.path}: no episodes to convert")
     if source.path.resolve() in (folder.resolve(), *folder.resolve().parents):
-        raise ConfigError(f"{folder} lies in {source.path}, which is read: choose a folder outside of it")
+        raise ConfigError(f"{folder}: lies in {source.path}, which is read. Choose a folder outside of it")
     wanted = {
         "path": str(source.path.resolve()),
         "format": source.format,
@@ -112,13 +121,11 @@ def convert(
                 conversion.finish()
             return conversion.report()
         except OSError as error:  # a full disk, where episodes are placed or the data set is described
-            raise DataError(
-                f"{folder}: cannot be written ({error}). What is converted is kept: make room, and go on with --resume"
-            ) from error
+            raise ConversionError(f"{folder}: cannot be written ({error}). Make room, and resume") from error
 
 
 class _Conversion:
-    """A conversion in progress. Decided are the episodes before number `self.decided`: placed, or skipped."""
+    """A conversion in progress. The episodes before number `self.decided` are placed or skipped."""
 
     def __init__(
         self,
@@ -138,8 +145,8 @@ class _Conversion:
         self.frames = self.nbytes = 0
 
     def prepare(self) -> None:
-        """Decide the layout, or find out how far an earlier process came."""
-        if not self.manifest.of_kind("keys"):  # a source that grows or shrinks meanwhile: who resumes asks for these
+        """Choose the layout, or read how far a previous process came."""
+        if not self.manifest.of_kind("keys"):  # a source may grow or shrink until a resume, which needs these
             self.manifest.append({"kind": "keys", "keys": list(self.keys)})
         layout = self.manifest.layout
         if layout is None:
@@ -155,43 +162,46 @@ class _Conversion:
         self.decided = len(self.placed) + self.skipped
 
     def decide_layout(self) -> Json:
-        """The sink's, from the first episode that can be read."""
+        """Return the sink's layout, from the first episode that can be read."""
         first: DataError | None = None
         for key in self.keys:
             try:
                 sample = self.source.read(key)
             except DataError as error:
                 if not self.skip_bad:
-                    raise DataError(f"{error}\n{_HINT}") from error
+                    raise _bad_episode(error) from error
                 first = first or error
             else:
                 return self.sink.layout(sample, self.source.hz)
-        raise DataError(f"none of the {len(self.keys)} episodes of {self.source.path} can be converted. {first}")
+        raise self.nothing(first)
+
+    def nothing(self, first: object) -> DataError:
+        return DataError(f"{self.source.path}: none of its {plural(len(self.keys), 'episode')} is convertible. {first}")
 
     def run(self, workers: int, tolerance_s: float | None) -> None:
         """Stage what is left and place it, in order."""
-        self.tell()
+        self.report_progress()
         if self.enough():
             return
         work = ConversionSpec(self.source, self.sink, self.layout, tolerance_s)
         n = min(workers, len(self.keys) - self.decided)
-        stagers: WorkerPool = ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)
+        pool: WorkerPool = ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)
         try:
-            self.drive(stagers, window=max(1, QUEUED * n))
+            self.drive(pool, window=max(1, QUEUED * n))
         finally:
-            stagers.close()
+            pool.close()
 
-    def drive(self, stagers: WorkerPool, window: int) -> None:
-        """Keep the stagers busy, at most `window` episodes ahead of the one to be placed next."""
+    def drive(self, pool: WorkerPool, window: int) -> None:
+        """Keep the pool busy, at most `window` episodes ahead of the one to be placed next."""
         begun, limit = self.decided, len(self.keys)
         ready: dict[int, Result] = {}
         while not self.enough():
-            while begun < min(limit, self.decided + window) and stagers.idle():
-                stagers.submit(EpisodeJob(begun, self.keys[begun]))
+            while begun < min(limit, self.decided + window) and pool.idle():
+                pool.submit(EpisodeJob(begun, self.keys[begun]))
                 begun += 1
-            for result in stagers.results():
+            for result in pool.results():
                 if isinstance(result, WorkerFault):
-                    raise (ConfigError if result.is_config else DataError)(result.error)
+                    raise (ConfigError if result.is_config else ConversionError)(result.error)
                 if isinstance(result, RefusedEpisode) and not self.skip_bad:
                     limit = min(limit, result.job.number)  # it ends the conversion: nothing after it is begun
                 ready[result.job.number] = result
@@ -199,7 +209,6 @@ class _Conversion:
                 self.decide(ready.pop(self.decided))
 
     def enough(self) -> bool:
-        """Whether nothing is left to do."""
         return self.decided == len(self.keys) or (self.max_samples is not None and self.steps >= self.max_samples)
 
     def decide(self, result: Result) -> None:
@@ -223,28 +232,24 @@ class _Conversion:
             self.nbytes += result.nbytes
         elif isinstance(result, RefusedEpisode):
             if not self.skip_bad:
-                raise DataError(f"{result.reason}\n{_HINT}")
+                raise _bad_episode(result.reason)
             self.manifest.append({"kind": "skipped", "number": number, "key": key, "reason": result.reason})
             self.skipped += 1
         self.decided += 1
-        self.tell()
+        self.report_progress()
 
-    def tell(self) -> None:
-        """Call `progress`."""
+    def report_progress(self) -> None:
         if self.progress is not None:
             seconds = time.monotonic() - self.began
             self.progress(Progress(self.decided, len(self.keys), self.skipped, self.frames, self.nbytes, seconds))
 
     def finish(self) -> None:
-        """Complete the data set."""
         if not self.placed:
-            first = self.manifest.of_kind("skipped")[0]["reason"]
-            raise DataError(f"none of the {len(self.keys)} episodes of {self.source.path} can be converted. {first}")
+            raise self.nothing(self.manifest.of_kind("skipped")[0]["reason"])
         self.sink.finish(self.layout, [e["staged"] for e in self.placed])
         self.manifest.append({"kind": "finished"})
 
     def report(self) -> Report:
-        """See Report."""
         placed, skipped = self.manifest.of_kind("placed"), self.manifest.of_kind("skipped")
         return Report(
             episodes=len(placed),
@@ -257,4 +262,7 @@ class _Conversion:
         )
 
 
-_HINT = "Nothing after this episode was converted. Go on without it: --resume --skip-bad"
+def _bad_episode(reason: object) -> ConversionError:
+    return ConversionError(
+        f"{reason}\nNothing after this episode was converted. Resume with skip_bad to leave it out", bad_episode=True
+    )

@@ -1,16 +1,16 @@
-"""The record of a conversion, `conversion.jsonl` in its folder: what it was asked for and how far it came.
+"""The record of a conversion, `conversion.jsonl` in its folder: its settings and how far it came.
 
-One JSON object a line, appended and synced before what it announces is done:
+One JSON object a line, appended and synced before the step that it announces:
 
     {"kind": "conversion", "settings": {...}}                                 once, first
     {"kind": "keys", "keys": [...]}                                           once: the episodes it began with
-    {"kind": "layout", "layout": {...}}                                       once, what the sink decided for all
+    {"kind": "layout", "layout": {...}}                                       once, of the sink, for all episodes
     {"kind": "placed", "number": n, "key": "...", "staged": {...}, "steps": ..., "frames": ..., "bytes": ...}
     {"kind": "skipped", "number": n, "key": "...", "reason": "..."}
     {"kind": "finished"}                                                      last
 
 `number` counts the episodes of the source, all of them and in order. A `placed` line comes before the episode is in
-the data set; whether it arrived there is for the sink to say.
+the data set; the sink reports whether it arrived there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serl_chunk.data.source import Json
 from serl_chunk.types import ConfigError, DataError
 
 NAME = "conversion.jsonl"
-_PATIENCE = 10.0  # seconds for the workers of a killed conversion to notice and go
+_PATIENCE = 10.0  # seconds for the workers of a killed conversion to end
 
 
 class Manifest:
@@ -35,8 +35,8 @@ class Manifest:
 
     Args:
         folder: created if absent.
-        settings: what the data set depends on; a conversion is continued with the same ones only.
-        resume: continue what is there, if anything is. A conversion that came to no episode is begun anew.
+        settings: what the data set depends on; a resume needs the same.
+        resume: continue what is there, if anything is. A conversion without a placed or skipped episode starts anew.
 
     Raises:
         ConfigError: the folder has other files, or is another conversion's, or may not be written.
@@ -50,7 +50,9 @@ class Manifest:
         _refuse_other_files(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.descriptor = os.open(
+                self.path, os.O_RDWR | os.O_CREAT, 0o666
+            )  # a process with a copy holds the lock too
         except OSError as error:
             raise ConfigError(f"{folder}: cannot write a data set there: {error}") from error
         try:
@@ -60,7 +62,10 @@ class Manifest:
             if not any(e["kind"] in ("placed", "skipped") for e in self.entries) and os.listdir(folder) == [NAME]:
                 self._cut(0)  # after a forgotten flag the user just adds it
             elif self.entries and not resume:
-                raise ConfigError(f"{folder}: a conversion was begun here; go on with --resume, or give another folder")
+                raise ConfigError(
+                    f"{folder} holds an unfinished or finished conversion. Resume it, or choose another folder",
+                    parameter="resume",
+                )
             if not self.entries:
                 self.append({"kind": "conversion", "settings": settings})
             _refuse_other_settings(folder, self.entries[0].get("settings", {}), settings)
@@ -77,17 +82,11 @@ class Manifest:
         self.close()
 
     @property
-    def descriptor(self) -> int:
-        """A file descriptor; a process that has a copy holds the lock too."""
-        return self._descriptor
-
-    @property
     def layout(self) -> Json | None:
-        """The sink's layout, None before it was decided."""
+        """The sink's layout, None before it was chosen."""
         return next((e["layout"] for e in self.entries if e["kind"] == "layout"), None)
 
     def of_kind(self, kind: str) -> list[Json]:
-        """The entries of one kind, in order."""
         return [e for e in self.entries if e["kind"] == kind]
 
     def append(self, entry: Json) -> None:
@@ -95,33 +94,35 @@ class Manifest:
         line = json.dumps(entry, allow_nan=False).encode() + b"\n"
         at = self._ends[-1] if self._ends else 0
         while line:
-            written = os.pwrite(self._descriptor, line, at)
+            written = os.pwrite(self.descriptor, line, at)
             at, line = at + written, line[written:]
-        os.fsync(self._descriptor)
+        os.fsync(self.descriptor)
         self.entries.append(json.loads(json.dumps(entry)))
         self._ends.append(at)
 
     def keep_placed(self, n: int) -> None:
-        """Forget what was noted from the (n + 1)-th `placed` entry on."""
+        """Remove the (n + 1)-th `placed` entry and everything after it."""
         at = [i for i, e in enumerate(self.entries) if e["kind"] == "placed"]
         if n < len(at):
             self._cut(at[n])
 
     def close(self) -> None:
-        """Give up this process's hold on the lock. May be called again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Release this process's hold on the lock. May be called again."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def _lock(self) -> None:
         until = time.monotonic() + _PATIENCE
         while True:
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise ConfigError(f"{self.path.parent}: another conversion is at work in this folder") from None
+                    raise ConfigError(
+                        f"{self.path.parent}: another conversion writes to this folder. Wait for it"
+                    ) from None
                 time.sleep(0.05)
             except OSError:
                 return  # a file system without locks
@@ -138,16 +139,16 @@ class Manifest:
             except ValueError as error:
                 if number == len(lines) - 1:
                     break  # a power cut may leave a line's end before its beginning
-                raise DataError(f"{self.path}: line {number} is damaged ({error}); convert into a new folder") from None
+                raise DataError(f"{self.path}: line {number} is damaged ({error}). Convert into a new folder") from None
             end += len(line) + 1
             self.entries.append(entry)
             self._ends.append(end)
         if end < len(data):
-            os.ftruncate(self._descriptor, end)
+            os.ftruncate(self.descriptor, end)
 
     def _cut(self, n: int) -> None:
-        os.ftruncate(self._descriptor, self._ends[n - 1] if n else 0)
-        os.fsync(self._descriptor)
+        os.ftruncate(self.descriptor, self._ends[n - 1] if n else 0)
+        os.fsync(self.descriptor)
         del self.entries[n:], self._ends[n:]
 
 
@@ -155,20 +156,18 @@ def _refuse_other_files(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file; give a folder for the data set")
+        raise ConfigError(f"{folder}: is a file. Give a folder for the data set")
     names = sorted(os.listdir(folder))
     if names and NAME not in names:
-        raise ConfigError(
-            f"{folder}: has other files ({', '.join(names[:3])}, ...); give a folder that is empty or new"
-        )
+        raise ConfigError(f"{folder}: has other files ({', '.join(names[:3])}, ...). Give an empty or new folder")
 
 
 def _refuse_other_settings(folder: Path, begun: Json, now: Json) -> None:
     changes = list(_differences("", begun, now))
     if changes:
         raise ConfigError(
-            f"{folder}: this conversion was begun with other settings: {'; '.join(changes)}. Resume it with the same "
-            "ones, or convert into a new folder"
+            f"{folder}: this conversion has other settings: {'; '.join(changes)}. Resume it with the same, or convert "
+            "into a new folder"
         )
 
 

@@ -20,11 +20,11 @@ import numpy as np
 from serl_chunk.data.source import Json, Sink, Source
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError, StepBlock
 
-QUEUED = 8  # jobs a process has: what lies on disk twice where one of them takes long
+QUEUED = 8  # jobs a process has; where one takes long, so many episodes lie on disk twice
 
 
 class ConversionSpec(NamedTuple):
-    """What does not change between episodes."""
+    """What is the same for all episodes of a conversion."""
 
     source: Source
     sink: Sink
@@ -50,14 +50,14 @@ class Staged(NamedTuple):
 
 
 class RefusedEpisode(NamedTuple):
-    """An episode that cannot be converted, whatever is tried."""
+    """An episode that cannot be converted because of its content."""
 
     job: EpisodeJob
     reason: str
 
 
 class WorkerFault(NamedTuple):
-    """What is not the episode's fault: a full disk, no memory, a mistake in the program."""
+    """A failure that is not the episode's: a full disk, no memory, a mistake in the program."""
 
     job: EpisodeJob
     error: str
@@ -71,13 +71,13 @@ class WorkerPool(Protocol):
     """Processes that stage episodes, or this one."""
 
     def idle(self) -> int:
-        """How many jobs may be submitted now."""
+        """Return how many jobs may be submitted now."""
 
     def submit(self, job: EpisodeJob) -> None:
         """Hand over a job; only where `idle` admits one."""
 
     def results(self) -> Sequence[Result]:
-        """Wait until a job is done; raises DataError naming the episode whose process died."""
+        """Wait until a job is done."""
 
     def close(self) -> None:
         """End, also amid a job."""
@@ -96,11 +96,9 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
     except ConfigError as error:
         return WorkerFault(job, str(error), is_config=True)
     except OSError as error:
-        return WorkerFault(
-            job, f"{where} could not be converted: {error}; where the disk is full, make room and go on with --resume"
-        )
+        return WorkerFault(job, f"{where} could not be converted: {error}. If the disk is full, make room, and resume")
     except MemoryError as error:
-        return WorkerFault(job, f"{where} does not fit into memory ({error}); fewer --workers need less of it")
+        return WorkerFault(job, f"{where} does not fit into memory ({error}). Use fewer workers")
     except Exception:
         return WorkerFault(job, f"{where}: a mistake in this program, not in your data:\n{traceback.format_exc()}")
     steps = episode.steps
@@ -112,51 +110,49 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
 def check_stamps(where: str, steps: StepBlock, hz: float | None, tolerance_s: float | None) -> None:
     """Raise DataError, naming the step, where time goes back, or a step is not where the rate has it.
 
-    The place of step i is i / hz seconds after the first one, within `tolerance_s`; None admits any.
+    Args:
+        tolerance_s: step i must be i / hz seconds after the first one, within so many seconds; None admits any.
     """
     gaps = np.diff(steps.stamp)
     back = np.flatnonzero(gaps < 0)
     if len(back):
         i = int(back[0]) + 1
         raise DataError(
-            f"{where}: time goes back at step {i}, from {steps.stamp[i - 1]:.6f} s to {steps.stamp[i]:.6f} s; "
-            "correct its time stamps or leave the episode out"
+            f"{where}: time goes back at step {i}, from {steps.stamp[i - 1]:.6f} s to {steps.stamp[i]:.6f} s. Correct "
+            "its time stamps or leave the episode out"
         )
     if tolerance_s is None:
         return
     if hz is None:
-        raise ConfigError("--tolerance_s compares time stamps with the rate, which is unknown: pass --hz")
+        raise ConfigError("compares time stamps with the rate, which is unknown. Pass hz", parameter="tolerance_s")
     taken = steps.stamp - steps.stamp[0]
     off = np.flatnonzero(np.abs(taken - np.arange(steps.n) / hz) > tolerance_s)
     if len(off):
         i = int(off[0])
         raise DataError(
-            f"{where}: step {i} was taken {taken[i]:.6f} s after the first one, at {hz:g} Hz that is {i / hz:.6f} s; "
-            f"raise --tolerance_s (now {tolerance_s:g}) or leave the episode out"
+            f"{where}: step {i} was taken {taken[i]:.6f} s after the first one (expected {i / hz:.6f} s at {hz:g} Hz). "
+            f"Raise tolerance_s (now {tolerance_s:g}) or leave the episode out"
         )
 
 
 class SerialPool:
-    """See Stagers: one job at a time, in this process."""
+    """A WorkerPool of one job at a time, in this process."""
 
     def __init__(self, work: ConversionSpec) -> None:
         self._work = work
         self._jobs: list[EpisodeJob] = []
 
     def idle(self) -> int:
-        """See Stagers."""
         return 1 - len(self._jobs)
 
     def submit(self, job: EpisodeJob) -> None:
-        """See Stagers."""
         self._jobs.append(job)
 
     def results(self) -> Sequence[Result]:
-        """See Stagers."""
         return [stage(self._work, self._jobs.pop())]
 
     def close(self) -> None:
-        """See Stagers."""
+        pass
 
 
 class _Held:
@@ -174,10 +170,11 @@ def _inherit(copy: Any) -> _Held:
 
 
 class ProcessPool:
-    """See Stagers: `n` processes, started anew (`spawn`), since a fork would copy this one's threads.
+    """A WorkerPool of `n` processes, started anew (`spawn`), since a fork would copy this one's threads.
 
     Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
     They end with this process, however that ends. `held` is a descriptor that they keep open until then.
+    A job whose process died is a `WorkerFault`.
     """
 
     def __init__(self, work: ConversionSpec, n: int, held: int) -> None:
@@ -200,18 +197,15 @@ class ProcessPool:
             raise
 
     def idle(self) -> int:
-        """See Stagers."""
         return QUEUED * len(self._jobs) - sum(map(len, self._jobs))
 
     def submit(self, job: EpisodeJob) -> None:
-        """See Stagers."""
         index = min(range(len(self._jobs)), key=lambda i: len(self._jobs[i]))
         self._jobs[index].append(job)
-        with contextlib.suppress(OSError):  # it is dead: `results` says so
+        with contextlib.suppress(OSError):  # it is dead, which `results` returns
             self._workers[index][1].send(job)
 
     def results(self) -> Sequence[Result]:
-        """See Stagers."""
         found: list[Result] = []
         while not found:
             busy = {i: self._workers[i] for i, jobs in enumerate(self._jobs) if jobs}
@@ -223,13 +217,12 @@ class ProcessPool:
                     found.append(ours.recv())  # what it sent before it died counts
                 except (EOFError, OSError):
                     process.join()
-                    key = self._jobs[i][0].key
-                    raise DataError(f"{self._where}: episode {key}: {_death(process.exitcode)}") from None
+                    job = self._jobs[i][0]
+                    return [WorkerFault(job, f"{self._where}: episode {job.key}: {_death(process.exitcode)}")]
                 self._jobs[i].popleft()
         return found
 
     def close(self) -> None:
-        """See Stagers."""
         for process, ours in self._workers:
             ours.close()
             process.kill()  # what it leaves half done is removed by the next attempt, as after a power cut
@@ -243,13 +236,13 @@ def _death(status: int | None) -> str:
     else:
         how = f"was killed by {signal.Signals(-status).name}"
         if -status == signal.SIGKILL:
-            how += " (out of memory? fewer --workers need less)"
-    return f"the process that converted it {how}; go on with --resume, or leave the episode out with --episodes"
+            how += " (out of memory? Use fewer workers)"
+    return f"the process that converted it {how}. Resume, or leave the episode out"
 
 
 def _serve(work: ConversionSpec, connection: Connection, held: _Held) -> None:
-    """A worker's life: jobs in, results out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; ours decides
+    """Run a worker process: jobs in, results out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
     parent = multiprocessing.parent_process()
     assert parent is not None
 

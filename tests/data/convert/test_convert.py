@@ -116,7 +116,7 @@ def test_a_taken_folder_is_refused_before_anything_is_touched(folder, tmp_path):
     with pytest.raises(ConfigError, match=naming(out / "thesis.tex")):
         _convert(path, out / "thesis.tex")
     _convert(path, tmp_path / "new")
-    with pytest.raises(ConfigError, match=naming(tmp_path / "new", "--resume")):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "new", "resume")):
         _convert(path, tmp_path / "new")
     again = _convert(path, tmp_path / "new", resume=True)
     assert (again.episodes, again.already) == (1, 1)
@@ -198,7 +198,7 @@ def test_the_first_bad_episode_ends_the_conversion_and_skip_bad_leaves_them_out(
     path, out = folder(8), tmp_path / "out"
     for i in (2, 5):
         _spoil(path / f"episode_{i}.hdf5")
-    with pytest.raises(DataError, match=naming("in/episode_2.hdf5", "HDF5", "--skip-bad")):
+    with pytest.raises(DataError, match=naming("in/episode_2.hdf5", "HDF5", "skip_bad")):
         _convert(path, out, workers=2)
     assert sorted(p.name for p in out.glob("episode*")) == ["episode_0.hdf5", "episode_1.hdf5"]
     report = _convert(path, out, workers=2, resume=True, skip_bad=True)
@@ -218,7 +218,7 @@ def test_without_any_good_episode_there_is_no_data_set(folder, tmp_path):
         _spoil(file)
     with pytest.raises(DataError, match=naming(2, path, "episode_0.hdf5")):
         _convert(path, tmp_path / "out", skip_bad=True)
-    with pytest.raises(DataError, match=naming("episode_0.hdf5", "--skip-bad")):
+    with pytest.raises(DataError, match=naming("episode_0.hdf5", "skip_bad")):
         _convert(path, tmp_path / "out2")
 
 
@@ -262,11 +262,11 @@ def test_the_rate_is_kept_within_a_tolerance(folder, tmp_path, make_episode):
     write_episode(path / "episode_1.hdf5", _change(_on_time(make_episode(ARM, 4)), stamp=stamps), ARM)
     assert _convert(path, tmp_path / "any").episodes == 2
     assert _convert(path, tmp_path / "loose", tolerance_s=0.0051).episodes == 2
-    with pytest.raises(DataError, match=naming(2, "0.045000", 50, "0.040000", "--tolerance_s", 0.004)):
+    with pytest.raises(DataError, match=naming(2, "0.045000", 50, "0.040000", "tolerance_s", 0.004)):
         _convert(path, tmp_path / "strict", tolerance_s=0.004)
     for how in ({"tolerance_s": 0.0}, {"max_samples": 0}, {"workers": -1}):
         ((name, value),) = how.items()
-        with pytest.raises(ConfigError, match=naming(f"--{name}", value)):
+        with pytest.raises(ConfigError, match=naming(name, value)):
             _convert(path, tmp_path / "wrong", **how)
 
 
@@ -310,8 +310,8 @@ class Wrong(Hdf5Sink):
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
-        (Killed, ("episode_3.hdf5", "SIGKILL", "--workers")),
-        (Full, ("episode_3.hdf5", "No space left on device", "--resume")),
+        (Killed, ("episode_3.hdf5", "SIGKILL", "workers")),
+        (Full, ("episode_3.hdf5", "No space left on device", "resume")),
         (Wrong, ("episode_0.hdf5", "IndexError")),
     ],
 )
