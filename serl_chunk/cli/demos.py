@@ -55,8 +55,7 @@ class DemoOptions(NamedTuple):
         success = True if flags.demo_success else False if flags.demo_failure else None
         if flags.demo_hz is not None and not 0 < flags.demo_hz < math.inf:
             raise ConfigError(f"--demo_hz={flags.demo_hz:g} must be above 0")
-        with _learner_flags():
-            scores = parse_scores(flags.demo_scores)
+        scores = parse_scores(flags.demo_scores, "--demo_scores")
         keep_solved = flags.demo_keep_solved
         if flags.demo_solved is not None:
             keep_solved = flags.demo_solved == "keep"

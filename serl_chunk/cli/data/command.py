@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.cli.process import say
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, SerlChunkError
 
 
 def add_encoder_parser(commands: Any) -> None:
@@ -27,20 +26,20 @@ def add_encoder_parser(commands: Any) -> None:
 
 
 def run_encoder(flags: argparse.Namespace) -> int:
-    """Write the file; returns 0. Raises ConfigError and DataError."""
+    """Write the file, and return 0. Raises ConfigError and DataError."""
     source, out = Path(flags.path).expanduser(), Path(flags.out).expanduser()
     if out.suffix != ".npz":
-        raise ConfigError(f"{out}: weights are written as .npz: give a name that ends so")
+        raise ConfigError(f"{out}: weights are written as .npz. Give a name that ends in .npz")
     if out.exists():
-        raise ConfigError(f"{out} exists: give another name, or remove it")
+        raise ConfigError(f"{out} exists. Give another name, or remove it")
     if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder: make it first")
+        raise ConfigError(f"{out.parent} is no folder. Make it first")
     weights, left_out = read_resnet10(source)
     write_weights(out, weights)
     numbers = sum(w.size for w in weights.values())
-    say(f"{out}: {len(weights)} arrays, {numbers / 1e6:.3f} million weights")
+    print(f"{out}: {len(weights)} arrays, {numbers / 1e6:.3f} million weights")
     if left_out:
-        say(f"left out, for the backbone has no such: {', '.join(left_out)}")
+        print(f"skipped parameters not present in the backbone: {', '.join(left_out)}")
     return 0
 
 
@@ -48,7 +47,7 @@ Parser = Callable[..., argparse.ArgumentParser]
 
 
 def run_data(arguments: Sequence[str], parser: Parser) -> int:
-    """Parse what follows `serl-chunk data` and run it; returns the exit status."""
+    """Run `serl-chunk data` with `arguments`, and return the exit status."""
     from serl_chunk.cli.data import convert, export, inspect, stats
 
     p = parser(
@@ -63,5 +62,10 @@ def run_data(arguments: Sequence[str], parser: Parser) -> int:
     flags = p.parse_args(list(arguments))
     run: Callable[[argparse.Namespace], int] | None = getattr(flags, "run", None)
     if run is None:
-        raise ConfigError("say what to do: serl-chunk data --help")
-    return run(flags)
+        raise ConfigError("no command selected. See serl-chunk data --help")
+    try:
+        return run(flags)
+    except SerlChunkError as error:
+        if error.parameter in vars(flags):  # a flag has the name of the parameter that it sets
+            error.args, error.parameter = (f"--{error.parameter}: {error.message}",), ""
+        raise

@@ -9,21 +9,27 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from serl_chunk.cli.data.options import add_reading, keys_of, options_of, parse_episodes, source_of
-from serl_chunk.data.convert.convert import Progress, Report, convert
+from serl_chunk.cli.data.options import (
+    MAX_WORKERS,
+    TARGETS,
+    add_reading,
+    add_writing,
+    keys_of,
+    open_any,
+    options_of,
+    parse_episodes,
+)
+from serl_chunk.data.convert.convert import ConversionError, Progress, Report, convert
+from serl_chunk.data.convert.manifest import NAME as MANIFEST
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.source import Json, ReadOptions, Sink
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, DataError
 
-TARGETS = ("hdf5", "lerobot", "lerobot-v2.1")
 _EVERY = 5.0  # seconds between lines where there is no terminal
 _REASONS = 20  # skipped episodes whose reasons are printed; the manifest has them all
-_FAR_FEWER_THAN_CORES = 16  # a worker holds a few hundred MB; more are for who asks
 
 
 def add_parsers(commands: Any) -> None:
@@ -38,49 +44,25 @@ def add_parsers(commands: Any) -> None:
     )
     add_reading(p)
     p.add_argument("--to", required=True, choices=TARGETS, help="format to write; lerobot is v3.0, v2.1 is openpi's")
-    p.add_argument("--out", required=True, metavar="DIR", help="folder of the data set: new, empty, or with --resume")
-    p.add_argument("--mode", choices=("image", "video"), help="lerobot: how frames are kept (default: image)")
-    p.add_argument("--image_codec", choices=("png", "jpeg"), help="lerobot images: png (default) or jpeg")
-    p.add_argument("--compress", action="store_true", help="hdf5: gzip the frames, lossless and slower")
+    add_writing(p)
     p.add_argument("--episodes", metavar="0,3,7-12", help="only these, by their place in PATH (default: all)")
     p.add_argument("--max_samples", type=int, metavar="N", help="stop with the episode that brings the steps to N")
     p.add_argument(
-        "--tolerance_s",
-        type=float,
-        metavar="S",
+        "--tolerance_s", type=float, metavar="S",
         help="an episode is bad where a step's time stamp is not where the rate has it, within S seconds; LeRobot's "
         "own time is the number of the step (default: only where time goes back; `data inspect` names gaps)",
-    )
-    p.add_argument("--resume", action="store_true", help="continue the conversion in DIR, if there is one")
-    p.add_argument(
-        "--skip-bad",
-        "--skip_bad",
-        "--skip_problematic",
-        "--skip-problematic-episodes",
-        dest="skip_bad",
-        action="store_true",
-        help="leave bad episodes out and list them at the end; without it the first one ends the conversion",
-    )
-    p.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes that read and encode, one episode each at a time (default: the cores, at most "
-        f"{_FAR_FEWER_THAN_CORES}; 0: this process alone). There are no writer threads beside them",
-    )
-    p.add_argument("--repo_id", metavar="USER/NAME", help="name of the data set on the Hugging Face hub")
-    p.add_argument("--push_to_hub", action="store_true", help="upload it to --repo_id when it is complete")
+    )  # fmt: skip
     p.set_defaults(run=run_convert)
 
 
 def run_convert(flags: argparse.Namespace) -> int:
-    """Convert as the flags say; returns the exit status. Raises ConfigError, DataError."""
-    _refuse_what_would_be_ignored(flags)
+    """Convert, and return the exit status. Raises ConfigError, DataError."""
+    _check_combinations(flags)
     if flags.push_to_hub:
         _hub()
     folder = Path(flags.out).expanduser()
     options = options_of(flags)
-    source = source_of(flags)
+    source = open_any(flags.path, options, flags.from_format)
     keys = keys_of(source, parse_episodes(flags.episodes))
     if options.spec is None:
         options = dataclasses.replace(options, spec=getattr(source, "spec", None))
@@ -93,7 +75,7 @@ def run_convert(flags: argparse.Namespace) -> int:
         notes.append("the robot is not known: /observations/qpos is the whole state; --exp_name keeps its joints alone")
     for note in notes:
         print(f"note: {note}", flush=True)
-    workers = flags.workers if flags.workers is not None else min(_cores(), _FAR_FEWER_THAN_CORES)
+    workers = flags.workers if flags.workers is not None else min(_cores(), MAX_WORKERS)
     try:
         with _Display(str(folder), len(keys)) as display:
             report = convert(
@@ -109,11 +91,11 @@ def run_convert(flags: argparse.Namespace) -> int:
                 max_samples=flags.max_samples,
                 tolerance_s=_finite(flags.tolerance_s) if flags.to == "hdf5" else None,
             )
+    except ConversionError as error:
+        remedy = "--resume --skip-bad" if error.bad_episode else "--resume"
+        raise DataError(f"{error} (here: the same command with {remedy})") from error
     except KeyboardInterrupt:
-        print(
-            f"serl-chunk: interrupted; what was converted is kept: the same command with --resume goes on in {folder}",
-            file=sys.stderr,
-        )
+        print(f"serl-chunk: interrupted; the same command with --resume continues in {folder}", file=sys.stderr)
         return 130
     _print(report, folder)
     if flags.push_to_hub:
@@ -121,15 +103,15 @@ def run_convert(flags: argparse.Namespace) -> int:
     return 1 if report.skipped and not flags.skip_bad else 0
 
 
-def _refuse_what_would_be_ignored(flags: argparse.Namespace) -> None:
+def _check_combinations(flags: argparse.Namespace) -> None:
     if flags.to == "hdf5":
         for name in ("mode", "image_codec", "repo_id", "push_to_hub"):
             if getattr(flags, name):
-                raise ConfigError(f"--{name} is for LeRobot data sets: leave it out with --to hdf5")
+                raise ConfigError(f"--{name} is for LeRobot data sets. Remove it, or --to hdf5")
     elif flags.compress:
-        raise ConfigError("--compress is for HDF5: leave it out, or choose an --image_codec")
+        raise ConfigError("--compress is for HDF5. Remove it, or choose an --image_codec")
     if flags.mode == "video" and flags.image_codec:
-        raise ConfigError("--image_codec is for --mode image: leave it out with --mode video")
+        raise ConfigError("--image_codec is for --mode image. Remove it, or --mode video")
     if flags.push_to_hub and not flags.repo_id:
         raise ConfigError("--push_to_hub needs --repo_id USER/NAME")
 
@@ -137,7 +119,7 @@ def _refuse_what_would_be_ignored(flags: argparse.Namespace) -> None:
 def _sink(
     flags: argparse.Namespace, folder: Path, options: ReadOptions, joints: tuple[int, ...] | None
 ) -> tuple[Sink, Json]:
-    """The target, and what of it the data set depends on."""
+    """Return the target, and its settings that the data set depends on."""
     if flags.to == "hdf5":
         from serl_chunk.data.formats.hdf5_writer import Hdf5Sink
 
@@ -169,27 +151,21 @@ def _cores() -> int:
 
 
 def _print(report: Report, folder: Path) -> None:
-    print(
-        f"{folder}: {report.episodes} episodes, {report.steps} steps, {report.frames} frames"
-        + (f" ({report.already} episodes were there before)" if report.already else "")
-        + f"; {report.seconds:.1f} s",
-        flush=True,
-    )
+    before = f" ({report.already} episodes were there before)" if report.already else ""
+    made = f"{report.episodes} episodes, {report.steps} steps, {report.frames} frames{before}"
+    print(f"{folder}: {made}; {report.seconds:.1f} s", flush=True)
     if report.skipped:
         print(f"{len(report.skipped)} bad episodes left out:")
         for each in report.skipped[:_REASONS]:
             print(f"  {each.job.number}: {each.reason}")
         if len(report.skipped) > _REASONS:
-            print(f"  ... and {len(report.skipped) - _REASONS} more, all of them in {folder / 'conversion.jsonl'}")
+            print(f"  ... and {len(report.skipped) - _REASONS} more, all of them in {folder / MANIFEST}")
 
 
 def _hub() -> Any:
-    """huggingface_hub; raises ConfigError where it is not installed."""
+    """Import huggingface_hub; raises ConfigError where it is not installed."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise ConfigError(
-            "--push_to_hub needs huggingface_hub, which is not installed: pip install huggingface_hub, or upload the "
-            "folder yourself"
-        )
+        raise ConfigError("--push_to_hub needs huggingface_hub. Run pip install huggingface_hub, or upload it yourself")
     return importlib.import_module("huggingface_hub")
 
 
@@ -197,9 +173,7 @@ def _push(folder: Path, repo_id: str, target: str) -> None:
     """Upload the data set, with the tag by which lerobot finds the version of its format."""
     api = _hub().HfApi()
     api.create_repo(repo_id, repo_type="dataset", exist_ok=True)
-    api.upload_folder(
-        folder_path=str(folder), repo_id=repo_id, repo_type="dataset", ignore_patterns=["conversion.jsonl", ".*"]
-    )
+    api.upload_folder(folder_path=str(folder), repo_id=repo_id, repo_type="dataset", ignore_patterns=[MANIFEST, ".*"])
     tag = "v2.1" if target == "lerobot-v2.1" else "v3.0"
     api.create_tag(repo_id, tag=tag, repo_type="dataset", exist_ok=True)
     print(f"uploaded to {repo_id}, tag {tag}", flush=True)
@@ -209,44 +183,36 @@ class _Display:
     """Progress: a bar in a terminal, else a line every few seconds."""
 
     def __init__(self, what: str, total: int) -> None:
-        self._what, self._total = what, total
+        self._bar: Any = None
         self._last = time.monotonic()
-        self._first: Progress | None = None
-        self._close: Callable[[], None] = lambda: None
-        self._show: Callable[[Progress, str], None] = self._line
-
-    def __enter__(self) -> Self:
+        self._before: int | None = None  # episodes done when this process began
         if sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             rate, count = TextColumn("{task.fields[rate]}"), MofNCompleteColumn()
             columns = (TextColumn("{task.description}"), BarColumn(), count, rate, TimeRemainingColumn())
-            bar = Bar(*columns, transient=True, speed_estimate_period=600)
-            task = bar.add_task(f"converting to {self._what}", total=self._total, rate="")
-            bar.start()
-            self._close = bar.stop
-            self._show = lambda now, rate: bar.update(task, completed=now.done, rate=rate)
+            self._bar = Progress(*columns, transient=True, speed_estimate_period=600)
+            self._task = self._bar.add_task(f"converting to {what}", total=total, rate="")
+            self._bar.start()
+
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
     def update(self, now: Progress) -> None:
-        """Show it."""
-        self._first = self._first or now
+        if self._before is None:
+            self._before = now.done
         seconds = max(now.seconds, 1e-9)
         rate = f"{now.frames / seconds:.0f} frames/s, {now.nbytes / seconds / 1e6:.0f} MB/s decoded"
         if now.skipped:
             rate += f", {now.skipped} bad"
-        self._show(now, rate)
-
-    def _line(self, now: Progress, rate: str) -> None:
-        if time.monotonic() - self._last < _EVERY:
-            return
-        self._last = time.monotonic()
-        done = now.done - (self._first.done if self._first else 0)
-        left = f", {(now.total - now.done) * now.seconds / done:.0f} s left" if done else ""
-        print(f"{now.done} of {now.total} episodes, {rate}{left}", flush=True)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=now.done, rate=rate)
+        elif time.monotonic() - self._last >= _EVERY:
+            self._last = time.monotonic()
+            done = now.done - self._before
+            left = f", {(now.total - now.done) * now.seconds / done:.0f} s left" if done else ""
+            print(f"{now.done} of {now.total} episodes, {rate}{left}", flush=True)

@@ -1,4 +1,4 @@
-"""`serl-chunk data inspect` and `serl-chunk data check`: what is in episodes, and what is wrong with them."""
+"""`serl-chunk data inspect` and `serl-chunk data check`: the content of episodes, and its faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serl_chunk.cli.data.options import add_reading, open_any, options_of
 from serl_chunk.data.inspect.results import InspectionReport, Issue
 from serl_chunk.data.inspect.summary import summary_lines
 from serl_chunk.data.source import Source
-from serl_chunk.io import plural
+from serl_chunk.io import format_bytes, plural
 from serl_chunk.types import ConfigError
 
 SHOWN = 5  # findings of one kind on the screen; --json has all
@@ -49,7 +49,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def run_inspect(flags: argparse.Namespace) -> int:
-    """Print the screen; returns 1 where there is a fault."""
+    """Print the screen, and return 1 where there is a fault."""
     page = _page_path(flags.plot)
     source, findings = _inspect(flags)
     show(findings)
@@ -58,12 +58,12 @@ def run_inspect(flags: argparse.Namespace) -> int:
 
         with shown_progress("drawing") as progress:
             write_page(page, source, findings, seed=flags.seed, progress=progress)
-        print(f"{page}: {page.stat().st_size / 1e6:.1f} MB, open it in a browser")
+        print(f"{page}: {format_bytes(page.stat().st_size)}, open it in a browser")
     return _status(findings, flags.strict)
 
 
 def run_check(flags: argparse.Namespace) -> int:
-    """Print faults and a summary, a line each; returns 1 where there is a fault."""
+    """Print faults and a summary, a line each, and return 1 where there is a fault."""
     _, findings = _inspect(flags)
     bad = findings.findings if flags.strict else findings.faults
     for finding in bad:
@@ -79,7 +79,7 @@ def run_check(flags: argparse.Namespace) -> int:
 
 
 def show(findings: InspectionReport) -> None:
-    """The screen: a table of facts, then what was found."""
+    """Print the screen: a table of facts, then the findings."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -114,22 +114,16 @@ def show(findings: InspectionReport) -> None:
 
 @contextmanager
 def shown_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's standard error, nothing elsewhere; gives the function that moves it."""
+    """Show a bar on a terminal's standard error, nothing elsewhere; yield the function that moves it."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -139,7 +133,7 @@ def _inspect(flags: argparse.Namespace) -> tuple[Source, InspectionReport]:
 
     for name in ("max_episodes", "horizon"):
         if getattr(flags, name) is not None and getattr(flags, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(flags, name)}")
+            raise ConfigError(f"must be at least 1, got {getattr(flags, name)}", parameter=name)
     if flags.json is not None:
         from serl_chunk.cli.doctor.checks import require_free
 
@@ -161,7 +155,7 @@ def _inspect(flags: argparse.Namespace) -> tuple[Source, InspectionReport]:
 
 
 def horizon_of(flags: argparse.Namespace) -> int | None:
-    """`--horizon`, else the actions of a training window of the experiment given, else None."""
+    """Return `--horizon`, else the actions of a training window of `--exp_name`, else None."""
     if flags.horizon is not None or flags.exp_name is None:
         return flags.horizon
     from serl_chunk.cli.process import load
@@ -170,7 +164,7 @@ def horizon_of(flags: argparse.Namespace) -> int | None:
 
 
 def _page_path(plot: str | None) -> Path | None:
-    """The page's file, whose folder exists; raises ConfigError before anything is read."""
+    """Return the page's file, whose folder exists; raises ConfigError before anything is read."""
     if plot is None:
         return None
     path = Path(plot).expanduser()
@@ -178,7 +172,7 @@ def _page_path(plot: str | None) -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--plot={plot}: {error}") from error
+        raise ConfigError(f"{plot}: {error}", parameter="plot") from error
     return path
 
 

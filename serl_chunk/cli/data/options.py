@@ -1,4 +1,4 @@
-"""Flags that several `serl-chunk data` commands share: which episodes are read, and what their files do not say."""
+"""Flags that several `serl-chunk data` commands share: which episodes are read, and how a data set is written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.types import ConfigError, RobotSpec
 
+TARGETS = ("hdf5", "lerobot", "lerobot-v2.1")
+MAX_WORKERS = 16  # by default: a worker holds a few hundred MB
+
 
 def add_reading(p: argparse.ArgumentParser) -> None:
-    """The flags that `source_of` reads."""
+    """Add the flags that `options_of` reads."""
     p.add_argument("path", metavar="PATH", help="a file, a folder of episodes, a data set, or a run folder")
     p.add_argument("--from", dest="from_format", metavar="FORMAT", help="what PATH is (default: what it looks like)")
     p.add_argument("--exp_name", help="an experiment, for its robot: dimensions, cameras, rate")
@@ -41,12 +44,31 @@ def add_reading(p: argparse.ArgumentParser) -> None:
     )
 
 
+def add_writing(p: argparse.ArgumentParser) -> None:
+    """Add the flags of the data set that is written, and of how."""
+    p.add_argument("--out", required=True, metavar="DIR", help="folder of the data set: new, empty, or with --resume")
+    p.add_argument("--mode", choices=("image", "video"), help="lerobot: how frames are kept (default: image)")
+    p.add_argument("--image_codec", choices=("png", "jpeg"), help="lerobot images: png (default) or jpeg")
+    p.add_argument("--compress", action="store_true", help="hdf5: gzip the frames, lossless and slower")
+    p.add_argument("--resume", action="store_true", help="continue what is in DIR, if anything is")
+    p.add_argument(
+        "--skip-bad", "--skip_bad", "--skip_problematic", "--skip-problematic-episodes", dest="skip_bad",
+        action="store_true", help="leave bad episodes out and list them at the end; without it the first one ends it",
+    )  # fmt: skip
+    p.add_argument(
+        "--workers", type=int, metavar="N",
+        help=f"processes that read and encode (default: the cores, at most {MAX_WORKERS}; 0: this process alone)",
+    )  # fmt: skip
+    p.add_argument("--repo_id", metavar="USER/NAME", help="name of the data set on the Hugging Face hub")
+    p.add_argument("--push_to_hub", action="store_true", help="upload it to --repo_id when it is complete")
+
+
 def options_of(flags: argparse.Namespace) -> ReadOptions:
-    """What the flags of `add_reading` say; raises ConfigError."""
+    """Return the options that the flags of `add_reading` set; raises ConfigError."""
     if flags.hz is not None and not 0 < flags.hz < math.inf:
-        raise ConfigError(f"--hz={flags.hz:g} must be above 0")
+        raise ConfigError(f"must be above 0, got {flags.hz:g}", parameter="hz")
     if not 0 < flags.proportion <= 1:
-        raise ConfigError(f"--proportion={flags.proportion:g} must lie in (0, 1]")
+        raise ConfigError(f"must lie in (0, 1], got {flags.proportion:g}", parameter="proportion")
     cameras = None if flags.cameras in (None, "all") else tuple(c for c in flags.cameras.split(",") if c)
     success = True if flags.success else False if flags.failure else None
     return ReadOptions(
@@ -63,13 +85,8 @@ def options_of(flags: argparse.Namespace) -> ReadOptions:
     )
 
 
-def source_of(flags: argparse.Namespace) -> Source:
-    """The source that the flags of `add_reading` name; raises ConfigError, DataError."""
-    return open_any(flags.path, options_of(flags), flags.from_format)
-
-
 def open_any(path: str | Source, options: ReadOptions, format: str | None) -> Source:
-    """As `data.source.open_source`, and run folders too; a source that is open already is given back."""
+    """Open a source as `data.formats.open_source` does, run folders too; an open source is returned."""
     from serl_chunk.data.formats import open_source
     from serl_chunk.runs.episodes import FORMAT
 
@@ -78,8 +95,8 @@ def open_any(path: str | Source, options: ReadOptions, format: str | None) -> So
     return open_source(path, options, format, (FORMAT,))
 
 
-def parse_scores(text: str | None) -> tuple[tuple[str, float], ...]:
-    """`score_5=1,score_1=0`; raises ConfigError."""
+def parse_scores(text: str | None, flag: str = "--scores") -> tuple[tuple[str, float], ...]:
+    """Parse `score_5=1,score_1=0`; raises ConfigError."""
     out = []
     for part in (text or "").split(","):
         if not part.strip():
@@ -91,7 +108,7 @@ def parse_scores(text: str | None) -> tuple[tuple[str, float], ...]:
                 raise ValueError
             out.append((name.strip(), reward))
         except ValueError:
-            raise ConfigError(f"--scores: {part!r} is not FOLDER=REWARD, such as score_5=1") from None
+            raise ConfigError(f"{flag}: {part!r} is not FOLDER=REWARD, such as score_5=1") from None
     return tuple(out)
 
 
@@ -104,28 +121,28 @@ def _spec(exp_name: str | None) -> RobotSpec | None:
 
 
 def keys_of(source: Source, chosen: Sequence[int] | None) -> list[str]:
-    """The episodes to read: all, or those with the numbers given. Raises ConfigError for a number out of range."""
+    """Return the episodes to read: all, or those with the given numbers. Raises ConfigError for one out of range."""
     keys = source.keys()
     if chosen is None:
         return keys
     wrong = [i for i in chosen if not 0 <= i < len(keys)]
     if wrong:
-        raise ConfigError(f"--episodes: {source.path} has episodes 0..{len(keys) - 1}, not {wrong[-1]}")
+        raise ConfigError(f"{source.path} has episodes 0..{len(keys) - 1}, not {wrong[-1]}", parameter="episodes")
     return [keys[i] for i in chosen]
 
 
 def parse_episodes(text: str | None) -> list[int] | None:
-    """`0,3,7-12`; None for all. Raises ConfigError."""
+    """Parse `0,3,7-12`; None for all. Raises ConfigError."""
     if text is None:
         return None
     out: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not part.isascii() or not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"--episodes: {part!r} is no number or range; write 0,3,7-12")
+            raise ConfigError(f"{part!r} is no number or range. Write 0,3,7-12", parameter="episodes")
         if dash and int(last) < int(first):
-            raise ConfigError(f"--episodes: {part!r} goes back; write the lower number first")
+            raise ConfigError(f"{part!r} goes back. Write the lower number first", parameter="episodes")
         out += range(int(first), int(last) + 1) if dash else [int(first)]
     if len(set(out)) < len(out):
-        raise ConfigError(f"--episodes={text} names an episode twice")
+        raise ConfigError(f"{text} names an episode twice", parameter="episodes")
     return out

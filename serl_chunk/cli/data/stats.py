@@ -1,4 +1,4 @@
-"""`serl-chunk data stats`: what states and actions are normalised by."""
+"""`serl-chunk data stats`: statistics for the normalisation of states and actions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from serl_chunk.cli.data.inspect import horizon_of, shown_progress
 from serl_chunk.cli.data.options import add_reading, open_any, options_of
-from serl_chunk.cli.process import Say, say
 from serl_chunk.data.normalise.chunk_statistics import (
     STD_FLOOR,
     StatsRequest,
@@ -64,18 +63,18 @@ def add_parsers(commands: Any) -> None:
 
 
 def run_stats(flags: argparse.Namespace) -> int:
-    """Print the table, and write the file; returns 0."""
+    """Print the table, write the file, and return 0."""
     options = dataclasses.replace(options_of(flags), cameras=())
     if flags.seed < 0:
-        raise ConfigError(f"--seed={flags.seed} must be 0 or more")
+        raise ConfigError(f"must be at least 0, got {flags.seed}", parameter="seed")
     if not 0 < flags.std_floor < math.inf:
-        raise ConfigError(f"--std_floor must be positive and finite, got {flags.std_floor:g}")
+        raise ConfigError(f"must be positive and finite, got {flags.std_floor:g}", parameter="std_floor")
     mask = None if flags.mask is None else parse_mask(flags.mask)
     if mask is not None and flags.actions == "absolute":
-        raise ConfigError("--mask says which actions are differences: add --actions delta, or leave it out")
+        raise ConfigError("names the actions that are differences. Add --actions delta, or remove it", parameter="mask")
     horizon = horizon_of(flags)
     if horizon is None and flags.actions == "delta":
-        raise ConfigError("delta actions depend on how long a chunk is: give --horizon (pi0: 50), or --exp_name")
+        raise ConfigError("delta actions depend on the length of a chunk. Give --horizon (pi0: 50), or --exp_name")
     what = StatsRequest(
         actions=flags.actions,
         joints=joints_of(mask, options.spec) if flags.actions == "delta" else (),
@@ -89,18 +88,18 @@ def run_stats(flags: argparse.Namespace) -> int:
     show(computed)
     if flags.out is not None:
         vectors = {name: m.stats for name, m in computed.vectors.items()}
-        say(f"wrote {write_norm_stats(flags.out, vectors, computed.note())}")
+        print(f"wrote {write_norm_stats(flags.out, vectors, computed.note())}")
     return 0
 
 
-def show(computed: StatsResult, tell: Say = say) -> None:
-    """The table, a row for each dimension, and what was changed."""
+def show(computed: StatsResult) -> None:
+    """Print the table, a row for each dimension, and which dimensions were changed."""
     what = computed.what
     of = f"all {computed.steps:,} steps"
     if computed.samples < computed.steps:
         of = f"{computed.samples:,} of {computed.steps:,} steps (seed {what.seed})"
-    tell(f"{of} of {computed.episodes:,} episodes; {what.actions} actions, chunks of {what.horizon}")
-    tell(" " * 12 + "".join(f"{name:>10}" for name in ("mean", "std", "q01", "q99", "min", "max")))
+    print(f"{of} of {computed.episodes:,} episodes; {what.actions} actions, chunks of {what.horizon}")
+    print(" " * 12 + "".join(f"{name:>10}" for name in ("mean", "std", "q01", "q99", "min", "max")))
     for name, m in computed.vectors.items():
         assert m.stats.q01 is not None
         assert m.stats.q99 is not None
@@ -109,11 +108,11 @@ def show(computed: StatsResult, tell: Say = say) -> None:
             delta = name == "actions" and d < len(what.joints) and what.joints[d] >= 0
             notes = ["delta"] * delta + ["floored"] * (d in m.std_floored) + ["widened"] * (d in m.quantiles_widened)
             row = f"{f'{name} {d}':12}" + "".join(f"{c[d]:10.4g}" for c in columns)
-            tell(row + ("  " + " ".join(notes) if notes else ""))
+            print(row + ("  " + " ".join(notes) if notes else ""))
     for name, m in computed.vectors.items():
         if m.std_floored:
             was = ", ".join(f"{d} ({m.moments.std[d]:.2g})" for d in m.std_floored)
-            tell(f"{name}: std raised to {what.std_floor:g} in dimension {was}")
+            print(f"{name}: std raised to {what.std_floor:g} in dimension {was}")
         if m.quantiles_widened:
             listed = ", ".join(map(str, m.quantiles_widened))
-            tell(f"{name}: q01 and q99 almost equal, moved apart in dimension {listed}")
+            print(f"{name}: q01 and q99 almost equal, moved apart in dimension {listed}")
