@@ -201,7 +201,7 @@ def _run(arguments: list[str]) -> int:
     check_flag_combinations(flags, config, networked=_networked(flags), evaluating=evaluating)
     if config.learner.online_steps == 0 and not evaluating:
         from serl_chunk.cli.demos import DemoOptions
-        from serl_chunk.cli.offline import run_offline
+        from serl_chunk.cli.learner import run_offline
 
         return run_offline(
             config,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from serl_chunk.cli.data.options import parse_scores
-from serl_chunk.cli.process import say
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
 from serl_chunk.data.demos import Demonstrations, DemoSet, NoDemosFoundError, find_demos, load_demos
@@ -21,6 +21,8 @@ from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError, DataError, RobotSpec
+
+logger = logging.getLogger(__name__)
 
 _FLAGS = re.compile(r"--(scores|success|failure|hz|color|env|proportion)\b")
 
@@ -60,7 +62,7 @@ class DemoOptions(NamedTuple):
         if flags.demo_solved is not None:
             keep_solved = flags.demo_solved == "keep"
             current = "--demo_keep_solved" if keep_solved else "--no-demo_keep_solved"
-            say(f"--demo_solved {flags.demo_solved} is now {current}")
+            logger.warning(f"--demo_solved {flags.demo_solved} is now {current}")
         options = ReadOptions(
             color=flags.demo_color,
             hz=flags.demo_hz,
@@ -87,7 +89,6 @@ def read_demos(
     config: ExperimentConfig,
     spec: RobotSpec,
     paths: Sequence[str],
-    tell: Callable[[str], None],
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> DemoSet:
     """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
@@ -107,8 +108,8 @@ def read_demos(
         more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
         more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
         for note in demos.notes:
-            tell(f"demonstrations: {as_learner_flags(note)}")
-        tell(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
+            logger.info(f"demonstrations: {as_learner_flags(note)}")
+        logger.info(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
     return demos
 
 
@@ -142,7 +143,6 @@ def open_dataset(
     config: ExperimentConfig,
     spec: RobotSpec,
     demo_options: DemoOptions,
-    tell: Callable[[str], None],
     updates: int = 0,
 ) -> ShardedSource | None:
     """The shards of `--dataset_dir`, None where it is not given; raises DataError or ConfigError.
@@ -162,9 +162,9 @@ def open_dataset(
         open_shard=lambda path, said: Demonstrations(OgbenchSource(path, said), spec),
     )
     for note in dataset.notes:
-        tell(f"data set: {note}")
+        logger.info(f"data set: {note}")
     steps = sum(e.steps.n for e in dataset.episodes)
-    tell(
+    logger.info(
         f"data set: {len(dataset.files)} shards, another one each {config.replay.dataset_replace_interval} updates; "
         f"{dataset.current.name}: {len(dataset.episodes)} episodes, {steps} steps"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
 import traceback
@@ -16,13 +17,14 @@ from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import BY_LEARNER
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs import evaluations
-from serl_chunk.runs.metric_rows import Counters
-from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 from serl_chunk.viz.video import ffmpeg_program
+
+logger = logging.getLogger(__name__)
 
 CUT_SHORT = "the learner is stopping"
 
@@ -38,7 +40,6 @@ class OwnEvaluation:
 
     Args:
         stopping: whether the process was asked to end; an evaluation is then cut short, and leaves nothing.
-        tick: called on every tick of an episode, for what must go on meanwhile; what it raises is raised.
 
     Raises ConfigError for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
     An evaluation that fails later ends no training: it is said, leaves nothing, and is not tried again in this life.
@@ -48,16 +49,10 @@ class OwnEvaluation:
         self,
         config: ExperimentConfig,
         agent: Agent,
-        normaliser: Callable[[], Normaliser],
-        run: Path,
-        metrics: MetricsLog,
-        tell: Callable[[str], None],
         stopping: Callable[[], bool],
-        tick: Callable[[], None] = lambda: None,
     ) -> None:
         check_simulator(config)
-        self._config, self._agent, self._normaliser = config, agent, normaliser
-        self._run, self._metrics, self._tell, self._stopping, self._tick = run, metrics, tell, stopping, tick
+        self._config, self._agent, self._stopping = config, agent, stopping
         if config.learner.video_episodes:
             ffmpeg_program()
         with _random_state_kept():
@@ -84,17 +79,17 @@ class OwnEvaluation:
                 f"({type(error).__name__}: {error}): leave it 0, or repair the rendering (MUJOCO_GL)"
             ) from error
 
-    def __call__(self, snapshot: Snapshot, counters: Counters) -> None:
-        """See `learner.own_evaluation.Evaluate`."""
+    def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
+        """See `learner.schedule.Evaluate`; what the learner's `tick` raises is raised."""
         start = time.perf_counter()
-        c = self._config.learner
-        videos = self._run / "videos" / f"{snapshot.version}_{c.eval_mode}"
+        c, counters, run = self._config.learner, learner.counters(), learner.metrics.run_dir
+        videos = run / "videos" / f"{snapshot.version}_{c.eval_mode}"
         before = _files(videos)
         raised: list[BaseException] = []
 
         def watch() -> str | None:
             try:
-                self._tick()
+                learner.tick()
             except BaseException as error:
                 raised.append(error)
                 raise
@@ -102,23 +97,23 @@ class OwnEvaluation:
 
         try:
             with _random_state_kept():
-                result = self._result(snapshot, videos, watch)
+                result = self._result(snapshot, learner.normaliser, videos, watch)
         except BaseException as error:
             _remove_new(videos, before)
             # A full disk, an encoder or a simulator that gave up; not the transport, which `tick` looks at.
             if raised or not isinstance(error, Exception):
                 raise
-            self._tell(
-                f"WARNING: the evaluation at step {counters.step} failed and is left out; training goes on "
+            logger.warning(
+                f"the evaluation at step {counters.step} failed and is left out; training goes on "
                 f"({type(error).__name__}: {error}{_where(error)})"
             )
             return
         if result.n < c.eval_episodes:
             _remove_new(videos, before)
-            self._tell(f"the evaluation at step {counters.step} was cut short: its {result.n} episodes are not kept")
+            logger.info(f"the evaluation at step {counters.step} was cut short: its {result.n} episodes are not kept")
             return
         seconds = time.perf_counter() - start
-        self._metrics.evaluation(
+        learner.metrics.evaluation(
             counters,
             success_rate=result.success_rate,
             n=result.n,
@@ -133,21 +128,23 @@ class OwnEvaluation:
             by=BY_LEARNER,
             starts_repeat=result.starts_repeat,
         )
-        self._tell(
+        logger.info(
             f"evaluation at step {counters.step}: {result.success_rate:.1%} success "
             f"({100 * result.interval.low:.0f} .. {100 * result.interval.high:.0f} %) in {result.n} episodes, "
             f"{result.mean_length:.0f} ticks on average, took {seconds:.1f} s"
         )
         try:
-            evaluations.save(self._run, counters.step, BY_LEARNER, [result.to_json() | {"seconds": seconds}])
+            evaluations.save(run, counters.step, BY_LEARNER, [result.to_json() | {"seconds": seconds}])
         except OSError as error:  # a full disk ends no training; the row is in metrics.jsonl
-            self._tell(f"WARNING: evaluation {counters.step} could not be written to {self._run} ({error})")
+            logger.warning(f"evaluation {counters.step} could not be written to {run} ({error})")
 
-    def _result(self, snapshot: Snapshot, videos: Path, stop: Callable[[], str | None]) -> EvalResult:
+    def _result(
+        self, snapshot: Snapshot, normaliser: Normaliser, videos: Path, stop: Callable[[], str | None]
+    ) -> EvalResult:
         config, c = self._config, self._config.learner
         policy = ChunkPolicy(
             self._agent,
-            self._normaliser(),
+            normaliser,
             self._env.robot_spec,
             image_keys=config.agent.image_keys,
             seed=config.seed + 1,
@@ -163,7 +160,7 @@ class OwnEvaluation:
             save_video=videos if c.video_episodes else None,
             filmed=c.video_episodes,
             stop=stop,
-            say=self._tell,
+            say=logger.info,
         )
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +9,12 @@ from typing import Any
 from serl_chunk.actor.session import ActorSummary, run_actor
 from serl_chunk.cli.actor import report_session
 from serl_chunk.cli.demos import DemoOptions, check_data
-from serl_chunk.cli.learner import LOG, STOPPING, build_learner, finish_run
-from serl_chunk.cli.learner_status import status_fields
-from serl_chunk.cli.logs import log_to_file, status_line
+from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, locked_run
 from serl_chunk.cli.process import print_config, spec_of, warn_of_lockstep
 from serl_chunk.cli.signals import before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.phases import Phase
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
@@ -46,7 +42,7 @@ class LocalLink:
     @property
     def finished(self) -> str | None:
         """Why training is over; None while it is not."""
-        return "training is complete" if self._learner.phase is Phase.DONE else None
+        return "training is complete" if self._learner.trainer.done else None
 
     @property
     def _learner(self) -> Learner:
@@ -72,7 +68,7 @@ class LocalLink:
     def begin(self, record: Begin) -> None:
         """Open an episode."""
         self._episode = record.episode_id
-        self._learner.ingest.insert(SESSION, record)
+        self._learner.router.insert(SESSION, record)
 
     def step(self, record: Step) -> None:
         """Append a step; handed on in blocks, between two decisions."""
@@ -82,16 +78,16 @@ class LocalLink:
     def end(self, record: End) -> None:
         """Close the episode."""
         self.hand_on()
-        self._learner.ingest.insert(SESSION, record)
+        self._learner.router.insert(SESSION, record)
 
     def amend(self, record: Amend) -> None:
         """Correct an episode."""
-        self._learner.ingest.insert(SESSION, record)
+        self._learner.router.insert(SESSION, record)
 
     def hand_on(self) -> None:
         """Insert the steps collected so far."""
         if self._steps:
-            self._learner.ingest.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
+            self._learner.router.insert(SESSION, StepBlock.from_steps(self._episode, self._steps))
             self._steps = []
 
 
@@ -136,10 +132,8 @@ def train_local(
     print_config(config, spec)
     warn_of_lockstep(config)
     check_data(config, demo_paths, demo_options)
-    with status_line() as status, contextlib.ExitStack() as stack:
-        run = open_run(config, spec, checkpoint_path)
-        stack.enter_context(run.locked())
-        log_to_file(run.path / LOG)
+    run = open_run(config, spec, checkpoint_path)
+    with locked_run(run) as (status, stack):
         before_exit(run.discard_fresh)
         exit_at_once_while(never)  # an open robot is closed, however long it takes
         link = LocalLink()
@@ -150,16 +144,15 @@ def train_local(
             stack.callback(intervention.close)
         learner = build_learner(
             config, demo_paths, run, spec,
-            publish=link.publish, threaded=False, wandb=wandb, tell=status.say, demo_options=demo_options,
-            stopping=stop.is_set,
+            publish=link.publish, threaded=False, wandb=wandb, demo_options=demo_options, stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         link.learner = learner
-        learner.say_if_empty()  # no journal is kept here
+        learner.trainer.log_if_empty()  # no journal is kept here
 
         def show() -> None:
-            status.update(str(learner.phase), status_fields(config, learner))
+            status.update(str(learner.trainer.phase), learner.status())
 
         learner.tick = show  # within an evaluation
         if started is not None:

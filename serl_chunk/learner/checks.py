@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,28 +16,30 @@ from serl_chunk.replay.episode import effective_rewards, returns_to_go
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.types import ConfigError, Episode, Outcome, RobotSpec
 
+logger = logging.getLogger(__name__)
+
 _DUST = 1e-6  # of sums of float32 rewards
 
 
 class ValueRange:
-    """Says once where a realised return lies outside of `agent.critic.value_low` .. `value_high`.
+    """Warns once where a realised return lies outside of `agent.critic.value_low` .. `value_high`.
 
     Targets beyond the range are clipped: a critic of [0, 1] cannot tell a reward of 10 from one of 1. The configuration
     is checked against rewards of 0 and 1; what a user's environment gives shows in its episodes alone.
     """
 
-    def __init__(self, config: ExperimentConfig, say: Callable[[str], None]) -> None:
+    def __init__(self, config: ExperimentConfig) -> None:
         c = config.agent.critic
         self._low, self._high, self._loss = c.value_low, c.value_high, c.loss
-        self._reward, self._discount, self._say = config.reward, config.discount, say
+        self._reward, self._discount = config.reward, config.discount
         self._silent = c.loss == "squared"
 
     def online(self, episode_id: str, least: float, most: float) -> None:
-        """Look at the least and the greatest return of an online episode."""
+        """Check the least and the greatest return of an online episode."""
         self._check(least, most, f"episode {episode_id}")
 
     def demonstrations(self, episodes: Sequence[Episode]) -> None:
-        """Look at every episode of demonstrations, or of a part of a data set."""
+        """Check every episode of demonstrations, or of a part of a data set."""
         for begin, steps, end in episodes:
             if self._silent:
                 return
@@ -53,15 +56,15 @@ class ValueRange:
         if self._silent or (least >= self._low - _DUST and most <= self._high + _DUST):
             return
         self._silent = True
-        self._say(
-            f"WARNING: {what} has returns of {least:.4g} to {most:.4g}, and agent.critic.loss={self._loss} knows "
-            f"{self._low:g} to {self._high:g}: what lies beyond is clipped, and looks alike to the critic. Set "
+        logger.warning(
+            f"{what} has returns of {least:.4g} to {most:.4g}, outside of the range of agent.critic.loss={self._loss}, "
+            f"{self._low:g} to {self._high:g}: they are clipped, and look alike to the critic. Set "
             "agent.critic.value_low and value_high to hold every return, or reward.scale, or agent.critic.loss=squared"
         )
 
 
 def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent) -> int:
-    """Return the bytes of a full replay; needs no networks, whose compilation would come before the replay's own check.
+    """Return the bytes of a full replay. Needs no networks, whose compilation comes before the replay's own check.
 
     Raises:
         ConfigError: they are more than there are, or a camera is unknown.
@@ -71,27 +74,24 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
     return check_memory(spec, config.replay, cameras, available_bytes(), features)
 
 
-def warn_of_random_backbone(agent: AgentConfig, say: Callable[[str], None]) -> None:
+def warn_of_random_backbone(agent: AgentConfig) -> None:
     """Warn where a fresh run freezes a backbone that no file of weights initialised."""
     if agent.image_keys and agent.encoder.frozen_backbone and not agent.encoder.weights:
-        say(
-            "WARNING: agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions are "
-            "random and stay so. Give weights (serl-chunk data encoder makes the file), or do not freeze it"
+        logger.warning(
+            "agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions are random and stay "
+            "so. Set agent.encoder.weights (serl-chunk data encoder makes the file), or frozen_backbone=False"
         )
 
 
-def warn_of_imitated_critic(say: Callable[[str], None]) -> None:
+def warn_of_imitated_critic() -> None:
     """Warn of an offline phase in which the policy imitates a critic that has seen no failure."""
-    say(
-        "WARNING: agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks "
-        "that climb a critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, "
-        "or give failed demonstrations beside"
+    logger.warning(
+        "agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks that climb a critic "
+        "which has seen no failure. Set agent.improve.imitate=0 until that phase is over, or add failed demonstrations"
     )
 
 
-def restored_normaliser(
-    saved: Normaliser, fresh: Normaliser, *, same_data: bool, say: Callable[[str], None]
-) -> Normaliser:
+def restored_normaliser(saved: Normaliser, fresh: Normaliser, *, same_data: bool) -> Normaliser:
     """Return the normaliser that a resumed run goes on with: that of its checkpoint.
 
     Args:
@@ -104,10 +104,11 @@ def restored_normaliser(
     """
     if saved.mode != fresh.mode:
         raise ConfigError(
-            f"normaliser.actions={fresh.mode} is not what this run's networks were trained with ({saved.mode}): "
-            "leave it as it was, or give another --checkpoint_path to start afresh"
+            f"{fresh.mode} is not what this run's networks were trained with ({saved.mode}). Leave it as it was, or "
+            "start afresh with another checkpoint_path",
+            parameter="normaliser.actions",
         )
     if same_data and saved.digest() != fresh.digest():
         # Statistics of other demonstrations under an old network would shift every input.
-        say("the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept")
+        logger.info("the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept")
     return saved

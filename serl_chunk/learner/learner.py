@@ -1,195 +1,286 @@
-"""The training loop: pretrain, train offline, warm up, train, publish, checkpoint. It never asks for the algorithm.
+"""The learner of one run: what every way of training needs. Its trainer decides what is trained when.
 
-`work()` does one bounded piece of work and says whether there was any, so that the same loop serves a process
-of its own (`cli/learner.py`), which sleeps when there is none, and the single-process mode, which then lets
-the actor go on.
+`Learner.work` does one bounded piece of work and returns whether there was any. The same loop serves a process of its
+own, which sleeps when there is none, and the single-process mode, where the actor then goes on.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from serl_chunk.learner.host import LearnerHost
-from serl_chunk.learner.offline_data import FeaturePrecomputation
-from serl_chunk.learner.phases import Phase
+import jax
 
-__all__ = ["Learner", "Phase"]
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.state import AgentState, Metrics
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.learner.checks import ValueRange, restored_normaliser, warn_of_random_backbone
+from serl_chunk.learner.offline_data import FeaturePrecomputation, InitialData
+from serl_chunk.learner.phases import TrainingProgress
+from serl_chunk.learner.publisher import Publish, SnapshotPublisher
+from serl_chunk.learner.router import Received, RecordRouter
+from serl_chunk.learner.schedule import EvalSchedule, Evaluate, last_evaluated
+from serl_chunk.learner.trainer import PhaseTrainer
+from serl_chunk.learner.training_stats import TrainingStats
+from serl_chunk.replay.replay import Replay
+from serl_chunk.runs.checkpoints import CheckpointStore, Restored
+from serl_chunk.runs.metric_rows import Counters, read_metrics
+from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.status_line import StatusFields
+from serl_chunk.runs.timed_checkpoints import TimedCheckpoints
+from serl_chunk.types import Record, RobotSpec, Snapshot
+
+logger = logging.getLogger(__name__)
 
 
-class Learner(LearnerHost):
-    """Runs the phases of one run; see `LearnerHost` for the arguments and for what it owns."""
+class Learner:
+    """Owns the agent's state, the replay, the checkpoints and the metrics of one run.
+
+    Args:
+        config, spec, agent: of the run.
+        normaliser: fitted to the data of this start; a resumed run keeps its own.
+        data: what there is to train on before any actor sends steps.
+        metrics: of the run folder, where the checkpoints are kept too.
+        publish: takes each snapshot and its info (on the publisher's thread where `threaded`).
+        threaded: prefetch batches and publish in parallel to the training thread; False reproduces a run bit for bit.
+        evaluate: called as `learner.eval_interval` sets; closed with the learner.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        spec: RobotSpec,
+        agent: Agent,
+        normaliser: Normaliser,
+        data: InitialData,
+        metrics: MetricsLog,
+        *,
+        publish: Publish,
+        threaded: bool,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.config, self.spec, self.agent, self.metrics = config, spec, agent, metrics
+        c, a = config.learner, config.agent
+        self.checkpoints = CheckpointStore(metrics.run_dir, keep=c.keep_checkpoints)
+        self.timed_checkpoints = TimedCheckpoints(metrics.run_dir)
+        self.state: AgentState = agent.init(jax.random.key(config.seed))
+        restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
+        if restored is None:  # else the weights are in the checkpoint, and their file may be gone
+            self.state = agent.pretrained(self.state)
+            warn_of_random_backbone(a)
+        else:
+            saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
+            normaliser = restored_normaliser(saved, normaliser, same_data=data.dataset is None)
+            self.state = restored.state
+        self.normaliser = normaliser
+        embed = agent.frame_embedder(self.state)  # with the weights that the run has: they never change
+        self.replay = Replay(spec, config, normaliser, image_keys=a.image_keys, bc_on=a.bc_on, embed=embed)
+        self.router = RecordRouter(self.replay)
+        self._precompute = None if embed is None else FeaturePrecomputation(self.replay)
+        self.value_range = ValueRange(config)
+        self.updates = 0  # critic updates of the offline and the online phase
+        self.human_ticks = self.episodes = 0
+        self.has_trained = False  # whether this process has made an update, of whatever kind
+        self._unsaved = False  # whether it has since the newest checkpoint
+        self._human_held = 0  # steps of previous processes' interventions that outlived the online partition
+        self.trainer = PhaseTrainer(self, data, threaded=threaded, step=None if restored is None else restored.step)
+        self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
+        self._evaluate, self._eval_schedule = evaluate, EvalSchedule(c.eval_interval if evaluate else 0)
+        self.idle = False  # whether the last look found no work: steps are waited for
+        self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
+        self.stats = TrainingStats(metrics, self.replay, c.log_period, self.counters)
+        if restored is not None:
+            self._resume(restored)
+        self.trainer.check_data()
 
     @property
-    def updates_wanted(self) -> int:
-        """Online updates after which training ends, as far as it is known."""
-        return self.schedule.updates_wanted(self.online_updates)
+    def env_steps(self) -> int:
+        """Online steps so far."""
+        return self.router.env_steps
 
-    def steps_allowed(self) -> int | None:
-        """How many more steps lockstep actors may record now; None: no limit."""
-        return self.schedule.steps_allowed(self.phase)
+    @property
+    def version(self) -> int:
+        """The newest published version."""
+        return self._publisher.version
 
-    def steps_missing(self) -> int:
-        """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
-        return self.schedule.steps_missing(self.phase, self.episodes)
+    def counters(self) -> Counters:
+        """Where the run stands."""
+        return Counters(self.updates, self.env_steps, self.human_ticks)
+
+    def status(self) -> StatusFields:
+        """The current state for the status line."""
+        always: StatusFields = {
+            **self.trainer.status(),
+            "paused": self.stats.evaluation_seconds,
+            "evaluating": self.stats.evaluating,
+            "step": self.updates,
+            "updates_per_s": self.stats.rates.get("rates/updates_per_s", 0.0),
+        }
+        if self.config.learner.online_steps == 0:  # there are no actors
+            return always
+        return {
+            **always,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "success": self.stats.success_without_intervention,
+            "human": self.human_ticks / self.env_steps if self.env_steps else None,
+            "learner_wait": self.stats.waiting[0],
+            "actor_wait": self.stats.waiting[1],
+            "empty_half": self.replay.empty_half,
+            "version": self.version,
+        }
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, tick: Callable[[], None] = lambda: None) -> None:
         """Work until the run's end or `stop`; `tick` is called between pieces of work, and within long ones."""
-        self.say_if_empty()
+        self.trainer.log_if_empty()
         self.tick = tick
-        while self.phase is not Phase.DONE and not stop.is_set():
-            if not self.work():
+        while not self.trainer.done and not stop.is_set():
+            self.idle = not self.work()
+            if self.idle:
                 start = time.perf_counter()
-                self.ingest.wait(0.02)
-                self.training_stats.waited(time.perf_counter() - start)
+                self.router.wait(0.02)
+                self.stats.waited(time.perf_counter() - start)
             tick()
 
-    def say_if_empty(self) -> None:
-        """Tell that a resumed run has no online steps to train on, as where no journal was kept."""
-        if self.online_updates and self.phase is not Phase.DONE and not self.replay.ready.online:
-            need = self.schedule.starts_after
-            self._say(f"the online replay is empty: training goes on after {need} new steps")
-
     def work(self) -> bool:
-        """One piece of work; False where there is none until more steps arrive."""
+        """Do one piece of work; False where there is none until more steps arrive."""
         self._count_episodes()
-        self._checkpoint_if_time()
-        c = self.config.learner
-        if self._evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
+        if self._unsaved and self.timed_checkpoints.due:
+            self.checkpoint(timed=True)
+        if self.evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
             return True
         if self._precompute is not None and self._computed_features(self._precompute):
             return True
-        if self.phase is Phase.PRETRAIN:
-            return self._pretrain(c.pretrain_steps, self.agent.update_policy, Phase.CRITIC_PRETRAIN)
-        if self.phase is Phase.CRITIC_PRETRAIN:
-            following = Phase.OFFLINE if c.offline_steps else Phase.WARMUP
-            return self._pretrain(self._of_critic(c.critic_pretrain_steps), self.agent.update_critic, following)
-        if self.phase is Phase.OFFLINE:
-            return self._train_offline()
-        if self.phase is Phase.WARMUP:
-            return self._warm_up()
-        if self.phase is Phase.CRITIC_WARMUP:
-            return self._pretrain(self._of_critic(c.critic_warmup_steps), self.agent.update_critic, Phase.TRAIN)
-        if self.phase is Phase.TRAIN:
-            return self._train()
-        return False
+        return self.trainer.work()
 
     def _computed_features(self, precompute: FeaturePrecomputation) -> bool:
-        """Before the first update: those of the frames that are there. Not in the constructor, so that a stop is heard
-        and a journal has been read."""
-        if self.phase is not Phase.DONE:
-            with self.training_stats.aside():
+        """Before the first update, features of the stored frames; not in the constructor: a stop ends it here, and a
+        journal has been read."""
+        if not self.trainer.done:
+            with self.stats.aside():
                 if precompute.work():
                     return True
         self._precompute = None
         return False
 
-    def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
-        if self.phase_updates < total:
-            n = self._updates_at_once
-            self.state, metrics = update(self.state, self._next_batch(n))
-            self.phase_updates += n
-            self._made_updates()
-            self.training_stats.updated(n, metrics)
-        if self.phase_updates >= total:
-            if following is Phase.WARMUP:
-                self._begin_online()
-                return True
-            self._enter(following)
-            if following is Phase.TRAIN:
-                self.publish()
-            if following is Phase.OFFLINE:
-                self.checkpoint()  # step 0: what pretraining alone achieves, and where a killed run goes on
-        return True
+    def updated(self, updates: int, metrics: Metrics) -> None:
+        """Count a compiled call of `updates` updates, of whatever kind: there is something to save."""
+        self.has_trained = self._unsaved = True
+        self.stats.updated(updates, metrics)
 
-    def _train_offline(self) -> bool:
-        c = self.config.learner
-        if self.updates < c.offline_steps:
-            self._update()
-            self._checkpoint_if_due()
-        elif not self._evaluate_if_due(now=True):
-            self._begin_online()
-        return True
+    def evaluate_if_due(self, *, now: bool = False) -> bool:
+        """Evaluate the current policy where the schedule wants it (`now`: an end does); False where it does not.
 
-    def _begin_online(self) -> None:
-        """Everything learnt so far is kept; the first snapshot lets the actors begin."""
-        self._offline_updates = self.updates
-        self._enter(Phase.DONE if self.config.learner.online_steps == 0 else Phase.WARMUP)
-        self.publish()
-        self.checkpoint()  # at step 0: what imitation alone achieves
-
-    def _update(self) -> None:
-        """One compiled update of everything."""
-        c = self.config.learner
-        self.state, metrics = self.agent.update(self.state, self._next_batch(self.agent.batches_used(c.cta_ratio)))
-        self.updates += c.cta_ratio
-        self._made_updates()
-        self.training_stats.updated(c.cta_ratio, metrics)
-        self._data.advance(c.cta_ratio)
-
-    def _checkpoint_if_due(self) -> None:
-        c = self.config.learner
-        if c.checkpoint_period and _crossed(self.updates - c.cta_ratio, self.updates, c.checkpoint_period):
-            self.checkpoint()
-
-    def _warm_up(self) -> bool:
-        c = self.config.learner
-        over = self.schedule.steps_over
-        waits = self.episodes < c.warmup_episodes or self.ingest.fresh_steps < self.schedule.starts_after
-        if (waits and not over) or self.replay.ready.online == 0:
-            return over and self._end_unready()
-        if waits:  # no more steps will come
-            self._say(
-                f"the warm-up ends early: all {c.online_steps} online steps are recorded, in {self.episodes} of "
-                f"learner.warmup_episodes={c.warmup_episodes} episodes"
-            )
-        self.schedule.begin(self.online_updates)
-        # After online updates the critic has been warmed up, in an earlier life.
-        self._enter(Phase.TRAIN if self.online_updates else Phase.CRITIC_WARMUP)
-        if self.phase is Phase.CRITIC_WARMUP:
-            self.phase_updates = self._critic_warmed
-        return True
-
-    def _end_unready(self) -> bool:
-        """All online steps came, and none can be trained on."""
-        if not self._evaluate_if_due(now=True):
-            self._say(
-                f"training ends: all {self.config.learner.online_steps} online steps are recorded, and the online "
-                "replay has no window to train on; raise --online_steps to go on"
-            )
-            self._enter(Phase.DONE)
-        return True
-
-    def _train(self) -> bool:
-        c = self.config.learner
-        if self.schedule.is_over(self.online_updates):
-            if not self._evaluate_if_due(now=True):
-                if not self.online_updates:
-                    self._say(
-                        f"training ends without an update: {self.schedule.steps_used} online steps entitle to none"
-                    )
-                self._enter(Phase.DONE)
-            return True
-        if not self.schedule.may_update:
+        Nothing that training draws from is touched, and the time it takes is no time of training.
+        """
+        if self._evaluate is None or not self._eval_schedule.due(self.updates, now=now):
             return False
-        if not self.replay.ready.windows:  # what there was has been discarded
-            self._say("the replay has no window left to train on: waiting for new steps")
-            self._enter(Phase.WARMUP)
-            return True
-        start, actors_wait = time.perf_counter(), self.steps_allowed() == 0
-        self._update()
-        self.schedule.did_update()
-        if actors_wait:
-            self.training_stats.actors_waited(time.perf_counter() - start)
-        if _crossed(self.updates - c.cta_ratio, self.updates, c.steps_per_update):
-            self.publish()
-        self._checkpoint_if_due()
+        with self.stats.evaluation():
+            self.tick()
+            self._evaluate(self, Snapshot(self.updates, self._policy()))
+        self._eval_schedule.last = self.updates  # also where a stop cut it short: the next process makes up for it
         return True
 
+    # -- records in ------------------------------------------------------------------------------------------
 
-def _crossed(before: int, after: int, period: int) -> bool:
-    return before // period != after // period
+    def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
+        """Put the journal's records back into the replay; see `RecordRouter.refill`."""
+        steps = self.router.refill(records)
+        held = int(self.replay.stats()["replay/human_rows"])
+        if held < self._human_held:
+            logger.warning(
+                "%d of %d steps of old interventions could not be put back: the journal keeps the newest steps "
+                "(transport.journal_bytes keeps more of them)",
+                self._human_held - held, self._human_held,
+            )  # fmt: skip
+        return steps
+
+    def _count_episodes(self) -> Received:
+        """Note the episodes that were finished since the last call; returns the counters of that moment."""
+        received = self.router.take()
+        for e in received.episodes:
+            self.episodes += 1
+            self.human_ticks += e.human_ticks
+            self.value_range.online(e.episode_id, *e.returns)
+            self.stats.episode(e, number=self.episodes, phase="train" if self.trainer.policy_trained else "warmup")
+        return received
+
+    # -- out -------------------------------------------------------------------------------------------------
+
+    def publish(self) -> int:
+        """Publish the policy; returns its version."""
+        params = self.agent.policy_params(self.state, pretrained=self.trainer.pretrained)
+        info = {"step": self.updates, "env_steps": self.env_steps}
+        return self._publisher.publish(params, info, normaliser=self.normaliser.digest())
+
+    def _policy(self) -> dict[str, Any]:
+        return self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self.trainer.pretrained))
+
+    def checkpoint(self, *, timed: bool = False) -> None:
+        """Write a checkpoint of the current state in the background: of this step, or `timed`, which takes the place
+        of the timed one before."""
+        policy, received = self._policy(), self._count_episodes()
+        progress = TrainingProgress(
+            env_steps=received.env_steps,
+            human_ticks=self.human_ticks,
+            episodes=self.episodes,
+            journal_position=received.position,
+            human_steps_held=int(self.replay.stats()["replay/human_rows"]),
+            **self.trainer.progress(received.env_steps),
+        )
+        meta = {
+            "experiment": self.config.name,
+            "agent": self.config.agent.kind,
+            "normaliser_mode": self.normaliser.mode,
+            "normaliser_digest": self.normaliser.digest(),
+            "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
+            **progress.notes(),
+        }
+        content = (self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
+        if timed:
+            self.timed_checkpoints.save(*content)
+            self._unsaved = False
+            return
+        self.timed_checkpoints.postpone()
+        self._unsaved = not self.checkpoints.save(*content)
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        """Whether closing now writes one: while actors collect for the warm-up there is nothing to write."""
+        return self._unsaved or self.trainer.counts_steps
+
+    def close(self) -> None:
+        """Write the final checkpoint, hand over the last snapshot, stop the threads.
+
+        A full disk or a failed hand-over is logged, and raises nothing.
+        """
+        self.trainer.close()
+        self._count_episodes()
+        # Before and between the phases that count steps the final checkpoint is a timed one.
+        if self.trainer.counts_steps and not (self._unsaved and self.updates in self.checkpoints.steps()):
+            self.checkpoint()
+        elif self._unsaved:
+            self.checkpoint(timed=True)
+        self.checkpoints.close()
+        self.timed_checkpoints.wait()
+        self._publisher.close()
+        if self._evaluate is not None:
+            self._evaluate.close()
+        if (error := self._publisher.error) is not None:
+            logger.warning("the newest snapshot did not reach the actors (%s: %s)", type(error).__name__, error)
+
+    def _resume(self, restored: Restored) -> None:
+        saved = TrainingProgress.of(restored.meta)
+        self.updates = restored.step
+        self.router.resume(saved.env_steps, saved.journal_position)
+        self.human_ticks, self.episodes, self._human_held = saved.human_ticks, saved.episodes, saved.human_steps_held
+        self.metrics.resumed(self.counters(), self.episodes)
+        if self._evaluate is not None:
+            self._eval_schedule.last = last_evaluated(read_metrics(self.metrics.run_dir))
+        self.trainer.resume(saved, missed_evaluation=self._eval_schedule.due(self.updates, now=True))

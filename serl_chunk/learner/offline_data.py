@@ -2,84 +2,89 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import ConfigError, Episode, Outcome
 
-FRAMES = 64  # of one piece of work: short enough to stop and to be seen within
-SAY_EVERY = 5.0  # seconds between lines
+logger = logging.getLogger(__name__)
+
+FRAMES = 64  # of one piece of work: short enough for stops and progress in between
+LOG_PERIOD = 5.0  # seconds between lines
 
 
 class Dataset(Protocol):
-    """Offline data of which a part is there at a time (`data.shards.ShardedSource`)."""
+    """Offline data of which a part is in use at a time (`data.rotating_dataset.ShardedSource`)."""
 
     def take(self) -> list[Episode]:
-        """The episodes of the part in use, which it then need not hold."""
+        """Return the episodes of the part in use, which it then need not hold."""
 
     def advance(self) -> bool:
         """Count one update; True where another part is in use now."""
 
     def seek(self, updates: int) -> None:
-        """Be where so many calls of `advance` lead from the beginning."""
+        """Go to where so many calls of `advance` lead from the beginning."""
 
     def close(self) -> None:
         """Stop reading ahead."""
 
 
-class OfflineData:
-    """Demonstrations that stay in the replay for the whole run, and those of a data set, which give way to others.
+class InitialData(NamedTuple):
+    """Demonstrations that stay for the whole run, and a data set, in the state it is opened in."""
 
-    Args:
-        replay: takes them.
-        demos: those that stay.
-        dataset: none, or the data set in the state it is opened in.
-        seek: updates of the checkpoint that the run resumes from; None for a fresh run.
-        seen: is shown all of it, part by part.
-    """
+    demos: Sequence[Episode] = ()
+    dataset: Dataset | None = None
 
-    def __init__(
-        self,
-        replay: Replay,
-        demos: Sequence[Episode],
-        dataset: Dataset | None,
-        *,
-        seek: int | None = None,
-        seen: Callable[[Sequence[Episode]], None] = lambda episodes: None,
-    ) -> None:
-        self._replay, self._dataset, self._seen = replay, dataset, seen
-        if demos or dataset is None:
-            replay.add_demo(*demos)
-        if dataset is not None and seek is not None:
-            dataset.seek(seek)
-        first = [] if dataset is None else dataset.take()
-        if dataset is not None:
-            replay.replace_demos(first)
-        self.episodes = len(demos) + len(first)  # at the start
-        # A critic that has seen successes alone misleads an actor that chooses by it. Of a data set: what it has shown
-        # so far, in this life.
-        self.has_failures = _fail(demos) or _fail(first)
-        seen(demos)
-        seen(first)
-
-    @staticmethod
-    def require(config: LearnerConfig, *, there: bool) -> None:
-        """Raise ConfigError where `config` trains on demonstrations and none are `there`."""
-        if there:
+    def require(self, config: LearnerConfig) -> None:
+        """Raise ConfigError where `config` trains on demonstrations and there are none."""
+        if self.demos or self.dataset is not None:
             return
         if config.pretrain_steps or config.critic_pretrain_steps:
             raise ConfigError(
-                "pretraining needs demonstrations: give --demo_path, or set --config.learner.pretrain_steps=0 and "
-                "--config.learner.critic_pretrain_steps=0"
+                "pretraining needs demonstrations. Give some (demo_path), or set learner.pretrain_steps=0 and "
+                "learner.critic_pretrain_steps=0",
+                parameter="learner.pretrain_steps",
             )
         if config.offline_steps:
             raise ConfigError(
-                "--offline_steps trains on demonstrations or a data set: give --demo_path or --dataset_dir"
+                "the offline phase needs demonstrations (demo_path) or a data set (dataset_dir). Give one of them",
+                parameter="learner.offline_steps",
             )
+
+
+class OfflineData:
+    """Puts a run's initial data into the replay, and later the parts of the data set that take each other's place.
+
+    Args:
+        replay: takes them.
+        data: demonstrations and data set.
+        seek: updates of the checkpoint that the run resumes from; None for a fresh run.
+        seen: called with all of it, part by part.
+    """
+
+    def __init__(
+        self, replay: Replay, data: InitialData, *, seek: int | None, seen: Callable[[Sequence[Episode]], None]
+    ) -> None:
+        self._replay, self._seen = replay, seen
+        demos, self._dataset = data
+        first: list[Episode] = []
+        if demos or self._dataset is None:
+            replay.add_demo(*demos)
+        if self._dataset is not None:
+            if seek is not None:
+                self._dataset.seek(seek)
+            first = self._dataset.take()
+            replay.replace_demos(first)
+        self.episodes = len(demos) + len(first)  # at the start
+        # A critic that has seen successes alone misleads an actor that chooses by it. Of a data set: the parts so far.
+        self.has_failures = _fail(demos) or _fail(first)
+        seen(demos)
+        seen(first)
 
     def require_imitated(self, agent: AgentConfig) -> None:
         """Raise ConfigError where a pretrained policy would imitate none of the steps that are there at the start."""
@@ -88,12 +93,10 @@ class OfflineData:
             return
         human_only = agent.bc_on == "interventions"
         raise ConfigError(
-            f"learner.pretrain_steps imitates demonstrations, and no step of these {self.episodes} is imitated: "
-            f"agent.bc_on={agent.bc_on} takes the steps of successful or undecided ones"
-            + (" that a human acted on" if human_only else "")
-            + ", failed ones never. Give others, "
-            + ("set --config.agent.bc_on=demo, " if human_only else "")
-            + "or set --config.learner.pretrain_steps=0"
+            f"no step of these {self.episodes} demonstrations is imitated: agent.bc_on={agent.bc_on} takes the steps "
+            f"of successful or undecided ones{' that a human acted on' if human_only else ''}, failed ones never. Give "
+            f"others, {'set agent.bc_on=demo, ' if human_only else ''}or set learner.pretrain_steps=0",
+            parameter="learner.pretrain_steps",
         )
 
     def require_window(self) -> None:
@@ -103,23 +106,20 @@ class OfflineData:
         stats = self._replay.stats()
         episodes = int(stats["replay/demo_episodes"])
         steps = int(stats["replay/demo_rows"]) - episodes  # a row of each is for its final observation
-        whole = self._replay.window_steps
-        found = f"a window takes {whole} consecutive steps, and they have {steps} in {episodes} episodes"
-        remedy = (
-            "Give longer ones, or lower what sets it: chunk.horizon (--horizon_length), chunk.critic_horizon or "
-            "chunk.return_steps"
+        found = (
+            f"a window takes {self._replay.window_steps} steps in a row, and they have {steps} in {episodes} episodes"
         )
+        remedy = "Give longer ones, or lower chunk.horizon, chunk.critic_horizon or chunk.return_steps"
         if stats["replay/excluded_share"]:
             found += ", but no image of every camera that is recent enough where one begins and ends"
-            remedy = "Raise --config.replay.max_image_age, or give demonstrations with more frames"
+            remedy = "Raise replay.max_image_age, or give demonstrations with more frames"
         raise ConfigError(
-            f"the demonstrations hold no window to train on: {found}. {remedy}; or do without "
-            "training on them alone: --config.learner.pretrain_steps=0, --config.learner.critic_pretrain_steps=0 and "
-            "no --offline_steps"
+            f"the demonstrations hold no window to train on: {found}. {remedy}; or do not train on them alone: set "
+            "learner.pretrain_steps, learner.critic_pretrain_steps and learner.offline_steps to 0"
         )
 
     def advance(self, updates: int) -> None:
-        """Count `updates`; where another part of the data set is in use after them, it takes the replay's place."""
+        """Count `updates`; put another part of the data set into the replay where it is in use after them."""
         if self._dataset is not None and sum(self._dataset.advance() for _ in range(updates)):
             part = self._dataset.take()
             self.has_failures = self.has_failures or _fail(part)
@@ -137,34 +137,33 @@ def _fail(episodes: Sequence[Episode]) -> bool:
 
 
 class FeaturePrecomputation:
-    """Features of the frames that are stored when training begins: demonstrations, and what a journal put back.
+    """Computes features of the frames that are stored when training begins: demonstrations, and the journal's.
 
-    They are computed in pieces, with progress lines; what comes in meanwhile is left to the batches that show it.
-
-    Args:
-        say: prints one line for the operator.
-        now: seconds of a clock that never goes back.
+    They are computed in pieces, with progress lines. Frames that come in meanwhile are left to the batches that show
+    them.
     """
 
-    def __init__(self, replay: Replay, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
-        self._replay, self._say, self._now = replay, say, now
+    def __init__(self, replay: Replay, now: Callable[[], float] = time.monotonic) -> None:
+        self._replay, self._now = replay, now
         self._total = -1  # frames that lacked features at the first call
         self._done = 0
-        self._begun = self._said = 0.0
+        self._begun = self._logged = 0.0
 
     def work(self) -> bool:
-        """One piece; False where none is left. Raises DataError for a file of a demonstration that cannot be read."""
+        """Do one piece; False where none is left. Raises DataError for a demonstration's file that cannot be read."""
         if self._total < 0:
             self._total = self._replay.frames_unseen
-            self._begun = self._said = self._now()
+            self._begun = self._logged = self._now()
         if self._done >= self._total:
             return False
         computed = self._replay.embed_frames(FRAMES)
         # Fewer may be left than there were: episodes leave.
         self._done = min(self._total, self._done + computed) if computed else self._total
         if self._done == self._total:
-            self._say(f"features of {self._total:,} stored frames computed in {self._now() - self._begun:.1f} s")
-        elif self._now() - self._said >= SAY_EVERY:
-            self._said = self._now()
-            self._say(f"computing features of stored frames: {self._done:,} of {self._total:,}")
+            logger.info(
+                "features of %s stored frames computed in %.1f s", f"{self._total:,}", self._now() - self._begun
+            )
+        elif self._now() - self._logged >= LOG_PERIOD:
+            self._logged = self._now()
+            logger.info("computing features of stored frames: %s of %s", f"{self._done:,}", f"{self._total:,}")
         return True

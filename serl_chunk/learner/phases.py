@@ -11,7 +11,7 @@ from serl_chunk.config.learner import LearnerConfig
 
 
 class Phase(enum.StrEnum):
-    """Where a run is; phases only go forward."""
+    """A phase of training; phases only go forward."""
 
     PRETRAIN = "pretrain"
     CRITIC_PRETRAIN = "critic pretrain"
@@ -25,15 +25,29 @@ class Phase(enum.StrEnum):
 PRETRAINING = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN)
 
 
+def phases_of(config: LearnerConfig, *, has_critic: bool) -> list[Phase]:
+    """Return the phases that a run has, in their order."""
+    online = config.online_steps != 0
+    wanted = {
+        Phase.PRETRAIN: config.pretrain_steps,
+        Phase.CRITIC_PRETRAIN: has_critic and config.critic_pretrain_steps,
+        Phase.OFFLINE: config.offline_steps,
+        Phase.WARMUP: online,
+        Phase.CRITIC_WARMUP: online and has_critic and config.critic_warmup_steps,
+        Phase.TRAIN: online,
+    }
+    return [phase for phase, steps in wanted.items() if steps]
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
-    """What a checkpoint notes beside the agent's state; plain values."""
+    """The plain values that a checkpoint records in addition to the agent's state."""
 
     env_steps: int
     human_ticks: int
     episodes: int
     sampler_rng: Mapping[str, Any]
-    # Runs of before these were noted do not have them.
+    # Absent in runs of before these were recorded.
     journal_position: int = 0
     human_steps_held: int = 0
     phase: str = ""
@@ -43,26 +57,26 @@ class TrainingProgress:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> TrainingProgress:
-        """From a checkpoint's notes, among which others may be."""
+        """Read it from a checkpoint's meta, which has other values too."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in meta.items() if name in names})
 
     def notes(self) -> dict[str, Any]:
-        """What `of` takes."""
+        """Return what `of` takes."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 def resumed_phase(
     config: LearnerConfig, saved: str, *, offline_updates: int, online_updates: int, over: bool, missed: bool
 ) -> Phase:
-    """Where a run goes on whose checkpoint was written in phase `saved`.
+    """Return the phase in which a run goes on whose checkpoint was written in phase `saved`.
 
     `over`: no online update is to follow. `missed`: a stop cut short the evaluation that a phase ends with.
     """
     if saved in PRETRAINING:  # of step 0: nothing else has begun
         return Phase(saved)
     if not online_updates:
-        more = offline_updates < config.offline_steps  # also where it was over, and more of it is wanted now
+        more = offline_updates < config.offline_steps  # also where it was over, and `offline_steps` was raised
         if more or (missed and saved == Phase.OFFLINE):
             return Phase.OFFLINE
     if over:
@@ -71,11 +85,9 @@ def resumed_phase(
 
 
 def resume_hint(config: LearnerConfig, *, online_updates: int, steps_over: bool) -> str:
-    """What to change so that a finished run goes on."""
-    if config.online_steps == 0 and online_updates:
-        return "after online updates the offline phase is over; leave --online_steps 0 out to go on online"
+    """Return what to change so that a finished run goes on."""
     if config.online_steps == 0:
-        return "raise --offline_steps to go on, or leave --online_steps 0 out to go on online"
-    if steps_over:
-        return "raise --online_steps to go on"
-    return "raise --config.learner.max_steps to go on"
+        if online_updates:
+            return "after online updates the offline phase is over; do not set learner.online_steps=0 to go on online"
+        return "raise learner.offline_steps to go on, or do not set learner.online_steps=0 to go on online"
+    return f"raise learner.{'online_steps' if steps_over else 'max_steps'} to go on"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.learner.ingest import RecordIngest
 from serl_chunk.learner.phases import Phase
-from serl_chunk.runs.metric_rows import Counters, RunMetrics
+from serl_chunk.learner.router import RecordRouter
+from serl_chunk.runs.metric_rows import RunMetrics
 from serl_chunk.types import Snapshot
+
+if TYPE_CHECKING:
+    from serl_chunk.learner.learner import Learner
 
 
 @dataclasses.dataclass
 class RateLimiter:
     """Keeps critic updates near `utd_ratio` times the online steps recorded since `start`.
 
-    Before `start` nothing is limited (pretraining has its own lengths; the warm-up is counted in episodes).
+    Before `start` nothing is limited: pretraining has its own lengths, the warm-up is counted in episodes.
     """
 
     utd_ratio: float  # critic updates per online step
@@ -31,7 +34,7 @@ class RateLimiter:
         self.updates = 0
 
     def restore(self, online_steps: int, updates: int, owed: float = 0.0) -> None:
-        """Continue after a resume: of the updates that `online_steps` entitle to, `updates` were done, `owed` not."""
+        """Continue after a resume: of the updates that `online_steps` allow, `updates` were done, `owed` not."""
         self._base_steps = online_steps - round((updates + owed) / self.utd_ratio)
         self.updates = updates
 
@@ -42,7 +45,7 @@ class RateLimiter:
         return (online_steps - self._base_steps) * self.utd_ratio - self.updates
 
     def entitled(self, online_steps: int) -> int | None:
-        """Critic updates since `start` that so many steps entitle to, those done included; None before `start`."""
+        """Critic updates since `start` that so many steps allow, those done included; None before `start`."""
         if self._base_steps is None:
             return None
         return max(0, math.floor((online_steps - self._base_steps) * self.utd_ratio + 1e-6))
@@ -51,7 +54,7 @@ class RateLimiter:
         """Whether `count` more critic updates are covered by the steps recorded so far."""
         if self._base_steps is None:
             return False
-        # 100 steps at 0.29 entitle to 29 updates, not to the 28 that rounding leaves.
+        # 100 steps at 0.29 allow 29 updates, not the 28 that rounding leaves.
         return self.updates + count <= (online_steps - self._base_steps) * self.utd_ratio + 1e-6
 
     def steps_missing(self, online_steps: int, count: int) -> int:
@@ -62,7 +65,7 @@ class RateLimiter:
         return max(0, self._base_steps + need - online_steps)
 
     def updates_due(self, online_steps: int) -> int:
-        """Critic updates that the steps recorded so far entitle to and that are not done; 0 before `start`."""
+        """Critic updates that the steps recorded so far allow and that are not done; 0 before `start`."""
         return max(0, (self.entitled(online_steps) or 0) - self.updates)
 
     def did_update(self, count: int) -> None:
@@ -81,22 +84,22 @@ class RateLimiter:
 class TrainingSchedule:
     """The rate limiter, with the end that `learner.online_steps` and `max_steps` set."""
 
-    def __init__(self, config: LearnerConfig, ingest: RecordIngest) -> None:
-        self._config, self._ingest = config, ingest
+    def __init__(self, config: LearnerConfig, router: RecordRouter) -> None:
+        self._config, self._router = config, router
         self.limiter = RateLimiter(config.utd_ratio, config.max_lag_steps)
-        self._begun = False  # whether steps entitle to updates already; in a previous process, as they did there
+        self._begun = False  # whether steps allow updates already; after a resume, as in the previous process
 
     @property
     def steps_used(self) -> int:
-        """Online steps that entitle to updates: at most `online_steps`, however far ahead realtime actors are."""
-        wanted, steps = self._config.online_steps, self._ingest.env_steps
+        """Online steps that allow updates: at most `online_steps`, however far ahead realtime actors are."""
+        wanted, steps = self._config.online_steps, self._router.env_steps
         return steps if wanted is None else min(wanted, steps)
 
     @property
     def steps_over(self) -> bool:
         """Whether all online steps came."""
         wanted = self._config.online_steps
-        return wanted is not None and self._ingest.env_steps >= wanted
+        return wanted is not None and self._router.env_steps >= wanted
 
     @property
     def starts_after(self) -> int:
@@ -104,7 +107,7 @@ class TrainingSchedule:
         c = self._config
         if c.online_steps is None:
             return c.training_starts
-        return min(c.training_starts, max(0, c.online_steps - self._ingest.resumed_steps))
+        return min(c.training_starts, max(0, c.online_steps - self._router.resumed_steps))
 
     def updates_wanted(self, done: int) -> int:
         """Online updates after which training ends, as far as it is known; `done` of them are."""
@@ -116,12 +119,12 @@ class TrainingSchedule:
 
     @property
     def updates_due(self) -> int:
-        """Critic updates that the recorded steps entitle to and that are not done."""
+        """Critic updates that the recorded steps allow and that are not done."""
         return self.limiter.updates_due(self.steps_used)
 
     @property
     def may_update(self) -> bool:
-        """Whether the recorded steps entitle to one more call."""
+        """Whether the recorded steps allow one more call."""
         return self.limiter.may_update(self.steps_used, self._config.cta_ratio)
 
     def is_over(self, updates: int) -> bool:
@@ -133,30 +136,30 @@ class TrainingSchedule:
         if phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
             return 0
         # The warm-up waits for steps whatever the limiter of a previous process allows.
-        allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._ingest.env_steps)
+        allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._router.env_steps)
         wanted = self._config.online_steps
         if wanted is None:
             return allowed
-        left = max(0, wanted - self._ingest.env_steps)
+        left = max(0, wanted - self._router.env_steps)
         return left if allowed is None else min(left, allowed)
 
     def steps_missing(self, phase: Phase, episodes: int) -> int:
         """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
         c = self._config
         if phase is Phase.WARMUP and episodes >= c.warmup_episodes:
-            return max(0, self.starts_after - self._ingest.fresh_steps)
+            return max(0, self.starts_after - self._router.fresh_steps)
         return self.limiter.steps_missing(self.steps_used, c.cta_ratio) if phase is Phase.TRAIN else 0
 
     def begin(self, online_updates: int) -> None:
         """Start counting after the warm-up. `online_updates`: updates done before the last resume."""
-        c, steps = self._config, self._ingest.env_steps
+        c, steps = self._config, self._router.env_steps
         if self._begun:
             return
         self._begun = True
         if online_updates:  # a checkpoint that does not say what was owed
             self.limiter.restore(self.steps_used, online_updates)
         else:
-            # Steps that the warm-up took from training's share entitle to updates, for there will be no others.
+            # Steps that the warm-up took from training's share allow updates, for there will be no others.
             self.limiter.start(min(c.training_starts, steps) if self.steps_over else steps)
 
     def did_update(self) -> None:
@@ -169,9 +172,9 @@ class TrainingSchedule:
 
     def resume(self, online_updates: int, owed: float | None) -> None:
         """Go on as the previous process would have; `owed` None: it had not begun, or did not say."""
-        # Not the steps themselves: under another ratio they would entitle to far more updates, or to none for long.
+        # Not the steps themselves: under another ratio they would allow far more updates, or to none for long.
         if owed is not None:
-            self.limiter.restore(self._ingest.env_steps, online_updates, owed)
+            self.limiter.restore(self._router.env_steps, online_updates, owed)
             self._begun = True
 
 
@@ -179,17 +182,17 @@ BY_LEARNER = "learner"  # `by` of the rows that such an evaluation writes
 
 
 class Evaluate(Protocol):
-    """Evaluates a policy on held-out starts and writes down what came of it."""
+    """Evaluates a learner's policy on held-out starts and records the result."""
 
-    def __call__(self, snapshot: Snapshot, counters: Counters) -> None:
-        """Evaluate, and write it down unless it was cut short."""
+    def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
+        """Evaluate the snapshot of the learner's current step, and record the result unless it was cut short."""
 
     def close(self) -> None:
-        """Let go of the environment."""
+        """Close the environment."""
 
 
 class EvalSchedule:
-    """At every multiple of `interval` updates, once each, and where `now` asks for one beside them.
+    """Evaluations at every multiple of `interval` updates, once each, and in addition where `now` requests one.
 
     `last` is the step of the newest evaluation: of the previous process, on a resume.
     """

@@ -133,9 +133,13 @@ class TrainingStats:
         if now - self._period.start > MEASURE_AFTER:
             self._measure(now)
 
-    def actors_waited(self, seconds: float) -> None:
-        """Actors waited for updates."""
-        self._period.actors_waited += seconds
+    @contextlib.contextmanager
+    def actors_wait(self, waiting: bool) -> Iterator[None]:
+        """Around an update; where `waiting`, its time is time that actors waited."""
+        start = time.perf_counter()
+        yield
+        if waiting:
+            self._period.actors_waited += time.perf_counter() - start
 
     def updated(self, updates: int, metrics: dict[str, jax.Array]) -> None:
         """Count a call of so many updates; may wait for the one before, and write a row."""

@@ -1,14 +1,22 @@
-"""How records of sessions become episodes of the replay: begun, continued, ended, given up and corrected."""
+"""Builds the replay's episodes from records: begun, continued, ended, abandoned and corrected."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
 from serl_chunk.replay.episode import EpisodeStats, Key, Partition, StoredEpisode, decision_values, summarise
 from serl_chunk.replay.partitions import Partitions
-from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Source, StepBlock
+from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Record, Source, StepBlock
+
+
+class Added(NamedTuple):
+    """Result of inserting a record."""
+
+    steps: int = 0  # stored
+    finished: EpisodeStats | None = None  # the online episode that ended with it
 
 
 class EpisodeBuilder:
@@ -22,10 +30,28 @@ class EpisodeBuilder:
         self._partitions, self._discount, self._count = partitions, discount, count
         self._current: dict[str, StoredEpisode] = {}  # the episode each session is in; it may have been dropped
 
-    def begin(self, session: str, begin: Begin, partition: Partition) -> EpisodeStats | None:
-        """A session's next episode goes into `partition`; figures of the one before, where its end never came."""
+    def insert(self, session: str, record: Record) -> Added:
+        """See Replay.insert."""
+        steps, finished = 0, None
+        if isinstance(record, Begin):
+            finished = self._begin(session, record, self._partitions.online)
+        elif isinstance(record, StepBlock):
+            steps = self._steps(session, record)
+        elif isinstance(record, End):
+            finished = self._end(session, record)
+        else:
+            self._amend(session, record)
+        return self._counted(steps, finished)
+
+    def _counted(self, steps: int, finished: EpisodeStats | None) -> Added:
+        self._count["steps"] += steps
+        self._count["episodes"] += finished is not None
+        return Added(steps, finished)
+
+    def _begin(self, session: str, begin: Begin, partition: Partition) -> EpisodeStats | None:
+        """Open a session's next episode in `partition`; return the one before, where its end never came."""
         abandoned = self._held(session)
-        finished = None if abandoned is None else self.end(session, _died(abandoned))  # its end will never come
+        finished = None if abandoned is None else self._end(session, _died(abandoned))  # its end will never come
         key: Key = (session, begin.episode_id)
         if self._partitions.find(key) is not None:
             raise DataError(f"episode {begin.episode_id} of session {session!r} began twice")
@@ -36,13 +62,13 @@ class EpisodeBuilder:
 
     def demonstration(self, session: str, episode: Episode, returns: np.ndarray | None) -> None:
         """A whole demonstration whose arrays were checked, its realised returns float64[T] where they are known."""
-        self.begin(session, episode.begin, self._partitions.demo)
+        self._begin(session, episode.begin, self._partitions.demo)
         self._current[session].returns = returns
-        self.steps(session, episode.steps, checked=True)
-        self.end(session, episode.end, checked=True)
+        self._steps(session, episode.steps, checked=True)
+        self._end(session, episode.end, checked=True)
 
-    def steps(self, session: str, block: StepBlock, *, checked: bool = False) -> int:
-        """Steps of the session's open episode; how many are stored."""
+    def _steps(self, session: str, block: StepBlock, *, checked: bool = False) -> int:
+        """Append steps to the session's open episode; return how many are stored."""
         episode = self._held(session, block.episode_id)
         if episode is None:
             return self._orphan(block)
@@ -72,8 +98,8 @@ class EpisodeBuilder:
             self._partitions.index(episode)
         return block.n
 
-    def end(self, session: str, end: End, *, checked: bool = False) -> EpisodeStats | None:
-        """The end of the session's open episode; its figures, where it is an online one that was kept."""
+    def _end(self, session: str, end: End, *, checked: bool = False) -> EpisodeStats | None:
+        """End the session's open episode; return its figures, where it is an online one that was kept."""
         episode = self._held(session, end.episode_id)
         if episode is None:
             self._count["orphan_records"] += 1
@@ -92,8 +118,7 @@ class EpisodeBuilder:
         columns = storage.source[steps], storage.decision_tick[steps], storage.reward[steps], storage.effective[steps]
         return summarise(episode, *columns, self._discount)
 
-    def amend(self, session: str, amend: Amend) -> None:
-        """A correction of a closed episode."""
+    def _amend(self, session: str, amend: Amend) -> None:
         episode = self._partitions.find((session, amend.episode_id))
         if episode is None:
             self._count["orphan_records"] += 1
@@ -109,17 +134,17 @@ class EpisodeBuilder:
             episode.end = amend.correct(episode.end)
             self._settle(episode, amend.reward)
 
-    def give_up(self, session: str, *, gone: bool) -> EpisodeStats | None:
-        """The open episode of a silent actor is closed as truncated, for good where `gone`; its figures then."""
+    def close_session(self, session: str, *, gone: bool) -> Added:
+        """See Replay.close_session."""
         episode = self._held(session)
         if episode is not None and gone:
-            finished = self.end(session, _died(episode))
+            finished = self._end(session, _died(episode))
             episode.abandoned = True
-            return finished
+            return self._counted(0, finished)
         if episode is not None and episode.end is None and episode.length:
             self._close(episode, _died(episode))
             episode.provisional = episode.end is not None
-        return None
+        return Added()
 
     def _held(self, session: str, episode_id: str | None = None) -> StoredEpisode | None:
         """The episode `session` is in, unless a partition dropped it or it is not the one called `episode_id`."""

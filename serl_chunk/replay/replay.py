@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.replay.episode import EpisodeStats, Key, realised_returns
-from serl_chunk.replay.episode_builder import EpisodeBuilder
+from serl_chunk.replay.episode import Key, realised_returns
+from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
 from serl_chunk.replay.feature_cache import Embedder, feature_bytes
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Partitions
 from serl_chunk.replay.qc_sampler import check_adjacent, gather_qc_windows
 from serl_chunk.replay.windows import BcOn, Gathered, gather
-from serl_chunk.types import Begin, ChunkBatch, ConfigError, DataError, End, Episode, Record, RobotSpec, StepBlock
+from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
 DATASET_SESSION = "dataset"  # and that of those which give way to others
@@ -51,7 +51,6 @@ class Replay:
         normaliser: how observations and chunks enter model space.
         image_keys: cameras whose frames are kept and sampled; frames of others are not stored.
         bc_on: which steps carry weight in an imitation loss.
-        on_episode: called at the end of every online episode, on the inserting thread, outside the lock.
         embed: what a frozen backbone makes of frames; batches then show it as `features/<camera>` in place of images.
             It is computed once for each stored frame, at the latest when a batch first shows it.
 
@@ -68,7 +67,6 @@ class Replay:
         *,
         image_keys: Sequence[str] = (),
         bc_on: BcOn = "+successes",
-        on_episode: Callable[[EpisodeStats], None] | None = None,
         embed: Embedder | None = None,
     ) -> None:
         cameras = [spec.camera(key) for key in image_keys]
@@ -84,7 +82,7 @@ class Replay:
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         if config.replay.windows == "qc":
             check_adjacent(config, cameras)
-        self._config, self._normaliser, self._on_episode = config, normaliser, on_episode
+        self._config, self._normaliser = config, normaliser
         self._bc_on = bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._partitions = Partitions(spec, config, cameras, bc_on, self._count, embed)
@@ -137,41 +135,25 @@ class Replay:
         for episode, realised in zip(episodes, returns, strict=True):
             self._builder.demonstration(session, episode, realised)
 
-    def insert(self, session: str, record: Record) -> int:
-        """Take the next record of `session`; returns the number of steps stored.
+    def insert(self, session: str, record: Record) -> Added:
+        """Insert the next record of `session`; return the steps stored and the episode that it finished.
 
         Records of an episode the replay does not hold (evicted, discarded) are counted and otherwise ignored.
-        Raises DataError for steps that come twice or leave a gap, and for arrays of another robot.
-        """
-        stored, finished = 0, None
-        with self._lock:
-            if isinstance(record, Begin):
-                finished = self._builder.begin(session, record, self._partitions.online)
-            elif isinstance(record, StepBlock):
-                stored = self._builder.steps(session, record)
-                self._count["steps"] += stored
-            elif isinstance(record, End):
-                finished = self._builder.end(session, record)
-            else:
-                self._builder.amend(session, record)
-            self._count["episodes"] += finished is not None
-        self._report(finished)
-        return stored
 
-    def close_session(self, session: str, *, gone: bool = False) -> None:
-        """The actor fell silent: close its open episode as truncated, without a final observation.
-
-        Should it come back and continue the episode, the episode is opened again and nothing is lost; `on_episode` is
-        therefore left to the episode's own end. `gone` says that it cannot come back: then this is the end.
+        Raises:
+            DataError: steps come twice or leave a gap, or arrays are of another robot.
         """
         with self._lock:
-            finished = self._builder.give_up(session, gone=gone)
-            self._count["episodes"] += finished is not None
-        self._report(finished)
+            return self._builder.insert(session, record)
 
-    def _report(self, finished: EpisodeStats | None) -> None:
-        if finished is not None and self._on_episode is not None:
-            self._on_episode(finished)
+    def close_session(self, session: str, *, gone: bool = False) -> Added:
+        """Close the open episode of a silent actor as truncated, without a final observation.
+
+        An actor that comes back and continues it opens it again, and nothing is lost: only its own end finishes the
+        episode. With `gone`, the actor cannot come back, and the episode is finished here.
+        """
+        with self._lock:
+            return self._builder.close_session(session, gone=gone)
 
     @property
     def empty_half(self) -> Half | None:

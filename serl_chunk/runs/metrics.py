@@ -52,9 +52,9 @@ class MetricsLog:
         offline: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run_dir = Path(run_dir)
-        self._run_dir.mkdir(parents=True, exist_ok=True)
-        path = self._run_dir / METRICS_FILE
+        self.run_dir = Path(run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        path = self.run_dir / METRICS_FILE
         last, rest = _read_end(path)
         self._counters = Counters(last["step"], last["env_steps"], last["human_ticks"]) if last else Counters(0, 0, 0)
         self._wall_before = last["wall"] if last else 0.0
@@ -72,7 +72,7 @@ class MetricsLog:
             self._warn(f"the last line of {METRICS_FILE} was torn after {len(rest)} bytes: that row is lost")
         if wandb_project is not None:
             self._mirror = WandbMirror(
-                self._run_dir, wandb_project, wandb_name, config, offline=offline, on_failure=self._warn
+                self.run_dir, wandb_project, wandb_name, config, offline=offline, on_failure=self._warn
             )
 
     def wall(self) -> float:

@@ -1,0 +1,126 @@
+"""Passes actors' records to what learns from them, and counts the steps and episodes that they add."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from serl_chunk.replay.episode import EpisodeStats
+from serl_chunk.replay.episode_builder import Added
+from serl_chunk.types import DataError, Record
+
+logger = logging.getLogger(__name__)
+
+
+class Collector(Protocol):
+    """Takes actors' records: the replay. A trainer that learns from whole episodes alone would bring another."""
+
+    def insert(self, session: str, record: Record) -> Added:
+        """Take the next record of a session; raises DataError where it cannot be one."""
+        ...
+
+    def close_session(self, session: str, *, gone: bool = False) -> Added:
+        """Close the open episode of an actor that fell silent; `gone`: it cannot come back."""
+        ...
+
+
+class Received(NamedTuple):
+    """Counters at one moment, and the episodes that they cover."""
+
+    env_steps: int  # online steps, those of previous processes included
+    position: int  # journal entries that this and all episodes taken so far cover
+    episodes: list[EpisodeStats]  # finished since the last call, oldest first
+
+
+class RecordRouter:
+    """Routes records to a collector. One thread inserts; the thread that trains takes what was finished."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._changed = threading.Condition()
+        self._finished: list[EpisodeStats] = []
+        self._position = 0  # journal entries that the counters cover
+        self.env_steps = 0
+        self.resumed_steps = 0  # online steps of previous processes, whose transitions are gone
+
+    def resume(self, env_steps: int, position: int) -> None:
+        """Count on from a previous process, whose records `refill` may put back."""
+        self.env_steps = self.resumed_steps = env_steps
+        self._position = position
+
+    @property
+    def fresh_steps(self) -> int:
+        """Online steps whose transitions came to this process, or were put back."""
+        return self.env_steps - self.resumed_steps
+
+    def insert(self, session: str, record: Record, position: int | None = None) -> None:
+        """Route a record; raises DataError where it cannot be one.
+
+        `position`: how many entries the journal has, this record's included. Checkpoints record how many of them their
+        counters cover.
+        """
+        self._count(self._collector.insert(session, record), position)
+
+    def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
+        """Route that an actor fell silent, or is permanently disconnected (`gone`)."""
+        self._count(self._collector.close_session(session, gone=gone), position)
+
+    def _count(self, added: Added, position: int | None) -> None:
+        with self._changed:
+            self.env_steps += added.steps
+            if added.finished is not None:
+                self._finished.append(added.finished)
+            self._position = self._position if position is None else position
+            self._changed.notify()
+
+    def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
+        """Put back what a previous process received: (journal entry, session, record), oldest first.
+
+        No record: the session was closed there, perhaps within an episode. What the checkpoint's counters cover fills
+        the collector and is not counted again. A record that does not fit (the experiment was changed) is left out.
+
+        Returns:
+            The steps put back.
+        """
+        counted, self._position = self._position, 0
+        steps = refused = 0
+        for number, session, record in records:
+            if number < counted:
+                self._position = number + 1
+            try:
+                if record is None:
+                    added = self._collector.close_session(session, gone=True)
+                else:
+                    added = self._collector.insert(session, record)
+            except DataError as error:
+                refused += 1
+                if refused == 1:
+                    logger.warning("the journal holds a record that does not fit: %s", error)
+                continue
+            steps += added.steps
+            if number < counted:
+                self.resumed_steps -= added.steps
+            else:
+                self._count(added, number + 1)
+        if refused:
+            logger.warning("%d records of the journal were left out", refused)
+        if self._position < counted:
+            logger.warning(
+                "the journal ends at entry %d, the checkpoint covers %d: the records between are missing in the replay",
+                self._position, counted,
+            )  # fmt: skip
+            self._position = counted
+        return steps
+
+    def take(self) -> Received:
+        """Return the counters and the episodes that were finished since the last call, all of one moment."""
+        with self._changed:
+            episodes, self._finished = self._finished, []
+            return Received(self.env_steps, self._position, episodes)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a record comes in, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)

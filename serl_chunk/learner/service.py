@@ -1,0 +1,215 @@
+"""The network side of a learner: its server, the journal behind it, and the steps that lockstep actors may record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.io import WaitLog, format_bytes
+from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.step_shares import StepShares
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.episodes import JOURNAL
+from serl_chunk.runs.evaluations import wanted_policy
+from serl_chunk.runs.folder import RunFolder
+from serl_chunk.runs.status_line import StatusFields
+from serl_chunk.transport.security.keys import ServerKeys
+from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.server.sessions import SessionInfo
+from serl_chunk.transport.storage.record_store import RecordStore, check_retention
+from serl_chunk.transport.wire.codec import Limits
+from serl_chunk.types import ConfigError, PolicyOrigin, Record, Snapshot, StepBlock
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_PERIOD = 2.0  # seconds between lines about a journal that is being read
+CHECK_PERIOD = 0.1  # seconds between looks at the server's health
+PUSH_PERIOD = 0.01  # seconds between pushed allowances
+LONELY_S = 10.0  # seconds without an actor after which a learner that waits for steps logs so
+FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
+
+
+class LearnerService:
+    """Serves actors for a learner, which is attached when it has read its data and checkpoint.
+
+    Args:
+        config: of the run.
+        run: its folder, where the journal lies.
+        contract: named values that actors must share.
+        bind, port: address to listen on; `port` and the two after it are used.
+        insecure: without keys, permit an address that other machines reach.
+        keys: of the machines that may connect; None for all.
+
+    Raises:
+        ConfigError: the address or the journal cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run: RunFolder,
+        contract: dict[str, str],
+        *,
+        bind: str,
+        port: int,
+        insecure: bool = False,
+        keys: ServerKeys | None = None,
+    ) -> None:
+        self._config, self._run = config, run
+        self._learner: Learner | None = None
+        # A robot in real time is never held: its actor reads no allowance, and needs no message about one.
+        self._limited = config.actor.clock == "lockstep"
+        self._shares = StepShares(self._steps_left, config.transport.timeout_s)
+        self._store = _open_store(config, run) if config.transport.journal else None
+        try:
+            self.server = LearnerServer(
+                config.transport, bind=bind, port=port, contract=contract, insecure=insecure, keys=keys,
+                run_id=run.run_id, store=self._store, episode_timeout=config.learner.actor_timeout,
+                welcome=self._welcome, on_record=self._on_record, on_silent=self._on_silent,
+                allowance=self._shares.allowed, fetch=self._fetch,
+            )  # fmt: skip
+        except BaseException:
+            if self._store is not None:
+                self._store.close()
+            raise
+        self._next_check = self._next_push = self._lonely_since = 0.0
+        self._pushed = 0  # updates of which lockstep actors have the allowance
+        self._lonely = WaitLog(logger, float("inf"))
+
+    def start(self) -> None:
+        """Serve; actors that connect before `attach` receive a "not ready" reply."""
+        self.server.start()
+
+    def attach(self, learner: Learner) -> None:
+        """Put the journal back into the learner's replay, then let actors in."""
+        if self._store is not None:
+            check_retention(self._config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
+            steps = learner.refill(self._stored(self._store))
+            self._shares.restore((s.session, s.steps) for s in self._store.session_states())
+            if self._store.next:
+                logger.info(f"journal: {steps:,} online steps put back from {format_bytes(self._store.nbytes)}")
+            self.server.resume()
+        self._learner = learner
+
+    def tick(self) -> bool:
+        """Do what is due between two pieces of the learner's work; returns whether its state is to be shown.
+
+        Raises what stopped the server.
+        """
+        now, learner = time.monotonic(), self._ready()
+        if learner.updates != self._pushed and now >= self._next_push:
+            # Lockstep actors wait for the updates that their steps entitle to: push soon, but not for each one.
+            self._pushed, self._next_push = learner.updates, now + PUSH_PERIOD
+            self.server.push_allowances()
+        if now < self._next_check:
+            return False
+        self._next_check = now + CHECK_PERIOD
+        self.server.check()
+        self._log_loneliness(learner, now)
+        return True
+
+    def _log_loneliness(self, learner: Learner, now: float) -> None:
+        if not learner.idle or self._actors():
+            self._lonely_since = now
+            self._lonely.end()
+        elif now - self._lonely_since > LONELY_S:
+            self._lonely.log(
+                "training waits for steps, and no actor is connected",
+                f"Start an actor of {self._config.name} with the address of this machine",
+            )
+
+    def status(self) -> StatusFields:
+        """The learner's state for the status line, with that of the network."""
+        fields = self._ready().status()
+        if "env_steps" in fields:
+            fields["actors"], fields["stalled"] = self._actors(), self.server.stalled
+        return fields
+
+    def finish(self, reason: str) -> None:
+        """Send actors the reason why training is over; give them a while to deliver what is left."""
+        self.server.finish(reason)
+        end = time.monotonic() + FINISH_GRACE
+        while self._actors() and time.monotonic() < end:
+            self.server.check()
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Stop serving, and close the journal."""
+        self.server.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _actors(self) -> tuple[str, ...]:
+        return tuple(s["actor_id"] for s in self.server.sessions() if s["live"])
+
+    # -- called by the server's threads ----------------------------------------------------------------------
+
+    def _ready(self) -> Learner:
+        if self._learner is None:
+            raise ConfigError("the learner is still reading its demonstrations and checkpoint")
+        return self._learner
+
+    def _welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return welcome_of(self._ready())
+
+    def _steps_left(self) -> int | None:
+        return self._ready().trainer.steps_allowed() if self._limited else None
+
+    def _position(self) -> int | None:
+        return None if self._store is None else self._store.next
+
+    def _on_record(self, info: SessionInfo, record: Record) -> None:
+        self._ready().router.insert(f"{info.actor_id}/{info.session}", record, self._position())
+        if isinstance(record, StepBlock):
+            self._shares.delivered(info.session, record.n)
+
+    def _on_silent(self, info: SessionInfo, gone: bool) -> None:
+        session = f"{info.actor_id}/{info.session}"
+        self._ready().router.close_session(session, gone=gone, position=self._position())
+        self._shares.closed(info.session)
+
+    def _fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
+        checkpoint = wanted_policy(self._run.path, CheckpointStore(self._run.path), step)
+        normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+        origin = PolicyOrigin(normaliser=normaliser.digest())
+        return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}
+
+    def _stored(self, store: RecordStore) -> Iterator[tuple[int, str, Record | None]]:
+        """The journal's records, with progress lines: tens of gigabytes take a while."""
+        shown = time.monotonic()
+        for stored in store.replay():
+            if stored.delivered:
+                yield stored.number, f"{stored.actor_id}/{stored.session}", stored.record
+            if time.monotonic() - shown > JOURNAL_PERIOD:
+                shown = time.monotonic()
+                logger.info(f"reading the journal: entry {stored.number:,} of {store.next:,}")
+
+
+def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return what a new actor receives: the action transform, and how far the run is, so that it repeats nothing."""
+    normaliser = learner.normaliser
+    fields = {"normaliser_mode": normaliser.mode, "normaliser_digest": normaliser.digest()}
+    so_far = {"episodes": learner.episodes, "env_steps": learner.env_steps, "human_ticks": learner.human_ticks}
+    return {**fields, **so_far}, normaliser.to_arrays()
+
+
+def _open_store(config: ExperimentConfig, run: RunFolder) -> RecordStore:
+    """The journal of a run folder; what of it cannot be read is logged."""
+    t, r = config.transport, config.replay
+    store = RecordStore(
+        run.path / JOURNAL,
+        Limits(t.max_message_bytes, t.max_arrays),
+        min_steps=r.capacity + r.human_capacity,
+        max_bytes=t.journal_bytes,
+        max_age=86400 * t.journal_days or None,
+        sync_interval=t.sync_interval,
+    )
+    if any(store.losses):
+        logger.warning(f"journal {store.folder}: {store.losses}")
+    return store

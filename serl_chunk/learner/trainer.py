@@ -1,0 +1,341 @@
+"""The present way of training: pretrain, train offline, warm up, train on what actors record.
+
+`Trainer` is what a `Learner` needs of any way to train; another one is built in `Learner.__init__` in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from serl_chunk.learner.checks import warn_of_imitated_critic
+from serl_chunk.learner.offline_data import InitialData, OfflineData
+from serl_chunk.learner.phases import PRETRAINING, Phase, TrainingProgress, phases_of, resume_hint, resumed_phase
+from serl_chunk.learner.schedule import TrainingSchedule
+from serl_chunk.replay.batch_loader import BatchLoader, updates_at_once
+from serl_chunk.runs.status_line import StatusFields
+from serl_chunk.types import ChunkBatch
+
+if TYPE_CHECKING:
+    from serl_chunk.learner.learner import Learner
+
+logger = logging.getLogger(__name__)
+
+ON_DATA = (*PRETRAINING, Phase.OFFLINE)  # phases of the demonstrations alone
+
+
+class Trainer(Protocol):
+    """Decides what its learner does next, and changes the learner's `state` and `updates`."""
+
+    @property
+    def done(self) -> bool: ...  # the run is at its end
+    @property
+    def pretrained(self) -> bool: ...  # the critic has seen no failure yet
+    @property
+    def policy_trained(self) -> bool: ...  # the policy that acts was trained on online steps
+    @property
+    def counts_steps(self) -> bool: ...  # a final checkpoint is that of its step
+    def check_data(self) -> None: ...  # raises ConfigError where the data cannot be trained on
+    def log_if_empty(self) -> None: ...
+    def steps_allowed(self) -> int | None: ...  # that lockstep actors may record now; None: no limit
+    def status(self) -> StatusFields: ...
+    def work(self) -> bool: ...  # one piece of work; False where there is none until more steps arrive
+    def progress(self, env_steps: int) -> dict[str, Any]: ...  # fields of TrainingProgress
+    def resume(self, saved: TrainingProgress, *, missed_evaluation: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+class PhaseTrainer(Trainer):
+    """Trains in phases, of which a run has those whose lengths are set.
+
+    Args:
+        learner: whose state is trained; its counters are 0.
+        data: what there is before any actor sends steps.
+        threaded: prefetch batches.
+        step: of the checkpoint that the run resumes from; None for a fresh run.
+    """
+
+    def __init__(self, learner: Learner, data: InitialData, *, threaded: bool, step: int | None) -> None:
+        self._learner, self._agent, self._config = learner, learner.agent, learner.config.learner
+        c, replay = self._config, learner.replay
+        self._data = OfflineData(replay, data, seek=step, seen=learner.value_range.demonstrations)
+        self.schedule = TrainingSchedule(c, learner.router)
+        self._rng = np.random.default_rng(learner.config.seed)
+        self._batches = BatchLoader(replay, self._rng, c.batch_size, learner.config.replay.prefetch if threaded else 0)
+        cameras = [learner.spec.camera(k) for k in learner.config.agent.image_keys]
+        self._updates_at_once = updates_at_once(c.batch_size, cameras)
+        critic = self._agent.has_critic
+        self._critic_pretrain_steps = c.critic_pretrain_steps if critic else 0
+        self._critic_warmup_steps = c.critic_warmup_steps if critic else 0
+        self.phases = phases_of(c, has_critic=critic)
+        self.phase = Phase.PRETRAIN
+        self.phase_updates = 0
+        self._critic_warmed = 0  # updates of a critic's warm-up that a previous process was stopped in
+        self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
+
+    @property
+    def offline_updates(self) -> int:
+        """Critic updates of the offline phase."""
+        return self._learner.updates if self._offline_updates is None else self._offline_updates
+
+    @property
+    def online_updates(self) -> int:
+        """Critic updates of the online phase."""
+        return self._learner.updates - self.offline_updates
+
+    @property
+    def done(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the critic has seen no failure yet: neither online, nor in the data of an offline phase."""
+        # A resumed run passes through the warm-up too, with a critic that has seen online data.
+        if (self.phase is Phase.TRAIN and self._critic_warmup_steps) or self.online_updates:
+            return False
+        return not (self.offline_updates and self._data.has_failures)
+
+    @property
+    def policy_trained(self) -> bool:
+        # A resumed run gathers data before it trains on, but with a policy that has been trained.
+        return self.phase in (Phase.TRAIN, Phase.DONE) or self.online_updates > 0
+
+    @property
+    def counts_steps(self) -> bool:
+        return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
+
+    def steps_allowed(self) -> int | None:
+        return self.schedule.steps_allowed(self.phase)
+
+    def status(self) -> StatusFields:
+        """Progress within the phase, and how many steps and updates the two sides wait for."""
+        c, learner = self._config, self._learner
+        offline = (self.offline_updates, c.offline_steps)
+        online = (self.online_updates, self.schedule.updates_wanted(self.online_updates))
+        done, total = {
+            Phase.PRETRAIN: (self.phase_updates, c.pretrain_steps),
+            Phase.CRITIC_PRETRAIN: (self.phase_updates, self._critic_pretrain_steps),
+            Phase.OFFLINE: offline,
+            Phase.WARMUP: (learner.episodes, c.warmup_episodes),
+            Phase.CRITIC_WARMUP: (self.phase_updates, self._critic_warmup_steps),
+        }.get(self.phase, offline if c.online_steps == 0 else online)
+        fields: StatusFields = {"done": done, "total": total}
+        if self.phase in self.phases:
+            fields |= {"phase_number": self.phases.index(self.phase) + 1, "phase_total": len(self.phases)}
+        if c.online_steps != 0:
+            limited = learner.config.actor.clock == "lockstep" and self.phase is Phase.TRAIN
+            fields["steps_missing"] = self.schedule.steps_missing(self.phase, learner.episodes)
+            fields["updates_due"] = self.schedule.updates_due
+            fields["may_record"] = self.steps_allowed() if limited else None
+        return fields
+
+    # -- the phases ------------------------------------------------------------------------------------------
+
+    def work(self) -> bool:
+        c = self._config
+        if self.phase is Phase.PRETRAIN:
+            return self._pretrain(c.pretrain_steps, self._agent.update_policy, Phase.CRITIC_PRETRAIN)
+        if self.phase is Phase.CRITIC_PRETRAIN:
+            following = Phase.OFFLINE if c.offline_steps else Phase.WARMUP
+            return self._pretrain(self._critic_pretrain_steps, self._agent.update_critic, following)
+        if self.phase is Phase.OFFLINE:
+            return self._train_offline()
+        if self.phase is Phase.WARMUP:
+            return self._warm_up()
+        if self.phase is Phase.CRITIC_WARMUP:
+            return self._pretrain(self._critic_warmup_steps, self._agent.update_critic, Phase.TRAIN)
+        return self.phase is Phase.TRAIN and self._train()
+
+    def log_if_empty(self) -> None:
+        """Log that a resumed run has no online steps to train on, as where no journal was kept."""
+        if self.online_updates and not self.done and not self._learner.replay.ready.online:
+            logger.info("the online replay is empty: training goes on after %d new steps", self.schedule.starts_after)
+
+    def _enter(self, phase: Phase) -> None:
+        self._batches.close()
+        self.phase, self.phase_updates = phase, 0
+        self._learner.metrics.event(f"phase: {phase}", self._learner.counters())
+        if phase in self.phases:
+            logger.info("phase: %s", self.phase_title)
+
+    @property
+    def phase_title(self) -> str:
+        """`3/5 warm-up`: the phase among those that this run has; the name alone where it is none of them."""
+        if self.phase not in self.phases:
+            return str(self.phase)
+        return f"{self.phases.index(self.phase) + 1}/{len(self.phases)} {self.phase}"
+
+    def _next_batch(self, updates: int) -> ChunkBatch:
+        stream = self._batches.stream(updates, "demo" if self.phase in ON_DATA else None)
+        with self._learner.stats.sampling():
+            return stream.next()
+
+    def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
+        learner = self._learner
+        if self.phase_updates < total:
+            n = self._updates_at_once
+            learner.state, metrics = update(learner.state, self._next_batch(n))
+            self.phase_updates += n
+            learner.updated(n, metrics)
+        if self.phase_updates >= total:
+            if following is Phase.WARMUP:
+                self._begin_online()
+                return True
+            self._enter(following)
+            if following is Phase.TRAIN:
+                learner.publish()
+            if following is Phase.OFFLINE:
+                learner.checkpoint()  # step 0: what pretraining alone achieves, and where a killed run goes on
+        return True
+
+    def _train_offline(self) -> bool:
+        if self._learner.updates < self._config.offline_steps:
+            self._update()
+            self._checkpoint_if_due()
+        elif not self._learner.evaluate_if_due(now=True):
+            self._begin_online()
+        return True
+
+    def _begin_online(self) -> None:
+        """Keep everything learnt so far; the first snapshot lets the actors begin."""
+        self._offline_updates = self._learner.updates
+        self._enter(Phase.DONE if self._config.online_steps == 0 else Phase.WARMUP)
+        self._learner.publish()
+        self._learner.checkpoint()  # at step 0: what imitation alone achieves
+
+    def _update(self) -> None:
+        """One compiled update of everything."""
+        learner, n = self._learner, self._config.cta_ratio
+        learner.state, metrics = self._agent.update(learner.state, self._next_batch(self._agent.batches_used(n)))
+        learner.updates += n
+        learner.updated(n, metrics)
+        self._data.advance(n)
+
+    def _crossed(self, period: int) -> bool:
+        """Whether the last update passed a multiple of `period`."""
+        updates = self._learner.updates
+        return (updates - self._config.cta_ratio) // period != updates // period
+
+    def _checkpoint_if_due(self) -> None:
+        if self._config.checkpoint_period and self._crossed(self._config.checkpoint_period):
+            self._learner.checkpoint()
+
+    def _warm_up(self) -> bool:
+        c, learner, over = self._config, self._learner, self.schedule.steps_over
+        waits = learner.episodes < c.warmup_episodes or learner.router.fresh_steps < self.schedule.starts_after
+        if (waits and not over) or learner.replay.ready.online == 0:
+            return over and self._end_unready()
+        if waits:  # no more steps will come
+            logger.info(
+                "the warm-up ends early: all %d online steps came, in %d of learner.warmup_episodes=%d episodes",
+                c.online_steps, learner.episodes, c.warmup_episodes,
+            )  # fmt: skip
+        self.schedule.begin(self.online_updates)
+        # After online updates the critic has been warmed up, by a previous process.
+        self._enter(Phase.TRAIN if self.online_updates else Phase.CRITIC_WARMUP)
+        if self.phase is Phase.CRITIC_WARMUP:
+            self.phase_updates = self._critic_warmed
+        return True
+
+    def _end_unready(self) -> bool:
+        """All online steps came, and none can be trained on."""
+        if not self._learner.evaluate_if_due(now=True):
+            logger.warning(
+                "training ends: all %d online steps are recorded, and the online replay has no window to train on. "
+                "Raise learner.online_steps to go on",
+                self._config.online_steps,
+            )
+            self._enter(Phase.DONE)
+        return True
+
+    def _train(self) -> bool:
+        learner, c = self._learner, self._config
+        if self.schedule.is_over(self.online_updates):
+            if not learner.evaluate_if_due(now=True):
+                if not self.online_updates:
+                    logger.warning(
+                        "training ends without an update: %d online steps are fewer than learner.utd_ratio=%g requires",
+                        self.schedule.steps_used, c.utd_ratio,
+                    )  # fmt: skip
+                self._enter(Phase.DONE)
+            return True
+        if not self.schedule.may_update:
+            return False
+        if not learner.replay.ready.windows:  # what there was has been discarded
+            logger.info("the replay has no window left to train on: training goes on with new steps")
+            self._enter(Phase.WARMUP)
+            return True
+        with learner.stats.actors_wait(self.steps_allowed() == 0):
+            self._update()
+            self.schedule.did_update()
+        if self._crossed(c.steps_per_update):
+            learner.publish()
+        self._checkpoint_if_due()
+        return True
+
+    # -- across processes ------------------------------------------------------------------------------------
+
+    def check_data(self) -> None:
+        """Raise ConfigError where the phase trains on data that hold no window, or imitates none of their steps."""
+        c, phase = self._config, self.phase
+        pretrains = phase in PRETRAINING and (c.pretrain_steps or self._critic_pretrain_steps)
+        offline = phase in ON_DATA and self._learner.updates < c.offline_steps
+        # With online steps, human ones may be demonstrations: a journal may follow.
+        if (pretrains or offline) and not self._learner.env_steps:
+            self._data.require_window()
+            if phase is Phase.PRETRAIN and c.pretrain_steps:
+                self._data.require_imitated(self._learner.config.agent)
+        if self._agent.imitates_critic and c.offline_steps and phase in ON_DATA and not self._data.has_failures:
+            warn_of_imitated_critic()
+
+    def progress(self, env_steps: int) -> dict[str, Any]:
+        """Fields of TrainingProgress that are the trainer's; `env_steps` of the checkpoint."""
+        return {
+            "sampler_rng": self._rng.bit_generator.state,
+            "phase": str(self.phase),
+            "phase_updates": self.phase_updates,
+            "offline_updates": self.offline_updates,
+            "updates_owed": self.schedule.owed(env_steps),
+        }
+
+    def resume(self, saved: TrainingProgress, *, missed_evaluation: bool) -> None:
+        """Go on from a checkpoint, whose counters the learner has; `missed_evaluation`: a stop cut one short."""
+        c = self._config
+        self._rng.bit_generator.state = dict(saved.sampler_rng)
+        self._offline_updates = saved.offline_updates
+        self.schedule.resume(self.online_updates, saved.updates_owed)
+        self.phase = resumed_phase(
+            c,
+            saved.phase,
+            offline_updates=self.offline_updates,
+            online_updates=self.online_updates,
+            over=self.schedule.is_over(self.online_updates),
+            missed=missed_evaluation,
+        )
+        if self.phase in ON_DATA:
+            self._offline_updates = None
+        if self.phase in PRETRAINING:
+            self.phase_updates = saved.phase_updates
+        elif not self.online_updates and saved.phase == Phase.CRITIC_WARMUP:
+            self._critic_warmed = saved.phase_updates
+        elif not self.online_updates and saved.phase == Phase.TRAIN:
+            self._critic_warmed = c.critic_warmup_steps
+        step = self._learner.updates
+        if self.done:
+            hint = resume_hint(c, online_updates=self.online_updates, steps_over=self.schedule.steps_over)
+            logger.info("resumed at step %d: training is complete (%s)", step, hint)
+            return
+        where = f", in phase {self.phase_title}" if self.phase in ON_DATA else ""
+        where += f" after update {self.phase_updates}" if self.phase in PRETRAINING else ""
+        steps, demos = self._learner.env_steps, self._data.episodes
+        logger.info("resumed at step %d, %d online steps, %d demonstrations%s", step, steps, demos, where)
+        if self.phase not in ON_DATA:
+            self._learner.publish()
+
+    def close(self) -> None:
+        """Stop the threads that read ahead."""
+        self._batches.close()
+        self._data.close()
