@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -18,6 +19,8 @@ KEPT = 2.5e9  # bytes; what is compiled is kept for the next modules up to here
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 CACHE_LEAST = "JAX_PERSISTENT_CACHE_MIN"
 EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
+
+logging.getLogger("serl_chunk").setLevel(logging.INFO)  # for `caplog`
 
 settings.register_profile("default", deadline=None, max_examples=100)
 settings.register_profile("thorough", deadline=None, max_examples=1000)

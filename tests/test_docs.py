@@ -47,7 +47,7 @@ STUBBED = (
     "serl_chunk.cli.local.run_local",
     "serl_chunk.cli.launch.run_both",
     "serl_chunk.cli.learner.run_learner",
-    "serl_chunk.cli.offline.run_offline",
+    "serl_chunk.cli.learner.run_offline",
     "serl_chunk.cli.evaluate.run_evaluation",
     "serl_chunk.cli.actor.run_training_actor",
     "serl_chunk.cli.record.run_record",

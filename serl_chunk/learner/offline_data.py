@@ -106,9 +106,7 @@ class OfflineData:
         stats = self._replay.stats()
         episodes = int(stats["replay/demo_episodes"])
         steps = int(stats["replay/demo_rows"]) - episodes  # a row of each is for its final observation
-        found = (
-            f"a window takes {self._replay.window_steps} steps in a row, and they have {steps} in {episodes} episodes"
-        )
+        found = f"a window takes {self._replay.window_steps} steps in a row, they have {steps} in {episodes} episodes"
         remedy = "Give longer ones, or lower chunk.horizon, chunk.critic_horizon or chunk.return_steps"
         if stats["replay/excluded_share"]:
             found += ", but no image of every camera that is recent enough where one begins and ends"

@@ -12,10 +12,10 @@ from serl_chunk.actor.clock import Lateness
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.session import ActorSummary
 from serl_chunk.cli import actor, evaluate
-from serl_chunk.cli.learner import welcome_of
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
+from serl_chunk.learner.service import welcome_of
 from serl_chunk.transport.wire.handshake import Welcome
 from serl_chunk.types import DataError, PolicyOrigin, Snapshot
 

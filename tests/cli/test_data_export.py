@@ -237,10 +237,10 @@ def test_a_learner_notes_its_demonstrations(tmp_path):
 
     demos = record_demos(tmp_path / "demos", 2)
     settings = experiment(pretrain_steps=0, critic_warmup_steps=0)
-    spec, said = robot_spec(settings.robot), []
+    spec = robot_spec(settings.robot)
     run = open_run(settings, spec, str(tmp_path / "run"))
     learner = learner_command.build_learner(
-        settings, [demos], run, spec, publish=lambda s, i: None, threaded=False, wandb=False, tell=said.append
+        settings, [demos], run, spec, publish=lambda s, i: None, threaded=False, wandb=False
     )
     learner.metrics.close()
     noted = json.loads((tmp_path / "run" / DEMOS).read_text())

@@ -16,16 +16,17 @@ from errors import naming
 from serl_chunk.cli import demos as demos_command
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.demos import DemoOptions, open_dataset, read_demos
-from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import train_local
-from serl_chunk.cli.offline import train_offline
 from serl_chunk.cli.process import load, spec_of
 from serl_chunk.cli.record import run_record
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats import success_labels
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
+from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.runs.folder import open_run
+from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, DataError, Outcome
 
 OGBENCH = load("ogbench", [])
@@ -48,14 +49,13 @@ def write(path: Path, *, labels: bool = True, value: float = 0.0) -> Path:
 
 
 def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "cube.npz")
-    said: list[str] = []
     demo_options = DemoOptions().of_robot(OGBENCH.robot)
-    demos = read_demos(OGBENCH, SPEC, [str(path)], said.append, demo_options)
+    demos = read_demos(OGBENCH, SPEC, [str(path)], demo_options)
     assert [(e.steps.n, e.end.outcome) for e in demos.episodes] == [(6, Outcome.SUCCESS), (1, Outcome.SUCCESS)]
-    assert any("by the file's own labels (it has no qpos to judge cube-single" in line for line in said)
+    assert any("by the file's own labels (it has no qpos to judge cube-single" in line for line in caplog.messages)
     asked: list[str] = []
 
     def judge(where: str, task: str, *rest: object) -> None:
@@ -72,12 +72,12 @@ def test_a_relabelled_file_keeps_its_labels_unless_a_task_was_asked_for(
 
 def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=naming(tmp_path / "absent.npz", TOLD)):
-        read_demos(OGBENCH, SPEC, [str(tmp_path / "absent.npz")], print)
+        read_demos(OGBENCH, SPEC, [str(tmp_path / "absent.npz")])
     with pytest.raises(ConfigError, match=naming("--dataset_dir", tmp_path / "absent", TOLD)):
-        open_dataset(OGBENCH, SPEC, DemoOptions(dataset=str(tmp_path / "absent")), print)
+        open_dataset(OGBENCH, SPEC, DemoOptions(dataset=str(tmp_path / "absent")))
     wrong = DemoOptions(format="no_such")
     with pytest.raises(ConfigError, match=naming("--demo_format", "no_such", "lerobot", "robomimic")) as error:
-        read_demos(OGBENCH, SPEC, [str(write(tmp_path / "cube.npz"))], print, wrong)
+        read_demos(OGBENCH, SPEC, [str(write(tmp_path / "cube.npz"))], wrong)
     assert TOLD not in str(error.value)
 
 
@@ -86,27 +86,27 @@ def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) ->
     run_record(FAKE, 1, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=())
     asked = DemoOptions(ReadOptions(env="cube-single-play-singletask-task1-v0"))
     with pytest.raises(ConfigError, match=naming("--demo_env", "cube-single-play-singletask-task1-v0", "episodes")):
-        read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, asked)
+        read_demos(FAKE, SPEC, [str(tmp_path / "demos")], asked)
     with_shards = asked._replace(dataset=str(tmp_path))  # it may be meant for them
-    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, with_shards).episodes) == 1
+    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], with_shards).episodes) == 1
     of_robot = DemoOptions().of_robot(OGBENCH.robot)  # not asked for
-    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], print, of_robot).episodes) == 1
+    assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], of_robot).episodes) == 1
 
 
-def test_what_is_to_be_known_of_a_data_set_is_said(tmp_path: Path) -> None:
+def test_what_is_to_be_known_of_a_data_set_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "cube.npz")
-    said: list[str] = []
-    dataset = open_dataset(FAKE, SPEC, DemoOptions(dataset=str(tmp_path)), said.append)
+    dataset = open_dataset(FAKE, SPEC, DemoOptions(dataset=str(tmp_path)))
     assert dataset is not None
     dataset.close()
-    assert any(line.startswith("data set: successes by the file's own labels") for line in said)
+    assert any(line.startswith("data set: successes by the file's own labels") for line in caplog.messages)
 
 
 class Taken:
     """In the learner's place: what it finds in the data set, and whether any other thread holds on to it."""
 
-    def __init__(self, *args: object, dataset: ShardedSource, **rest: object) -> None:
+    def __init__(self, *args: Any, **rest: object) -> None:
         self.replay = types.SimpleNamespace(estimated_bytes=0)
+        [dataset] = [a.dataset for a in args if isinstance(a, InitialData)]
         self.current = dataset.current
         self.shard = [weakref.ref(e.steps.observation["state"]) for e in dataset.take()]
         dataset.close()
@@ -132,7 +132,7 @@ def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_
     with run.lock:
         learner = build_learner(
             FAKE, [], run, SPEC, publish=lambda snapshot, info: None, threaded=False, wandb=False,
-            tell=lambda line: None, demo_options=DemoOptions(dataset=str(tmp_path / "shards")),
+            demo_options=DemoOptions(dataset=str(tmp_path / "shards")),
         )  # fmt: skip
     gc.collect()
     assert learner.shard
@@ -154,7 +154,7 @@ def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
     """Nothing to pretrain on, and data that are there and cannot be read; a folder with a run in it stays."""
     bad = tmp_path / "bad.npz"
     bad.write_bytes(b"nothing")
-    for paths, said in (([], "--demo_path"), ([str(bad)], "bad.npz")):
+    for paths, said in (([], "demo_path"), ([str(bad)], "bad.npz")):
         config = dataclasses.replace(FAKE, learner=dataclasses.replace(FAKE.learner, pretrain_steps=1))
         with pytest.raises((ConfigError, DataError), match=naming(said)):
             train(config, paths, str(tmp_path / "run"))
@@ -175,7 +175,8 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
     good, bad = write(tmp_path / "good.npz"), tmp_path / "bad.npz"
     bad.write_bytes(b"nothing")
 
-    def made(*args: object, metrics: Any, **rest: object) -> types.SimpleNamespace:
+    def made(*args: object, **rest: object) -> types.SimpleNamespace:
+        [metrics] = [a for a in args if isinstance(a, MetricsLog)]
         return types.SimpleNamespace(replay=types.SimpleNamespace(estimated_bytes=0), metrics=metrics)
 
     monkeypatch.setattr(learner_command, "Learner", made)
@@ -188,11 +189,11 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
         try:
             build_learner(
                 config, [str(path)], folder, SPEC,
-                publish=lambda s, i: None, threaded=False, wandb=False, tell=lambda line: None,
+                publish=lambda s, i: None, threaded=False, wandb=False,
             ).metrics.close()  # fmt: skip
         finally:
             folder.lock.close()
-        return caplog.messages
+        return [line for line in caplog.messages if "changed" in line]
 
     with pytest.raises((ConfigError, DataError)):
         start(bad, 1)
@@ -209,7 +210,7 @@ def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
     for name in ("good", "bad"):
         run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
     with pytest.raises(DataError, match=naming("bad, good", "--demo_scores", "bad=REWARD,good=REWARD")):
-        read_demos(FAKE, SPEC, [str(tmp_path)], print)
+        read_demos(FAKE, SPEC, [str(tmp_path)])
     with pytest.raises(ConfigError, match=naming("--demo_proportion", 2, "(0, 1]")):
-        read_demos(FAKE, SPEC, [str(tmp_path / "good")], print, demos_command.DemoOptions(ReadOptions(proportion=2.0)))
+        read_demos(FAKE, SPEC, [str(tmp_path / "good")], demos_command.DemoOptions(ReadOptions(proportion=2.0)))
     assert demos_command.as_learner_flags("--success or --demo_success") == "--demo_success or --demo_success"

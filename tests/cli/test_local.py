@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,11 +24,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.records: list = []
-        self.phase = Phase.TRAIN
-
-    @property
-    def ingest(self) -> Recorder:
-        return self
+        self.router = self
+        self.trainer = SimpleNamespace(done=False)
 
     def insert(self, session: str, record) -> None:
         assert session == SESSION
@@ -68,7 +66,7 @@ def test_the_newest_snapshot_and_the_end_of_training(link):
         link.publish(Snapshot(version, {}), {})
     assert link.latest() == Snapshot(2, {})
     assert link.finished is None
-    link.learner.phase = Phase.DONE
+    link.learner.trainer.done = True
     assert link.finished == "training is complete"
     assert (link.allowance, link.can_begin(), link.flush(0)) == (None, (True, ""), True)
 
@@ -90,7 +88,7 @@ def test_a_stop_before_the_start_ends_cleanly(tmp_path, capsys):
     config = dataclasses.replace(load("fake_aloha", overrides), agent=agent)
     learner, summary = train_local(config, [], str(tmp_path / "run"), stop=stop)
     assert (learner.updates, summary.episodes, summary.reason) == (0, 0, "stopped by the operator")
-    assert learner.phase is Phase.PRETRAIN
+    assert learner.trainer.phase is Phase.PRETRAIN
     open_run(config, spec_of(config), str(tmp_path / "run")).lock.close()  # no process holds it any more
     capsys.readouterr()
 

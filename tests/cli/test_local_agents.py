@@ -52,7 +52,7 @@ def test_it_trains_on_what_it_did_itself(tmp_path: Path, case: str) -> None:
     run_record(load(name, [t for t in texts if t[0].startswith("robot")]), 2, str(tmp_path / "demos"),
                policy="scripted", noise=None, cameras=cameras)  # fmt: skip
     learner, actor = train_local(config, [str(tmp_path / "demos")], str(tmp_path / "run"))
-    assert (learner.phase, learner.updates) == (Phase.DONE, 40)
+    assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 40)
     # Of an image agent those that begin at decisions, three to five ticks apart.
     assert learner.replay.ready.online > 0.1 * learner.env_steps
     assert all(np.isfinite(leaf).all() for leaf in host_leaves(learner.state).values() if leaf.dtype.kind == "f")

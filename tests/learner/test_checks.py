@@ -1,4 +1,4 @@
-"""Returns beyond a bounded critic's range are said, once."""
+"""Returns beyond a bounded critic's range are logged, once."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ def config(**critic) -> ExperimentConfig:
     return ExperimentConfig("x", FakeAlohaConfig(), agent=agent, discount=0.5)
 
 
-def test_an_online_episode_beyond_the_range_is_said_once():
-    said: list[str] = []
-    watch = ValueRange(config(), said.append)
+def test_an_online_episode_beyond_the_range_is_logged_once(caplog):
+    watch = ValueRange(config())
     watch.online("e0", 0.0, 1.0)
     watch.online("e1", -1e-9, 1 + 1e-9)
-    assert said == []
+    assert caplog.messages == []
     watch.online("e2", -0.02, 1.0)
     watch.online("e3", 0.0, 10.0)
-    [line] = said
-    assert "episode e2 has returns of -0.02 to 1, and agent.critic.loss=bounded knows 0 to 1" in line
+    [line] = caplog.messages
+    assert "episode e2 has returns of -0.02 to 1, outside of the range of agent.critic.loss=bounded, 0 to 1" in line
     assert "agent.critic.value_low and value_high" in line
 
 
 @pytest.mark.parametrize(("critic", "warned"), [({}, True), ({"value_high": 2.5}, False), ({"loss": "squared"}, False)])
-def test_a_demonstration_of_several_stages(critic, warned):
+def test_a_demonstration_of_several_stages(critic, warned, caplog):
     """A classifier of several stages gives more than one reward."""
-    said: list[str] = []
     steps = [
         Step(t, {"state": np.zeros(2, np.float32)}, np.zeros(2, np.float32), reward, Source.HUMAN, -1, -1, 0.0)
         for t, reward in enumerate((0.0, 1.0, 0.5, 1.0))  # returns 0.75, 1.5, 1, 1 with a discount of 0.5
     ]
     block = StepBlock.from_steps("d", steps)
     episode = Episode(Begin("d"), block, End("d", 4, None, True, False, Outcome.SUCCESS, reward=None))
-    ValueRange(config(**critic), said.append).demonstrations([episode, episode])
-    assert len(said) == warned
-    assert not said or f"demonstration {episode.begin.episode_id} has returns of 0 to 1.5" in said[0]
+    ValueRange(config(**critic)).demonstrations([episode, episode])
+    assert len(caplog.messages) == warned
+    assert not warned or f"demonstration {episode.begin.episode_id} has returns of 0 to 1.5" in caplog.messages[0]

@@ -14,7 +14,6 @@ from serl_chunk.actor.evaluate import evaluate
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.cli.learner_status import status_fields
 from serl_chunk.cli.local import LocalLink, train_local
 from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -51,11 +50,6 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return versions
 
 
-def told(capsys) -> str:
-    """What was said since the last look, without line breaks."""
-    return " ".join("".join(capsys.readouterr()).split())
-
-
 def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, published):
     config = experiment(critic_pretrain_steps=20)
     (first, summary), (second, _) = (train_local(config, [demos], str(tmp_path / n)) for n in "ab")
@@ -63,7 +57,7 @@ def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, publi
     events = [r["text"] for r in by_kind(tmp_path / "a")["event"] if r["text"].startswith("phase: ")]
     order = [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]  # of the latter there are no steps
     assert events == [f"phase: {p}" for p in order]
-    assert first.phase is Phase.DONE
+    assert first.trainer.phase is Phase.DONE
     assert (
         first.updates == config.learner.max_steps == int(first.state.critic_updates) - 20 - 20
     )  # pretraining, warm-up
@@ -86,16 +80,16 @@ def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, publi
         assert a[path].tobytes() == b[path].tobytes(), path
 
 
-def test_a_resumed_run_goes_on(demos, tmp_path, published, capsys):
+def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     run = str(tmp_path / "run")
     before, _ = train_local(experiment(), [demos], run)
     versions = list(published)
-    capsys.readouterr()
+    caplog.clear()
     after, summary = train_local(experiment(max_steps=100), [demos], run)
-    said = told(capsys)
+    said = caplog.text
     assert "learner.max_steps: 60 -> 100" in said
     assert f"resumed at step 60, {before.env_steps} online steps, 12 demonstrations" in said
-    assert (after.phase, after.updates) == (Phase.DONE, 100)
+    assert (after.trainer.phase, after.updates) == (Phase.DONE, 100)
     assert after.env_steps == before.env_steps + summary.steps
     assert after.episodes == before.episodes + summary.episodes
     assert int(after.state.critic_updates) == int(before.state.critic_updates) + 40
@@ -111,9 +105,9 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, capsys):
     assert set(phases) == {"warmup", "train"}
     assert after.checkpoints.steps() == [0, 40, 60, 80, 100]
 
-    capsys.readouterr()
+    caplog.clear()
     done, summary = train_local(experiment(max_steps=100), [demos], run)
-    assert "resumed at step 100: training is complete" in told(capsys)
+    assert "resumed at step 100: training is complete" in caplog.text
     assert (done.updates, summary.steps) == (100, 0)
     assert done.checkpoints.steps() == [0, 40, 60, 80, 100]
 
@@ -152,23 +146,22 @@ def test_a_critic_that_was_never_updated_chooses_nothing(demos, tmp_path, monkey
     assert {count for step, count in published if step} == {0}  # all there are
 
 
-def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch):
+def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch, caplog):
     learner = build(experiment(), demos, tmp_path / "run")
-    learner.schedule.limiter.start(0)
-    learner.ingest.env_steps, learner.phase = 100, Phase.TRAIN
-    said: list[str] = []
-    monkeypatch.setattr(learner, "_say", said.append)
+    learner.trainer.schedule.limiter.start(0)
+    learner.router.env_steps, learner.trainer.phase = 100, Phase.TRAIN
+    caplog.clear()
     monkeypatch.setattr(Replay, "ready", property(lambda self: Ready(100, 0, 0, 0)))
     assert learner.work()
-    assert learner.phase is Phase.WARMUP
-    assert said[0] == "the replay has no window left to train on: waiting for new steps"
+    assert learner.trainer.phase is Phase.WARMUP
+    assert caplog.messages[0].startswith("the replay has no window left to train on")
     assert not learner.work()
     learner.close()
     learner.metrics.close()
 
 
 def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(ConfigError, match=naming("--demo_path", "--config.learner.pretrain_steps", 0)):
+    with pytest.raises(ConfigError, match=naming("demo_path", "learner.pretrain_steps", 0)):
         train_local(experiment(), [], str(tmp_path / "run"))
     learner, _ = train_local(
         experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=20), [], str(tmp_path / "other")
@@ -176,13 +169,13 @@ def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path)
     assert learner.updates == 20
 
 
-def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tmp_path, capsys):
+def test_changed_demonstrations_do_not_shift_a_resumed_networks_inputs(demos, tmp_path, caplog):
     run = str(tmp_path / "run")
     before, _ = train_local(experiment(), [demos], run)
-    capsys.readouterr()
+    caplog.clear()
     after, _ = train_local(experiment(max_steps=80), [record_demos(tmp_path / "more", 3)], run)
     said = "the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept"
-    assert said in told(capsys)
+    assert said in caplog.text
     assert after.normaliser.digest() == before.normaliser.digest()
 
 
@@ -194,19 +187,17 @@ def test_another_transform_of_actions_is_refused_on_resume(demos, tmp_path):
     other = "absolute_demo" if config.normaliser.actions != "absolute_demo" else "relative"
     changed = dataclasses.replace(config, normaliser=dataclasses.replace(config.normaliser, actions=other))
     with pytest.raises(
-        ConfigError, match=naming("normaliser.actions", other, config.normaliser.actions, "--checkpoint_path")
+        ConfigError, match=naming("normaliser.actions", other, config.normaliser.actions, "checkpoint_path")
     ):
         train_local(changed, [demos], str(run))
     assert (run / "config.json").read_text() == kept
 
 
-def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: None, tell=print) -> Learner:
+def build(config, demos, run, *, threaded=False, publish=lambda snapshot, info: None) -> Learner:
     """A learner on its own: no actor, no sockets."""
     spec = robot_spec(config.robot)
     folder = open_run(config, spec, str(run))
-    return learner_command.build_learner(
-        config, [demos], folder, spec, publish=publish, threaded=threaded, wandb=False, tell=tell
-    )
+    return learner_command.build_learner(config, [demos], folder, spec, publish=publish, threaded=threaded, wandb=False)
 
 
 def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatch):
@@ -215,13 +206,13 @@ def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatc
     ticks: list[Phase] = []
 
     def tick() -> None:
-        ticks.append(learner.phase)
+        ticks.append(learner.trainer.phase)
         if ticks.count(Phase.WARMUP) == 100:  # so long that what else the machine does counts for little
             stop.set()
 
     learner.run(stop, tick)
-    assert learner.training_stats.waiting[0] > 0.5
-    assert learner.training_stats.rates["rates/updates_per_s"] == 0  # not those of pretraining
+    assert learner.stats.waiting[0] > 0.5
+    assert learner.stats.rates["rates/updates_per_s"] == 0  # not those of pretraining
     learner.close()
     learner.metrics.close()
 
@@ -229,59 +220,49 @@ def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatc
 def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
     config = experiment(training_starts=100, utd_ratio=0.5, max_lag_steps=40)
     learner = build(config, demos, tmp_path / "run")
-    while learner.phase is not Phase.WARMUP:
+    while learner.trainer.phase is not Phase.WARMUP:
         learner.work()
 
     def told() -> tuple:
-        fields = status_fields(config, learner)
+        fields = learner.status()
         assert "actors" not in fields  # no network
         return fields["steps_missing"], fields["updates_due"], fields["may_record"]
 
-    learner.ingest.env_steps = 30
+    learner.router.env_steps = 30
     assert told() == (0, 0, None)  # it waits for episodes, of which the line shows how many
     learner.episodes = config.learner.warmup_episodes
     assert told() == (70, 0, None)
-    learner.schedule.limiter.start(100)
-    learner.phase = Phase.TRAIN
-    learner.ingest.env_steps = 100
+    learner.trainer.schedule.limiter.start(100)
+    learner.trainer.phase = Phase.TRAIN
+    learner.router.env_steps = 100
     assert told() == (2 * config.learner.cta_ratio, 0, 40)
-    learner.ingest.env_steps = 130
+    learner.router.env_steps = 130
     assert told() == (0, 15, 10)
-    realtime = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
-    assert status_fields(realtime, learner)["may_record"] is None
-
-    class Server:
-        stalled = "full"
-
-        def sessions(self) -> list[dict]:
-            return [{"actor_id": "left", "live": True}, {"actor_id": "gone", "live": False}]
-
-    fields = status_fields(config, learner, Server())
-    assert (fields["actors"], fields["stalled"]) == (("left",), "full")
+    learner.config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
+    assert learner.status()["may_record"] is None
     learner.close()
     learner.metrics.close()
 
 
 def test_a_phase_trains_on_nothing_that_was_drawn_in_the_one_before(demos, tmp_path):
     learner = build(experiment(), demos, tmp_path / "run", threaded=True)
-    while learner.phase is not Phase.WARMUP:
+    while learner.trainer.phase is not Phase.WARMUP:
         learner.work()
     assert not any(thread.name == "batches" for thread in threading.enumerate())
     learner.close()
     learner.metrics.close()
 
 
-def test_a_last_snapshot_that_was_not_handed_over_is_said(demos, tmp_path):
+def test_a_last_snapshot_that_was_not_handed_over_is_logged(demos, tmp_path, caplog):
     def broken(snapshot, info):
         raise OSError("the socket is gone")
 
-    said: list[str] = []
-    learner = build(experiment(), demos, tmp_path / "run", threaded=True, publish=broken, tell=said.append)
-    while learner.phase is not Phase.WARMUP:
+    learner = build(experiment(), demos, tmp_path / "run", threaded=True, publish=broken)
+    while learner.trainer.phase is not Phase.WARMUP:
         learner.work()
     learner.close()
     learner.metrics.close()
-    assert "WARNING: the newest snapshot did not reach the actors (OSError: the socket is gone)" in said
+    assert "the newest snapshot did not reach the actors (OSError: the socket is gone)" in caplog.messages
 
 
 def success_rate(config, run, step: int) -> float:
@@ -317,7 +298,7 @@ def test_an_agent_without_a_critic_draws_no_batch_for_one(demos, tmp_path, monke
     config = experiment(cta_ratio=2, critic_pretrain_steps=20, critic_warmup_steps=20)
     config = dataclasses.replace(config, agent=BcConfig(flow=FlowConfig(hidden=(16,), steps=2)))
     learner, _ = train_local(config, [demos], str(tmp_path / "run"))
-    assert (learner.phase, learner.updates) == (Phase.DONE, config.learner.max_steps)
+    assert (learner.trainer.phase, learner.updates) == (Phase.DONE, config.learner.max_steps)
     assert drawn.count(20) == config.learner.pretrain_steps // 20  # of the policy's pretraining alone
     assert drawn.count(1) == config.learner.max_steps // 2  # one for each compiled update, not two
     assert set(drawn) == {1, 20}

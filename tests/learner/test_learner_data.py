@@ -11,13 +11,12 @@ from point_robot import experiment, record_demos
 
 from serl_chunk.agents.acfql import Acfql
 from serl_chunk.cli import demos as demos_command
-from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import train_local
-from serl_chunk.cli.offline import train_offline
 from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.frames import observation_at
-from serl_chunk.learner.offline_data import OfflineData
+from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.learner.phases import Phase
 from serl_chunk.replay.memory import available_bytes
 from serl_chunk.replay.replay import Ready
@@ -124,24 +123,24 @@ def test_a_run_that_is_past_its_data_goes_on_without_a_window_in_them(demos, tmp
     past, within = str(tmp_path / "past"), str(tmp_path / "within")
     for run, until in ((past, Phase.WARMUP), (within, Phase.OFFLINE)):
         learner = learner_of(config, demos, run)
-        while learner.phase is not until:
+        while learner.trainer.phase is not until:
             learner.work()
         let_go(learner)
     with pytest.MonkeyPatch.context() as patch:
         cut_to(patch, 1)
         learner = learner_of(config, demos, past)
-        assert (learner.phase, learner.replay.ready.demo) == (Phase.WARMUP, 0)
+        assert (learner.trainer.phase, learner.replay.ready.demo) == (Phase.WARMUP, 0)
         let_go(learner)
         with pytest.raises(ConfigError, match=naming(2, 12, "chunk.horizon")):
             learner_of(config, demos, within)
 
 
-def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demos, tmp_path, capsys):
+def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demos, tmp_path, caplog):
     config = experiment(pretrain_steps=20, offline_steps=10, checkpoint_period=0)
     config = dataclasses.replace(config, normaliser=NormaliserConfig(actions="absolute_demo"))
     run = str(tmp_path / "run")
     learner = learner_of(config, demos, run)
-    while learner.phase is not Phase.WARMUP:
+    while learner.trainer.phase is not Phase.WARMUP:
         learner.work()
     digest = learner.normaliser.digest()
     let_go(learner)
@@ -149,12 +148,12 @@ def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demo
     alone = dataclasses.replace(config, learner=dataclasses.replace(config.learner, pretrain_steps=0, offline_steps=0))
     without = lambda config, run: build_learner(  # noqa: E731
         config, [], open_run(config, spec, run), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False,
     )  # fmt: skip
     learner = without(alone, run)
     assert learner.normaliser.digest() == digest
-    said = "the run's own normaliser goes on; a new one could not be made: normaliser.actions=absolute_demo needs"
-    assert said in capsys.readouterr().out
+    said = "the run's own normaliser goes on; a new one could not be fitted: normaliser.actions=absolute_demo needs"
+    assert said in caplog.text
     let_go(learner)
     with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "--demo_path")):  # a fresh one
         without(alone, str(tmp_path / "fresh"))
@@ -172,7 +171,7 @@ def test_demonstrations_whose_images_are_too_old_are_told_from_short_ones():
             return {"replay/demo_rows": 102, "replay/demo_episodes": 2, "replay/excluded_share": 1.0}
 
     with pytest.raises(ConfigError, match=naming(5, 100, 2, "--config.replay.max_image_age")):
-        OfflineData(Blind(), [], None).require_window()
+        OfflineData(Blind(), InitialData(), seek=None, seen=lambda episodes: None).require_window()
 
 
 @pytest.mark.skipif(available_bytes() is None, reason="this system does not tell its memory")

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -19,11 +20,9 @@ from point_robot import Ditherer, PointEnv, experiment, record_demos
 from serl_chunk.actor import evaluate as evaluate_module
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE
-from serl_chunk.cli.learner import build_learner
+from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.learner_evaluation import OwnEvaluation
-from serl_chunk.cli.learner_status import status_fields
 from serl_chunk.cli.local import train_local
-from serl_chunk.cli.offline import train_offline
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.learner.learner import Learner
@@ -97,11 +96,11 @@ def test_training_is_the_same_with_evaluations_and_without(demos, tmp_path, monk
     kept: list[bool] = []
     evaluate = OwnEvaluation.__call__
 
-    def watched(self, snapshot, counters):
+    def watched(self, learner, snapshot):
         before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(PointEnv, "reset", careless)
-            evaluate(self, snapshot, counters)
+            evaluate(self, learner, snapshot)
         kept.append((random.getstate(), np.random.get_state()[1].tolist()) == before)  # noqa: NPY002
 
     monkeypatch.setattr(OwnEvaluation, "__call__", watched)
@@ -121,8 +120,8 @@ def test_training_is_the_same_with_evaluations_and_without(demos, tmp_path, monk
 def test_the_time_of_evaluations_is_no_time_of_training(demos, tmp_path, monkeypatch):
     seconds, steps = 0.6, []
 
-    def slow(self, snapshot, counters):
-        steps.append(counters.step)
+    def slow(self, learner, snapshot):
+        steps.append(learner.updates)
         threading.Event().wait(seconds)
 
     monkeypatch.setattr(OwnEvaluation, "__call__", slow)
@@ -130,18 +129,18 @@ def test_the_time_of_evaluations_is_no_time_of_training(demos, tmp_path, monkeyp
     spec = robot_spec(config.robot)
     learner = build_learner(
         config, [demos], open_run(config, spec, str(tmp_path)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False,
     )  # fmt: skip
     start = time.perf_counter()
     wall = learner.metrics.wall()
-    while learner.phase is not Phase.DONE:
+    while learner.trainer.phase is not Phase.DONE:
         learner.work()
     took, counted = time.perf_counter() - start, learner.metrics.wall() - wall
     learner.close()
     learner.metrics.close()
     assert steps == [20, 40, 50]
     assert took - counted >= 3 * seconds  # the run's clock stood still
-    assert learner.training_stats.evaluation_seconds >= 3 * seconds
+    assert learner.stats.evaluation_seconds >= 3 * seconds
     rows = read_metrics(tmp_path)["train"]
     spent = sum(config.learner.log_period / row["rates/updates_per_s"] for row in rows)
     assert spent <= took - 2 * seconds  # two of them lie between rows
@@ -256,7 +255,7 @@ def test_what_filming_needs_is_looked_at_before_anything_is_trained(demos, tmp_p
         train_offline(filmed, [demos], str(tmp_path / "dark"))
 
 
-def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch, capsys):
+def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch, caplog):
     demos = filmed_demos(tmp_path / "demos", filmed)
     finish = FakeVideo.finish
 
@@ -267,9 +266,9 @@ def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch
 
     monkeypatch.setattr(FakeVideo, "finish", broken)
     learner = train_offline(filmed, [demos], str(tmp_path / "run"))
-    assert (learner.phase, learner.updates) == (Phase.DONE, 50)
+    assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 50)
     assert evaluated(tmp_path / "run") == [20, 50]
-    said = " ".join("".join(capsys.readouterr()).split())
+    said = caplog.text
     warning = "WARNING: the evaluation at step 40 failed and is left out; training goes on (VideoError: could not"
     assert said.count(warning) == 1
     videos = tmp_path / "run" / "videos"
@@ -277,20 +276,22 @@ def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch
     assert [len(list(p.iterdir())) for p in videos.iterdir()] == [2, 2]
 
 
-def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path, monkeypatch):
+def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path, monkeypatch, caplog):
     class Unstable(Exception):
         """As simulators have them: no SerlChunkError, no OSError."""
 
     def gives_up(*_: object) -> None:
         raise Unstable("the arm left the world")
 
-    said: list[str] = []
     config = experiment(**OFFLINE | EVALUATED)
-    own = OwnEvaluation(config, None, lambda: None, tmp_path, None, said.append, lambda: False)
+    own = OwnEvaluation(config, None, lambda: False)
+    learner = SimpleNamespace(
+        counters=lambda: Counters(40, 0, 0), metrics=SimpleNamespace(run_dir=tmp_path), normaliser=None
+    )
     monkeypatch.setattr(OwnEvaluation, "_result", gives_up)
-    own(Snapshot(40, {}), Counters(40, 0, 0))
-    [line] = said
-    assert line.startswith("WARNING: the evaluation at step 40 failed and is left out; training goes on ")
+    own(learner, Snapshot(40, {}))
+    [line] = caplog.messages
+    assert line.startswith("the evaluation at step 40 failed and is left out; training goes on ")
     assert f"(Unstable: the arm left the world, raised in {__file__}, line " in line
     assert list(tmp_path.iterdir()) == []
 
@@ -299,7 +300,7 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
 
     monkeypatch.setattr(OwnEvaluation, "_result", interrupted)
     with pytest.raises(KeyboardInterrupt):  # no failure of the simulator's
-        own(Snapshot(40, {}), Counters(40, 0, 0))
+        own(learner, Snapshot(40, {}))
     own.close()
 
 
@@ -338,19 +339,19 @@ def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):
     def build(run: str) -> Learner:
         return build_learner(
             config, [demos], open_run(config, spec, str(tmp_path / run)), spec,
-            publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+            publish=lambda snapshot, info: None, threaded=False, wandb=False,
         )  # fmt: skip
 
     seen: list[bool] = []
     learner = build("a")
-    learner.run(threading.Event(), lambda: seen.append(status_fields(config, learner)["evaluating"]))
+    learner.run(threading.Event(), lambda: seen.append(learner.status()["evaluating"]))
     assert seen.count(True) > 3 * EVALUATED["eval_episodes"]  # within the episodes
-    assert not learner.training_stats.evaluating
+    assert not learner.stats.evaluating
     learner.close()
     learner.metrics.close()
 
     def transport_stopped() -> None:
-        if broken.training_stats.evaluating:
+        if broken.stats.evaluating:
             raise SerlChunkError("the transport stopped")
 
     broken = build("b")

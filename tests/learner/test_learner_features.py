@@ -80,32 +80,31 @@ def episode_of(demos: str, config: ExperimentConfig) -> Episode:
 
 
 @pytest.mark.slow
-def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, capsys, monkeypatch):
+def test_a_run_trains_on_features_and_acts_on_pixels(demos, tmp_path, caplog, monkeypatch):
     drawn = []
     monkeypatch.setattr(BatchStream, "next", lambda self, take=BatchStream.next: drawn.append(take(self)) or drawn[-1])
     config = experiment()
     learner, summary = train_local(config, [demos], str(tmp_path))
-    assert (learner.phase, learner.updates) == (Phase.DONE, 12)
+    assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 12)
     assert summary.steps == learner.env_steps > 12
     assert drawn
     for batch in drawn:
         assert set(batch.observations) == set(batch.next_observations) == {"state", "features/top"}
     frames = len(episode_of(demos, config).steps.sparse["images/top"].index) + 1
-    said = " ".join("".join(capsys.readouterr()).split())
+    said = caplog.text
     assert said.count(f"features of {frames} stored frames computed in") == 1
-    assert said.index("stored frames computed") < said.index("phase: warm-up")  # before anything is trained
+    assert said.index("stored frames computed") < said.index("warm-up")  # before anything is trained
     row = by_kind(tmp_path)["train"][-1]
     assert row["replay/feature_frames"] > frames
     assert learner.agent.update._cache_size() == 1
 
 
-def build(config: ExperimentConfig, demos: str, run) -> tuple[Learner, list[str]]:
-    spec, said = robot_spec(config.robot), []
-    learner = learner_command.build_learner(
+def build(config: ExperimentConfig, demos: str, run) -> Learner:
+    spec = robot_spec(config.robot)
+    return learner_command.build_learner(
         config, [demos], open_run(config, spec, str(run)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=said.append,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False,
     )  # fmt: skip
-    return learner, said
 
 
 def close(learner: Learner) -> None:
@@ -113,29 +112,29 @@ def close(learner: Learner) -> None:
     learner.metrics.close()
 
 
-def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path):
+def test_a_resumed_run_computes_them_again_with_its_own_weights(demos, tmp_path, caplog):
     config = experiment()
     online = episode_of(demos, config)
     records = [(k, "actor/s", record) for k, record in enumerate(online)]
-    first, _ = build(config, demos, tmp_path / "run")
+    first = build(config, demos, tmp_path / "run")
     for number, session, record in records:
-        first.ingest.insert(session, record, number + 1)
+        first.router.insert(session, record, number + 1)
     expected = first.replay.sample(np.random.default_rng(1), 64)
     first.checkpoint()
     close(first)
 
     # Another seed would draw another backbone: what the checkpoint has counts.
-    second, said = build(dataclasses.replace(config, seed=6), demos, tmp_path / "run")
-    assert second.ingest.refill(records) == online.steps.n
+    second = build(dataclasses.replace(config, seed=6), demos, tmp_path / "run")
+    assert second.refill(records) == online.steps.n
     missing = second.replay.frames_unseen
     assert missing == 2 * (len(online.steps.sparse["images/top"].index) + 1)
     pieces = 0
     while second.replay.frames_unseen:
         assert second.work()
-        assert second.phase is Phase.PRETRAIN  # that of the checkpoint
+        assert second.trainer.phase is Phase.PRETRAIN  # that of the checkpoint
         pieces += 1
     assert pieces == -(-missing // 64)
-    assert any(line.startswith(f"features of {missing} stored frames computed in ") for line in said)
+    assert any(line.startswith(f"features of {missing} stored frames computed in ") for line in caplog.messages)
     found = second.replay.sample(np.random.default_rng(1), 64)
     assert np.ptp(expected.observations["features/top"].astype(np.float32)) > 0.1
     for a, b in ((found.observations, expected.observations), (found.next_observations, expected.next_observations)):

@@ -13,14 +13,13 @@ from point_robot import experiment, record_demos
 
 from serl_chunk.cli import demos as demos_command
 from serl_chunk.cli.demos import DemoOptions
-from serl_chunk.cli.learner import build_learner
-from serl_chunk.cli.learner_status import status_fields
+from serl_chunk.cli.learner import build_learner, train_offline
 from serl_chunk.cli.local import LocalLink, train_local
-from serl_chunk.cli.offline import train_offline
 from serl_chunk.config.agents import ImproveConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
+from serl_chunk.learner.trainer import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
@@ -84,7 +83,7 @@ def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, ca
     config = experiment(offline_steps=40, max_steps=60)
     learner, summary = train_local(config, [demos], str(tmp_path))
     assert phases(tmp_path) == ["critic pretrain", "offline", "warm-up", "critic warm-up", "train", "done"]
-    assert (learner.offline_updates, learner.online_updates, learner.updates) == (40, 60, 100)
+    assert (learner.trainer.offline_updates, learner.trainer.online_updates, learner.updates) == (40, 60, 100)
     # Pretraining of the policy alone comes on top, and the critic's warm-up: the optimiser has seen them all.
     assert int(learner.state.critic_updates) == 40 + 20 + 60
     assert int(learner.state.policy_updates) == 40 + 40 + 60
@@ -103,7 +102,7 @@ def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path
     assert set(candidates) == {0}
 
 
-MISLED = "WARNING: agent.improve.imitate in an offline phase on successes alone"
+MISLED = "agent.improve.imitate in an offline phase on successes alone"
 
 
 @pytest.mark.parametrize(
@@ -111,26 +110,26 @@ MISLED = "WARNING: agent.improve.imitate in an offline phase on successes alone"
     [(0.5, 20, False, True), (0.5, 20, True, False), (0.5, 0, False, False), (0.0, 20, False, False)],
 )
 def test_imitating_what_climbs_a_critic_of_successes_is_warned_of(
-    demos, tmp_path, capsys, request, imitate, offline, failures, warned
+    demos, tmp_path, caplog, request, imitate, offline, failures, warned
 ):
     if failures:
         request.getfixturevalue("failing")
     config = experiment(offline_steps=offline, pretrain_steps=0)
     agent = dataclasses.replace(config.agent, improve=ImproveConfig(steps=1, imitate=imitate, candidates=2))
     let_go(learner_of(dataclasses.replace(config, agent=agent), demos, tmp_path))
-    assert ("".join(capsys.readouterr()).count(MISLED) == 1) is warned
+    assert (caplog.text.count(MISLED) == 1) is warned
 
 
 def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_path):
     config = experiment(offline_steps=20, online_steps=61, max_steps=100_000, utd_ratio=0.5, max_lag_steps=10,
                         checkpoint_period=0)  # fmt: skip
     learner, _ = train_local(config, [demos], str(tmp_path))
-    assert learner.phase is Phase.DONE
+    assert learner.trainer.phase is Phase.DONE
     assert 61 <= learner.env_steps <= 61 + 2  # it acts in chunks of 2
     begun = next(r for r in by_kind(tmp_path)["event"] if r["text"] == "phase: critic warm-up")["env_steps"]
-    assert learner.online_updates == (61 - begun) // 2
+    assert learner.trainer.online_updates == (61 - begun) // 2
     again, summary = train_local(config, [demos], str(tmp_path))
-    assert (again.phase, again.updates, summary.steps) == (Phase.DONE, learner.updates, 0)
+    assert (again.trainer.phase, again.updates, summary.steps) == (Phase.DONE, learner.updates, 0)
 
 
 def test_actors_may_record_no_more_steps_than_training_wants(demos, tmp_path):
@@ -138,58 +137,58 @@ def test_actors_may_record_no_more_steps_than_training_wants(demos, tmp_path):
     spec = robot_spec(config.robot)
     learner = build_learner(
         config, [demos], open_run(config, spec, str(tmp_path)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False,
     )  # fmt: skip
-    learner.ingest.env_steps = 20
-    assert learner.steps_allowed() == 30
-    learner.schedule.limiter.start(20)
-    assert learner.steps_allowed() == 20  # max_lag_steps
-    learner.ingest.env_steps = 70  # a realtime actor does not wait
-    assert (learner.steps_allowed(), learner.schedule.updates_due) == (0, 30)
+    learner.router.env_steps = 20
+    assert learner.trainer.steps_allowed() == 30
+    learner.trainer.schedule.limiter.start(20)
+    assert learner.trainer.steps_allowed() == 20  # max_lag_steps
+    learner.router.env_steps = 70  # a realtime actor does not wait
+    assert (learner.trainer.steps_allowed(), learner.trainer.schedule.updates_due) == (0, 30)
     learner.close()
     learner.metrics.close()
 
 
-def test_offline_only_and_on_from_there(demos, tmp_path, capsys):
+def test_offline_only_and_on_from_there(demos, tmp_path, caplog):
     run = tmp_path / "run"
     learner = train_offline(experiment(**OFFLINE), [demos], str(run))
-    assert (learner.phase, learner.updates, learner.env_steps) == (Phase.DONE, 40, 0)
+    assert (learner.trainer.phase, learner.updates, learner.env_steps) == (Phase.DONE, 40, 0)
     assert phases(run) == ["critic pretrain", "offline", "done"]
     assert learner.checkpoints.steps() == [0, 20, 40]
 
-    capsys.readouterr()
+    caplog.clear()
     done = train_offline(experiment(**OFFLINE), [demos], str(run))
-    assert (done.phase, done.updates) == (Phase.DONE, 40)
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert "resumed at step 40: training is complete (raise --offline_steps to go on, or leave --online_steps 0" in said
+    assert (done.trainer.phase, done.updates) == (Phase.DONE, 40)
+    said = caplog.text
+    assert "resumed at step 40: training is complete (raise learner.offline_steps to go on, or do not set" in said
 
     longer = train_offline(experiment(**OFFLINE | {"offline_steps": 60}), [demos], str(run))
-    assert (longer.phase, longer.updates, int(longer.state.critic_updates)) == (Phase.DONE, 60, 60)
+    assert (longer.trainer.phase, longer.updates, int(longer.state.critic_updates)) == (Phase.DONE, 60, 60)
 
     online, _ = train_local(
         experiment(**OFFLINE | {"offline_steps": 60, "online_steps": None, "max_steps": 20}), [demos], str(run)
     )
-    assert (online.phase, online.offline_updates, online.online_updates) == (Phase.DONE, 60, 20)
+    assert (online.trainer.phase, online.trainer.offline_updates, online.trainer.online_updates) == (Phase.DONE, 60, 20)
     assert int(online.state.critic_updates) == 60 + 20 + 20
 
 
 def test_a_run_stopped_offline_goes_on_as_if_it_had_not_been(demos, tmp_path):
     whole = train_offline(experiment(**OFFLINE), [demos], str(tmp_path / "whole"))
     stop, run = threading.Event(), str(tmp_path / "stopped")
-    update = Learner._update
+    update = PhaseTrainer._update
 
-    def stopping(self: Learner) -> None:
+    def stopping(self: PhaseTrainer) -> None:
         update(self)
-        if self.updates == 25:
+        if self._learner.updates == 25:
             stop.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_update", stopping)
+        patch.setattr(PhaseTrainer, "_update", stopping)
         half = train_offline(experiment(**OFFLINE), [demos], run, stop=stop)
-    assert (half.phase, half.updates) == (Phase.OFFLINE, 25)
+    assert (half.trainer.phase, half.updates) == (Phase.OFFLINE, 25)
     assert half.checkpoints.steps() == [0, 20, 25]
     rest = train_offline(experiment(**OFFLINE), [demos], run)
-    assert (rest.phase, rest.updates, rest.offline_updates) == (Phase.DONE, 40, 40)
+    assert (rest.trainer.phase, rest.updates, rest.trainer.offline_updates) == (Phase.DONE, 40, 40)
     same_state(whole, rest)
 
 
@@ -199,11 +198,11 @@ def test_a_run_that_was_killed_offline_goes_on_from_its_newest_checkpoint(demos,
     class Killed(Exception):
         pass
 
-    update, close = Learner._update, Learner.close
+    update, close = PhaseTrainer._update, Learner.close
 
-    def killed(self: Learner) -> None:
+    def killed(self: PhaseTrainer) -> None:
         update(self)
-        if self.updates == 25:
+        if self._learner.updates == 25:
             raise Killed
 
     def let_go(self: Learner) -> None:  # a killed process writes nothing more
@@ -212,7 +211,7 @@ def test_a_run_that_was_killed_offline_goes_on_from_its_newest_checkpoint(demos,
 
     run = str(tmp_path / "killed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_update", killed)
+        patch.setattr(PhaseTrainer, "_update", killed)
         patch.setattr(Learner, "close", let_go)
         with pytest.raises(Killed):
             train_offline(experiment(**OFFLINE), [demos], run)
@@ -262,15 +261,17 @@ def test_shards_take_turns_and_a_resume_finds_the_right_one(demos, tmp_path):
     config = experiment(**OFFLINE | {"offline_steps": 35})
     config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, dataset_replace_interval=10))
     seen: dict[int, tuple[str, ...]] = {}
-    update = Learner._update
+    update = PhaseTrainer._update
 
-    def watched(self: Learner) -> None:
-        seen[self.updates] = tuple(sorted(e for s, e in self.replay.episodes() if s != "demonstrations"))
-        assert sum(s == "demonstrations" for s, _ in self.replay.episodes()) == 12  # those of --demo_path stay
+    def watched(self: PhaseTrainer) -> None:
+        seen[self._learner.updates] = tuple(
+            sorted(e for s, e in self._learner.replay.episodes() if s != "demonstrations")
+        )
+        assert sum(s == "demonstrations" for s, _ in self._learner.replay.episodes()) == 12  # those of --demo_path stay
         update(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_update", watched)
+        patch.setattr(PhaseTrainer, "_update", watched)
         whole = train_offline(config, [demos], str(tmp_path / "whole"), demo_options=demo_options)
         turns = [seen[step] for step in (0, 10, 20, 30)]
         assert all(seen[step] == turns[step // 10] for step in range(35))
@@ -321,7 +322,7 @@ def test_an_update_that_was_interrupted_does_not_end_the_offline_phase(demos, tm
         with pytest.raises(error):
             train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
     rest = train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
-    assert (rest.phase, rest.updates, rest.offline_updates) == (Phase.DONE, 40, 40)
+    assert (rest.trainer.phase, rest.updates, rest.trainer.offline_updates) == (Phase.DONE, 40, 40)
 
 
 def test_updates_still_owed_when_the_last_step_came_are_done_after_a_resume(demos, tmp_path):
@@ -329,88 +330,88 @@ def test_updates_still_owed_when_the_last_step_came_are_done_after_a_resume(demo
                         online_steps=100, max_lag_steps=200, max_steps=100_000, checkpoint_period=0)  # fmt: skip
     journal = records(config, demos, 120)  # realtime: it runs ahead
     first = learner_of(config, demos, tmp_path)
-    while first.phase is not Phase.WARMUP:
+    while first.trainer.phase is not Phase.WARMUP:
         first.work()
     number = 0
     while first.env_steps < 20:
         number += 1
-        first.ingest.insert("actor/s", journal[number - 1][2], number)
-    while first.phase is not Phase.TRAIN:
+        first.router.insert("actor/s", journal[number - 1][2], number)
+    while first.trainer.phase is not Phase.TRAIN:
         first.work()
     begun = first.env_steps
     for i in range(number, len(journal)):
-        first.ingest.insert("actor/s", journal[i][2], i + 1)
+        first.router.insert("actor/s", journal[i][2], i + 1)
     for _ in range(10):
         first.work()
     assert first.env_steps > 100
-    assert status_fields(config, first)["total"] == 100 - begun
-    assert (first.online_updates, first.schedule.updates_due) == (10, 100 - begun - 10)
+    assert first.status()["total"] == 100 - begun
+    assert (first.trainer.online_updates, first.trainer.schedule.updates_due) == (10, 100 - begun - 10)
     let_go(first)
 
     second = learner_of(config, demos, tmp_path)
-    second.ingest.refill(journal)
-    while second.phase is not Phase.TRAIN:
+    second.refill(journal)
+    while second.trainer.phase is not Phase.TRAIN:
         assert second.work()
-    assert second.schedule.updates_due == 100 - begun - 10
+    assert second.trainer.schedule.updates_due == 100 - begun - 10
     for _ in range(10):
         second.work()
     let_go(second)
     third = learner_of(config, demos, tmp_path)
-    third.ingest.refill(journal)
-    while third.phase is not Phase.DONE:
+    third.refill(journal)
+    while third.trainer.phase is not Phase.DONE:
         assert third.work()
-    assert third.online_updates == 100 - begun
+    assert third.trainer.online_updates == 100 - begun
     let_go(third)
     again = learner_of(config, demos, tmp_path)
-    assert again.phase is Phase.DONE
+    assert again.trainer.phase is Phase.DONE
     let_go(again)
 
 
-def test_owed_updates_without_their_steps_end_with_a_word(demos, tmp_path, capsys):
+def test_owed_updates_without_their_steps_end_with_a_word(demos, tmp_path, caplog):
     config = experiment(pretrain_steps=0, warmup_episodes=0, critic_warmup_steps=0, training_starts=20,
                         online_steps=60, max_lag_steps=200, max_steps=100_000, checkpoint_period=0)  # fmt: skip
     learner = learner_of(config, demos, tmp_path)
     for number, session, record in records(config, demos, 20):
-        learner.ingest.insert(session, record, number + 1)
-    while learner.phase is not Phase.TRAIN:
+        learner.router.insert(session, record, number + 1)
+    while learner.trainer.phase is not Phase.TRAIN:
         learner.work()
     for i, (_, _, record) in enumerate(records(config, demos, 60)):
-        learner.ingest.insert("other/s", record, 100 + i)
+        learner.router.insert("other/s", record, 100 + i)
     learner.work()
     let_go(learner)
-    capsys.readouterr()
+    caplog.clear()
     resumed = learner_of(config, demos, tmp_path)
-    while resumed.phase is not Phase.DONE:
+    while resumed.trainer.phase is not Phase.DONE:
         assert resumed.work()
-    assert "the online replay has no window to train on; raise --online_steps to go on" in capsys.readouterr().out
+    assert "the online replay has no window to train on. Raise learner.online_steps to go on" in caplog.text
     let_go(resumed)
 
 
-def test_a_warm_up_that_takes_all_online_steps_is_cut_short(demos, tmp_path, capsys):
+def test_a_warm_up_that_takes_all_online_steps_is_cut_short(demos, tmp_path, caplog):
     config = experiment(pretrain_steps=0, online_steps=50, training_starts=20, warmup_episodes=20)
     learner, _ = train_local(config, [demos], str(tmp_path))
-    assert (learner.phase, learner.online_updates) == (Phase.DONE, 50 - 20)
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert "the warm-up ends early: all 50 online steps are recorded, in 5 of learner.warmup_episodes=20" in said
+    assert (learner.trainer.phase, learner.trainer.online_updates) == (Phase.DONE, 50 - 20)
+    said = caplog.text
+    assert "the warm-up ends early: all 50 online steps came, in 5 of learner.warmup_episodes=20" in said
 
 
 def test_the_last_steps_of_a_resumed_run_without_a_journal_are_trained_on(demos, tmp_path):
     config = experiment(pretrain_steps=0, critic_warmup_steps=0, online_steps=120, training_starts=40,
                         warmup_episodes=0, max_steps=100_000, checkpoint_period=0)  # fmt: skip
-    stop, update = threading.Event(), Learner._update
+    stop, update = threading.Event(), PhaseTrainer._update
 
-    def stopping(self: Learner) -> None:
+    def stopping(self: PhaseTrainer) -> None:
         update(self)
-        if self.env_steps >= 100:
+        if self._learner.env_steps >= 100:
             stop.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "_update", stopping)
+        patch.setattr(PhaseTrainer, "_update", stopping)
         before, _ = train_local(config, [demos], str(tmp_path), stop=stop)
-    assert before.phase is Phase.TRAIN
+    assert before.trainer.phase is Phase.TRAIN
     learner, summary = train_local(config, [demos], str(tmp_path))
     assert summary.steps <= 20 + 2  # fewer than training_starts
-    assert (learner.phase, learner.online_updates) == (Phase.DONE, 80)
+    assert (learner.trainer.phase, learner.trainer.online_updates) == (Phase.DONE, 80)
 
 
 @pytest.mark.parametrize("replay", [{}, {"demo_fraction": "uniform"}, {"windows": "qc", "terminal_windows": "drop"}])
@@ -419,33 +420,33 @@ def test_an_offline_phase_that_is_prolonged_sees_no_online_step(demos, tmp_path,
     config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, **replay))
     journal = records(config, demos, 30)
     first = learner_of(config, demos, tmp_path)
-    while first.phase is not Phase.WARMUP:
+    while first.trainer.phase is not Phase.WARMUP:
         first.work()
     for number, session, record in journal:
-        first.ingest.insert(session, record, number + 1)
+        first.router.insert(session, record, number + 1)
     let_go(first)
 
     learner = learner_of(
         dataclasses.replace(config, learner=dataclasses.replace(config.learner, offline_steps=20)), demos, tmp_path
     )
-    learner.ingest.refill(journal)
+    learner.refill(journal)
     assert learner.replay.ready.online > 0
-    assert (learner.phase, learner.steps_allowed()) == (Phase.OFFLINE, 0)
+    assert (learner.trainer.phase, learner.trainer.steps_allowed()) == (Phase.OFFLINE, 0)
     for episode in learner.replay._partitions.online.episodes.values():  # seen in a batch, it would spoil the networks
         learner.replay._partitions.storage.state[episode.rows] = np.nan
-    while learner.phase is Phase.OFFLINE:
+    while learner.trainer.phase is Phase.OFFLINE:
         learner.work()
-    assert learner.offline_updates == 20
+    assert learner.trainer.offline_updates == 20
     assert all(np.isfinite(leaf).all() for leaf in host_leaves(learner.state).values() if leaf.dtype.kind == "f")
-    assert learner.steps_allowed() is None
+    assert learner.trainer.steps_allowed() is None
     let_go(learner)
 
 
-def test_after_online_updates_more_offline_ones_are_no_remedy(demos, tmp_path, capsys):
+def test_after_online_updates_more_offline_ones_are_no_remedy(demos, tmp_path, caplog):
     train_local(experiment(pretrain_steps=0, max_steps=10, checkpoint_period=0), [demos], str(tmp_path))
-    capsys.readouterr()
+    caplog.clear()
     done = train_offline(experiment(**OFFLINE), [demos], str(tmp_path))
-    assert (done.phase, done.offline_updates) == (Phase.DONE, 0)
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert "after online updates the offline phase is over; leave --online_steps 0 out to go on online" in said
-    assert "raise --offline_steps" not in said
+    assert (done.trainer.phase, done.trainer.offline_updates) == (Phase.DONE, 0)
+    said = caplog.text
+    assert "after online updates the offline phase is over; do not set learner.online_steps=0 to go on online" in said
+    assert "raise learner.offline_steps" not in said

@@ -29,10 +29,10 @@ def demos(tmp_path_factory) -> str:
 def until(learner: Learner, phase: Phase, updates: int = 0) -> None:
     """Work up to a point of a phase, without an actor."""
     for _ in range(100):
-        if learner.phase is phase and learner.phase_updates >= updates:
+        if learner.trainer.phase is phase and learner.trainer.phase_updates >= updates:
             return
         learner.work()
-    raise AssertionError(f"{learner.phase} {learner.phase_updates} instead of {phase} {updates}")
+    raise AssertionError(f"{learner.trainer.phase} {learner.trainer.phase_updates} instead of {phase} {updates}")
 
 
 def timed(run: Path) -> list[str]:
@@ -47,7 +47,7 @@ def alike(a: Learner, b: Learner) -> None:
         np.testing.assert_array_equal(one[path], other[path], err_msg=path)
 
 
-def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_path, capsys):
+def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_path, caplog):
     config = experiment(pretrain_steps=60, critic_pretrain_steps=40)
     whole = learner_of(config, demos, tmp_path / "whole")
     until(whole, Phase.WARMUP)
@@ -60,18 +60,20 @@ def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_p
         let_go(learner)
         assert len(timed(run)) == 1
         assert not (run / "checkpoints").exists()
-    capsys.readouterr()
+    caplog.clear()
     rest = learner_of(config, demos, run)
-    assert "resumed at step 0, 0 online steps, 8 demonstrations, after update 20 of phase critic pretrain" in (
-        capsys.readouterr().out
-    )
-    assert (rest.phase, rest.phase_updates, rest.version) == (Phase.CRITIC_PRETRAIN, 20, 0)  # no actor begins yet
+    assert "demonstrations, in phase 2/5 critic pretrain after update 20" in caplog.text
+    assert (rest.trainer.phase, rest.trainer.phase_updates, rest.version) == (
+        Phase.CRITIC_PRETRAIN,
+        20,
+        0,
+    )  # no actor begins yet
     until(rest, Phase.WARMUP)
     alike(whole, rest)
     let_go(rest)
     let_go(whole)
     again = learner_of(config, demos, run)  # from the checkpoint after pretraining: it is the newer one
-    assert again.phase is Phase.WARMUP
+    assert again.trainer.phase is Phase.WARMUP
     let_go(again)
 
 
@@ -80,7 +82,7 @@ def online(config, demos: str) -> list[Episode]:
     from serl_chunk.cli.demos import read_demos
     from serl_chunk.robots.registry import robot_spec
 
-    episodes = read_demos(config, robot_spec(config.robot), [demos], lambda text: None).episodes
+    episodes = read_demos(config, robot_spec(config.robot), [demos]).episodes
     return [
         Episode(
             e.begin._replace(episode_id=f"x{i}"),
@@ -94,7 +96,7 @@ def online(config, demos: str) -> list[Episode]:
 def collect(learner: Learner, episodes: list[Episode]) -> None:
     for episode in episodes:
         for record in episode:
-            learner.ingest.insert("actor/s", record)
+            learner.router.insert("actor/s", record)
 
 
 def test_a_critics_warm_up_goes_on_where_it_was_stopped(demos, tmp_path):
@@ -108,7 +110,7 @@ def test_a_critics_warm_up_goes_on_where_it_was_stopped(demos, tmp_path):
     let_go(first)
     assert len(timed(run)) == 1
     second = learner_of(config, demos, run)
-    assert second.phase is Phase.WARMUP  # its replay is empty without a journal
+    assert second.trainer.phase is Phase.WARMUP  # its replay is empty without a journal
     assert int(second.state.critic_updates) == made
     collect(second, episodes[4:])
     until(second, Phase.CRITIC_WARMUP)
@@ -139,5 +141,5 @@ def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos,
     killed.checkpoint = lambda **_: True  # a killed process writes nothing more
     let_go(killed)
     rest = learner_of(config, demos, tmp_path)
-    assert (rest.phase, rest.updates) == (Phase.OFFLINE, 20)
+    assert (rest.trainer.phase, rest.updates) == (Phase.OFFLINE, 20)
     let_go(rest)

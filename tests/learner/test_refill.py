@@ -25,11 +25,11 @@ def demos(tmp_path_factory) -> str:
     return record_demos(tmp_path_factory.mktemp("demos"), 2)
 
 
-def build(config, demos, run, tell=print):
+def build(config, demos, run):
     spec = robot_spec(config.robot)
     folder = open_run(config, spec, str(run))
     return learner_command.build_learner(
-        config, [demos], folder, spec, publish=lambda s, i: None, threaded=False, wandb=False, tell=tell
+        config, [demos], folder, spec, publish=lambda s, i: None, threaded=False, wandb=False
     )
 
 
@@ -59,7 +59,7 @@ def journal(episodes: int) -> list[tuple[int, str, object]]:
 
 def feed(learner, rows) -> None:
     for number, session, record in rows:
-        learner.ingest.insert(session, record, number + 1)
+        learner.router.insert(session, record, number + 1)
 
 
 @pytest.mark.parametrize("at", [0, 6, 8, 17, 23, 24])  # entries received when the checkpoint was written
@@ -74,7 +74,7 @@ def test_counters_are_those_of_a_learner_that_never_stopped(demos, tmp_path, at)
     first.metrics.close()
 
     second = build(config, demos, tmp_path / "run")
-    assert second.ingest.refill(rows) == 6 * LENGTH
+    assert second.refill(rows) == 6 * LENGTH
     second._count_episodes()
     assert (second.env_steps, second.human_ticks, second.episodes) == (6 * LENGTH, 9, 6)
     assert (first.env_steps, first.human_ticks, first.episodes) == (6 * LENGTH, 9, 6)
@@ -91,9 +91,9 @@ def test_an_episode_that_was_given_up_is_counted_once(demos, tmp_path, at):
     def take(part):
         for number, session, record in part:
             if record is None:
-                first.ingest.close_session(session, gone=True, position=number + 1)
+                first.router.close_session(session, gone=True, position=number + 1)
             else:
-                first.ingest.insert(session, record, number + 1)
+                first.router.insert(session, record, number + 1)
 
     take(rows[:at])
     first.checkpoint()
@@ -102,7 +102,7 @@ def test_an_episode_that_was_given_up_is_counted_once(demos, tmp_path, at):
     first._count_episodes()
     first.metrics.close()
     second = build(config, demos, tmp_path / "run")
-    second.ingest.refill(rows)
+    second.refill(rows)
     second._count_episodes()
     assert (first.env_steps, first.episodes, first.human_ticks) == (2 * LENGTH, 2, 3)
     assert (second.env_steps, second.episodes, second.human_ticks) == (2 * LENGTH, 2, 3)
@@ -111,7 +111,7 @@ def test_an_episode_that_was_given_up_is_counted_once(demos, tmp_path, at):
     assert len(read_metrics(tmp_path / "run")["episode"]) == 2
 
 
-def test_interventions_that_the_journal_no_longer_has_are_told(demos, tmp_path):
+def test_interventions_that_the_journal_no_longer_has_are_told(demos, tmp_path, caplog):
     config = experiment(pretrain_steps=0, critic_warmup_steps=0)
     config = dataclasses.replace(config, replay=dataclasses.replace(config.replay, capacity=60))
     first, rows = build(config, demos, tmp_path / "run"), journal(12)
@@ -121,19 +121,18 @@ def test_interventions_that_the_journal_no_longer_has_are_told(demos, tmp_path):
     first.checkpoint()
     first.checkpoints.close()
     first.metrics.close()
-    said: list[str] = []
-    second = build(config, demos, tmp_path / "run", said.append)
-    second.ingest.refill(rows[-8:])
-    assert any(f"{held} of {held} steps of old interventions could not be put back" in line for line in said)
+    second = build(config, demos, tmp_path / "run")
+    second.refill(rows[-8:])
+    assert any(f"{held} of {held} steps of old interventions could not be put back" in line for line in caplog.messages)
     second.metrics.close()
-    said.clear()
-    third = build(config, demos, tmp_path / "run", said.append)
-    third.ingest.refill(rows)
-    assert not any("old interventions" in line for line in said)
+    caplog.clear()
+    third = build(config, demos, tmp_path / "run")
+    third.refill(rows)
+    assert not any("old interventions" in line for line in caplog.messages)
     third.metrics.close()
 
 
-def test_training_goes_on_at_once(demos, tmp_path):
+def test_training_goes_on_at_once(demos, tmp_path, caplog):
     config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=30), journal(6)
     first = build(config, demos, tmp_path / "run")
     feed(first, rows[:16])
@@ -147,42 +146,39 @@ def test_training_goes_on_at_once(demos, tmp_path):
     first.checkpoints.close()
     first.metrics.close()
 
-    said: list[str] = []
-    second = build(config, demos, tmp_path / "run", said.append)
-    second.ingest.refill(rows)
-    assert second.phase is Phase.WARMUP
+    second = build(config, demos, tmp_path / "run")
+    second.refill(rows)
+    assert second.trainer.phase is Phase.WARMUP
     second.work()
-    assert second.phase is Phase.TRAIN  # without a single new step
+    assert second.trainer.phase is Phase.TRAIN  # without a single new step
     feed(second, [(24, "actor/s", Begin("new")), (25, "actor/s", dataclasses.replace(rows[1][2], episode_id="new"))])
     assert second.work()
     assert second.updates == 21
-    assert not any("empty" in line for line in said)
+    assert not any("empty" in line for line in caplog.messages)
     second.metrics.close()
 
 
-def test_what_does_not_fit_is_left_out_and_said(demos, tmp_path):
+def test_what_does_not_fit_is_left_out_and_logged(demos, tmp_path, caplog):
     config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
     number, session, bad = rows[5]
     rows[5] = (number, session, bad.slice(1, bad.n))  # the experiment is not what it was
-    said: list[str] = []
-    learner = build(config, demos, tmp_path / "run", said.append)
-    assert learner.ingest.refill(rows) == LENGTH
-    assert any("expected tick 0" in line for line in said)
-    assert any("records of the journal were left out" in line for line in said)
+    learner = build(config, demos, tmp_path / "run")
+    assert learner.refill(rows) == LENGTH
+    assert any("expected tick 0" in line for line in caplog.messages)
+    assert any("records of the journal were left out" in line for line in caplog.messages)
     learner.metrics.close()
 
 
-def test_a_journal_that_ends_before_the_checkpoint_is_told(demos, tmp_path):
+def test_a_journal_that_ends_before_the_checkpoint_is_logged(demos, tmp_path, caplog):
     config, rows = experiment(pretrain_steps=0, critic_warmup_steps=0), journal(2)
     first = build(config, demos, tmp_path / "run")
     feed(first, rows)
     first.checkpoint()
     first.checkpoints.close()
     first.metrics.close()
-    said: list[str] = []
-    second = build(config, demos, tmp_path / "run", said.append)
-    assert second.ingest.refill(rows[:4]) == LENGTH
-    assert any("the journal ends at entry 4, the checkpoint has seen 8" in line for line in said)
-    second.ingest.insert("actor/t", Begin("later"), 5)
+    second = build(config, demos, tmp_path / "run")
+    assert second.refill(rows[:4]) == LENGTH
+    assert any("the journal ends at entry 4, the checkpoint covers 8" in line for line in caplog.messages)
+    second.router.insert("actor/t", Begin("later"), 5)
     assert second.env_steps == 2 * LENGTH
     second.metrics.close()

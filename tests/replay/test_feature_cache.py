@@ -225,13 +225,13 @@ def test_places_grow_where_more_frames_come_than_were_expected():
 # -- what is there when training begins
 
 
-def test_what_is_there_at_first_is_computed_in_pieces_and_said():
+def test_what_is_there_at_first_is_computed_in_pieces_and_logged(caplog):
     replay, embed = replay_of(config())
     replay.add_demo(*(coded(k, 39, "limit", demonstration=True).episode() for k in range(4)))
     total = replay.frames_unseen
     assert total == 4 * 40 * 2
-    said, clock = [], itertools.count(0, 3.0)
-    work = FeaturePrecomputation(replay, said.append, lambda: next(clock))
+    clock = itertools.count(0, 3.0)
+    work = FeaturePrecomputation(replay, lambda: next(clock))
     rounds = 0
     while work.work():
         rounds += 1
@@ -240,10 +240,10 @@ def test_what_is_there_at_first_is_computed_in_pieces_and_said():
     assert total <= sum(embed.sizes) < total + FRAMES
     assert rounds == len(embed.sizes) == 6
     assert replay.frames_unseen == total + 80 - sum(embed.sizes)
-    assert said[0] == "computing features of stored frames: 128 of 320"
-    assert said[-1].startswith("features of 320 stored frames computed in ")
-    assert not FeaturePrecomputation(replay_of(config())[0], said.append).work()
-    assert len(said) == 3
+    assert caplog.messages[0] == "computing features of stored frames: 128 of 320"
+    assert caplog.messages[-1].startswith("features of 320 stored frames computed in ")
+    assert not FeaturePrecomputation(replay_of(config())[0]).work()
+    assert len(caplog.messages) == 3
 
 
 def test_a_replay_without_features_has_none_to_compute():

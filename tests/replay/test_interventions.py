@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser
+from coded_replay import CollectingReplay
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,15 +193,14 @@ def test_demonstrations_are_cut_and_not_charged():
 
 
 def test_the_realised_return_includes_what_was_charged():
-    seen = []
     cfg = config(4, 4, penalty=0.5, scale=0.0, offset=0.0)
-    replay = Replay(SPEC, cfg, normaliser(4), on_episode=seen.append)
+    replay = CollectingReplay(SPEC, cfg, normaliser(4))
     e = episode("ppuupp")
     steps = [e.step(t) for t in range(e.length)]
     steps[0] = steps[0]._replace(decision={"q": np.float32(0.25)})
     for record in (e.records(np.random.default_rng(0))[0], StepBlock.from_steps(e.episode_id, steps), e.end_record()):
         replay.insert("s", record)
-    assert seen[0].decisions == ((0.25, -0.5 * cfg.discount),)
+    assert replay.finished[0].decisions == ((0.25, -0.5 * cfg.discount),)
 
 
 def test_off_is_as_before_and_published_conventions_switch_it_off():

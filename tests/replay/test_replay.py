@@ -55,10 +55,9 @@ def test_without_a_final_observation_the_last_step_serves_as_one():
 
 
 def test_a_silent_actor_that_comes_back_loses_nothing():
-    finished = []
     cfg = config(demo_fraction="uniform")
     episode = coded(length=20, end="success")
-    replay = build(cfg, on_episode=finished.append)
+    replay = build(cfg)
     begin, *blocks, end = episode.records(RNG(0))
     replay.insert("s", begin)
     for block in blocks:
@@ -69,10 +68,10 @@ def test_a_silent_actor_that_comes_back_loses_nothing():
         part = dataclasses.replace(episode, length=n, end="died", source=episode.source[:n])
         if replay.ready.windows:
             windows(replay, Checker([part], cfg, image_keys=()))
-    assert not finished
+    assert not replay.finished
     replay.insert("s", end)
     assert windows(replay, Checker([episode], cfg, image_keys=())) == {(0, t) for t in range(20)}
-    assert [f.length for f in finished] == [20]
+    assert [f.length for f in replay.finished] == [20]
     replay.close_session("s")
     replay.close_session("never seen")
     assert replay.stats()["replay/online_rows"] == 21
@@ -84,11 +83,10 @@ def test_the_report_reads_sizes_that_there_are():
 
 @pytest.mark.parametrize("silent_first", [False, True])
 def test_the_episode_of_an_actor_that_is_gone_is_over_and_reported(silent_first):
-    finished = []
     cfg = config(demo_fraction="uniform")
     episode, later = coded(0, 20, "success"), coded(1, 9, "success")
     episode.source[2:5] = Source.HUMAN
-    replay = build(cfg, on_episode=finished.append)
+    replay = build(cfg)
     begin, *_ = episode.records(RNG(0))
     steps = [episode.step(t) for t in range(20)]
     replay.insert("s", begin)
@@ -98,35 +96,33 @@ def test_the_episode_of_an_actor_that_is_gone_is_over_and_reported(silent_first)
     for session in ("s", "s", "never seen"):
         replay.close_session(session, gone=True)
     # Human ticks are paid for, whether or not this actor ever comes back; whether it succeeded is unknown.
-    assert [(f.episode_id, f.length, f.human_ticks, f.success) for f in finished] == [("e0", 12, 3, None)]
+    assert [(f.episode_id, f.length, f.human_ticks, f.success) for f in replay.finished] == [("e0", 12, 3, None)]
     part = dataclasses.replace(episode, length=12, end="died", source=episode.source[:12])
     checker = Checker([part], cfg, image_keys=())
     assert windows(replay, checker) == checker.windows()
-    assert replay.insert("s", StepBlock.from_steps("e0", steps[12:])) == 0  # it comes back all the same
+    assert replay.insert("s", StepBlock.from_steps("e0", steps[12:])).steps == 0  # it comes back all the same
     feed(replay, [later], RNG(0))
     checker = Checker([part, later], cfg, image_keys=())
     assert windows(replay, checker) == checker.windows()
-    assert [(f.episode_id, f.success) for f in finished] == [("e0", None), ("e1", True)]
+    assert [(f.episode_id, f.success) for f in replay.finished] == [("e0", None), ("e1", True)]
     assert replay.stats()["replay/online_rows"] == 13 + 10
 
 
 def test_a_silent_actor_that_recorded_nothing_leaves_nothing():
-    finished = []
-    replay = build(config(), on_episode=finished.append)
+    replay = build(config())
     replay.insert("s", Begin("e0"))
     replay.close_session("s", gone=True)
-    assert (finished, replay.episodes(), replay.stats()["replay/empty_episodes"]) == ([], [], 1)
+    assert (replay.finished, replay.episodes(), replay.stats()["replay/empty_episodes"]) == ([], [], 1)
 
 
 def test_an_abandoned_episode_is_closed_when_its_session_begins_another():
-    finished = []
     cfg = config(demo_fraction="uniform")
     first, second = coded(0, 9, "died"), coded(1, 9, "limit")
-    replay = build(cfg, on_episode=finished.append)
+    replay = build(cfg)
     for record in first.records(RNG(0))[:-1] + second.records(RNG(0)):
         replay.insert("s", record)
-    assert [(f.episode_id, f.outcome) for f in finished] == [("e0", Outcome.UNKNOWN), ("e1", Outcome.UNKNOWN)]
-    assert [f.success for f in finished] == [None, False]  # a time limit is no success, and that is known
+    assert [(f.episode_id, f.outcome) for f in replay.finished] == [("e0", Outcome.UNKNOWN), ("e1", Outcome.UNKNOWN)]
+    assert [f.success for f in replay.finished] == [None, False]  # a time limit is no success, and that is known
     assert replay.stats()["replay/episodes"] == 2
     checker = Checker([first, second], cfg, image_keys=())
     assert windows(replay, checker) == checker.windows()
@@ -137,7 +133,7 @@ def test_steps_that_repeat_or_skip_are_refused():
     replay = build(config())
     replay.insert("s", Begin(episode.episode_id))
     block = StepBlock.from_steps(episode.episode_id, [episode.step(0), episode.step(1)])
-    assert replay.insert("s", block) == 2
+    assert replay.insert("s", block).steps == 2
     with pytest.raises(DataError, match=naming("e0", "'s'", 0, 2)):
         replay.insert("s", block)
     with pytest.raises(DataError, match=naming("e0", "'s'", 3, 2)):
@@ -146,7 +142,8 @@ def test_steps_that_repeat_or_skip_are_refused():
         replay.insert("s", episode.end_record())
     with pytest.raises(DataError, match=naming("e0", "'s'", "amended")):
         replay.insert("s", Amend(episode.episode_id, outcome=Outcome.SUCCESS))
-    assert replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(2)])) == 1  # nothing was spoilt
+    block = StepBlock.from_steps(episode.episode_id, [episode.step(2)])
+    assert replay.insert("s", block).steps == 1  # nothing was spoilt
 
 
 def test_an_episode_cannot_begin_twice():
@@ -184,7 +181,7 @@ def test_records_of_episodes_not_held_are_counted():
     episode = coded()
     replay = build(config())
     for record in episode.records(RNG(0))[1:]:
-        assert replay.insert("s", record) == 0
+        assert replay.insert("s", record).steps == 0
     replay.insert("s", Amend("e0", discard=True))
     stats = replay.stats()
     assert stats["replay/orphan_steps"] == 12
@@ -212,10 +209,9 @@ def test_inserted_arrays_may_be_reused_by_the_caller():
 
 
 def test_episode_figures():
-    finished = []
     episode = coded(length=6, end="failure")
     episode.source[:] = [0, 1, 1, 2, 0, 0]
-    replay = build(config(scale=1.0, offset=0.0, failure_reward=0.5), on_episode=finished.append)
+    replay = build(config(scale=1.0, offset=0.0, failure_reward=0.5))
     begin, *_, end = episode.records(RNG(0))
     steps = [episode.step(t)._replace(reward=float(t)) for t in range(6)]
     steps[0] = steps[0]._replace(decision={"q": np.float32(0.25)})
@@ -223,7 +219,7 @@ def test_episode_figures():
     steps[4] = steps[4]._replace(decision=candidates, decision_tick=4)
     for record in (begin, StepBlock.from_steps("e0", steps[:3]), StepBlock.from_steps("e0", steps[3:]), end):
         replay.insert("s", record)
-    (stats,) = finished
+    (stats,) = replay.finished
     assert (stats.session, stats.episode_id, stats.length, stats.episode_return) == ("s", "e0", 6, 15.0)
     assert (stats.success, stats.outcome, stats.human_ticks, stats.segments) == (False, Outcome.FAILURE, 3, 1)
     last = 4 + 0.5 * 0.5  # the declared failure's reward stands for the recorded 5
@@ -232,8 +228,7 @@ def test_episode_figures():
 
 def test_nothing_realised_across_a_gap_is_reported_or_a_floor():
     cfg = config(scale=1.0, offset=0.0)
-    finished = []
-    replay = build(cfg, on_episode=finished.append)
+    replay = build(cfg)
     demo = coded(1, 9, "success", demonstration=True, last_reward=1.0)
     demo.lost[3] = 100
     replay.add_demo(demo.episode())
@@ -247,7 +242,7 @@ def test_nothing_realised_across_a_gap_is_reported_or_a_floor():
     steps = [online.step(t)._replace(decision={"q": np.float32(t)}) for t in range(9)]
     for record in (begin, StepBlock.from_steps("e2", steps), end):
         replay.insert("s", record)
-    assert [q for q, _ in finished[0].decisions] == [4, 5, 6, 7, 8]
+    assert [q for q, _ in replay.finished[0].decisions] == [4, 5, 6, 7, 8]
 
 
 def test_realised_returns_follow_corrections_and_are_of_demonstrations_that_the_task_ended():

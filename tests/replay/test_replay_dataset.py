@@ -11,7 +11,7 @@ from coded_replay import RNG, build, coded
 from errors import naming
 
 from serl_chunk.data.frames import Frames
-from serl_chunk.learner.offline_data import OfflineData
+from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.replay import replay as replay_module
 from serl_chunk.replay.batch_loader import BatchStream
 from serl_chunk.replay.replay import DATASET_SESSION, DEMO_SESSION
@@ -69,7 +69,8 @@ def test_a_failure_in_a_later_shard_counts_from_then_on():
         advance = staticmethod(lambda: True)
         close = staticmethod(lambda: None)
 
-    data = OfflineData(build(config(demo_fraction=1.0), image_keys=("a", "b")), [], Shards())
+    replay = build(config(demo_fraction=1.0), image_keys=("a", "b"))
+    data = OfflineData(replay, InitialData([], Shards()), seek=None, seen=lambda episodes: None)
     found = [data.has_failures]
     for _ in range(2):
         data.advance(1)
@@ -131,9 +132,9 @@ def test_what_needs_the_episodes_alone_is_done_before_the_lock_is_taken(monkeypa
     # What was computed ahead is what a replay computes that is given the same records one by one.
     other = build(config(demo_fraction=1.0))
     for e in episodes_of(now):
-        other._builder.begin("x", e.begin, other._partitions.demo)
-        other._builder.steps("x", e.steps)
-        other._builder.end("x", e.end)
+        other._builder._begin("x", e.begin, other._partitions.demo)
+        other._builder._steps("x", e.steps)
+        other._builder._end("x", e.end)
     for column in ("mc_return", "effective"):
         ours, theirs = getattr(storage, column), getattr(other._partitions.storage, column)
         for key, episode in replay._partitions.demo.episodes.items():

@@ -58,7 +58,7 @@ def learner_of(config, demos: str, run: Path) -> Learner:
     spec = robot_spec(config.robot)
     return build_learner(
         config, [demos], open_run(config, spec, str(run)), spec,
-        publish=lambda snapshot, info: None, threaded=False, wandb=False, tell=print,
+        publish=lambda snapshot, info: None, threaded=False, wandb=False,
     )  # fmt: skip
 
 

@@ -24,7 +24,9 @@ def test_an_offline_phase_is_killed_and_goes_on_until_an_actor_takes_over(proces
 
     total = checkpoints(run)[-1] + 60
     output = processes.both(run, *evaluated, "--offline_steps", str(total), **OFFLINE).ends()
-    [step] = map(int, re.findall(r"resumed at step (\d+), 0 online steps, 4 demonstrations, in the offline", output))
+    [step] = map(
+        int, re.findall(r"resumed at step (\d+), 0 online steps, 4 demonstrations, in phase [0-9/]+ offline", output)
+    )
     assert 60 <= step < total
     updates, steps = learner_totals(output)
     assert updates == total + 40

@@ -185,7 +185,7 @@ def test_ctrl_c_during_pretraining_leaves_a_checkpoint_that_a_resume_goes_on_fro
     assert saved.meta["phase"] == "pretrain"
     assert saved.meta["phase_updates"] > 0
     learner = processes.learner(run, **endless)
-    learner.says(f"after update {saved.meta['phase_updates']} of phase pretrain")
+    learner.says(f"pretrain after update {saved.meta['phase_updates']}")
     learner.kill()
 
 

@@ -75,7 +75,7 @@ def test_rows_of_two_actors_lie_in_one_sampled_batch():
     replay, port, failures, received = make_replay(), free_port(), [], {}
 
     def insert(info, record):
-        received[info.actor_id] = received.get(info.actor_id, 0) + replay.insert(info.session, record)
+        received[info.actor_id] = received.get(info.actor_id, 0) + replay.insert(info.session, record).steps
 
     with serving(port, welcome=lambda: ({}, {}), on_record=insert) as server:
         threads = [threading.Thread(target=record, args=(port, actor, failures)) for actor in (1, 2)]
