@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire.codec import Limits
 
 HOST = "127.0.0.1"
 CONTRACT = {"benchmark": "loopback"}
@@ -38,7 +42,11 @@ def serving(port: int, pipe: Connection) -> Iterator[LearnerServer]:
 
 def connected(port: int) -> LearnerLink:
     """The actor's end, connected to the server at `port`."""
-    link = LearnerLink(TransportConfig(), host=HOST, port=port, actor_id="bench", contract=CONTRACT)
+    folder, config = Path(tempfile.mkdtemp()), TransportConfig()  # removed with the spool
+    limits = Limits(config.max_message_bytes, config.max_arrays)
+    link = LearnerLink(
+        config, host=HOST, port=port, actor_id="bench", contract=CONTRACT, spools=lambda run: Spool(folder, limits)
+    )
     link.connect(timeout=START_SECONDS)
     return link
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.journal import DAMAGED, SUFFIX
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire.codec import Limits
@@ -37,7 +36,7 @@ class SpoolFolders:
     def open(self, run: str) -> Spool:
         """The spool of a run; what an actor before this one left in it is sent first.
 
-        Raises ConfigError where another actor has it, and as DiskSpool.
+        Raises ConfigError where another actor has it, and as Spool.
         """
         if not re.fullmatch(r"[\w-]{1,64}", run):  # it came over the network and becomes a folder
             raise DataError(f"the learner calls its run {run!r}, which cannot name a folder")
@@ -45,7 +44,7 @@ class SpoolFolders:
         t = self._transport
         limits = Limits(t.max_message_bytes, t.max_arrays)
         try:
-            return DiskSpool(self.folder / run, limits, sync_interval=t.sync_interval)
+            return Spool(self.folder / run, limits, sync_interval=t.sync_interval)
         except ConfigError as e:
             raise ConfigError(
                 f"--actor_id={self.folder.name} is the name of an actor that runs already: {e}. Stop that actor, or "

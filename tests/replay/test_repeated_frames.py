@@ -23,8 +23,8 @@ from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.journal_index import JournalFile
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import Item, SessionState, Verdict
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.types import Begin, Episode, Step, StepBlock
@@ -255,7 +255,7 @@ def test_a_learner_that_is_replaced_within_an_episode_has_every_picture(tmp_path
     port, slow = free_port(), Slow(length=30, every=(7, 4))
     begin, *steps, end = slow.recorded()
     stored = []
-    with linked(port, connect=False, spools=lambda run: DiskSpool(tmp_path / "spool" / run, LIMITS)) as link:
+    with linked(port, connect=False, spools=lambda run: Spool(tmp_path / "spool" / run, LIMITS)) as link:
         for process, part in enumerate((steps[:11], steps[11:])):
             replay = build(config(), image_keys=KEYS)
             store = RecordStore(tmp_path / "journal", LIMITS, min_steps=10**6)

@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 from transport_tools import CONTRACT, end, step
 
-from serl_chunk.transport.storage.spool import LOST
+from serl_chunk.transport.stream import LOST
 from serl_chunk.transport.wire import codec, handshake, message_types, records, snapshots
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.parts import encode_part

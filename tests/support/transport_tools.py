@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import LOST, Item, SessionState, Verdict
 from serl_chunk.transport.wire import codec, handshake, records
 from serl_chunk.transport.wire.codec import Limits, Message
@@ -111,7 +114,7 @@ def serving(port: int, **changes: Any) -> Iterator[LearnerServer]:
 
 @contextlib.contextmanager
 def linked(port: int, *, connect: bool = True, **changes: Any) -> Iterator[LearnerLink]:
-    """A link, connected unless told otherwise."""
+    """A link with a spool, connected by default."""
     values: dict[str, Any] = {
         "config": CONFIG,
         "host": "127.0.0.1",
@@ -120,13 +123,15 @@ def linked(port: int, *, connect: bool = True, **changes: Any) -> Iterator[Learn
         "contract": CONTRACT,
     }
     values.update(changes)
-    link = LearnerLink(values.pop("config"), **values)
-    try:
-        if connect:
-            link.connect(timeout=10)
-        yield link
-    finally:
-        link.close()
+    with tempfile.TemporaryDirectory() as folder:
+        values.setdefault("spools", lambda run: Spool(Path(folder) / run, LIMITS))
+        link = LearnerLink(values.pop("config"), **values)
+        try:
+            if connect:
+                link.connect(timeout=10)
+            yield link
+        finally:
+            link.close()
 
 
 class StoredSession:

@@ -17,8 +17,8 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metric_rows import read_metrics
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, End, Source, StepBlock
@@ -138,11 +138,11 @@ def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, t
     run_a, run_b = (json.loads((run / "config.json").read_text())["run_id"] for run in (a, b))
     left = re.search(rf"of run {run_b} now, it was of run {run_a}: (\d+) episodes, (\d+) steps", said)
     assert left, said
-    kept = DiskSpool(spool / "fake_aloha" / "actor" / run_a, LIMITS)
+    kept = Spool(spool / "fake_aloha" / "actor" / run_a, LIMITS)
     assert kept.steps == int(left[2])
     undelivered, seq = 0, kept.acked
     while (entry := kept.at(seq)) is not None:
-        undelivered, seq = undelivered + entry.steps, entry.end
-        assert entry.kind in records.KINDS
+        undelivered, seq = undelivered + entry.item.steps, entry.item.end
+        assert entry.item.kind in records.KINDS
     kept.close()
     assert of_a.steps + undelivered >= kept.steps

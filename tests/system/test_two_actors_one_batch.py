@@ -1,7 +1,9 @@
 """Actors, server and replay in one process, over real sockets: what comes together in a batch, and a late learner."""
 
 import contextlib
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 from processes import PATIENCE
@@ -15,10 +17,13 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, ConfigError, End, Outcome, RobotSpec, Source, Step
 
 CONTRACT = {"robot": "coded"}
 TRANSPORT = TransportConfig(heartbeat=0.1, timeout_s=1.0)
+LIMITS = Limits(TRANSPORT.max_message_bytes, TRANSPORT.max_arrays)
 EPISODES, LENGTH, HORIZON = 12, 9, 3
 SPEC = RobotSpec(
     name="coded", control_hz=50.0, state_dim=3, action_low=(-1.0,), action_high=(1.0,), joint_of_action=(-1,),
@@ -39,7 +44,11 @@ def make_replay() -> Replay:
 
 def record(port: int, actor: int, failures: list[BaseException]) -> None:
     """Episodes whose states hold (actor, episode, tick) and whose actions hold the actor and the tick."""
-    link = LearnerLink(TRANSPORT, host="127.0.0.1", port=port, actor_id=f"actor-{actor}", contract=CONTRACT)
+    folder = Path(tempfile.mkdtemp())  # removed with the spool, once all is acknowledged
+    link = LearnerLink(
+        TRANSPORT, host="127.0.0.1", port=port, actor_id=f"actor-{actor}", contract=CONTRACT,
+        spools=lambda run: Spool(folder, LIMITS),
+    )  # fmt: skip
     try:
         link.connect(timeout=PATIENCE)
         for episode in range(EPISODES):

@@ -17,9 +17,10 @@ from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, end, linked, send_e
 from transport_tools import RawActor as Actor
 
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.journal import Losses
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.stream import Item
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import DTYPES, Limits, WireError
 from serl_chunk.transport.wire.handshake import Hello
@@ -109,13 +110,12 @@ def test_a_million_decoder_inputs():
 # Files.
 
 
-def spooled(folder) -> DiskSpool:
-    return DiskSpool(folder, LIMITS, sync_interval=60.0, segment_bytes=1500)
+def spooled(folder) -> Spool:
+    return Spool(folder, LIMITS, sync_interval=60.0, segment_bytes=1500)
 
 
 def put(spool, record) -> None:
-    frames = records.encode_record(record, spool.next)
-    spool.append(records.kind_of(record), records.count_of(record), frames, codec.size_of(frames))
+    spool.append(Item.of(record, spool.next), records.encode_record(record, spool.next))
 
 
 def mutate_file(rng, data: bytes, others: list[bytes]) -> bytes:
@@ -150,7 +150,7 @@ def test_a_spool_of_damaged_files_is_opened_or_refused_with_a_reason(tmp_path):
     written = {}
     seq = 0
     while (entry := spool.at(seq)) is not None:
-        written[entry.first], seq = [bytes(memoryview(f)) for f in entry.frames], entry.end
+        written[entry.item.first], seq = [bytes(memoryview(f)) for f in entry.frames], entry.item.end
     rng = random.Random(3)
     refused = 0
     for _ in range(250):
@@ -170,10 +170,10 @@ def test_a_spool_of_damaged_files_is_opened_or_refused_with_a_reason(tmp_path):
         seq = again.first
         while (entry := again.at(seq)) is not None:
             frames = [bytes(memoryview(f)) for f in entry.frames]
-            if entry.kind != "lost" and frames != written.get(entry.first):
+            if entry.item.kind != "lost" and frames != written.get(entry.item.first):
                 _, record = records.decode_record(codec.decode(frames, LIMITS))
                 assert getattr(record, "outcome_by", "") == "restart" or record == Begin("more")
-            seq = entry.end
+            seq = entry.item.end
         assert seq == again.next
         again._journal.close()
     assert refused < 40

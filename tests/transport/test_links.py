@@ -11,9 +11,9 @@ from flaky_proxy import flaky
 from transport_tools import CONFIG, LIMITS, Inbox, end, eventually, linked, send_episode, serving, step
 
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import Begin, End, Outcome, StepBlock
 
 pytestmark = pytest.mark.system
@@ -22,7 +22,7 @@ FRAME = np.zeros((120, 160, 3), np.uint8)
 
 
 def spools(folder):
-    return lambda run: DiskSpool(folder / run, LIMITS)
+    return lambda run: Spool(folder / run, LIMITS)
 
 
 def stored(store):
@@ -228,14 +228,14 @@ def test_a_full_disk_at_the_learner_stops_acknowledgements_and_nothing_else(tmp_
 def test_a_full_disk_at_the_actor_keeps_records_in_memory(tmp_path, monkeypatch):
     inbox, port = Inbox(), free_port()
     full = {"now": True}
-    append = DiskSpool.append
+    append = Spool.append
 
     def perhaps(self, *args, **kwargs):
         if full["now"]:
             raise JournalError("cannot write: No space left on device")
         return append(self, *args, **kwargs)
 
-    monkeypatch.setattr(DiskSpool, "append", perhaps)
+    monkeypatch.setattr(Spool, "append", perhaps)
     with serving(port, on_record=inbox), linked(port, spools=spools(tmp_path)) as link:
         send_episode(link, "e", 50)
         eventually(lambda: not link.can_begin()[0])

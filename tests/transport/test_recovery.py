@@ -13,17 +13,17 @@ from transport_tools import CONFIG, LIMITS, Inbox, RawActor, end, eventually, li
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.server import sessions
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.storage.spool import LOST, MemorySpool
+from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.stream import LOST
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.handshake import REFUSED
 from serl_chunk.types import Begin, ConfigError, DataError, StepBlock
 
 
 def spools(folder):
-    return lambda run: DiskSpool(folder / run, LIMITS)
+    return lambda run: Spool(folder / run, LIMITS)
 
 
 def opened(folder, **options):
@@ -40,11 +40,10 @@ def kept(folder):
     return {name: len(values) for name, values in inbox.episodes().items()}
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_a_learner_that_lost_what_it_had_acknowledged_gets_it_again(tmp_path, durable):
+def test_a_learner_that_lost_what_it_had_acknowledged_gets_it_again(tmp_path):
     """A power cut took the end of its journal; the actor went on."""
     port, then = free_port(), tmp_path / "then"
-    make = spools(tmp_path / "spool") if durable else lambda run: MemorySpool(1 << 30)
+    make = spools(tmp_path / "spool")
     with linked(port, connect=False, spools=make) as link:
         for life in range(2):
             store = opened(tmp_path / "journal")
@@ -58,14 +57,13 @@ def test_a_learner_that_lost_what_it_had_acknowledged_gets_it_again(tmp_path, du
                     store._journal.sync()
                     shutil.copytree(tmp_path / "journal", then)
                 send_episode(link, f"e{life + 1}", 5)
-                # What memory had dropped by then is gone; a spool on disk keeps whole segments.
                 assert link.flush(10)
                 assert server.stats()["gaps"] <= 1
             store.close()
             if life == 0:
                 shutil.rmtree(tmp_path / "journal")
                 shutil.copytree(then, tmp_path / "journal")
-    assert kept(tmp_path / "journal") == ({"e0": 5, "e1": 5, "e2": 5} if durable else {"e0": 5, "e2": 5})
+    assert kept(tmp_path / "journal") == {"e0": 5, "e1": 5, "e2": 5}
 
 
 def test_nothing_is_dropped_while_a_journal_is_read_back(tmp_path):
@@ -118,11 +116,10 @@ def test_what_a_learner_cannot_take_costs_its_episode_alone(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_an_episode_belongs_to_the_run_that_its_actor_acts_for(tmp_path, durable):
+def test_an_episode_belongs_to_the_run_that_its_actor_acts_for(tmp_path):
     """The control thread begins one for the run before while another run's learner is being let in."""
     inboxes, port = {name: Inbox() for name in ("one", "two")}, free_port()
-    make = spools(tmp_path / "spool") if durable else lambda run: MemorySpool(1 << 30)
+    make = spools(tmp_path / "spool")
     with linked(port, connect=False, spools=make) as link:
         with serving(port, on_record=inboxes["one"], run_id="one"):
             link.act_for(link.connect(10).run)
@@ -135,14 +132,13 @@ def test_an_episode_belongs_to_the_run_that_its_actor_acts_for(tmp_path, durable
             send_episode(link, "second", 5)
             assert link.wait_until(lambda: "second" in inboxes["two"].episodes(), 10)
             assert link.flush(10)
-            assert link.stats()["abandoned"] == (0 if durable else 6)  # Begin, four steps, End
+            assert link.stats()["abandoned"] == 0
         assert link.error is None
     assert inboxes["two"].episodes() == {"second": [0, 1, 2, 3, 4]}
     assert inboxes["one"].episodes() == {"first": [0, 1, 2]}
-    if durable:
-        with serving(port, on_record=inboxes["one"], run_id="one"), linked(port, spools=make) as link:
-            assert link.flush(10)
-        assert inboxes["one"].episodes()["late"] == [0, 1, 2, 3]
+    with serving(port, on_record=inboxes["one"], run_id="one"), linked(port, spools=make) as link:
+        assert link.flush(10)
+    assert inboxes["one"].episodes()["late"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("third", ["one", "three"])
@@ -269,14 +265,14 @@ def test_losses_beyond_all_bounds_are_refused():
 
 
 def test_a_spool_that_gives_nothing_back_for_a_while_is_asked_again(tmp_path, monkeypatch, caplog):
-    port, broken, at = free_port(), {"now": True}, DiskSpool.at
+    port, broken, at = free_port(), {"now": True}, Spool.at
 
     def sometimes(self, seq):
         if broken["now"]:
             raise JournalError("the spool cannot be read: Too many open files")
         return at(self, seq)
 
-    monkeypatch.setattr(DiskSpool, "at", sometimes)
+    monkeypatch.setattr(Spool, "at", sometimes)
     inbox = Inbox()
     with serving(port, on_record=inbox), linked(port, spools=spools(tmp_path)) as link:
         send_episode(link, "e", 5)
@@ -334,11 +330,10 @@ def test_a_learner_whose_disk_lies_acknowledges_nothing_more(tmp_path, monkeypat
     store.close()
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_sessions_that_actors_have_ended_are_not_remembered_for_ever(tmp_path, durable):
+def test_sessions_that_actors_have_ended_are_not_remembered_for_ever(tmp_path):
     """Each process of an actor is a session, and a journal's table has a row of every session it remembers."""
     port, store = free_port(), opened(tmp_path / "journal")
-    make = spools(tmp_path / "spool") if durable else lambda run: MemorySpool(1 << 30)
+    make = spools(tmp_path / "spool")
     with serving(port, store=store):
         for i in range(3):
             with linked(port, spools=make) as link:

@@ -13,8 +13,8 @@ from key_tools import joined
 from transport_tools import CONFIG, LIMITS, eventually, linked, serving
 
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import Begin, End, Outcome, Snapshot, Source, Step, StepBlock
 
 pytestmark = pytest.mark.system
@@ -24,7 +24,7 @@ KEYS = pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "keys"]
 
 
 def spools(folder):
-    return lambda run: DiskSpool(folder / run, LIMITS)
+    return lambda run: Spool(folder / run, LIMITS)
 
 
 def picture(tick: int, nbytes: int) -> np.ndarray:

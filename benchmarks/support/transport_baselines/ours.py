@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,8 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys, ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
-from serl_chunk.transport.storage.disk_spool import DiskSpool
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import Begin, End, Outcome, Record, Snapshot, Source, Step, StepBlock
 from support.transport_baselines import workload
@@ -23,6 +24,7 @@ from support.transport_baselines.workload import EPISODE, Parameters, Row
 
 HOST = "127.0.0.1"
 CONTRACT = {"benchmark": "transport"}
+MEMORY = Path("/dev/shm")
 CONFIG = TransportConfig()
 LIMITS = Limits(CONFIG.max_message_bytes, CONFIG.max_arrays)
 KEPT_STEPS = 1 << 40  # in the journal: nothing is dropped
@@ -116,7 +118,10 @@ class Actor:
     def connect(
         self, port: int, name: str, batch: int = 0, cameras: bool = False, spool: str = "", keys: str = "", **_: Any
     ) -> None:
-        """`batch`: most steps in a message, the product's own limits by default; `spool`, `keys`: folders or empty."""
+        """`batch`: most steps in a message, the product's own limits by default; `spool`, `keys`: folders or empty.
+
+        Without a folder the spool lies in memory, where the system has a disk for that.
+        """
         config = CONFIG
         if batch:
             step = next(workload.rows(cameras)).nbytes + STEP_OVERHEAD
@@ -125,13 +130,14 @@ class Actor:
             config = TransportConfig(
                 max_message_bytes=largest, piece_bytes=pieces
             )  # a block takes a quarter of that at most
+        memory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))  # removed with its spool
         self._link = LearnerLink(
             config,
             host=HOST,
             port=port,
             actor_id=name,
             contract=CONTRACT,
-            spools=(lambda run: DiskSpool(Path(spool) / run, LIMITS)) if spool else None,
+            spools=lambda run: Spool(Path(spool) / run if spool else memory, LIMITS),
             keys=ClientKeys.find(Path(keys), HOST) if keys else None,
         )
         self._link.connect(timeout=WAIT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from typing import Any
 
 import zmq
@@ -12,7 +13,7 @@ import zmq
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.client.flow import AdaptiveTimeout
-from serl_chunk.transport.client.outbox import Outbox, Spools
+from serl_chunk.transport.client.outbox import Outbox
 from serl_chunk.transport.client.sender import Arrived
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
 from serl_chunk.transport.security.client import KeyExchange
@@ -30,7 +31,7 @@ _GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
 
 
 class Connection:
-    """Owns three DEALER sockets and a thread: sends what the outbox holds, pulls what the snapshots wants.
+    """Owns three DEALER sockets and a thread: sends what the outbox holds, pulls the newest snapshot.
 
     Attributes that other threads read are written whole, and `news` is notified after each change. An error that
     waiting cannot cure (a refusal) stops the thread and stays in `error`.
@@ -44,25 +45,24 @@ class Connection:
         actor_id: str,
         contract: dict[str, str],
         out: Outbox,
-        snapshots: SnapshotClient,
-        spools: Spools,
-        keys: ClientKeys | None = None,
+        keys: ClientKeys | None,
     ) -> None:
-        self.error: SerlChunkError | None = None
+        self.error: SerlChunkError | None = None  # why it is permanently disconnected
         self.finished: str | None = None  # why training is over
         self.stalled = ""  # why the learner takes no records now
         self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
         self.welcome: Welcome | None = None  # of the newest connection; None until `run` has sent one
-        self.run = ""  # id of the run that answers, which the outbox's spool belongs to
-        self.waiting = f"no learner answers at {host}:{port}"
-        self.fetch: FetchRequest | None = None  # what a caller waits for; set by its thread
+        self.run = ""  # id of the run that answers, which the outbox's spool belongs to; changes before `welcome`
+        self.waiting = f"no learner answers at {host}:{port}"  # why there is no welcome yet
         self.news = threading.Condition()
         self._config = config
         self._limits = Limits(config.max_message_bytes + codec.MAX_HEADER_BYTES, config.max_arrays)
         self._host, self._port = host, port
-        self._actor_id, self._contract = actor_id, contract
-        self._out, self._snapshots, self._spools = out, snapshots, spools
-        self._timeout = AdaptiveTimeout(config.timeout_s, out.sender.flow, snapshots.flow)
+        self._actor_id, self._contract = actor_id, dict(contract)
+        self._session = uuid.uuid4().hex  # where no spool names one
+        self._out, self._snapshots = out, SnapshotClient(config.piece_bytes, config.timeout_s)
+        self._fetch: FetchRequest | None = None  # what a caller waits for; set by its thread
+        self._timeout = AdaptiveTimeout(config.timeout_s, out.sender.flow, self._snapshots.flow)
         self._closing = False
         self._token: bytes | None = None  # None while disconnected
         self._allowance_number = 0  # of the newest allowance
@@ -78,33 +78,14 @@ class Connection:
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread, once."""
-        if self._thread.ident is None:
-            self._thread.start()
-
-    def wake(self) -> None:
-        """There is something to send; never blocks."""
-        self._waker.wake()
-
     @property
     def away(self) -> float:
         """Seconds since the connection was lost, or since the start; 0 while there is one."""
-        gone = self._disconnected_at
-        return 0.0 if gone is None else time.monotonic() - gone
-
-    def stats(self) -> dict[str, float]:
-        """Connections since the start, seconds without one, and those of them that are not over."""
-        away = self.away
-        return {
-            "connected": float(away == 0),
-            "connections": self._connections,
-            "disconnected_s": self._waited_s + away,
-            "away_s": away,
-        }
+        since = self._disconnected_at
+        return 0.0 if since is None else time.monotonic() - since
 
     def close(self) -> None:
-        """Say goodbye and stop."""
+        """Send a goodbye and stop. What is not acknowledged stays in the spool: call `flush` before."""
         self._closing = True
         self._waker.wake()
         if self._thread.ident is not None:
@@ -112,6 +93,7 @@ class Connection:
         self._key_exchange.close()
         self._context.destroy(linger=_GOODBYE_MS)
         self._waker.close()
+        self._out.close()
 
     # The network thread.
 
@@ -191,8 +173,8 @@ class Connection:
         for s in self._sockets.values():
             s.close()
         self._sockets.clear()
-        if self.fetch is not None:
-            self.fetch.sent = False
+        if self._fetch is not None:
+            self._fetch.sent = False
 
     def _give_up(self, why: str) -> None:
         """Drop a connection that nothing came over in time: the next one waits longer where this one was futile."""
@@ -230,21 +212,20 @@ class Connection:
             self._hello_at = now
 
     def _on_identity(self, run: str) -> None:
-        """The learner said which run it is: that run's records are sent to it, and no others."""
+        """The learner named its run: that run's records are sent to it, and no others."""
         if run != self.run:
             if self.run:
                 log.warning("another run: learner=%s:%d run=%s previous=%s", self._host, self._port, run, self.run)
             # In this order, and first: what acts for the previous run sees it and ends.
             self.welcome, self.run = None, run
-            self._out.attach(self._spools, run)
-        spool = self._out.spool
-        assert spool is not None
+            self._out.attach(run)
         version = self._snapshots.version if run == self._snapshots.origin.run else -1
-        hello = Hello(
-            spool.session, spool.incarnation, self._actor_id, self._contract, run, version,
-            first=spool.first, next=spool.next,
-            steps_before_first=spool.steps_before_first, steps_before_next=spool.steps,
-        )  # fmt: skip
+        hello = Hello(self._session, 1, self._actor_id, self._contract, run, version, 0, 0, 0, 0)
+        if (spool := self._out.spool) is not None:
+            hello = hello._replace(
+                session=spool.session, incarnation=spool.incarnation, first=spool.first, next=spool.next,
+                steps_before_first=spool.steps_before_first, steps_before_next=spool.steps,
+            )  # fmt: skip
         if not try_send(self._sockets["control"], hello.encode()):
             self._disconnect("no answer")
 
@@ -277,7 +258,7 @@ class Connection:
             self._give_up("silent")
             return False
         if self._data_open:
-            self._out.pump(self._sockets["data"], token)
+            self._out.sender.pump(self._sockets["data"], token)
         else:
             self._greet_data(token)
         if self._timeout.is_over(now - self._out.sender.progress_at):
@@ -294,7 +275,7 @@ class Connection:
             self._data_greeted = False  # where the greeting was lost with its connection
             fields = {"token": token, "timeout_s": self._timeout.seconds}
             try_send(self._sockets["control"], codec.encode(message_types.PING, fields))
-        fetch = self.fetch
+        fetch = self._fetch
         if fetch is not None and not fetch.sent and fetch.manifest is None:
             fields = {"token": token, "request": fetch.number, "step": fetch.step}
             fetch.sent = try_send(self._sockets["control"], codec.encode(message_types.FETCH, fields))
@@ -345,7 +326,7 @@ class Connection:
             self._data_open = True
             self._take_allowance(h)
             gap, arrived = codec.field(h, "gap", bool), _arrived(h)
-            self._out.acknowledged(codec.count(h, "next"), gap=gap, arrived=arrived)
+            self._out.sender.acknowledged(codec.count(h, "next"), gap=gap, arrived=arrived)
         elif kind == message_types.STATUS:
             self._on_status(h)
         elif kind == message_types.REJOIN:
@@ -360,7 +341,7 @@ class Connection:
     def _on_refused(self, reason: str, retry: bool, renew: bool) -> None:
         if renew and self._out.spool is not None:
             log.warning("%s", reason)
-            self._out.renew(self._spools, self.run)
+            self._out.renew()
         elif not retry:
             raise RefusedError(reason)
         self.waiting = reason
@@ -379,10 +360,10 @@ class Connection:
         if self.stalled:
             self._out.sender.wait()
         self._snapshots.set_available_version(codec.field(h, "version", int))
-        self._out.acknowledged(codec.count(h, "next"))
+        self._out.sender.acknowledged(codec.count(h, "next"))
 
     def _on_fetched(self, message: Message) -> None:
-        request = self.fetch
+        request = self._fetch
         if request is None or message.header.get("request") != request.number:
             return  # its caller gave up
         if message.kind == message_types.FETCH_FAILED:

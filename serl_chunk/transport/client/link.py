@@ -13,25 +13,23 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.client.connection import Connection
 from serl_chunk.transport.client.outbox import Backlog, Outbox, Spools
-from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
+from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
 from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.storage.spool import MemorySpool
 from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
-from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step
+from serl_chunk.types import Amend, Begin, ConfigError, End, Snapshot, Step
 
 log = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 3.0  # how often a waiting actor says so
 
 
-class LearnerLink:
-    """A RecordSink and SnapshotSource whose other end is a learner.
+class LearnerLink(Connection):
+    """A RecordSink and SnapshotSource whose other end is a learner: a connection, with the calls of other threads.
 
-    One thread owns three DEALER sockets. Records are handed over by appending to a queue, whatever the network does;
-    they are kept until the learner has them. A learner that goes away is waited for, and served again when it is
-    back. An error that waiting cannot cure (a refusal) stops the thread: `error` has it, `can_begin` and `flush`
-    report it.
+    Records are handed over by appending to a queue, whatever the network does; they are kept until the learner has
+    them. A learner that goes away is waited for, and served again when it is back. An error that waiting cannot cure
+    (a refusal) stops the thread: `error` has it, `can_begin` and `flush` report it.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class LearnerLink:
         """
         Args:
             contract: must equal the learner's.
-            spools: opens the spool of a run; a MemorySpool each by default.
+            spools: opens the spool of a run; None for a link that sends no records and writes no files.
             largest_episode_bytes: an episode may begin only while the spool has room for that much.
             keys: of this machine, for the learner there; `connect` joins with them where that is still to be done. On
                 loopback they are left out for a learner that uses none.
@@ -67,61 +65,10 @@ class LearnerLink:
         except (OSError, UnicodeError) as e:
             why = e.strerror if isinstance(e, OSError) else "no name is like that"
             raise ConfigError(f"--ip={host}: no such host ({why}); give the learner's name or IP address") from e
-        self._config = config
-        self._host, self._port = host, port
+        super().__init__(config, host, port, actor_id, contract, Outbox(config, spools, largest_episode_bytes), keys)
         self._keys = keys
         self._largest_episode = largest_episode_bytes
-        self._out = Outbox(
-            credit_bytes=config.credit_bytes,
-            spool_bytes=config.spool_bytes,
-            max_message_bytes=config.max_message_bytes,
-            timeout_s=config.timeout_s,
-            largest_episode_bytes=largest_episode_bytes,
-            jpeg_quality=config.jpeg_quality,
-        )
-        self._snapshots = SnapshotClient(config.piece_bytes, config.timeout_s)
         self._fetch_count = 0
-        self._line = Connection(
-            config,
-            host,
-            port,
-            actor_id,
-            dict(contract),
-            self._out,
-            self._snapshots,
-            spools or (lambda run: MemorySpool(config.spool_bytes)),
-            keys,
-        )
-
-    @property
-    def error(self) -> SerlChunkError | None:
-        """What ended the connection for good."""
-        return self._line.error
-
-    @property
-    def finished(self) -> str | None:
-        """Why training is over; None while it is not."""
-        return self._line.finished
-
-    @property
-    def allowance(self) -> int | None:
-        """Steps the session may have recorded in all; None for no limit."""
-        return self._line.allowance
-
-    @property
-    def run(self) -> str:
-        """Id of the run that the learner is of now; changes before `welcome`. Empty before the first answer."""
-        return self._line.run
-
-    @property
-    def welcome(self) -> Welcome | None:
-        """The newest welcome; None while the learner of `run` is still to send its first."""
-        return self._line.welcome
-
-    @property
-    def waiting(self) -> str:
-        """Why there is no welcome yet, as the newest attempt found."""
-        return self._line.waiting
 
     # Connecting.
 
@@ -133,22 +80,22 @@ class LearnerLink:
         """
         start = said = time.monotonic()
         self._join(timeout, on_waiting)
-        line = self._line
-        line.start()
-        with line.news:
-            while line.welcome is None:
-                if line.error is not None:
-                    raise line.error
+        if self._thread.ident is None:
+            self._thread.start()
+        with self.news:
+            while self.welcome is None:
+                if self.error is not None:
+                    raise self.error
                 now = time.monotonic()
                 if timeout is not None and now - start >= timeout:
                     raise UnreachableError(
-                        f"{line.waiting} after {timeout:g} s: start it with --learner, or check --ip and --port"
+                        f"{self.waiting} after {timeout:g} s: start it with --learner, or check --ip and --port"
                     )
                 if now - said >= _SAY_EVERY_S:
                     said = now
-                    on_waiting(f"{line.waiting}; waiting ({now - start:.0f} s)")
-                line.news.wait(min(_SAY_EVERY_S, timeout - (now - start) if timeout is not None else _SAY_EVERY_S))
-            return line.welcome
+                    on_waiting(f"{self.waiting}; waiting ({now - start:.0f} s)")
+                self.news.wait(min(_SAY_EVERY_S, timeout - (now - start) if timeout is not None else _SAY_EVERY_S))
+            return self.welcome
 
     def _join(self, timeout: float | None, on_waiting: Callable[[str], None]) -> None:
         """Have the learner write down this machine's key, where that is still to be done."""
@@ -184,22 +131,22 @@ class LearnerLink:
     def begin(self, record: Begin) -> None:
         """Open an episode; raises DataError while another is open."""
         self._out.begin(record)
-        self._line.wake()
+        self._waker.wake()
 
     def step(self, record: Step) -> None:
         """Append one step; raises DataError outside an episode."""
         self._out.step(record)
-        self._line.wake()
+        self._waker.wake()
 
     def end(self, record: End) -> None:
         """Close the open episode; raises DataError where it is another."""
         self._out.end(record)
-        self._line.wake()
+        self._waker.wake()
 
     def amend(self, record: Amend) -> None:
         """Correct a closed episode."""
         self._out.amend(record)
-        self._line.wake()
+        self._waker.wake()
 
     @property
     def steps_recorded(self) -> int:
@@ -213,15 +160,14 @@ class LearnerLink:
         if self.finished is not None:
             return False, self.finished
         if why := self._out.no_room():
-            stalled = self._line.stalled and f" ({self._line.stalled})"
+            stalled = self.stalled and f" ({self.stalled})"
             return False, f"{why}: waiting for the learner at {self._host}:{self._port}{stalled}"
         return True, ""
 
     def backlog(self, *, begun: bool) -> str:
         """What waits for the learner, in words; empty where it keeps up. `begun`: within an episode."""
-        line, config = self._line, self._config
-        kept = Backlog(self._out.kept_bytes, config.spool_bytes, self._largest_episode, line.away, line.stalled)
-        return kept.line(begun=begun)
+        kept, limit = self._out.kept_bytes, self._config.spool_bytes
+        return Backlog(kept, limit, self._largest_episode, self.away, self.stalled).line(begun=begun)
 
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False where it has not after `timeout` seconds. Raises `error`."""
@@ -229,8 +175,8 @@ class LearnerLink:
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until `condition()`, tried whenever the learner is heard from. Raises `error`."""
-        with self._line.news:
-            self._line.news.wait_for(lambda: self.error is not None or condition(), timeout)
+        with self.news:
+            self.news.wait_for(lambda: self.error is not None or condition(), timeout)
         if condition():
             return True
         if self.error is not None:
@@ -254,17 +200,17 @@ class LearnerLink:
 
         Raises FetchError with the learner's sentence, UnreachableError after `timeout` seconds.
         """
-        if self._line.fetch is not None:
+        if self._fetch is not None:
             raise FetchError("another checkpoint is being fetched on this connection")
         self._fetch_count += 1
-        request = self._line.fetch = FetchRequest(self._fetch_count, step)
-        self._line.wake()
+        request = self._fetch = FetchRequest(self._fetch_count, step)
+        self._waker.wake()
         try:
             # An error of the connection ends the wait too.
             if not self.wait_until(request.done.is_set, timeout):
                 raise UnreachableError(f"checkpoint {step!r} did not arrive within {timeout:g} s")
         finally:
-            self._line.fetch = None
+            self._fetch = None
         if request.error is not None:
             raise request.error
         assert request.result is not None
@@ -274,18 +220,16 @@ class LearnerLink:
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, rates over the last seconds, present sizes and ages."""
-        snapshot = self.latest()
+        snapshot, away = self.latest(), self.away
         arrived = None if snapshot is None else snapshot.arrived
         return {
             **self._out.stats(),
-            **self._line.stats(),
+            "connected": float(away == 0),
+            "connections": self._connections,
+            "disconnected_s": self._waited_s + away,
+            "away_s": away,
             "snapshot_version": self._snapshots.version,
             "snapshot_age_s": -1.0 if arrived is None else time.monotonic() - arrived,
             "snapshots": self._snapshots.pulled,
             "snapshot_bytes": self._snapshots.received_bytes,
         }
-
-    def close(self) -> None:
-        """Say goodbye and stop. What is not acknowledged stays in the spool: call `flush` before."""
-        self._line.close()
-        self._out.close()

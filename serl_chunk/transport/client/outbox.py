@@ -1,4 +1,4 @@
-"""The actor's records on their way out: queued, packed, spooled, sent within a credit, acknowledged."""
+"""The actor's records on their way out: queued, packed, spooled; `sender.py` sends them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import zmq
 
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.sender import Arrived, Sender
 from serl_chunk.transport.client.step_blocks import (
     FIXED_STEP_BYTES,
     MAX_BLOCK_BYTES,
-    TURN_BYTES,
     PackedRecord,
     QueuedRecord,
     make_records,
@@ -23,7 +22,8 @@ from serl_chunk.transport.client.step_blocks import (
 from serl_chunk.transport.sockets import Counters, Rate, in_words
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.stream import Item
+from serl_chunk.transport.wire import records
 from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class Backlog(NamedTuple):
 
 
 _RETRY_S = 1.0  # between attempts to write where the disk is full
+_FREE_S = 1.0  # between looks at the disk's room
 
 Spools = Callable[[str], Spool]
 """Opens the spool of a run, given its id."""
@@ -72,46 +73,40 @@ class Outbox:
     network thread calls the rest. Consecutive steps that wait in the queue travel as one block.
     """
 
-    def __init__(
-        self,
-        *,
-        credit_bytes: int,
-        spool_bytes: int,
-        max_message_bytes: int,
-        timeout_s: float,
-        largest_episode_bytes: int = 0,
-        jpeg_quality: int = 0,
-    ) -> None:
-        """`timeout_s`: the transport's; the bytes on their way are to take a part of it."""
-        self.spool: Spool | None = None  # of the run the learner belongs to; None before it is known
+    def __init__(self, config: TransportConfig, spools: Spools | None, largest_episode_bytes: int = 0) -> None:
+        """`spools`: None for an outbox that takes no records and writes no files."""
         self.stuck = ""  # why the spool takes nothing
-        self.sender = Sender(credit_bytes, timeout_s)
+        self.sender = Sender(config.credit_bytes, config.timeout_s)
         self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
         self.counters = Counters("abandoned", "set_aside")
         self.rate = Rate()
-        self._spool_bytes = spool_bytes
-        self._jpeg_quality = jpeg_quality
+        self._spools = spools
+        self._spool_bytes = config.spool_bytes
+        self._jpeg_quality = config.jpeg_quality
         self._largest_episode = largest_episode_bytes
-        self._block_bytes = min(MAX_BLOCK_BYTES, max_message_bytes // 4)
+        self._block_bytes = min(MAX_BLOCK_BYTES, config.max_message_bytes // 4)
         self._queue: collections.deque[QueuedRecord] = collections.deque()
         self._made: collections.deque[PackedRecord] = collections.deque()  # out of the queue, not spooled
         self._episode: str | None = None
-        # The spool of the run before, for the rest of the episode that was open when another run appeared; or a
-        # word that this rest goes nowhere, because memory was all that held the beginning.
+        # The spool of the previous run, for the rest of the episode that was open when another run appeared.
         self._former: Spool | None = None
         self._run = self._former_run = ""  # ids of the runs that the spools are of
-        self._spools: Spools | None = None
         self._acting_for = ""  # the run that the control thread's next episode is of
         self._begun_for: collections.deque[str] = collections.deque()  # the run of each Begin that is not spooled
-        self._inherited_until = 0  # where the spool ended when it was opened, until a learner says what it has of it
-        self._skipping = False
+        self._inherited_until = 0  # where the spool ended when it was opened, until a learner reports what it has of it
+        self._skipping = False  # the rest of the open episode is dropped
         self._spooled_episode = ""  # open where packing has come to
-        # Each of these pairs is written by one thread each, and so needs no lock.
+        # Each counter has a single writer thread, so no lock is needed.
         self._handed = self._packed = 0  # records
         self._handed_steps = self._packed_steps = 0
         self._handed_bytes = self._packed_bytes = 0
         self._retry_at = 0.0
         self._free_at, self._free_bytes = -1e9, 1 << 62
+
+    @property
+    def spool(self) -> Spool | None:
+        """The spool of the run that the learner belongs to; None before that is known."""
+        return self.sender.spool
 
     # The control thread.
 
@@ -123,7 +118,9 @@ class Outbox:
         self._acting_for = run
 
     def begin(self, record: Begin) -> None:
-        """Open an episode. Raises DataError while another is open."""
+        """Open an episode. Raises DataError while another is open, and where there are no spools."""
+        if self._spools is None:
+            raise DataError(f"episode {record.episode_id}: a link without spools takes no records. Give it spools.")
         if self._episode is not None:
             raise DataError(
                 f"episode {record.episode_id} begins while {self._episode} is open: hand over its End first"
@@ -183,18 +180,12 @@ class Outbox:
                 f"{kept >> 20} MiB of records wait for the learner and the next episode may take "
                 f"{self._largest_episode >> 20} MiB; transport.spool_bytes={self._spool_bytes} is all that is kept"
             )
-        if spool is not None and spool.durable:
-            free = self._room(spool)
-            if free < 2 * self._largest_episode:
-                return f"the disk of the spool has {free >> 20} MiB left: make room"
-        return ""
-
-    def _room(self, spool: Spool) -> int:
-        """Free bytes on the disk, looked at once a second."""
         now = time.monotonic()
-        if now - self._free_at > 1.0:
+        if spool is not None and now - self._free_at > _FREE_S:
             self._free_at, self._free_bytes = now, spool.free_bytes()
-        return self._free_bytes
+        if self._free_bytes < 2 * self._largest_episode:
+            return f"the disk of the spool has {self._free_bytes >> 20} MiB left: make room"
+        return ""
 
     @property
     def flushed(self) -> bool:
@@ -220,51 +211,42 @@ class Outbox:
 
     # The network thread.
 
-    def attach(self, spools: Spools, run: str) -> None:
+    def attach(self, run: str) -> None:
         """What is handed over goes into the spool of `run` from the next episode on, and what it holds is sent.
 
-        The rest of an episode that is open now belongs to the run before: it follows its beginning.
+        The rest of an episode that is open now belongs to the previous run: it follows its beginning.
         """
+        if self._spools is None:
+            return
+        old, old_run, self._run = self.spool, self._run, run
         if self._former is not None and run == self._former_run:  # back at the run that the open episode is of
-            assert self.spool is not None
-            other, self.spool, self._former = self.spool, self._former, None
-            other.close()
-            self._sending(run)
-            return
-        old, old_run = self.spool, self._run
-        self.spool, self._spools = spools(run), spools
-        self._inherited_until = self.spool.next
-        self._sending(run)
-        if old is None:
-            return
-        if self._former is not None:  # a third run within one episode: the second got nothing of it
-            old.close()
-            return
-        if old.durable:
-            self._former, self._former_run = old, old_run
-            while self._queue and not self.stuck:
-                self.pack()
+            self.sender.take(self._former)
+            self._former = None
         else:
-            lost = old.next - old.acked + self._drop_queue()
-            self.counters["abandoned"] += lost
-            log.warning("the learner runs another run: %d unacknowledged records of the last one are dropped", lost)
-        self._skipping = bool(self._spooled_episode) and not old.durable
-        if not self._spooled_episode and self._former is not None:
-            self._set_aside()
+            spool = self._spools(run)
+            self._inherited_until = spool.next
+            self.sender.take(spool)
+            if old is None:
+                return
+            if self._former is None:
+                self._former, self._former_run = old, old_run
+                while self._queue and not self.stuck:
+                    self.pack()
+                if not self._spooled_episode and self._former is not None:
+                    self._set_aside()
+                return
+        assert old is not None
+        old.close()  # of a third run within one episode: it got nothing of that
 
-    def _sending(self, run: str) -> None:
-        assert self.spool is not None
-        self._run = run
-        self.sender.take(self.spool)
-
-    def renew(self, spools: Spools, run: str) -> None:
+    def renew(self) -> None:
         """The learner has all that the spool holds, and more: go on with an empty one."""
-        if self.spool is not None:
-            self.spool.acknowledge(self.spool.next)
-            self.spool.close()
+        spool = self.spool
+        assert spool is not None
+        assert self._spools is not None
+        spool.acknowledge(spool.next)
+        spool.close()
         self._skipping = bool(self._spooled_episode) and self._former is None
-        self.spool = spools(run)
-        self.sender.take(self.spool)
+        self.sender.take(self._spools(self._run))
 
     def _set_aside(self) -> None:
         former, self._former = self._former, None
@@ -276,16 +258,10 @@ class Outbox:
 
     @property
     def can_pack(self) -> bool:
-        """Whether `pack` has something to do.
-
-        A spool on disk takes everything at once: what is in it survives this process. What memory cannot send yet
-        stays in the queue, uncopied: packing it early would cost fresh memory for every row.
-        """
+        """Whether `pack` has something to do."""
         if self.spool is None or not (self._queue or self._made):
             return False
-        if self.stuck and time.monotonic() < self._retry_at:
-            return False
-        return self.spool.durable or self.spool.unacked_bytes - self.sender.in_flight_bytes < TURN_BYTES
+        return not self.stuck or time.monotonic() >= self._retry_at
 
     def pack(self) -> None:
         """Move some of what was handed over into the spool. Raises WireError for a value that cannot be sent."""
@@ -304,9 +280,10 @@ class Outbox:
             spool = self._former or self.spool
             assert spool is not None
             if not self._skipping:
-                frames = records.encode_record(record, spool.next, jpeg_quality=self._jpeg_quality)
+                item = Item.of(record, spool.next)
+                frames = records.encode_record(record, item.first, jpeg_quality=self._jpeg_quality)
                 try:
-                    spool.append(records.kind_of(record), records.count_of(record), frames, codec.size_of(frames))
+                    spool.append(item, frames)
                 except JournalError as e:
                     if not self.stuck:
                         log.error("%s: records are kept in memory until it can be written again", e)
@@ -324,9 +301,8 @@ class Outbox:
         current = run in ("", self._run)
         if self._former is not None and (current or run != self._former_run):
             self._set_aside()
-        assert self.spool is not None
-        self._skipping = not current and not self.spool.durable
-        if not current and self._former is None and self.spool.durable:
+        self._skipping = False
+        if not current and self._former is None:
             assert self._spools is not None
             self._former, self._former_run = self._spools(run), run
 
@@ -342,56 +318,36 @@ class Outbox:
         self._packed_bytes += nbytes
         self._packed += items
 
-    def pump(self, socket: zmq.Socket[bytes], token: bytes) -> None:
-        """Send what the credit and the socket take of what is spooled."""
-        if self.spool is not None:
-            self.sender.pump(self.spool, socket, token)
-
-    def acknowledged(self, seq: int, *, gap: bool = False, arrived: Arrived | None = None) -> None:
-        """See Sender."""
-        if self.spool is not None:
-            self.sender.acknowledged(self.spool, seq, gap=gap, arrived=arrived)
-
     def connected(self, *, known: bool, seq: int, arrived: Arrived) -> None:
         """A connection began: continue at `seq`, or from the beginning of what is kept where nothing is known.
 
         `arrived`: where to continue in a record that was sent in parts.
         """
-        assert self.spool is not None
+        spool = self.spool
+        if spool is None:
+            return
         if known:
-            if seq < self.spool.acked:  # its disk lost the newest of what it had acknowledged
+            if seq < spool.acked:  # its disk lost the newest of what it had acknowledged
                 log.warning("the learner lost records that it had acknowledged: what is kept of them is sent again")
-                self.spool.rewind()
-            self.spool.acknowledge(seq)
+                spool.rewind()
+            spool.acknowledge(seq)
         else:
-            if self.spool.acked > self.spool.first:
+            if spool.acked > spool.first:
                 log.info("the learner does not know this session: resending what is kept of it")
-            self.spool.rewind()
-        self.inherited += max(0, self._inherited_until - self.spool.acked)
+            spool.rewind()
+        self.inherited += max(0, self._inherited_until - spool.acked)
         self._inherited_until = 0
-        self.sender.restart(self.spool, arrived)
+        self.sender.restart(arrived)
 
     def retire(self) -> int | None:
-        """End the session where the learner has all of it; returns its number of records, None where it goes on."""
+        """End the session where the learner has all of it. Returns its number of records, None where it goes on."""
         spool = self.spool
-        return spool.next if spool is not None and self.flushed and spool.retire() else None
+        if spool is None:
+            return 0 if self._spools is None else None
+        return spool.next if self.flushed and spool.retire() else None
 
     def close(self) -> None:
-        """Release the spool; what is not acknowledged stays in it, if it is on disk."""
+        """Release the spools; what is not acknowledged stays in them."""
         for spool in (self._former, self.spool):
             if spool is not None:
                 spool.close()
-
-    def _drop_queue(self) -> int:
-        n = len(self._queue)
-        for _ in range(n):
-            _, record, nbytes = self._queue.popleft()
-            self._packed += 1
-            self._packed_bytes += nbytes
-            self._packed_steps += isinstance(record, Step)
-            if isinstance(record, Begin):
-                self._begun_for.popleft()
-                self._spooled_episode = record.episode_id
-            elif isinstance(record, End):
-                self._spooled_episode = ""
-        return n

@@ -14,7 +14,7 @@ from typing import Any
 
 from zmq.utils import z85
 
-from serl_chunk.transport.storage.files import sync_folder
+from serl_chunk.io import fsync_path
 from serl_chunk.types import ConfigError
 
 
@@ -66,7 +66,7 @@ def write(path: Path, value: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        sync_folder(path.parent)  # else a power cut could bring a used line back, or forget who joined
+        fsync_path(path.parent)  # else a power cut could bring a used line back, or forget who joined
     except OSError as e:
         raise ConfigError(f"{path} cannot be written: {e.strerror}") from e
 

@@ -66,31 +66,6 @@ def write_all(fd: int, buffers: Sequence[bytes | memoryview]) -> None:
             left[0] = left[0][done:]
 
 
-def write_file(path: Path, text: str) -> None:
-    """Replace a small file: a reader, also after a power cut, finds the old content or the new."""
-    new = path.with_suffix(".new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new names in a folder survive a power cut. Raises OSError."""
-    sync_file(folder)
-
-
-def sync_file(path: Path) -> None:
-    """Make what is in a file survive a power cut. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def free_bytes(folder: Path) -> int:
     """Room on the disk of a folder; 0 where that cannot be told."""
     try:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from serl_chunk.io import fsync_path
 from serl_chunk.transport.storage import files, segment
 from serl_chunk.transport.storage.segment import Buffer, Found
 from serl_chunk.types import DataError, SerlChunkError
@@ -167,8 +168,8 @@ class Journal:
                 self.nbytes += stat.st_size
         self.first = self._segments[0][0] if self._segments else self.next
         for first, _, _ in self._segments[-_MAX_FULL - 2 :]:  # a killed process synced all but these
-            files.sync_file(self._path(first))
-        files.sync_folder(self.folder)
+            fsync_path(self._path(first))
+        fsync_path(self.folder)
         self.synced = self.next
         return Losses(damaged, damaged_bytes, torn, tuple(mended), tuple(aside))
 
@@ -185,7 +186,7 @@ class Journal:
         folder.mkdir(exist_ok=True)
         to = folder / f"{path.stem}_{time.time_ns()}{SUFFIX}"
         path.rename(to)
-        files.sync_folder(folder)
+        fsync_path(folder)
         return to
 
     def read(self, start: int = 0) -> Iterator[Entry]:
@@ -346,7 +347,7 @@ class Journal:
             named, self._named = self._named, False
         try:
             if named:
-                files.sync_folder(self.folder)
+                fsync_path(self.folder)
         except OSError:
             self._named = True
             raise

@@ -19,7 +19,7 @@ import msgpack
 
 from serl_chunk.transport.storage import files
 from serl_chunk.transport.storage.journal import Entry, Journal, JournalError, Losses
-from serl_chunk.transport.storage.segment import Buffer
+from serl_chunk.transport.storage.segment import Buffer, buffer_of
 from serl_chunk.transport.stream import Item, SessionState, Verdict
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError
@@ -181,7 +181,7 @@ class RecordStore:
         Raises JournalError; nothing is written then.
         """
         tag = msgpack.packb((_RECORD, state, delivered))
-        place = self._journal.append([tag, *(_buffer(f) for f in frames)])
+        place = self._journal.append([tag, *map(buffer_of, frames)])
         after = self._states[state.session] = state.after(item, delivered=delivered)
         self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
         return self._journal.next - 1
@@ -245,10 +245,6 @@ class RecordStore:
     def close(self) -> None:
         """Sync and release the folder."""
         self._journal.close()
-
-
-def _buffer(frame: Frame) -> Buffer:
-    return frame if isinstance(frame, bytes | memoryview) else frame.buffer
 
 
 def check_retention(max_bytes: int, needed: int) -> None:

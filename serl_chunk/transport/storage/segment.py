@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from serl_chunk.transport.wire.codec import Frame
 from serl_chunk.types import DataError
 
 MAGIC = b"SERLJRN\x02"
@@ -45,6 +46,11 @@ _MAX_FRAME_BYTES = 2**32 - 1
 
 Buffer = bytes | memoryview
 Read = Callable[[int, int], bytes | memoryview]  # (offset, size) -> that part of a segment; raises OSError
+
+
+def buffer_of(frame: Frame) -> Buffer:
+    """The bytes of a message's frame, not copied."""
+    return frame if isinstance(frame, bytes | memoryview) else frame.buffer
 
 
 class Found(NamedTuple):

@@ -1,161 +1,308 @@
-"""What an actor keeps until the learner has it.
+"""The records that an actor keeps until the learner has them, on disk: they survive the actor's process.
 
-A spool holds one session's records, of one run. `MemorySpool` survives a learner's restart; `DiskSpool`, in a module
-of its own, survives the actor's too.
+One folder per run and actor: records of one run never get into another. A new process continues the session under a
+higher incarnation number, which fences the old one out at the learner.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
+import json
+import logging
 import uuid
-from collections import OrderedDict
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.codec import Frame
+import msgpack
 
-LOST = "lost"  # stands for records that a damaged disk took: the learner steps over their numbers
+from serl_chunk.io import atomic_write
+from serl_chunk.transport.storage import files
+from serl_chunk.transport.storage.journal import Journal, JournalError, Place
+from serl_chunk.transport.storage.segment import Buffer, buffer_of
+from serl_chunk.transport.stream import LOST, Item
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.types import Begin, DataError, End, Outcome, StepBlock
+
+log = logging.getLogger(__name__)
+
+IDENTITY = "session.json"
+_SEGMENT_BYTES = 16 << 20
+_CACHE_BYTES = 64 << 20  # of frames kept in memory until they are acknowledged; the rest is read back
+_RECORD = b""  # first frame of a record's entry; a segment's first entry has a table instead
 
 
-class Entry(NamedTuple):
-    """One encoded record."""
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """One encoded record, or (LOST) the numbers of some that a damaged disk took."""
 
-    kind: str  # of records.KINDS
-    first: int  # lowest sequence number
-    span: int  # sequence numbers it takes: steps of a block, else 1
+    item: Item
+    number: int  # of the journal's entry
+    place: Place | None
+    frames: list[Frame] | None  # None where they are to be read back
+    nbytes: int  # on disk
+
+
+class Kept(NamedTuple):
+    """An item with its message."""
+
+    item: Item
     frames: list[Frame]
-    nbytes: int
-
-    @property
-    def end(self) -> int:
-        """The sequence number after its last."""
-        return self.first + self.span
-
-    @property
-    def steps(self) -> int:
-        """Steps it holds."""
-        return self.span if self.kind == records.STEPS else 0
+    nbytes: int  # on disk
 
 
-class Spool(Protocol):
+class Spool:
     """A session's records, in order, from `first` (kept) over `acked` (the learner has all below) to `next`.
 
-    Used by one thread, except for the two byte counts, which any thread may read.
+    Used by the network thread, except for the byte counts, which any thread may read. What is acknowledged is kept
+    until its segment is, and its episode: a restarted learner that kept nothing receives the open episode whole.
+
+    Args:
+        folder: of this run's records of this actor; created if absent, removed by `close` once all is acknowledged.
+        limits: of a message that is read back.
+        sync_interval: seconds between fsyncs.
+
+    Raises ConfigError where another process has it, JournalError where it cannot be written, DataError where it
+    cannot be read, or does not state whose records it holds.
     """
 
-    durable: bool  # what `append` recorded survives the process
-    session: str  # names the stream; another incarnation of the same session continues it
-    incarnation: int
-    first: int
-    acked: int
-    next: int
-    unacked_bytes: int
-    steps: int  # of the session, below `next`
-    steps_before_first: int  # of these, no longer kept
+    def __init__(
+        self, folder: Path, limits: Limits, *, sync_interval: float = 1.0, segment_bytes: int = _SEGMENT_BYTES
+    ) -> None:
+        self.folder = folder
+        self.session, self.incarnation = "", 0  # names the stream, and the process that continues it
+        self.first = self.acked = self.next = 0
+        self.unacked_bytes = 0
+        self.steps = 0  # of the session, below `next`
+        self.steps_before_first = 0  # of these, no longer kept
+        self.lost = 0  # sequence numbers that a damaged disk took
+        self._limits = limits
+        self._entries: list[Entry] = []
+        self._cached = 0  # bytes of frames in memory
+        self._open_at: int | None = None  # first number of the episode that is open at `acked`
+        self._journal = journal = self._open(segment_bytes, sync_interval)
+        if self._is_retired():  # its process was killed before it removed the folder
+            journal.close(remove=True)
+            self._journal = self._open(segment_bytes, sync_interval)
+        try:
+            unfinished = self._recover()
+            self._identify()
+            if unfinished is not None:
+                item = Item.of(unfinished, self.next)
+                self.append(item, records.encode_record(unfinished, item.first))
+        except BaseException:
+            self._journal.close()
+            raise
+        if self.next > self.first:
+            log.info("%s holds %d records, up to %d", self.folder, self.next - self.first, self.next)
+
+    def _open(self, segment_bytes: int, sync_interval: float) -> Journal:
+        return Journal(self.folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._preamble)
+
+    # Recovery.
+
+    def _is_retired(self) -> bool:
+        try:
+            return bool(json.loads((self.folder / IDENTITY).read_text()).get("retired", False))
+        except (OSError, ValueError, AttributeError):
+            return False  # `_identify` reports what is wrong
+
+    def _identify(self) -> None:
+        """Continue the session that the folder belongs to, one incarnation later."""
+        path = self.folder / IDENTITY
+        session, incarnation = self.session, self.incarnation  # as the tables of the segments have it
+        try:
+            if path.exists():
+                known = json.loads(path.read_text())
+                session, incarnation = str(known["session"]), max(incarnation, int(known["incarnation"]))
+            if self.session not in ("", session):
+                raise ValueError(f"it names session {session}, the records are of {self.session}")
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            if not self.session:
+                what = f"{path} cannot be read ({type(e).__name__}: {e})"
+                raise DataError(f"{what}: move {self.folder} away to go on without what it holds") from e
+            log.warning("%s is repaired: %s", path, e)
+            session = self.session
+        if not session and self._entries:
+            raise DataError(f"{path} is missing: move {self.folder} away to go on without what it holds")
+        self.session, self.incarnation = session or uuid.uuid4().hex, incarnation + 1
+        self._write_identity(retired=False)
+
+    def _write_identity(self, *, retired: bool) -> None:
+        path = self.folder / IDENTITY
+        try:
+            identity = {"session": self.session, "incarnation": self.incarnation}
+            atomic_write(path, json.dumps(identity | {"retired": True} if retired else identity), durable=True)
+        except OSError as e:
+            raise JournalError(f"{path} cannot be written: {e.strerror}") from e
+
+    def _recover(self) -> End | None:
+        """Find what the segments hold. Returns the end that an episode still needs."""
+        episode, length, unreadable = "", 0, 0
+        for entry in self._journal.read():
+            try:
+                if entry.frames[0].nbytes:
+                    self._begin_segment(entry.number, msgpack.unpackb(entry.frames[0]))
+                    continue
+                first, record = records.decode_record(codec.decode(entry.frames[1:], self._limits))
+                self._reach(first, entry.number)
+            except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException) as e:
+                unreadable += 1
+                log.error("entry %d of %s is no record: %s", entry.number, self.folder, e)
+                continue
+            self._keep(Item.of(record, first), entry.number, entry.place, None)
+            if isinstance(record, Begin):
+                episode, length = record.episode_id, 0
+            elif isinstance(record, StepBlock) and record.episode_id == episode:
+                length = record.first_tick + record.n
+            elif isinstance(record, End):
+                episode = ""
+        losses = self._journal.losses
+        if losses.damaged or losses.aside or self.lost or unreadable:
+            log.error("%s: %s; %d records are lost", self.folder, losses, self.lost)
+        elif any(losses):
+            log.warning("%s: %s", self.folder, losses)
+        return End(episode, length, None, False, True, Outcome.UNKNOWN, outcome_by="restart") if episode else None
+
+    def _begin_segment(self, number: int, table: dict[str, Any]) -> None:
+        """Read a segment's first entry: the stream's place when it began. Raises LookupError, TypeError, ValueError."""
+        session, first, steps = str(table["session"]), int(table["next"]), int(table["steps"])
+        if self.session not in ("", session):
+            raise ValueError(f"it is of session {session}, others are of {self.session}")
+        self.session, self.incarnation = session, max(self.incarnation, int(table["incarnation"]))
+        self._reach(first, number)
+        missing = steps - self.steps  # counted by the process that had them
+        if missing > 0:
+            self.steps = steps
+            lost = next((e for e in reversed(self._entries) if e.item.kind == LOST), None)
+            if lost is None:
+                self.steps_before_first += missing
+            else:
+                lost.item = lost.item._replace(lost_steps=lost.item.lost_steps + missing)
+
+    def _reach(self, seq: int, number: int) -> None:
+        """Continue the stream at `seq` with entry `number`: the numbers before it that are not here are lost.
+
+        The learner receives a LOST item in their place. Raises ValueError where `seq` has passed.
+        """
+        if not self._entries and self.next == 0:
+            self.first = self.acked = self.next = seq
+        elif seq > self.next:
+            self.lost += seq - self.next
+            self._keep(Item(LOST, self.next, seq - self.next), number, None, None)
+        elif seq < self.next:
+            raise ValueError(f"it is numbered {seq}, and comes after {self.next - 1}")
+
+    # The network thread.
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything kept."""
+        return self._journal.nbytes
 
-    def append(self, kind: str, span: int, frames: list[Frame], nbytes: int) -> Entry:
-        """Record one message at `next`; when this returns, it is recorded."""
+    def append(self, item: Item, frames: list[Frame]) -> None:
+        """Record one message, numbered from `next`; when this returns, it is recorded.
 
-    def acknowledge(self, seq: int) -> int:
-        """The learner has everything below `seq`; returns how many sequence numbers that acknowledged anew."""
+        Raises JournalError, and has changed nothing then.
+        """
+        place = self._journal.append([_RECORD, *map(buffer_of, frames)])
+        cache = self._cached + place.size <= _CACHE_BYTES
+        self._keep(item, self._journal.next - 1, place, frames if cache else None)
 
-    def rewind(self) -> None:
-        """The learner knows nothing of the session: everything kept counts as unacknowledged again."""
+    def _keep(self, item: Item, number: int, place: Place | None, frames: list[Frame] | None) -> None:
+        entry = Entry(item, number, place, frames, place.size if place is not None else 0)
+        self._entries.append(entry)
+        self.next, self.steps = item.end, self.steps + item.steps
+        self.unacked_bytes += entry.nbytes
+        self._cached += entry.nbytes if frames is not None else 0
 
-    def at(self, seq: int) -> Entry | None:
-        """The kept entry that holds `seq`, or None where `seq` is `next`."""
-
-    def retire(self) -> bool:
-        """All is acknowledged, and no process continues the session: the learner may forget it. False on a bad disk."""
-
-    def free_bytes(self) -> int:
-        """Room where it is kept."""
-
-    def close(self) -> None:
-        """Release what is held outside memory. What is not acknowledged stays there, where that can be."""
-
-
-class MemorySpool:
-    """A spool in memory.
-
-    Keeps what is not acknowledged and, beyond that, the open episode from its beginning until its end is
-    acknowledged: a restarted learner that kept nothing then receives the episode whole. The acknowledged part gives
-    way when `capacity` bytes are reached; unacknowledged records are never dropped, so an episode that began below
-    the capacity may exceed it.
-    """
-
-    durable = False
-
-    def __init__(self, capacity: int) -> None:
-        self.session = uuid.uuid4().hex
-        self.incarnation = 1
-        self.first = self.acked = self.next = 0
-        self.nbytes = self.unacked_bytes = 0
-        self.steps = self.steps_before_first = 0
-        self._capacity = capacity
-        self._entries: OrderedDict[int, Entry] = OrderedDict()
-        self._open_at: int | None = None  # first number of the episode that is open at `acked`
-
-    def append(self, kind: str, span: int, frames: list[Frame], nbytes: int) -> Entry:
-        """See Spool."""
-        entry = Entry(kind, self.next, span, frames, nbytes)
-        self._entries[entry.first] = entry
-        self.next = entry.end
-        self.steps += entry.steps
-        self.nbytes += nbytes
-        self.unacked_bytes += nbytes
-        self._trim()
-        return entry
+    def _preamble(self) -> Sequence[Buffer]:
+        table = {"next": self.next, "steps": self.steps, "session": self.session, "incarnation": self.incarnation}
+        return [msgpack.packb(table)]
 
     def acknowledge(self, seq: int) -> int:
-        """See Spool. A number inside a block leaves that whole block unacknowledged: the learner trims it."""
+        """The learner has everything below `seq`. Returns how many sequence numbers that acknowledged anew.
+
+        A number inside a block leaves that whole block unacknowledged: the learner trims it.
+        """
         before = self.acked
-        while (entry := self._entries.get(self.acked)) is not None and entry.end <= seq:
-            self.acked = entry.end
+        for i in range(self._index(self.acked), len(self._entries)):
+            entry = self._entries[i]
+            if entry.item.end > seq:
+                break
+            self.acked = entry.item.end
             self.unacked_bytes -= entry.nbytes
-            if entry.kind == records.BEGIN:
-                self._open_at = entry.first
-            elif entry.kind == records.END:
+            if entry.frames is not None:
+                entry.frames, self._cached = None, self._cached - entry.nbytes
+            if entry.item.kind == records.BEGIN:
+                self._open_at = entry.item.first
+            elif entry.item.kind in (records.END, LOST):
                 self._open_at = None
         self._trim()
         return self.acked - before
 
     def _trim(self) -> None:
+        """Drop whole segments of what is acknowledged and not of the open episode."""
         keep = self.acked if self._open_at is None else self._open_at
-        while self._entries:
-            entry = next(iter(self._entries.values()))
-            if entry.end > self.acked or (entry.end > keep and self.nbytes <= self._capacity):
-                return
-            self._drop(entry)
-
-    def _drop(self, entry: Entry) -> None:
-        del self._entries[entry.first]
-        self.first = entry.end
-        self.nbytes -= entry.nbytes
-        self.steps_before_first += entry.steps
+        i = self._index(keep)
+        number = self._entries[i].number if i < len(self._entries) else self._journal.next
+        if not self._journal.drop_before(number):
+            return
+        first = bisect.bisect_left(self._entries, self._journal.first, key=lambda e: e.number)
+        self.steps_before_first += sum(e.item.steps for e in self._entries[:first])
+        del self._entries[:first]
+        self.first = self._entries[0].item.first if self._entries else self.next
 
     def rewind(self) -> None:
-        """See Spool."""
+        """The learner does not have this session: everything kept counts as unacknowledged again."""
         self.acked = self.first
-        self.unacked_bytes = self.nbytes
+        self.unacked_bytes = sum(e.nbytes for e in self._entries)
         self._open_at = None
 
-    def at(self, seq: int) -> Entry | None:
-        """See Spool."""
-        if (entry := self._entries.get(seq)) is not None or seq >= self.next:
-            return entry
-        return next((e for e in self._entries.values() if e.first <= seq < e.end), None)
+    def at(self, seq: int) -> Kept | None:
+        """What is kept of the item that holds `seq`; None where `seq` is `next`.
+
+        A record that the disk does not give back is LOST. Raises JournalError where it still may.
+        """
+        i = self._index(seq)
+        if i == len(self._entries):
+            return None
+        entry = self._entries[i]
+        frames = entry.frames
+        if frames is None and entry.place is not None:
+            try:
+                frames = list(self._journal.fetch(entry.place)[1:])
+            except DataError as e:
+                log.error("%s: %d records are lost", e, entry.item.span)
+                self.lost += entry.item.span
+                entry.item, entry.place = entry.item._replace(kind=LOST, lost_steps=entry.item.steps), None
+        item = entry.item
+        if frames is None:
+            frames = codec.encode(LOST, {"first": item.first, "span": item.span, "steps": item.steps})
+        return Kept(item, frames, entry.nbytes)
+
+    def _index(self, seq: int) -> int:
+        """Which entry holds `seq`; the number of entries where none does."""
+        i = bisect.bisect_right(self._entries, seq, key=lambda e: e.item.first) - 1
+        return i if i >= 0 and seq < self._entries[i].item.end else len(self._entries)
 
     def retire(self) -> bool:
-        """See Spool. The session ends with its process."""
+        """Mark the session as ended: the learner may forget it, and the next process begins another.
+
+        Called when all is acknowledged. False where the disk does not take the mark.
+        """
+        try:
+            self._write_identity(retired=True)
+        except JournalError as e:
+            log.warning("session %s is not marked as ended: %s", self.session, e)
+            return False
         return True
 
     def free_bytes(self) -> int:
-        """See Spool. Memory is not counted here."""
-        return 1 << 62
+        """Room on the disk."""
+        return files.free_bytes(self.folder)
 
     def close(self) -> None:
-        """See Spool."""
+        """Release the folder. What is wholly acknowledged is removed: a later process begins a session of its own."""
+        self._journal.close(remove=self.acked == self.next)

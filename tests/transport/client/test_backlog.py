@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from errors import naming
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.outbox import Backlog
 from serl_chunk.transport.sockets import free_port, in_words
+from serl_chunk.types import Begin, DataError
 
 MIB = 1 << 20
 QUIET = Backlog(kept=5 * MIB, limit=1000 * MIB, episode=100 * MIB, away=0.0, stalled="")
@@ -72,3 +74,18 @@ def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
         with serving(port, config=config, on_record=inbox):
             assert link.flush(10)
             assert link.backlog(begun=True) == ""
+
+
+def test_a_link_without_spools_takes_no_records_and_writes_no_files(tmp_path, monkeypatch):
+    port = free_port()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(tmp_path.rglob("*"))
+    with serving(port) as server, linked(port, spools=None) as link:
+        (session,) = server.sessions()
+        with pytest.raises(DataError, match=naming("spools", "episode", "e")):
+            link.begin(Begin("e"))
+        assert link.can_begin() == (True, "")
+        assert link.flush(1)
+        assert session["live"]
+        assert {p for p in tmp_path.rglob("*") if p.is_file()} == {p for p in before if p.is_file()}
+    eventually(lambda: not list(tmp_path.rglob("*.journal")))

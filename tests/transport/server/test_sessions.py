@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from errors import naming
-from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving, step
+from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, RawActor, eventually, linked, send_episode, serving, step
 
 from serl_chunk.transport import sockets
 from serl_chunk.transport.client.link import LearnerLink
@@ -16,6 +16,7 @@ from serl_chunk.transport.server import sessions
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
 from serl_chunk.transport.sockets import free_port
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import Item, SessionState
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import Hello, UnreachableError
@@ -153,10 +154,10 @@ def test_the_allowance_follows_the_learner():
         assert link.wait_until(lambda: link.allowance is None, 10)
 
 
-def test_the_allowance_counts_what_the_actor_counts():
+def test_the_allowance_counts_what_the_actor_counts(tmp_path):
     """A learner that starts in the middle of a session allows steps beyond those it never saw."""
     port = free_port()
-    with linked(port, connect=False) as link:
+    with linked(port, connect=False, spools=lambda run: Spool(tmp_path / run, LIMITS, segment_bytes=1)) as link:
         with serving(port):
             link.connect(10)
             send_episode(link, "e", 30)
