@@ -14,16 +14,16 @@ from pathlib import Path
 
 from serl_chunk.cli.process import Say, say
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
-from serl_chunk.transport.security.join_token import JoinToken
+from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import (
     THIS_MACHINE,
     ClientKeys,
-    ServerKeys,
+    JoinToken,
     add_line,
     default_folder,
     fingerprint,
 )
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.sockets import DEFAULT_PORT, is_loopback
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError

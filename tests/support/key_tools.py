@@ -7,8 +7,8 @@ from pathlib import Path
 import zmq
 
 from serl_chunk.transport.security.client import use_keys
-from serl_chunk.transport.security.join_token import JoinToken
-from serl_chunk.transport.security.keys import ClientKeys, Pair, ServerKeys
+from serl_chunk.transport.security.keys import ClientKeys, JoinToken, Pair
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Limits
 

@@ -7,7 +7,8 @@ import pytest
 from processes import LISTENING, PATIENCE, actor_totals, learner_totals
 
 from serl_chunk.transport.security.client import mechanism_at
-from serl_chunk.transport.security.keys import ClientKeys, Pair, ServerKeys
+from serl_chunk.transport.security.keys import ClientKeys, Pair
+from serl_chunk.transport.security.server import ServerKeys
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 HERE = "127.0.0.1"

@@ -6,7 +6,7 @@ import pytest
 import transport_tools
 from key_tools import Clock
 
-from serl_chunk.transport.security.keys import ServerKeys
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.sockets import free_port
 
 

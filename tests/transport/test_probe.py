@@ -19,7 +19,8 @@ from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, eventually, linked,
 from serl_chunk.cli.doctor import probe
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, probe_ports
 from serl_chunk.transport.security.client import use_keys
-from serl_chunk.transport.security.keys import ClientKeys, ServerKeys
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.sockets import Counters, free_port
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import WireError

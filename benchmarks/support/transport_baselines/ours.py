@@ -12,7 +12,8 @@ from typing import Any
 from serl_chunk.actor.clock import responsive_interpreter
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.transport.security.keys import ClientKeys, ServerKeys
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.storage.record_store import RecordStore

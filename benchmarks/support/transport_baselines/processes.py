@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.transport.security.keys import ServerKeys
+from serl_chunk.transport.security.server import ServerKeys
 from support.worker import Worker
 
 ACTORS = 4

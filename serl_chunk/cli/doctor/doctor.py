@@ -29,7 +29,7 @@ from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
-from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
+from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys, fingerprint
 from serl_chunk.transport.sockets import in_words
 from serl_chunk.transport.wire import handshake

@@ -14,7 +14,7 @@ from serl_chunk.transport import sockets
 from serl_chunk.transport.client.connection import Connection
 from serl_chunk.transport.client.outbox import Backlog, Outbox, Spools
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
-from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
+from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
 from serl_chunk.types import Amend, Begin, ConfigError, End, Snapshot, Step

@@ -1,6 +1,6 @@
-"""How an actor's sockets use its keys, and what it means when the key exchange fails.
+"""The actor's side of the keys: how sockets use them, why a key exchange fails, and joining.
 
-libzmq tells neither `send` nor `recv` of a refused key: only a socket's monitor does, and not in words.
+libzmq reports a refused key to a socket's monitor alone, as a number.
 """
 
 from __future__ import annotations
@@ -8,13 +8,19 @@ from __future__ import annotations
 import contextlib
 import enum
 import socket
+import time
 from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from serl_chunk.transport.security.keys import ClientKeys, Pair, default_folder, fingerprint
-from serl_chunk.transport.sockets import is_loopback
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport import sockets
+from serl_chunk.transport.security.keys import ClientKeys, Pair, default_folder, fingerprint, to_bytes
+from serl_chunk.transport.sockets import CHANNELS, is_loopback, try_send
+from serl_chunk.transport.wire import codec, handshake, message_types
+from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 
 HANDSHAKE_EVENTS = (  # of a socket's monitor
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -25,19 +31,20 @@ HANDSHAKE_EVENTS = (  # of a socket's monitor
 _DENIED = 400  # what the learner's authenticator answers to a key it does not let in
 _GREETING_S = 1.0
 _RETRY_S = 1.0  # between attempts that failed: each costs the learner a handshake
+_ADD = "Run `serl-chunk keys add NAME` on the learner's machine, and paste the line it prints here"
 _SURE = 2  # times a wrong key is seen before it is believed: a learner that ends now looks the same once
 
 
 class Outcome(enum.Enum):
-    """What became of the newest handshake of a socket."""
+    """The result of a socket's newest handshake."""
 
     DONE = enum.auto()
-    DENIED = enum.auto()  # the learner does not let this key in
-    BUSY = enum.auto()  # it cannot say now
+    DENIED = enum.auto()  # the learner does not admit this key
+    BUSY = enum.auto()  # it cannot check the key now
     MISMATCH = enum.auto()  # one side uses keys, the other does not
-    CLOSED = enum.auto()  # the other side hung up, and `explain` finds out why
-    OTHER = enum.auto()  # it is another learner: it cannot read what we say
-    FOREIGN = enum.auto()  # not spoken by anything of ours
+    CLOSED = enum.auto()  # the other side hung up; `explain` finds the reason
+    OTHER = enum.auto()  # another learner, which cannot decrypt what is sent
+    FOREIGN = enum.auto()  # another protocol
 
 
 class Monitor:
@@ -49,7 +56,7 @@ class Monitor:
         self.socket.linger = 0
 
     def read(self) -> list[Outcome]:
-        """What became of the handshakes since the last call, the newest last."""
+        """Return the outcomes since the last call, the newest last."""
         found = []
         while self.socket.poll(0):
             event = recv_monitor_message(self.socket)
@@ -64,7 +71,7 @@ class Monitor:
 
 
 def outcome_of(event: int, value: int) -> Outcome:
-    """What one of HANDSHAKE_EVENTS means."""
+    """Return the meaning of one of HANDSHAKE_EVENTS."""
     if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
         return Outcome.DONE
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -83,7 +90,7 @@ def use_keys(s: zmq.Socket[bytes], server: str, pair: Pair) -> None:
 
 
 def mechanism_at(host: str, port: int, timeout: float = _GREETING_S) -> str | None:
-    """Mechanism that the listener there requires: "CURVE", "NULL", or None for no ZeroMQ peer."""
+    """Return the mechanism that a listener requires: "CURVE", "NULL", or None for no ZeroMQ peer."""
     greeting = b""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout) as s:
         s.settimeout(timeout)
@@ -96,9 +103,9 @@ def mechanism_at(host: str, port: int, timeout: float = _GREETING_S) -> str | No
 
 
 def explain(outcome: Outcome | None, secured: bool, host: str, port: int) -> Outcome | None:
-    """An outcome at the actor's side, with the reason for CLOSED; None where the other side just went away.
+    """Return an outcome at the actor's side with the reason for CLOSED; None where the other side just went away.
 
-    Where both sides notice that they do not fit, the side that hangs up first leaves the other one without a reason.
+    The side that hangs up first leaves the other one without a reason.
 
     Args:
         secured: whether keys were used.
@@ -112,7 +119,7 @@ def explain(outcome: Outcome | None, secured: bool, host: str, port: int) -> Out
 
 
 class ConnectionFault(NamedTuple):
-    """Why a connection did not come about."""
+    """The reason why no connection came about."""
 
     sentence: str
     final: bool  # waiting does not help
@@ -122,7 +129,7 @@ class ConnectionFault(NamedTuple):
 class KeyExchange:
     """The keys on an actor's sockets, one connection after another. Used by the network thread.
 
-    On loopback the learner decides: keys are shown where it asks for them, and left out where it does not, unless they
+    On loopback the learner decides: keys are used where it requires them and left out where it does not, unless they
     are binding.
     """
 
@@ -133,91 +140,157 @@ class KeyExchange:
         self._monitor: Monitor | None = None
 
     def secure(self, s: zmq.Socket[bytes]) -> None:
-        """Call it before the socket connects."""
+        """Use the keys on a socket, before it connects."""
         if self._keys is not None and not self._plain:
             use_keys(s, self._keys.server, self._keys.pair)
 
     def watch(self, s: zmq.Socket[bytes]) -> None:
-        """`trouble` is about this socket, from before it connects until `close`."""
+        """Make `trouble` be about this socket, from before it connects until `close`."""
         self._monitor = Monitor(s)
 
     @property
     def monitor(self) -> zmq.Socket[bytes] | None:
-        """What to poll for reading."""
+        """The socket to poll for reading."""
         return None if self._monitor is None else self._monitor.socket
 
     def trouble(self, *, known: bool) -> ConnectionFault | None:
-        """Why the newest attempt failed; None where none did. The sockets must be opened again then.
+        """Return why the newest attempt failed; None where none did. The sockets must be opened again then.
 
         `known`: this actor was connected before. A learner that was right once may be so again, and is waited for.
         """
         outcomes = [] if self._monitor is None else self._monitor.read()
         outcome = explain(outcomes[-1] if outcomes else None, not self._plain, self._host, self._port)
-        where = f"{self._host}:{self._port}"
+        where, keys = f"{self._host}:{self._port}", self._keys
         if outcome is Outcome.DONE:
             self._others = 0
-        elif outcome is Outcome.DENIED and self._keys is not None:
-            return ConnectionFault(denied(self._keys, where), True)
-        elif outcome is Outcome.BUSY:
-            return ConnectionFault(busy(where), False)
-        elif outcome is Outcome.MISMATCH and self._keys is None:
-            return ConnectionFault(no_key(where), not known)
-        elif outcome is Outcome.MISMATCH and self._keys is not None:
-            if is_loopback(self._host) and not self._keys.binding:
-                self._plain = not self._plain
-                return ConnectionFault(f"the learner at {where} does not agree on keys", False, retry_in=0.1)
-            return ConnectionFault(no_keys_there(self._keys, where), not known)
-        elif outcome is Outcome.FOREIGN:
-            return ConnectionFault(f"what answers at {where} is no learner", False)
-        elif outcome is Outcome.OTHER and self._keys is not None:
-            self._others += 1
-            return ConnectionFault(other_learner(self._keys, where), not known and self._others >= _SURE)
-        return None
+        if outcome in (None, Outcome.DONE) or (keys is None and outcome in (Outcome.DENIED, Outcome.OTHER)):
+            return None
+        if outcome is Outcome.MISMATCH and keys is not None and is_loopback(self._host) and not keys.binding:
+            self._plain = not self._plain
+            return ConnectionFault(f"the learner at {where} does not agree on keys", False, retry_in=0.1)
+        self._others += outcome is Outcome.OTHER
+        final = outcome is Outcome.DENIED
+        if outcome in (Outcome.MISMATCH, Outcome.OTHER) and not known:
+            final = outcome is Outcome.MISMATCH or self._others >= _SURE
+        return ConnectionFault(sentence(outcome, keys, where), final)
 
     def close(self) -> None:
-        """Before the watched socket is closed."""
+        """Stop watching, before the socket is closed."""
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None
 
 
-def denied(keys: ClientKeys, where: str) -> str:
-    """The learner does not let this machine's key in."""
-    unused = ", its line was used by another machine or is older than ten minutes," if keys.ticket else ""
-    return (
-        f"the learner at {where} does not know this machine's key {keys.name!r} ({fingerprint(keys.pair.public)}): "
-        f"it was revoked,{unused} or the learner uses another key folder. On the learner's machine run "
-        f"`serl-chunk keys add NAME`, and paste the line it prints here"
-    )
+def sentence(outcome: Outcome | None, keys: ClientKeys | None, where: str) -> str:
+    """Return what failed between this machine and `where`, and the remedy."""
+    if outcome is Outcome.BUSY:
+        return f"the learner at {where} cannot check keys now. Its own output has the reason"
+    if outcome is Outcome.MISMATCH and keys is None:
+        return (
+            f"the learner at {where} requires a key, and this machine has none (in {default_folder()}, or the folder "
+            f"of `keys`) or runs with `insecure`. {_ADD}, or leave `insecure` out"
+        )
+    if outcome is Outcome.MISMATCH and keys is not None:
+        return (
+            f"the learner at {where} runs without keys, so that any machine could pretend to be it, and this machine "
+            f"has one for it ({keys.file}). Start that learner without `insecure`, or this program with it"
+        )
+    if outcome is Outcome.DENIED and keys is not None:
+        unused = ", its line was used by another machine or is older than ten minutes," if keys.ticket else ""
+        return (
+            f"the learner at {where} refuses this machine's key {keys.name!r} ({fingerprint(keys.pair.public)}): "
+            f"it was revoked,{unused} or the learner uses another key folder. {_ADD}"
+        )
+    if outcome is Outcome.OTHER and keys is not None:
+        return (
+            f"what answers at {where} is not the learner that this machine joined (key {fingerprint(keys.server)}, "
+            f"{keys.file}): it is another one, or its keys were made anew. {_ADD}, if it is "
+            "the right one. Where several learners were joined from here, `ip` with the line ties it to that address"
+        )
+    return f"what answers at {where} is no learner"
 
 
-def busy(where: str) -> str:
-    """The learner could not look into its key folder."""
-    return f"the learner at {where} cannot check keys now: its own output says why"
+# Joining.
+
+_CONTROL = CHANNELS.index("control")
+_LIMITS = Limits(1 << 16, 1)
 
 
-def no_key(where: str) -> str:
-    """The learner asks for a key and this machine has none."""
-    return (
-        f"the learner at {where} talks only to machines with a key, and this one has none (in "
-        f"{default_folder()}, or where --keys says), or was started with --insecure. On the learner's machine run "
-        "`serl-chunk keys add NAME`, and paste the line it prints here; where that was done, leave --insecure out"
-    )
+class UnencryptedPeerError(RefusedError):
+    """The learner uses no keys."""
 
 
-def no_keys_there(keys: ClientKeys, where: str) -> str:
-    """This machine has a key and the peer that answers does not ask for one."""
-    return (
-        f"the learner at {where} runs without keys, so that any machine could pretend to be it, and this machine has "
-        f"one for it ({keys.file}). Start that learner without --insecure, or this program with --insecure"
-    )
+def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, timeout: float) -> ClientKeys:
+    """Have the learner at `host:port` write down the key of this machine; returns and saves the keys to use then.
+
+    Does nothing on a machine that has joined. Raises UnreachableError where no learner answers within `timeout`
+    seconds, UnencryptedPeerError where it uses no keys, RefusedError where it is another one or the one-time key is not
+    valid.
+    """
+    where = f"{host}:{port}"
+    if keys.ticket is None:
+        return keys
+    request, refused = codec.encode(message_types.ENROL, {"public": to_bytes(keys.pair.public)}), None
+    try:
+        outcome = _ask(keys.server, keys.ticket, config, host, port, timeout, request)
+    except RefusedError as e:
+        outcome, refused = Outcome.DENIED, e
+    if outcome is Outcome.DENIED:  # used up: by us, perhaps, and the answer was lost, or by another program here
+        outcome = _ask(keys.server, keys.pair, config, host, port, timeout, None)
+    outcome = explain(outcome, True, host, port + _CONTROL)
+    if outcome is Outcome.DONE:
+        return keys.enrolled(host)
+    if outcome in (None, Outcome.FOREIGN):
+        raise UnreachableError(f"no learner answers at {where}")
+    if outcome is Outcome.DENIED and refused is not None:
+        raise refused
+    kind = {Outcome.BUSY: UnreachableError, Outcome.MISMATCH: UnencryptedPeerError}.get(outcome, RefusedError)
+    raise kind(sentence(outcome, keys, where))
 
 
-def other_learner(keys: ClientKeys, where: str) -> str:
-    """The peer that answers does not have the learner's key."""
-    return (
-        f"what answers at {where} is not the learner that this machine joined (key {fingerprint(keys.server)}, "
-        f"{keys.file}): it is another one, or its keys were made anew. If it is the one you mean, run "
-        "`serl-chunk keys add NAME` on its machine, and paste the line it prints here (where several learners were "
-        "joined from here, --ip HOST with the line ties it to that address)"
-    )
+def _ask(
+    server: str, pair: Pair, config: TransportConfig, host: str, port: int, timeout: float, request: list[Frame] | None
+) -> Outcome | None:
+    """Connect with a key and, once it is accepted, send a request. DONE is success, None no answer in time.
+
+    BUSY: the learner could not check the key in that time. CLOSED: the connection was closed again and again.
+    """
+    deadline = time.monotonic() + timeout
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    s = sockets.make_socket(context, zmq.DEALER, config)
+    use_keys(s, server, pair)
+    with contextlib.ExitStack() as stack:
+        stack.callback(context.destroy, linger=0)
+        monitor = Monitor(s)
+        stack.callback(monitor.close)
+        sockets.connect(s, host, port + _CONTROL)
+        poller = zmq.Poller()
+        poller.register(s, zmq.POLLIN)
+        poller.register(monitor.socket, zmq.POLLIN)
+        closed, busy = 0, False
+        while (left := deadline - time.monotonic()) > 0:
+            poller.poll(round(1000 * left))
+            outcomes = monitor.read()
+            outcome = outcomes[-1] if outcomes else None
+            closed += outcomes.count(Outcome.CLOSED)
+            busy = busy or Outcome.BUSY in outcomes
+            if outcome in (Outcome.DENIED, Outcome.MISMATCH) or closed > 1:
+                return outcome
+            if outcome is Outcome.DONE:
+                if request is None:
+                    return outcome
+                s.poll(round(1000 * max(0.0, deadline - time.monotonic())), zmq.POLLOUT)
+                try_send(s, request)
+            if s.poll(0, zmq.POLLIN):
+                return _answer(s)
+    return Outcome.BUSY if busy else None
+
+
+def _answer(s: zmq.Socket[bytes]) -> Outcome | None:
+    try:
+        message = codec.decode(s.recv_multipart(copy=False), _LIMITS)
+        if message.kind == handshake.REFUSED:
+            raise RefusedError(codec.text(message.header, "reason", 1 << 12))
+    except WireError:
+        return None
+    return Outcome.DONE if message.kind == message_types.ENROLLED else None

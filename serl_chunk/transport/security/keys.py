@@ -34,29 +34,34 @@ Files, all 0600 in folders of mode 0700, none of them readable by others or they
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
+import json
 import os
-import re
 import socket
+import stat
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, NamedTuple
 
+import msgpack
 import zmq
 from zmq.utils import z85
 
-from serl_chunk.transport.security.join_token import JoinToken
-from serl_chunk.transport.security.key_files import check_folder, damaged, key_of, locked, read, write
+from serl_chunk.io import atomic_path
 from serl_chunk.transport.sockets import DEFAULT_PORT
 from serl_chunk.types import ConfigError
 
-VALID_SECONDS = 600.0  # of a one-time key
 THIS_MACHINE = "this-machine"  # name of the key that the learner's own machine has
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PREFIX = "sc1-"  # names the form of a join token; letters, digits, '-' and '_' survive every shell and chat
+_CHECK_BYTES = 4
+_MAX_CHARACTERS = 4096
 
 
 def default_folder() -> Path:
@@ -67,13 +72,13 @@ def default_folder() -> Path:
 
 
 def add_line(folder: Path, port: int, name: str = "NAME") -> str:
-    """The command that invites a robot PC to a learner with the keys in `folder` at `port`."""
+    """Return the command that invites a robot PC to a learner with the keys in `folder` at `port`."""
     where = "" if folder == default_folder() else f" --keys {folder}"
     return f"serl-chunk keys add {name}{where}" + ("" if port == DEFAULT_PORT else f" --port {port}")
 
 
 def fingerprint(public: str) -> str:
-    """Twelve hexadecimal digits that stand for a public key in messages."""
+    """Return twelve hexadecimal digits that stand for a public key in messages."""
     return hashlib.sha256(public.encode()).hexdigest()[:12]
 
 
@@ -86,164 +91,58 @@ class Pair:
 
     @classmethod
     def new(cls) -> Pair:
-        """A fresh random pair."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
 
     @classmethod
     def of_secret(cls, secret: str) -> Pair:
-        """The pair that a secret half belongs to."""
         return cls(zmq.curve_public(secret.encode()).decode(), secret)
 
 
-@dataclasses.dataclass(frozen=True)
-class Client:
-    """What a learner has written down about one name."""
+class JoinToken(NamedTuple):
+    """What a learner gives to one robot PC, once. It holds a secret, which its `repr` leaves out."""
 
-    name: str
-    public: str | None  # the robot's key, once it has joined
-    ticket: str | None  # one-time public key
-    until: float  # unix seconds up to which the one-time key is valid
-    since: float  # unix seconds of the last change
-    revoked: bool
+    server: str  # the learner's public key, Z85
+    ticket: str  # secret half of the one-time pair, Z85
+    name: str  # what the learner will call the robot PC
+    port: int
+    hosts: tuple[str, ...]  # where the learner may be found
 
-    def state(self, now: float) -> Literal["joined", "invited", "expired", "revoked"]:
-        """`joined`: may connect. `invited`: may join. The other two may nothing."""
-        if self.revoked:
-            return "revoked"
-        if self.public is not None:
-            return "joined"
-        # Much later than the longest validity: the clock was set back since, and the true time is unknown.
-        return "invited" if now <= self.until <= now + VALID_SECONDS + 1 else "expired"
+    def __repr__(self) -> str:
+        return f"JoinToken(name={self.name!r}, hosts={self.hosts!r}, port={self.port})"
 
-
-class ServerKeys:
-    """The learner's half of a key folder. Methods may be called from any thread and any process."""
-
-    def __init__(self, folder: Path, pair: Pair, clock: Callable[[], float]) -> None:
-        self.folder, self.pair = folder, pair
-        self._clock = clock
-        self._seen: tuple[list[tuple[str, int, int]], list[Client]] | None = None
+    def encode(self) -> str:
+        """Return the one word of the line."""
+        keys = [z85.decode(key.encode()) for key in (self.server, self.ticket)]
+        content: bytes = msgpack.packb([*keys, self.name, self.port, list(self.hosts)])
+        return _PREFIX + base64.urlsafe_b64encode(_check(content) + content).decode().rstrip("=")
 
     @classmethod
-    def open(cls, folder: Path, clock: Callable[[], float] = time.time) -> ServerKeys:
-        """The keys in `folder`; raises ConfigError where there are none, or others can read them."""
-        path = folder / "server.json"
-        if not path.exists():
-            raise ConfigError(f"{folder} holds no learner's keys: `serl-chunk keys init` makes them on its machine")
-        keys = cls(folder, Pair.of_secret(key_of(path, read(path), "secret")), clock)
-        keys.clients()
-        return keys
-
-    @classmethod
-    def ensure(cls, folder: Path, clock: Callable[[], float] = time.time) -> tuple[ServerKeys, bool]:
-        """The keys in `folder`, and whether they were made just now. Raises ConfigError.
-
-        New keys come with one for this machine, so that actors and evaluations here need not join.
-        """
-        with locked(folder):
-            if (folder / "server.json").exists():
-                return cls.open(folder, clock), False
-            with contextlib.suppress(FileNotFoundError):  # of keys that are gone: none of theirs can connect any more
-                (folder / "allowed").rename(folder / f"allowed.{clock():.0f}")
-            keys, own = cls(folder, Pair.new(), clock), Pair.new()
-            keys._write(Client(THIS_MACHINE, own.public, None, 0.0, clock(), False))
-            hosts = (*LOOPBACK, socket.gethostname())
-            ClientKeys(folder, THIS_MACHINE, keys.pair.public, own, None, "", hosts, 0, clock()).save()
-            write(folder / "server.json", {"public": keys.pair.public, "secret": keys.pair.secret})  # last: all there
-            return keys, True
-
-    def clients(self) -> list[Client]:
-        """All clients on file, by name; read again where a file has changed. Raises ConfigError."""
-        folder = self.folder / "allowed"
+    def decode(cls, word: str) -> JoinToken:
+        """Return the token in a pasted word. Raises ConfigError for one that is none, or not whole."""
+        word = "".join(word.split())  # a line that a chat has wrapped
+        if not word.startswith(_PREFIX) or len(word) > _MAX_CHARACTERS:
+            raise ConfigError(
+                f"the line is none of `serl-chunk keys add`, which begin with {_PREFIX!r}. Copy the whole line"
+            )
         try:
-            for f in (self.folder, folder):
-                check_folder(f)
-            entries = sorted(filter(None, map(_stamp, os.scandir(folder))))
-        except FileNotFoundError as e:
-            if not (self.folder / "server.json").exists():  # unmounted, or moved: that revokes no key
-                raise ConfigError(f"{self.folder} is gone") from e
-            entries = []
-        except OSError as e:
-            raise ConfigError(f"{folder} cannot be read: {e.strerror}") from e
-        seen = self._seen
-        if seen is None or seen[0] != entries:
-            seen = self._seen = entries, [self._client(folder / name) for name, *_ in entries]
-        return seen[1]
+            text = word.removeprefix(_PREFIX)
+            raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            check, content = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
+            if check != _check(content):
+                raise ValueError("checksum")
+            server, ticket, name, port, hosts = msgpack.unpackb(content)
+            keys_fit = all(isinstance(k, bytes) and len(k) == 32 for k in (server, ticket))
+            texts_fit = isinstance(hosts, list) and all(isinstance(t, str) for t in [name, *hosts])
+            if not (keys_fit and texts_fit and isinstance(port, int) and 0 < port < 65536):
+                raise ValueError("fields")
+        except (ValueError, TypeError, binascii.Error, msgpack.UnpackException) as e:
+            raise ConfigError("the line is not complete, or was changed on its way. Copy the whole line again") from e
+        return cls(z85.encode(server).decode(), z85.encode(ticket).decode(), name, port, tuple(hosts))
 
-    def known(self, public: str) -> Client | None:
-        """Whose key or one-time key this is; None for neither. Raises ConfigError."""
-        return next((c for c in self.clients() if public in (c.public, c.ticket)), None)
 
-    def may_connect(self, public: str) -> bool:
-        """Whether this is the key of a robot that has joined and was not revoked. Raises ConfigError."""
-        client = self.known(public)
-        return client is not None and client.public == public and client.state(self._clock()) == "joined"
-
-    def may_join(self, ticket: str) -> Client | None:
-        """The client that may join with this one-time key now, or None. Raises ConfigError."""
-        client = self.known(ticket)
-        invited = client is not None and client.ticket == ticket and client.state(self._clock()) == "invited"
-        return client if invited else None
-
-    def invite(self, name: str, hosts: Sequence[str], port: int) -> JoinToken:
-        """A one-time key for `name`, in place of an older one that was not used.
-
-        Args:
-            hosts, port: where a robot will find the learner, as far as that is known here.
-
-        Raises ConfigError for a name that has joined already, or cannot be one.
-        """
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} cannot be a key's name: use 1..64 letters, digits, '-', '_' or '.'")
-        ticket = Pair.new()
-        with locked(self.folder):
-            old = next((c for c in self.clients() if c.name == name), None)
-            if old is not None and old.state(self._clock()) == "joined":
-                raise ConfigError(
-                    f"{name!r} has joined already: choose another name, or `serl-chunk keys revoke {name}` before"
-                )
-            now = self._clock()
-            self._write(Client(name, None, ticket.public, now + VALID_SECONDS, now, False))
-        return JoinToken(self.pair.public, ticket.secret, name, port, tuple(hosts))
-
-    def enrol(self, ticket: str, public: str) -> str | None:
-        """Write `public` down for good in place of a one-time key; its name, or None where that is not valid.
-
-        Raises ConfigError.
-        """
-        with locked(self.folder):
-            client = self.may_join(ticket)
-            if client is None or self.known(public) is not None:  # another's key: revoking one would revoke both
-                return None
-            self._write(Client(client.name, public, None, 0.0, self._clock(), False))
-            return client.name
-
-    def revoke(self, name: str) -> Client:
-        """Let `name` in no more; returns what it was. A running learner notices. Raises ConfigError."""
-        with locked(self.folder):
-            client = next((c for c in self.clients() if c.name == name), None)
-            if client is None:
-                names = ", ".join(c.name for c in self.clients()) or "none"
-                raise ConfigError(f"{self.folder} has no key named {name!r}; it has: {names}")
-            self._write(dataclasses.replace(client, ticket=None, revoked=True, since=self._clock()))
-            return client
-
-    def _client(self, path: Path) -> Client:
-        value = read(path)
-        public, ticket = (value.get(k) and key_of(path, value, k) for k in ("public", "ticket"))
-        try:
-            until, since = float(value["until"]), float(value["since"])
-        except (KeyError, TypeError, ValueError):
-            raise damaged(path, "its times") from None
-        # Not bool(): whatever is no plain "no" must not let a client in.
-        return Client(path.stem, public or None, ticket or None, until, since, value.get("revoked") is not False)
-
-    def _write(self, client: Client) -> None:
-        value = dataclasses.asdict(client)
-        del value["name"]
-        write(self.folder / "allowed" / f"{client.name}.json", value)
-        self._seen = None
+def _check(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:_CHECK_BYTES]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,26 +162,19 @@ class ClientKeys:
     binding: bool = dataclasses.field(default=False, compare=False)
 
     @classmethod
-    def accept(cls, folder: Path, invitation: JoinToken) -> ClientKeys:
-        """A new pair of this machine, for the learner that invites it; not saved. Raises ConfigError."""
-        ticket = Pair.of_secret(invitation.ticket)
+    def accept(cls, folder: Path, token: JoinToken) -> ClientKeys:
+        """Make a pair of this machine, for the learner that invites it. Nothing is saved. Raises ConfigError."""
+        ticket = Pair.of_secret(token.ticket)
+        line = fingerprint(ticket.public)
         return cls(
-            folder,
-            invitation.name,
-            invitation.server,
-            Pair.new(),
-            ticket,
-            fingerprint(ticket.public),
-            invitation.hosts,
-            invitation.port,
-            time.time(),
-        )
+            folder, token.name, token.server, Pair.new(), ticket, line, token.hosts, token.port, time.time()
+        )  # fmt: skip
 
     @classmethod
     def all(cls, folder: Path) -> list[ClientKeys]:
-        """One for every learner that was joined from here, the newest last. Raises ConfigError."""
+        """Return the keys of every learner that was joined from here, the newest last. Raises ConfigError."""
         found = []
-        for path in sorted((folder / "learners").glob("*.json")):
+        for path in sorted((folder / "learners").glob("[!.]*.json")):
             value = read(path)
             ticket = Pair.of_secret(key_of(path, value, "ticket")) if value.get("ticket") else None
             try:
@@ -296,10 +188,7 @@ class ClientKeys:
 
     @classmethod
     def find(cls, folder: Path, host: str) -> ClientKeys | None:
-        """The keys for the learner at `host`: those joined from there, else the newest; None where there are none.
-
-        Raises ConfigError.
-        """
+        """Return the keys of the learner that was at `host`, else the newest; None for none. Raises ConfigError."""
         known = cls.all(folder)
         if not known:
             return None
@@ -310,15 +199,14 @@ class ClientKeys:
 
     @property
     def file(self) -> Path:
-        """Where they are kept."""
         return self.folder / "learners" / f"{fingerprint(self.server)}.json"
 
     def discard(self) -> None:
-        """Remove the file of keys that turned out to be worth nothing."""
+        """Remove the file: no learner accepts these keys."""
         self.file.unlink(missing_ok=True)
 
     def save(self) -> None:
-        """Write them, in place of older ones for the same learner. Raises ConfigError."""
+        """Write the keys, in place of older ones for the same learner. Raises ConfigError."""
         value = {
             "name": self.name, "server": self.server, "public": self.pair.public, "secret": self.pair.secret,
             "ticket": self.ticket.secret if self.ticket else None, "line": self.line, "hosts": self.hosts,
@@ -327,36 +215,109 @@ class ClientKeys:
         write(self.file, value)
 
     def at(self, hosts: Sequence[str]) -> ClientKeys:
-        """These keys, known to be for a learner at `hosts` too; saved where that is new. Raises ConfigError."""
+        """Return these keys with more addresses of the learner; saved where one is new. Raises ConfigError."""
         keys = dataclasses.replace(self, hosts=tuple(dict.fromkeys((*self.hosts, *hosts))))
         if keys.hosts != self.hosts:
             keys.save()
         return keys
 
     def enrolled(self, host: str) -> ClientKeys:
-        """These keys after the learner at `host` has written them down; saved. Raises ConfigError."""
-        hosts = self.hosts if host in self.hosts else (*self.hosts, host)
-        keys = dataclasses.replace(self, ticket=None, hosts=hosts)
+        """Return these keys as those of a machine that joined the learner at `host`; saved. Raises ConfigError."""
+        keys = dataclasses.replace(self, ticket=None, hosts=tuple(dict.fromkeys((*self.hosts, host))))
         keys.save()
         return keys
 
 
 def to_text(key: bytes) -> str:
-    """32 bytes as Z85."""
+    """Encode 32 bytes as Z85."""
     return z85.encode(key).decode()
 
 
 def to_bytes(key: str) -> bytes:
-    """Z85 as 32 bytes."""
+    """Decode Z85 to 32 bytes."""
     return z85.decode(key.encode())
 
 
-def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
-    """What changes with a file's content; None for what is no client's, or was removed at this moment."""
-    with contextlib.suppress(FileNotFoundError):
-        return (entry.name, entry.inode(), entry.stat().st_mtime_ns) if _is_client(entry.name) else None
-    return None
+# Files: JSON, 0600, written whole or not at all. A file that others can read is refused.
 
 
-def _is_client(name: str) -> bool:
-    return name.endswith(".json") and _NAME.fullmatch(name.removesuffix(".json")) is not None
+def damaged(path: Path, what: str) -> ConfigError:
+    """Return the error for a file that cannot be understood."""
+    return ConfigError(f"{path} is damaged: {what} cannot be read. Restore it, or remove it and join or add it again")
+
+
+def key_of(path: Path, value: dict[str, Any], name: str) -> str:
+    """Return the key in a field, Z85. Raises ConfigError."""
+    key = value.get(name)
+    try:
+        if isinstance(key, str) and len(key) == 40 and z85.encode(z85.decode(key.encode())).decode() == key:
+            return key
+    except (LookupError, ValueError, struct.error):  # a character, or a number, that Z85 does not have
+        pass
+    raise damaged(path, f"its key {name!r}")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the content of a file. Raises ConfigError."""
+    try:
+        with path.open() as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = "" if mode & 0o077 else file.read()
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise damaged(path, "its JSON") from e
+    if mode & 0o077:
+        raise ConfigError(f"{path} is open to other users (mode {mode:04o}, expected 0600). Run chmod 600 {path}")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise damaged(path, "its JSON") from e
+    if not isinstance(value, dict):
+        raise damaged(path, "its JSON")
+    return value
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    """Write a file whole or not at all, never readable by others for a moment. Raises ConfigError."""
+    try:
+        _make_folder(path.parent)
+        # Durable: a power cut must not bring a used line back, or forget a machine that joined.
+        with atomic_path(path, durable=True) as new:
+            new.unlink(missing_ok=True)
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump(value, file, indent=1)
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be written: {e.strerror}") from e
+
+
+def _make_folder(folder: Path) -> None:
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    check_folder(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError where other users can put files: they could let any machine in."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & 0o022:
+        raise ConfigError(f"{folder} can be written by other users (mode {mode:04o}). Run chmod 700 {folder}")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the folder."""
+    try:
+        _make_folder(folder)
+        lock = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(lock)
+            raise
+    except OSError as e:
+        raise ConfigError(f"the key folder {folder} cannot be used: {e.strerror}") from e
+    try:
+        yield
+    finally:
+        os.close(lock)

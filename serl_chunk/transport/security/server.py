@@ -1,33 +1,215 @@
-"""The learner's side of the keys: libzmq asks here about every key (ZAP), and what a peer may say depends on its own.
+"""The learner's side of the keys: the folder of allowed keys, and the answers to libzmq's requests about them (ZAP).
 
-One thread, the server's control thread: a handshake waits for it as a heartbeat does. libzmq names the key in every
-message that comes over a connection ("User-Id"), and refuses every connection while no thread answers it.
+The server's control thread answers: a handshake waits for it as a heartbeat does. libzmq names the key in every message
+of a connection ("User-Id"), and refuses every connection while no thread answers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
-from collections.abc import Callable
-from typing import Any
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import zmq
 
-from serl_chunk.transport.security.keys import ServerKeys, add_line, fingerprint, to_text
+from serl_chunk.transport.security.keys import (
+    THIS_MACHINE,
+    ClientKeys,
+    JoinToken,
+    Pair,
+    add_line,
+    check_folder,
+    damaged,
+    fingerprint,
+    key_of,
+    locked,
+    read,
+    to_text,
+    write,
+)
 from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import ConfigError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
+VALID_SECONDS = 600.0  # of a one-time key
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
 _DOMAIN = b"serl-chunk"
 _WITHOUT_TOKEN = (message_types.WHO, handshake.HELLO, message_types.INSPECT, message_types.ECHO)
-_TO_JOIN = "this key is for joining only: run `serl-chunk keys join` with the line that it came in"
+_TO_JOIN = "this key is for joining only. Run `serl-chunk keys join` with the line that contained it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """The learner's entry for one name."""
+
+    name: str
+    public: str | None  # the robot's key, once it has joined
+    ticket: str | None  # one-time public key
+    until: float  # unix seconds up to which the one-time key is valid
+    since: float  # unix seconds of the last change
+    revoked: bool
+
+    def state(self, now: float) -> Literal["joined", "invited", "expired", "revoked"]:
+        """Return `joined` (may connect), `invited` (may join), `expired` or `revoked` (may nothing)."""
+        if self.revoked:
+            return "revoked"
+        if self.public is not None:
+            return "joined"
+        # Much later than the longest validity: the clock was set back since, and the true time is unknown.
+        return "invited" if now <= self.until <= now + VALID_SECONDS + 1 else "expired"
+
+
+class ServerKeys:
+    """The learner's half of a key folder. Methods may be called from any thread and any process."""
+
+    def __init__(self, folder: Path, pair: Pair, clock: Callable[[], float]) -> None:
+        self.folder, self.pair = folder, pair
+        self._clock = clock
+        self._seen: tuple[list[tuple[str, int, int]], list[Client]] | None = None
+
+    @classmethod
+    def open(cls, folder: Path, clock: Callable[[], float] = time.time) -> ServerKeys:
+        """Return the keys in `folder`. Raises ConfigError where there are none, or others can read them."""
+        path = folder / "server.json"
+        if not path.exists():
+            raise ConfigError(f"{folder} holds no learner's keys. Make them on its machine: `serl-chunk keys init`")
+        keys = cls(folder, Pair.of_secret(key_of(path, read(path), "secret")), clock)
+        keys.clients()
+        return keys
+
+    @classmethod
+    def ensure(cls, folder: Path, clock: Callable[[], float] = time.time) -> tuple[ServerKeys, bool]:
+        """Return the keys in `folder`, and whether they were made just now. Raises ConfigError.
+
+        New keys come with one for this machine, so that actors and evaluations here need not join.
+        """
+        with locked(folder):
+            if (folder / "server.json").exists():
+                return cls.open(folder, clock), False
+            with contextlib.suppress(FileNotFoundError):  # of keys that are gone: none of theirs can connect any more
+                (folder / "allowed").rename(folder / f"allowed.{clock():.0f}")
+            keys, own = cls(folder, Pair.new(), clock), Pair.new()
+            keys._write(Client(THIS_MACHINE, own.public, None, 0.0, clock(), False))
+            hosts = (*LOOPBACK, socket.gethostname())
+            ClientKeys(folder, THIS_MACHINE, keys.pair.public, own, None, "", hosts, 0, clock()).save()
+            write(folder / "server.json", {"public": keys.pair.public, "secret": keys.pair.secret})  # last: all there
+            return keys, True
+
+    def clients(self) -> list[Client]:
+        """Return all clients by name; files are read again where one has changed. Raises ConfigError."""
+        folder = self.folder / "allowed"
+        try:
+            for f in (self.folder, folder):
+                check_folder(f)
+            entries = sorted(filter(None, map(_stamp, os.scandir(folder))))
+        except FileNotFoundError as e:
+            if not (self.folder / "server.json").exists():  # unmounted, or moved: that revokes no key
+                raise ConfigError(f"{self.folder} is gone") from e
+            entries = []
+        except OSError as e:
+            raise ConfigError(f"{folder} cannot be read: {e.strerror}") from e
+        seen = self._seen
+        if seen is None or seen[0] != entries:
+            seen = self._seen = entries, [self._client(folder / name) for name, *_ in entries]
+        return seen[1]
+
+    def known(self, public: str) -> Client | None:
+        """Return the client with this key or one-time key; None for neither. Raises ConfigError."""
+        return next((c for c in self.clients() if public in (c.public, c.ticket)), None)
+
+    def may_connect(self, public: str) -> bool:
+        """Whether this is the key of a robot that has joined and was not revoked. Raises ConfigError."""
+        client = self.known(public)
+        return client is not None and client.public == public and client.state(self._clock()) == "joined"
+
+    def may_join(self, ticket: str) -> Client | None:
+        """Return the client that may join with this one-time key now, or None. Raises ConfigError."""
+        client = self.known(ticket)
+        invited = client is not None and client.ticket == ticket and client.state(self._clock()) == "invited"
+        return client if invited else None
+
+    def invite(self, name: str, hosts: Sequence[str], port: int) -> JoinToken:
+        """Make a one-time key for `name`, in place of an older one that was not used.
+
+        Args:
+            hosts, port: where a robot will find the learner, as far as this machine can tell.
+
+        Raises ConfigError for a name that has joined already, or cannot be one.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"key name {name!r}: use 1..64 letters, digits, '-', '_' or '.', the first a letter or digit"
+            )
+        ticket = Pair.new()
+        with locked(self.folder):
+            old = next((c for c in self.clients() if c.name == name), None)
+            if old is not None and old.state(self._clock()) == "joined":
+                raise ConfigError(
+                    f"{name!r} has joined already. Choose another name, or run `serl-chunk keys revoke {name}` first"
+                )
+            now = self._clock()
+            self._write(Client(name, None, ticket.public, now + VALID_SECONDS, now, False))
+        return JoinToken(self.pair.public, ticket.secret, name, port, tuple(hosts))
+
+    def enrol(self, ticket: str, public: str) -> str | None:
+        """Write `public` in place of a one-time key; its name, or None where that is not valid. Raises ConfigError."""
+        with locked(self.folder):
+            client = self.may_join(ticket)
+            if client is None or self.known(public) is not None:  # another's key: revoking one would revoke both
+                return None
+            self._write(Client(client.name, public, None, 0.0, self._clock(), False))
+            return client.name
+
+    def revoke(self, name: str) -> Client:
+        """Refuse `name` from now on; returns its entry before. A running learner notices. Raises ConfigError."""
+        with locked(self.folder):
+            client = next((c for c in self.clients() if c.name == name), None)
+            if client is None:
+                names = ", ".join(c.name for c in self.clients()) or "none"
+                raise ConfigError(f"{self.folder} has no key named {name!r}; it has: {names}")
+            self._write(dataclasses.replace(client, ticket=None, revoked=True, since=self._clock()))
+            return client
+
+    def _client(self, path: Path) -> Client:
+        value = read(path)
+        public, ticket = (value.get(k) and key_of(path, value, k) for k in ("public", "ticket"))
+        try:
+            until, since = float(value["until"]), float(value["since"])
+        except (KeyError, TypeError, ValueError):
+            raise damaged(path, "its times") from None
+        # Not bool(): only a plain false lets a client in.
+        return Client(path.stem, public or None, ticket or None, until, since, value.get("revoked") is not False)
+
+    def _write(self, client: Client) -> None:
+        value = dataclasses.asdict(client)
+        del value["name"]
+        write(self.folder / "allowed" / f"{client.name}.json", value)
+        self._seen = None
+
+
+def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
+    """Return what changes with a file's content; None for no client's file, and one that was just removed."""
+    if not entry.name.endswith(".json") or not _NAME.fullmatch(entry.name.removesuffix(".json")):
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        return entry.name, entry.inode(), entry.stat().st_mtime_ns
+    return None
 
 
 class Authenticator:
-    """Lets in who holds a key of `keys`. Make it before the first of the context's sockets is bound."""
+    """Admits the keys of a folder. Make it before the first of the context's sockets is bound."""
 
     def __init__(
         self,
@@ -44,14 +226,14 @@ class Authenticator:
         self.socket.bind(_ENDPOINT)
 
     def secure(self, s: zmq.Socket[bytes]) -> None:
-        """Make a socket demand a key; call it before the socket is bound."""
+        """Make a socket require a key. Call it before the socket is bound."""
         s.curve_server = True
         s.curve_secretkey = self._keys.pair.secret.encode()
         s.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        s.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer is let in where no thread answers
+        s.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer is admitted while no thread answers
 
     def serve(self) -> None:
-        """Answer libzmq's questions."""
+        """Answer libzmq's requests."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -64,7 +246,7 @@ class Authenticator:
             self.socket.send_multipart([*frames[:3], request, status, b"", user, b""])
 
     def _judge(self, public: str, address: str) -> bytes:
-        """The status of a key: 200 welcome, 400 not, 500 unknown now."""
+        """Return the status of a key: 200 admitted, 400 refused, 500 unknown now."""
         try:
             client = self._keys.known(public)
             self._failed = ""
@@ -80,7 +262,7 @@ class Authenticator:
             what = f"unknown key: {fingerprint(public)}. If this is a robot of yours, run `{line}` here"
             self._complain("control", address, what)
         elif client.revoked:
-            self._complain("control", address, f"revoked key of {client.name}: it is let in no more")
+            self._complain("control", address, f"revoked key of {client.name}: it is not admitted")
         else:
             line = add_line(self._keys.folder, self._port, client.name)
             self._complain("control", address, f"expired line of {client.name}: `{line}` prints another")
@@ -89,18 +271,18 @@ class Authenticator:
     def _cannot(self, error: ConfigError) -> None:
         if str(error) != self._failed:
             self._failed = str(error)
-            log.error("keys cannot be checked, so no new peer is let in: %s", error)
+            logger.error("keys cannot be checked, so no new peer is admitted: %s", error)
 
     def gone(self, public: str) -> bool:
-        """Whether a key that was let in would not be now."""
+        """Whether a key that was admitted would not be now."""
         try:
             return not self._keys.may_connect(public)
         except ConfigError as e:
             self._cannot(e)
-            return False  # it was right when it came; a folder that cannot be read says nothing about it
+            return False  # it was valid when it came; an unreadable folder revokes nothing
 
     def name_of(self, public: str) -> str:
-        """What the key is called here."""
+        """Return the name of a key, "?" where it is unknown."""
         try:
             client = self._keys.known(public)
         except ConfigError:
@@ -108,17 +290,14 @@ class Authenticator:
         return "?" if client is None else client.name
 
     def revoked(self, public: str) -> str:
-        """What the holder of a key that is gone is told."""
+        """Return the refusal of a key that is gone."""
         return (
             f"the key {self.name_of(public)!r} ({fingerprint(public)}) of this machine was revoked. If that was a "
             "mistake, run `serl-chunk keys add NAME` on the learner's machine, and paste the line it prints here"
         )
 
     def answer(self, message: Message, public: str, peer: str) -> list[Frame] | None:
-        """The answer to a control message that is about keys, or that this key may not send; None for all others.
-
-        Raises WireError.
-        """
+        """Answer a control message about keys, or one that this key may not send; None for others. Raises WireError."""
         if message.kind == message_types.ENROL:
             return self._enrol(message, public, peer)
         if message.kind in _WITHOUT_TOKEN and self.gone(public):  # the rest needs what a hello is given
@@ -143,15 +322,15 @@ class Authenticator:
             return handshake.refusal(f"the learner cannot write its key folder now: {e}", retry=True)
         if name is None:
             return handshake.refusal(
-                "that line was used already, or is older than ten minutes: `serl-chunk keys add NAME` on the learner's "
-                "machine prints another"
+                "that line was used already, or is older than ten minutes. Print another on the learner's machine: "
+                "`serl-chunk keys add NAME`"
             )
-        log.warning("%s joined from %s with the key %s", name, peer, fingerprint(public))
+        logger.info("%s joined from %s with the key %s", name, peer, fingerprint(public))
         return codec.encode(message_types.ENROLLED, {"name": name})
 
 
 def user_of(frames: list[Any]) -> str:
-    """The public key that a received message came with; empty where its socket demands none."""
+    """Return the public key of a received message; empty where its socket requires none."""
     try:
         return str(frames[-1].get("User-Id")) if frames else ""
     except zmq.ZMQError:

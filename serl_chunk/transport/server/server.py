@@ -11,7 +11,7 @@ from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
-from serl_chunk.transport.security.keys import ServerKeys
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.control_channel import ControlChannel, Welcome
 from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import SessionInfo, Sessions

@@ -15,8 +15,7 @@ import zmq
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.security.client import Outcome
-from serl_chunk.transport.security.keys import ServerKeys
-from serl_chunk.transport.security.server import Authenticator
+from serl_chunk.transport.security.server import Authenticator, ServerKeys
 from serl_chunk.transport.server.connection_guard import ConnectionGuard
 from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
 from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, shown

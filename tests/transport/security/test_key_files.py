@@ -15,8 +15,8 @@ from errors import naming
 from key_tools import HERE, invited, joined
 from transport_tools import eventually, linked, send_episode, serving
 
-from serl_chunk.transport.security.join_token import JoinToken
-from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, ServerKeys, add_line, default_folder
+from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, default_folder
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.wire.handshake import UnreachableError
 from serl_chunk.types import ConfigError
 

