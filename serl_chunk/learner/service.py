@@ -19,7 +19,7 @@ from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import RunFolder
 from serl_chunk.runs.status_line import StatusFields
-from serl_chunk.transport.security.keys import ServerKeys
+from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
