@@ -54,7 +54,7 @@ def cut_to(patch: pytest.MonkeyPatch, steps: int, outcome: Outcome = Outcome.UNK
 
 
 def test_offline_training_without_data_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=naming("--offline_steps", "--demo_path", "--dataset_dir")):
+    with pytest.raises(ConfigError, match=naming("learner.offline_steps", "demo_path", "dataset_dir")):
         train_offline(experiment(**OFFLINE), [], str(tmp_path))
     with pytest.raises(ConfigError, match=naming("learner.online_steps", 0, "learner.offline_steps")):
         experiment(pretrain_steps=0, online_steps=0)
@@ -71,7 +71,7 @@ def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, monkeyp
     config = experiment(**{"pretrain_steps": 0} | phase)
     replay = dataclasses.replace(config.replay, windows=windows, terminal_windows="drop")
     config = dataclasses.replace(config, chunk=ChunkConfig(needed), replay=replay)
-    with pytest.raises(ConfigError, match=naming(needed, 36, 12, "chunk.horizon", "--config.learner.pretrain_steps")):
+    with pytest.raises(ConfigError, match=naming(needed, 36, 12, "chunk.horizon", "learner.pretrain_steps")):
         learner_of(config, demos, tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_short_data_that_no_phase_trains_on_or_that_end_are_not_refused(demos, t
         (
             Outcome.UNKNOWN,
             "interventions",
-            ("learner.pretrain_steps", 12, "agent.bc_on", "interventions", "--config.agent.bc_on", "demo"),
+            ("learner.pretrain_steps", 12, "agent.bc_on", "interventions", "agent.bc_on=demo"),
         ),
         (Outcome.UNKNOWN, "demo", None),
     ],
@@ -170,7 +170,7 @@ def test_demonstrations_whose_images_are_too_old_are_told_from_short_ones():
         def stats(self):
             return {"replay/demo_rows": 102, "replay/demo_episodes": 2, "replay/excluded_share": 1.0}
 
-    with pytest.raises(ConfigError, match=naming(5, 100, 2, "--config.replay.max_image_age")):
+    with pytest.raises(ConfigError, match=naming(5, 100, 2, "replay.max_image_age")):
         OfflineData(Blind(), InitialData(), seek=None, seen=lambda episodes: None).require_window()
 
 

@@ -269,7 +269,7 @@ def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 50)
     assert evaluated(tmp_path / "run") == [20, 50]
     said = caplog.text
-    warning = "WARNING: the evaluation at step 40 failed and is left out; training goes on (VideoError: could not"
+    warning = "the evaluation at step 40 failed and is left out; training goes on (VideoError: could not"
     assert said.count(warning) == 1
     videos = tmp_path / "run" / "videos"
     assert sorted(p.name for p in videos.iterdir()) == ["20_mean", "50_mean"]

@@ -148,15 +148,15 @@ def test_a_run_without_has_nothing_of_it(demos, tmp_path):
     encoder = dataclasses.replace(ENCODER, cache_features=False)
     plain = dataclasses.replace(config, agent=dataclasses.replace(config.agent, encoder=encoder))
     learners = [build(c, demos, tmp_path / name) for c, name in ((plain, "plain"), (config, "cached"))]
-    batches = [learner.replay.sample(np.random.default_rng(1), 16) for learner, _ in learners]
+    batches = [learner.replay.sample(np.random.default_rng(1), 16) for learner in learners]
     assert set(batches[0].observations) == {"state", "images/top"}
-    assert learners[0][0].replay.frames_unseen == 0
-    assert learners[0][0].replay.estimated_bytes != learners[1][0].replay.estimated_bytes
+    assert learners[0].replay.frames_unseen == 0
+    assert learners[0].replay.estimated_bytes != learners[1][0].replay.estimated_bytes
     for c, (learner, _) in zip((plain, config), learners, strict=True):  # known before there are networks
         assert check_replay_memory(c, robot_spec(c.robot), learner.agent) == learner.replay.estimated_bytes
-    inside = jax.jit(learners[0][0].agent.vision.embed)(
-        learners[0][0].state.frozen, batches[0].observations["images/top"]
+    inside = jax.jit(learners[0].agent.vision.embed)(
+        learners[0].state.frozen, batches[0].observations["images/top"]
     )
     np.testing.assert_allclose(batches[1].observations["features/top"], inside, rtol=2e-3, atol=2e-3)
-    for learner, _ in learners:
+    for learner in learners:
         close(learner)
