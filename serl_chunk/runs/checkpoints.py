@@ -1,8 +1,7 @@
-"""Checkpoints of a run: the agent's state, the policy alone, and what a resume must know. Only orbax user.
+"""Checkpoints of a run: the agent's state, the policy alone, and the meta data of a resume. Only orbax user.
 
-It lives beside the agents because the learner writes checkpoints and the actor evaluates them, and the two
-never import each other. Every leaf is saved under its path with a checksum, and these with what else a resume must
-know under a checksum of their own, so that a restore names what is missing, misshapen or damaged.
+Every leaf is saved under its path with a checksum, and these with the other meta data under a checksum of their own, so
+that a restore names what is missing, misshapen or damaged.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class CheckpointError(SerlChunkError):
 
 
 class PolicyCheckpoint(NamedTuple):
-    """What evaluation needs."""
+    """The part of a checkpoint that evaluation needs."""
 
     step: int
     params: Flat
@@ -44,7 +43,7 @@ class PolicyCheckpoint(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What a resume needs."""
+    """The part of a checkpoint that a resume needs."""
 
     step: int
     state: Any
@@ -82,39 +81,39 @@ def _unseal(record: Any) -> dict[str, Any]:
 
 
 def _text_checksum(meta: Any) -> int:
-    """Of the JSON text in one canonical form, because what is read back is not the dictionary that was written."""
+    # In one canonical form, because what is read back is not the dictionary that was written.
     return zlib.crc32(json.dumps(json.loads(json.dumps(meta)), sort_keys=True).encode())
 
 
 def items_of(
     step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]
 ) -> tuple[dict[str, Flat], dict[str, Any]]:
-    """The arrays of a checkpoint by item, copied to the host, and its meta with their checksums."""
+    """Return the arrays of a checkpoint by item, copied to the host, and its meta with their checksums."""
     items = {"state": host_leaves(state), "policy": policy, "normaliser": normaliser}
     sums = {name: _checksums(flat) for name, flat in items.items()}
     return items, {**meta, "step": step, "serl_chunk": version_info()._asdict(), "checksums": sums}
 
 
 def orbax_arguments(items: Mapping[str, Flat], info: dict[str, Any]) -> ocp.args.Composite:
-    """What orbax saves of a checkpoint."""
+    """Return what orbax saves of a checkpoint."""
     arrays = {name: ocp.args.StandardSave(flat) for name, flat in items.items()}
     return ocp.args.Composite(**arrays, meta=ocp.args.JsonSave(_seal(info)))
 
 
 def finished(folder: Path) -> list[str]:
-    """Names of the finished checkpoints in `folder`: orbax renames one to its number when it is complete."""
+    """Return the names of the finished checkpoints in `folder`: orbax renames one to its number at its end."""
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
 
 
 def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
-    """One item of the checkpoint `path`, and its meta; raises CheckpointError where it is damaged."""
+    """Read one item of the checkpoint `path`, and its meta; raises CheckpointError where it is damaged."""
     where = f"checkpoint {path.name} in {path.parent}"
     try:
         # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
         restored = ocp.StandardCheckpointer().restore(path / item)
         record = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
     except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
-        raise CheckpointError(f"{where} cannot be read ({type(error).__name__})") from error
+        raise CheckpointError(f"{where} is truncated or damaged ({type(error).__name__})") from error
     try:
         meta = _unseal(record)
         sums = meta["checksums"][item]
@@ -137,7 +136,6 @@ class _Entry(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, *, periodic: bool) -> _Entry:
-        """Read from its meta, where it can be; a checkpoint of before may not tell its updates."""
         step: float
         try:
             meta = _unseal(json.loads((path / "meta" / "metadata").read_text()))
@@ -152,7 +150,7 @@ class _Entry(NamedTuple):
 
 
 class CheckpointStore:
-    """`<run>/checkpoints/<step>/`, newest `keep` kept, written asynchronously and atomically.
+    """`<run>/checkpoints/<step>/`, the newest `keep`, written asynchronously and atomically.
 
     It also reads what `TimedCheckpoints` writes, `<run>/checkpoints_timed/`.
     """
@@ -197,8 +195,7 @@ class CheckpointStore:
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
         """Copy to the host and write in the background; False (logged, counted) where writing failed.
 
-        A full disk must not end a training run whose data is still in memory: the failure is reported, and
-        the next period tries again.
+        A full disk must not end a run whose data is still in memory: the next period tries again.
         """
         items, info = items_of(step, state, policy, normaliser, meta)
         # Orbax would wait here too, but lose this step with the one before it where that one's write failed.
@@ -240,11 +237,14 @@ class CheckpointStore:
         self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
     def restore_state(self, template: Any) -> Restored | None:
-        """The newest checkpoint that verifies, or None where there is none.
+        """Restore the newest checkpoint that verifies; None where there is none.
 
         A damaged checkpoint is logged, and the one before it is tried; once one verifies, the damaged ones are moved to
-        `checkpoints_damaged/`. Raises CheckpointError if all are damaged (nothing is moved then), or if one does not
-        fit this agent (another network shape is a mistake, not damage).
+        `checkpoints_damaged/`.
+
+        Raises:
+            CheckpointError: all are damaged (nothing is moved then), or the one that verifies does not fit this agent:
+                another network shape is a mistake, not damage.
         """
         entries, damaged = self._entries(), []
         for entry in reversed(entries):
@@ -259,14 +259,14 @@ class CheckpointStore:
             return Restored(int(entry.step), self._assemble(template, leaves, entry.path), meta, normaliser)
         if entries:
             raise CheckpointError(
-                f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} could be read; try "
-                "again where the disk may have been away, restore the folder from a backup, or give another "
-                "--checkpoint_path to start afresh"
+                f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} can be read. Try again "
+                "where the disk may have been away, restore the folder from a backup, or start afresh in another one",
+                parameter="checkpoint_path",
             )
         return None
 
     def _move_aside(self, damaged: list[_Entry]) -> None:
-        aside = self._dir.parent / "checkpoints_damaged"
+        aside = self.run_dir / "checkpoints_damaged"
         for entry in damaged:
             aside.mkdir(exist_ok=True)
             entry.path.rename(aside / f"{entry.label}_{time.time_ns()}")
@@ -274,18 +274,29 @@ class CheckpointStore:
             logger.info(f"moved to {aside}: checkpoints {', '.join(e.label for e in sorted(damaged))}")
 
     def policies(self) -> Iterator[PolicyCheckpoint]:
-        """The policies of all checkpoints that can be read, newest first."""
+        """Yield the policies of all checkpoints that can be read, newest first."""
         for entry in reversed(self._entries()):
             with contextlib.suppress(CheckpointError):
                 yield self._policy(entry)
 
     def restore_policy(self, step: int) -> PolicyCheckpoint:
-        """The policy of one checkpoint; raises CheckpointError listing those that exist."""
+        """Read the policy of one checkpoint.
+
+        Raises:
+            CheckpointError: it is not there, or damaged; names those that are there, or that can be read.
+        """
         found = [e for e in self._entries() if e.step == step]
         if not found:
             steps = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"there is no checkpoint {step} in {self._dir}; there are: {steps}")
-        return self._policy(max(found, key=lambda e: e.periodic))
+        try:
+            return self._policy(max(found, key=lambda e: e.periodic))
+        except CheckpointError as error:
+            good = sorted({policy.step for policy in self.policies()})
+            remedy = "No other one can be read. Restore the folder from a backup"
+            if good:
+                remedy = f"Checkpoints that can be read: {', '.join(map(str, good))}. Choose {good[-1]}"
+            raise CheckpointError(f"{error}. {remedy}", parameter="eval_checkpoint_step") from error
 
     def _policy(self, entry: _Entry) -> PolicyCheckpoint:
         params, meta = read_item(entry.path, "policy")
@@ -295,9 +306,7 @@ class CheckpointStore:
     def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
         where = f"checkpoint {path.name} in {path.parent}"
         paths, treedef = jax.tree_util.tree_flatten_with_path(template)
-        advice = (
-            f"Resume with the configuration of {self._dir.parent / 'config.json'}, or give another --checkpoint_path."
-        )
+        advice = f"Resume with the configuration of {self.run_dir / 'config.json'}, or choose another run folder"
         unknown = sorted(set(leaves) - {jax.tree_util.keystr(leaf_path) for leaf_path, _ in paths})
         out = []
         for leaf_path, leaf in paths:

@@ -151,8 +151,8 @@ def test_a_run_without_has_nothing_of_it(demos, tmp_path):
     batches = [learner.replay.sample(np.random.default_rng(1), 16) for learner in learners]
     assert set(batches[0].observations) == {"state", "images/top"}
     assert learners[0].replay.frames_unseen == 0
-    assert learners[0].replay.estimated_bytes != learners[1][0].replay.estimated_bytes
-    for c, (learner, _) in zip((plain, config), learners, strict=True):  # known before there are networks
+    assert learners[0].replay.estimated_bytes != learners[1].replay.estimated_bytes
+    for c, learner in zip((plain, config), learners, strict=True):  # known before there are networks
         assert check_replay_memory(c, robot_spec(c.robot), learner.agent) == learner.replay.estimated_bytes
     inside = jax.jit(learners[0].agent.vision.embed)(
         learners[0].state.frozen, batches[0].observations["images/top"]

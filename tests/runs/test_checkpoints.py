@@ -171,7 +171,7 @@ def test_if_all_are_damaged_the_run_does_not_start_afresh(run):
     for step in (3, 7):
         truncate(run / "checkpoints" / str(step), "state")
     for _ in range(2):  # also when the command is simply repeated: nothing was moved away
-        with pytest.raises(CheckpointError, match=naming("[3, 7]", run / "checkpoints", "--checkpoint_path")):
+        with pytest.raises(CheckpointError, match=naming("[3, 7]", run / "checkpoints", "checkpoint_path")):
             restore(run)
     assert CheckpointStore(run).steps() == [3, 7]
 
@@ -204,6 +204,15 @@ def test_a_missing_policy_lists_those_that_exist(two, tmp_path):
         CheckpointStore(two).restore_policy(5)
     with pytest.raises(CheckpointError, match=naming(tmp_path / "checkpoints", 0, "none")):
         CheckpointStore(tmp_path).restore_policy(0)
+
+
+def test_a_truncated_policy_names_those_that_can_be_read(run):
+    truncate(run / "checkpoints" / "7", "policy")
+    with pytest.raises(CheckpointError, match=naming("eval_checkpoint_step", "checkpoint 7", "read: 3", "Choose 3")):
+        CheckpointStore(run).restore_policy(7)
+    truncate(run / "checkpoints" / "3", "policy")
+    with pytest.raises(CheckpointError, match=naming("eval_checkpoint_step", "checkpoint 7", "backup")):
+        CheckpointStore(run).restore_policy(7)
 
 
 def test_a_failed_write_is_said_counted_and_tried_again(tmp_path, monkeypatch, caplog):
