@@ -259,7 +259,7 @@ class CheckpointStore:
             return Restored(int(entry.step), self._assemble(template, leaves, entry.path), meta, normaliser)
         if entries:
             raise CheckpointError(
-                f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} can be read. Try again "
+                f"none of the checkpoints [{', '.join(e.label for e in entries)}] in {self._dir} can be read. Retry "
                 "where the disk may have been away, restore the folder from a backup, or start afresh in another one",
                 parameter="checkpoint_path",
             )
