@@ -245,8 +245,7 @@ def train_offline(
     return learner
 
 
-def _to_no_actor(snapshot: Snapshot, info: dict[str, Any]) -> None:
-    """There are no actors."""
+def _to_no_actor(snapshot: Snapshot, info: dict[str, Any]) -> None: ...
 
 
 def log_final_checkpoint(learner: Learner) -> None:

@@ -35,11 +35,9 @@ class ValueRange:
         self._silent = c.loss == "squared"
 
     def online(self, episode_id: str, least: float, most: float) -> None:
-        """Check the least and the greatest return of an online episode."""
         self._check(least, most, f"episode {episode_id}")
 
     def demonstrations(self, episodes: Sequence[Episode]) -> None:
-        """Check every episode of demonstrations, or of a part of a data set."""
         for begin, steps, end in episodes:
             if self._silent:
                 return

@@ -99,20 +99,16 @@ class Learner:
 
     @property
     def env_steps(self) -> int:
-        """Online steps so far."""
         return self.router.env_steps
 
     @property
     def version(self) -> int:
-        """The newest published version."""
         return self._publisher.version
 
     def counters(self) -> Counters:
-        """Where the run stands."""
         return Counters(self.updates, self.env_steps, self.human_ticks)
 
     def status(self) -> StatusFields:
-        """The current state for the status line."""
         always: StatusFields = {
             **self.trainer.status(),
             "paused": self.stats.evaluation_seconds,
@@ -214,7 +210,6 @@ class Learner:
     # -- out -------------------------------------------------------------------------------------------------
 
     def publish(self) -> int:
-        """Publish the policy; returns its version."""
         params = self.agent.policy_params(self.state, pretrained=self.trainer.pretrained)
         info = {"step": self.updates, "env_steps": self.env_steps}
         return self._publisher.publish(params, info, normaliser=self.normaliser.digest())

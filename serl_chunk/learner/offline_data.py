@@ -30,8 +30,7 @@ class Dataset(Protocol):
     def seek(self, updates: int) -> None:
         """Go to where so many calls of `advance` lead from the beginning."""
 
-    def close(self) -> None:
-        """Stop reading ahead."""
+    def close(self) -> None: ...
 
 
 class InitialData(NamedTuple):
@@ -125,7 +124,6 @@ class OfflineData:
             self._seen(part)
 
     def close(self) -> None:
-        """Stop reading ahead."""
         if self._dataset is not None:
             self._dataset.close()
 

@@ -57,12 +57,10 @@ class TrainingProgress:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> TrainingProgress:
-        """Read it from a checkpoint's meta, which has other values too."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in meta.items() if name in names})
 
     def notes(self) -> dict[str, Any]:
-        """Return what `of` takes."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 

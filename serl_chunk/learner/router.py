@@ -121,6 +121,5 @@ class RecordRouter:
             return Received(self.env_steps, self._position, episodes)
 
     def wait(self, seconds: float) -> None:
-        """Wait until a record comes in, at most so long."""
         with self._changed:
             self._changed.wait(seconds)

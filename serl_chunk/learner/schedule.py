@@ -29,7 +29,6 @@ class RateLimiter:
     updates: int = 0  # critic updates done since `start`
 
     def start(self, online_steps: int) -> None:
-        """Begin to count from here."""
         self._base_steps = online_steps
         self.updates = 0
 
@@ -69,11 +68,9 @@ class RateLimiter:
         return max(0, (self.entitled(online_steps) or 0) - self.updates)
 
     def did_update(self, count: int) -> None:
-        """Account for `count` critic updates."""
         self.updates += count
 
     def steps_allowed(self, online_steps: int) -> int | None:
-        """How many more steps lockstep actors may record now; None without a limit (before `start`)."""
         if self._base_steps is None:
             return None
         # Rounded up: a fraction of a step less could be what the next update waits for, while the actor waits for it.
@@ -97,7 +94,6 @@ class TrainingSchedule:
 
     @property
     def steps_over(self) -> bool:
-        """Whether all online steps came."""
         wanted = self._config.online_steps
         return wanted is not None and self._router.env_steps >= wanted
 
@@ -119,20 +115,16 @@ class TrainingSchedule:
 
     @property
     def updates_due(self) -> int:
-        """Critic updates that the recorded steps allow and that are not done."""
         return self.limiter.updates_due(self.steps_used)
 
     @property
     def may_update(self) -> bool:
-        """Whether the recorded steps allow one more call."""
         return self.limiter.may_update(self.steps_used, self._config.cta_ratio)
 
     def is_over(self, updates: int) -> bool:
-        """Whether no online update is to follow these."""
         return updates >= self._config.max_steps or (self.steps_over and not self.may_update)
 
     def steps_allowed(self, phase: Phase) -> int | None:
-        """How many more steps lockstep actors may record now; None: no limit."""
         if phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
             return 0
         # The warm-up waits for steps whatever the limiter of a previous process allows.
@@ -144,7 +136,6 @@ class TrainingSchedule:
         return left if allowed is None else min(left, allowed)
 
     def steps_missing(self, phase: Phase, episodes: int) -> int:
-        """How many more online steps the next update waits for; 0 where it waits for none, or for episodes."""
         c = self._config
         if phase is Phase.WARMUP and episodes >= c.warmup_episodes:
             return max(0, self.starts_after - self._router.fresh_steps)
@@ -163,7 +154,6 @@ class TrainingSchedule:
             self.limiter.start(min(c.training_starts, steps) if self.steps_over else steps)
 
     def did_update(self) -> None:
-        """Account for one call."""
         self.limiter.did_update(self._config.cta_ratio)
 
     def owed(self, env_steps: int) -> float | None:
@@ -187,8 +177,7 @@ class Evaluate(Protocol):
     def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
         """Evaluate the snapshot of the learner's current step, and record the result unless it was cut short."""
 
-    def close(self) -> None:
-        """Close the environment."""
+    def close(self) -> None: ...
 
 
 class EvalSchedule:

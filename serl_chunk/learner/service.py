@@ -125,7 +125,6 @@ class LearnerService:
             )
 
     def status(self) -> StatusFields:
-        """The learner's state for the status line, with that of the network."""
         fields = self._ready().status()
         if "env_steps" in fields:
             fields["actors"], fields["stalled"] = self._actors(), self.server.stalled
@@ -140,7 +139,6 @@ class LearnerService:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Stop serving, and close the journal."""
         self.server.close()
         if self._store is not None:
             self._store.close()

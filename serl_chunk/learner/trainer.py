@@ -78,12 +78,10 @@ class PhaseTrainer(Trainer):
 
     @property
     def offline_updates(self) -> int:
-        """Critic updates of the offline phase."""
         return self._learner.updates if self._offline_updates is None else self._offline_updates
 
     @property
     def online_updates(self) -> int:
-        """Critic updates of the online phase."""
         return self._learner.updates - self.offline_updates
 
     @property
@@ -207,7 +205,6 @@ class PhaseTrainer(Trainer):
         self._learner.checkpoint()  # at step 0: what imitation alone achieves
 
     def _update(self) -> None:
-        """One compiled update of everything."""
         learner, n = self._learner, self._config.cta_ratio
         learner.state, metrics = self._agent.update(learner.state, self._next_batch(self._agent.batches_used(n)))
         learner.updates += n
@@ -215,7 +212,6 @@ class PhaseTrainer(Trainer):
         self._data.advance(n)
 
     def _crossed(self, period: int) -> bool:
-        """Whether the last update passed a multiple of `period`."""
         updates = self._learner.updates
         return (updates - self._config.cta_ratio) // period != updates // period
 
@@ -336,6 +332,5 @@ class PhaseTrainer(Trainer):
             self._learner.publish()
 
     def close(self) -> None:
-        """Stop the threads that read ahead."""
         self._batches.close()
         self._data.close()

@@ -43,7 +43,6 @@ class IntervalStats:
         return self.waited / self.seconds(now), self.actors_waited / self.seconds(now)
 
     def seconds(self, now: float) -> float:
-        """Since the last row, positive."""
         return max(now - self.start, 1e-9)
 
     def leave_out(self, seconds: float, env_steps: int) -> None:
@@ -89,7 +88,6 @@ class TrainingStats:
 
     @property
     def evaluating(self) -> bool:
-        """Whether an evaluation is under way."""
         return self._evaluation_start is not None
 
     @property
@@ -127,7 +125,6 @@ class TrainingStats:
         self._period.sampling += time.perf_counter() - start
 
     def waited(self, seconds: float) -> None:
-        """The learner waited for steps."""
         self._period.waited += seconds
         now = time.perf_counter()
         if now - self._period.start > MEASURE_AFTER:

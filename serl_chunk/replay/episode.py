@@ -34,22 +34,18 @@ class Partition:
     changes: int = 0  # to closed episodes: they left, were corrected, or opened again
 
     def fits(self, rows: int, frames: np.ndarray) -> bool:
-        """Whether `rows` more rows and `frames` int64[C] more frames stay within the quota."""
         return self.rows + rows <= self.max_rows and bool((self.frames + frames <= self.max_frames).all())
 
     def put(self, episode: StoredEpisode) -> None:
-        """Take over an episode with what it holds."""
         self.episodes[episode.key] = episode
         self.grow(len(episode.rows), episode.frame_counts)
 
     def pop(self, episode: StoredEpisode) -> None:
-        """Give an episode up with what it holds."""
         del self.episodes[episode.key]
         self.changes += 1
         self.grow(-len(episode.rows), -episode.frame_counts)
 
     def grow(self, rows: int, frames: np.ndarray) -> None:
-        """Account for `rows` rows and `frames` int64[C] frames."""
         self.rows += rows
         self.frames += frames
 
@@ -114,7 +110,6 @@ class StoredEpisode:
 
     @property
     def frame_counts(self) -> np.ndarray:
-        """Frames held per camera, int64[C]."""
         return np.array([sum(map(len, slots)) for slots in self.frames], np.int64)
 
     @property
@@ -124,7 +119,6 @@ class StoredEpisode:
 
     @property
     def terminated(self) -> bool:
-        """Whether the episode is closed by a true termination."""
         return self.end is not None and self.end.terminated
 
     @property

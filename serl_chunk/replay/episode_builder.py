@@ -31,7 +31,6 @@ class EpisodeBuilder:
         self._current: dict[str, StoredEpisode] = {}  # the episode each session is in; it may have been dropped
 
     def insert(self, session: str, record: Record) -> Added:
-        """See Replay.insert."""
         steps, finished = 0, None
         if isinstance(record, Begin):
             finished = self._begin(session, record, self._partitions.online)
@@ -135,7 +134,6 @@ class EpisodeBuilder:
             self._settle(episode, amend.reward)
 
     def close_session(self, session: str, *, gone: bool) -> Added:
-        """See Replay.close_session."""
         episode = self._held(session)
         if episode is not None and gone:
             finished = self._end(session, _died(episode))
@@ -178,7 +176,6 @@ class EpisodeBuilder:
         self._settle(episode, end.reward)
 
     def _settle(self, episode: StoredEpisode, reward: float | None) -> None:
-        """Rewards, weights and windows as the end of `episode`, possibly amended, says."""
         storage = self._partitions.storage
         if reward is not None:
             storage.reward[episode.rows[episode.length - 1]] = reward
@@ -197,5 +194,4 @@ class EpisodeBuilder:
 
 
 def _died(episode: StoredEpisode) -> End:
-    """The end of an episode whose actor died."""
     return End(episode.key[1], episode.length, None, False, True, Outcome.UNKNOWN, "learner")

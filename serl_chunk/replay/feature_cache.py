@@ -31,8 +31,7 @@ def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
 class PendingFetch(Protocol):
     """A part of a batch that is still to come; no thread holds a lock while it does."""
 
-    def fetch(self) -> None:
-        """Fill it in; raises DataError."""
+    def fetch(self) -> None: ...
 
 
 class FeatureMask(NamedTuple):
@@ -62,22 +61,18 @@ class FrameFeatures:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space."""
         return self._values.nbytes + self._holds.nbytes + self._writes.nbytes
 
     @property
     def known(self) -> int:
-        """Frames with features."""
         return int((self._holds == _KNOWN).sum())
 
     @property
     def missing(self) -> int:
-        """Frames without."""
         return int((self._holds == _FRAME).sum())
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of features held."""
         return self.known * self._values[:1].nbytes
 
     def placed(self, slots: np.ndarray) -> None:
@@ -88,7 +83,6 @@ class FrameFeatures:
             self._writes[slots] += 1
 
     def released(self, slots: np.ndarray) -> None:
-        """There is no frame in `slots` int64[K] any more."""
         with self._lock:
             self._holds[slots] = _EMPTY
             self._writes[slots] += 1

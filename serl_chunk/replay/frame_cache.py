@@ -48,12 +48,10 @@ class FrameCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space."""
         return sum(a.nbytes for a in (self.images, self._holds, self._used, self._source, self._index, self._place))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of decoded images held."""
         return self._filled * self.camera.height * self.camera.width * 3
 
     def add(self, frames: Frames) -> np.ndarray:
@@ -101,7 +99,6 @@ class FrameCache:
             self._keep(missing, decoded)
 
     def _decode(self, numbers: np.ndarray, out: np.ndarray) -> None:
-        """Frames of one source into `out`."""
         frames, index = self._sources[self._source[numbers[0]]], self._index[numbers]
         images = frames[int(index[0])][None] if len(index) == 1 else np.asarray(frames[index])
         if images.shape != out.shape or images.dtype != np.uint8:

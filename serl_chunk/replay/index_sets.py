@@ -10,9 +10,7 @@ import numpy as np
 class Windows(Protocol):
     """What a half of a batch draws from."""
 
-    def __len__(self) -> int:
-        """How many windows there are."""
-        ...
+    def __len__(self) -> int: ...
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Pool rows of windows drawn with replacement: of their starts, int64[shape], or of all their steps."""
@@ -36,12 +34,10 @@ class IndexSet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space; pages that were never touched are not resident."""
         return self._members.nbytes + self._position.nbytes
 
     @property
     def rows(self) -> np.ndarray:
-        """A copy of the members, int64[len(self)], in arbitrary order."""
         return self._members[: self._count].copy()
 
     def contains(self, rows: np.ndarray) -> np.ndarray:

@@ -74,15 +74,12 @@ class Partitions:
 
     @property
     def all(self) -> tuple[Partition, Partition, Partition]:
-        """Online, demo, human."""
         return self.online, self.demo, self.human
 
     def find(self, key: Key) -> StoredEpisode | None:
-        """The episode under `key`, if some partition holds it."""
         return next((s.episodes[key] for s in self.all if key in s.episodes), None)
 
     def of(self, episode: StoredEpisode) -> Partition:
-        """The partition that holds `episode`."""
         return next(s for s in self.all if s.episodes.get(episode.key) is episode)
 
     def make_room(self, partition: Partition, writer: StoredEpisode, rows: int, frames: np.ndarray) -> bool:
@@ -119,7 +116,6 @@ class Partitions:
         return True
 
     def remove(self, episode: StoredEpisode) -> None:
-        """Forget `episode` and free what it held."""
         self.remove_all([episode])
 
     def remove_all(self, episodes: Sequence[StoredEpisode]) -> None:
@@ -206,7 +202,6 @@ class Partitions:
             self.view_all.add(rows)
 
     def unindex(self, episode: StoredEpisode) -> None:
-        """Offer no window of `episode` any more."""
         self._hide(episode.rows)
         self.of(episode).changes += 1
         episode.indexed = episode.eligible = episode.excluded = 0

@@ -167,7 +167,6 @@ class Replay:
 
     @property
     def ready(self) -> Ready:
-        """Counts of steps and windows, at this moment."""
         with self._lock:
             s = self._partitions
             return Ready(self._count["steps"], len(s.windows_online), len(s.windows_demo), len(s.windows_all))
@@ -317,8 +316,6 @@ class Replay:
 
 
 def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
-    """The same arrays, seen as [updates, batch_size, ...]."""
-
     def split(value: Any) -> Any:
         if isinstance(value, dict):
             return {k: split(v) for k, v in value.items()}

@@ -38,12 +38,10 @@ class FreeList:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space."""
         return self._returned.nbytes
 
     @property
     def used(self) -> int:
-        """Places given out and not returned."""
         return self._fresh - self._n_returned
 
     def take(self, n: int) -> np.ndarray:
@@ -58,7 +56,6 @@ class FreeList:
         return out
 
     def give_back(self, places: np.ndarray) -> None:
-        """Free `places` int64[K], which `take` gave out."""
         self._returned[self._n_returned : self._n_returned + len(places)] = places
         self._n_returned += len(places)
 
@@ -75,7 +72,6 @@ class PendingImages(NamedTuple):
     numbers: np.ndarray
 
     def fetch(self) -> None:
-        """Decode them into the batch; raises DataError."""
         self.cache.fill(self.out, self.at, self.numbers)
 
 
@@ -144,7 +140,6 @@ class StepStorage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space of all columns and images."""
         own = [v for v in vars(self).values() if isinstance(v, np.ndarray)] + self.images
         frames = sum(s.nbytes for s in self.frame_slots) + sum(d.nbytes for d in self.deferred)
         frames += sum(f.nbytes for f in self.features)
@@ -315,7 +310,6 @@ class StepStorage:
         self.terminal[final] = episode.terminated
 
     def reopen(self, episode: StoredEpisode) -> None:
-        """Take the final row of a provisionally closed episode away again."""
         self.row_slots.give_back(episode.rows[-1:])
         episode.rows = episode.rows[:-1]
         last = episode.rows[-1]
@@ -389,7 +383,6 @@ class StepStorage:
         return images
 
     def release(self, episode: StoredEpisode) -> None:
-        """Free the rows and frames of `episode`."""
         self.row_slots.give_back(episode.rows)
         for c, own in enumerate(episode.frames):
             for part in own:

@@ -23,7 +23,6 @@ class Decisions(NamedTuple):
 
     @property
     def bias(self) -> float:
-        """Mean value less mean realised return: above 0 the critic promises too much."""
         return float(self.value.mean() - self.realised.mean())
 
 

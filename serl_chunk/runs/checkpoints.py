@@ -127,8 +127,6 @@ def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
 
 
 class _Entry(NamedTuple):
-    """A finished checkpoint; entries sort by age."""
-
     step: float  # of a timed one whose meta is damaged: infinite, so that it is tried, and reported, first
     updates: int  # of every kind since the run began: what two of the same step differ in
     periodic: bool
@@ -185,7 +183,6 @@ class CheckpointStore:
         return max((int(e.step) for e in self._entries() if e.step < math.inf), default=None)
 
     def _entries(self) -> list[_Entry]:
-        """All finished checkpoints, oldest first."""
         folder = self.run_dir / TIMED
         timed = [_Entry.of(folder / name, periodic=False) for name in finished(folder)]
         if not timed:
@@ -222,7 +219,6 @@ class CheckpointStore:
         return True
 
     def close(self) -> None:
-        """Finish writing and release orbax's threads."""
         self.wait()
         if self._manager is not None:  # a failed write has let go of it
             self._manager.close()

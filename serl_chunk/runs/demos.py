@@ -62,7 +62,6 @@ class RunDemos:
         return self.__dict__ | {"_open": None}
 
     def keys(self) -> list[str]:
-        """See Source."""
         keys = [f"{i:06d}" for i in range(len(self._origins))]
         return take_fraction(keys, self._given.proportion) if keys else keys
 
@@ -87,5 +86,4 @@ class RunDemos:
         return episode
 
     def notes(self) -> list[str]:
-        """See Source."""
         return []

@@ -46,7 +46,6 @@ class TimedCheckpoints:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for one, and none is being written."""
         return self._now() >= self._next and (self._thread is None or not self._thread.is_alive())
 
     def postpone(self) -> None:
@@ -65,7 +64,6 @@ class TimedCheckpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the background write."""
         if self._thread is not None:
             self._thread.join()
 
