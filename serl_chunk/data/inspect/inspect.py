@@ -1,4 +1,4 @@
-"""Looks at all episodes of a source, one after another: the facts, and what is wrong or worth knowing."""
+"""Inspection of all episodes of a source, one after another."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ def inspect(
     all_frames: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> InspectionReport:
-    """Read the episodes of `source` once and say what is in them; holds one episode at a time.
+    """Read the episodes of `source` once, one at a time.
 
     Args:
-        source: of any format.
-        spec: the robot, where it is known: whose limits, joints and grippers the findings then take into account.
-        horizon: say which episodes are shorter than a chunk of that many actions.
-        max_episodes: look at the first ones only.
+        spec: the robot, where it is known; its limits, joints and grippers are compared with the data.
+        horizon: report episodes shorter than a chunk of that many actions.
+        max_episodes: read the first ones only.
         all_frames: decode every image instead of a few of each episode.
         progress: called with (episodes done, episodes in all) after each one.
 
@@ -47,17 +46,17 @@ def inspect(
     found: list[Issue] = []
     if not keys:
         found.append(Issue("fault", "empty", f"{source.path}: there is no episode"))
-    tally = Tally()
+    tally: Tally | None = None
     for done, key in enumerate(wanted, 1):
         try:
             episode = source.read(key)
         except DataError as error:
             found.append(Issue("fault", "unreadable", str(error), key))
         else:
-            facts, own = episode_info(key, episode, all_frames=all_frames)
-            episodes.append(facts)
-            found += own
-            found += tally.add(key, episode, spec)
+            info, own = episode_info(key, episode, all_frames=all_frames)
+            episodes.append(info)
+            tally = tally or Tally(key, episode, spec)
+            found += own + tally.add(key, episode)
         if progress is not None:
             progress(done, len(wanted))
     findings = InspectionReport(
@@ -68,25 +67,22 @@ def inspect(
         declared_hz=source.hz,
         spec=spec,
         episodes=tuple(episodes),
-        state=tally.state.dimensions() if tally.state else (),
-        action=tally.action.dimensions() if tally.action else (),
-        changes=tally.quantiles_of_changes(),
+        state=tally.state.dimensions() if tally else (),
+        action=tally.action.dimensions() if tally else (),
+        changes=tally.quantiles_of_changes() if tally else None,
         notes=tuple(source.notes()),
         findings=(),
     )
-    found += checks.cameras(findings)
-    found += checks.time(findings)
-    found += checks.dimensions(findings)
-    found += checks.jumps(findings, tally.jumps)
-    found += checks.followed(findings, tally.distance())
-    found += checks.rewards(findings)
-    found += checks.episodes(findings, horizon)
+    found += checks.cameras(findings) + checks.time(findings) + checks.dimensions(findings)
+    if tally is not None:
+        found += checks.jumps(findings, tally.jumps) + checks.followed(findings, tally.mean_distance())
+    found += checks.rewards(findings) + checks.episodes(findings, horizon)
     found.sort(key=lambda f: f.severity != "fault")  # stable: faults first, else as found
     return dataclasses.replace(findings, findings=tuple(found))
 
 
 class Column:
-    """Moments, extremes and how often they are taken, and the different values, of rows float32[N, D]."""
+    """Moments, extremes with their frequency, and the different values, of rows float32[N, D]."""
 
     def __init__(self, dim: int) -> None:
         self.moments = Moments.empty(dim)
@@ -94,7 +90,6 @@ class Column:
         self._values: list[set[float] | None] = [set() for _ in range(dim)]  # None for many
 
     def add(self, values: np.ndarray) -> None:
-        """Take in rows float32[N, D]."""
         new = Moments.of(values)
         self._at_low = _taken(self._at_low, self.moments.low, (values == new.low).sum(0), new.low)
         self._at_high = _taken(self._at_high, -self.moments.high, (values == new.high).sum(0), -new.high)
@@ -106,7 +101,7 @@ class Column:
                     self._values[d] = None
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """One for each of the D values."""
+        """Return the statistics of each of the D values."""
         m = self.moments
         return tuple(
             Dimension(
@@ -123,39 +118,29 @@ class Column:
 
 
 class Tally:
-    """What all episodes together amount to."""
+    """Statistics over all episodes, which must have the dimensions of the first one."""
 
-    def __init__(self) -> None:
-        self.state: Column | None = None
-        self.action: Column | None = None
+    def __init__(self, first: str, episode: Episode, spec: RobotSpec | None) -> None:
+        self._first, self._joints = first, None if spec is None else np.array(spec.joint_of_action)
+        self._dims = episode.steps.observation[STATE].shape[1], episode.steps.action.shape[1]
+        self.state, self.action = map(Column, self._dims)
         self.jumps: list[Jump] = []  # the largest changes of every episode
-        self._changes: Statistics | None = None
-        self._distance: np.ndarray | None = None  # float64[A], sum over the steps
-        self._dims: tuple[str, int, int] | None = None
+        self._changes = Statistics(self._dims[1], (0.5, 0.9, 0.99))
+        self._distance = np.zeros(self._dims[1])  # sum over the steps
 
-    def add(self, key: str, episode: Episode, spec: RobotSpec | None) -> list[Issue]:
-        """Take in an episode; one with other dimensions than the first is a fault, and left out."""
+    def add(self, key: str, episode: Episode) -> list[Issue]:
+        """Add an episode; one with other dimensions than the first is a fault, and left out."""
         state, action = episode.steps.observation[STATE], episode.steps.action
-        if self._dims is None:
-            self._dims = key, state.shape[1], action.shape[1]
-            self.state, self.action = Column(state.shape[1]), Column(action.shape[1])
-            self._changes = Statistics(action.shape[1], (0.5, 0.9, 0.99))
-        first, s, a = self._dims
-        if (s, a) != (state.shape[1], action.shape[1]):
+        if self._dims != (state.shape[1], action.shape[1]):
             text = (
-                f"{key}: {state.shape[1]} state values and {action.shape[1]} actions, where episode {first} has "
-                f"{s} and {a}; they are of different robots"
+                f"{key}: {state.shape[1]} state values and {action.shape[1]} actions, where episode {self._first} has "
+                f"{self._dims[0]} and {self._dims[1]}; they are of different robots"
             )
             return [Issue("fault", "dimensions", text, key)]
-        assert self.state is not None
-        assert self.action is not None
-        assert self._changes is not None
         self.state.add(state)
         self.action.add(action)
-        if spec is not None:
-            joints = np.array(spec.joint_of_action)
-            distance = np.abs(action - state[:, np.maximum(joints, 0)]).sum(0, dtype=np.float64)
-            self._distance = distance if self._distance is None else self._distance + distance
+        if self._joints is not None:
+            self._distance += np.abs(action - state[:, np.maximum(self._joints, 0)]).sum(0, dtype=np.float64)
         change = np.abs(np.diff(action, axis=0))
         if len(change):
             self._changes.add(change)
@@ -169,16 +154,16 @@ class Tally:
         return []
 
     def quantiles_of_changes(self) -> np.ndarray | None:
-        """See Findings.changes."""
-        if self._changes is None or not self._changes.count:
+        """Return `InspectionReport.changes`."""
+        if not self._changes.count:
             return None
         return np.vstack([self._changes.quantile(), self._changes.moments.high])
 
-    def distance(self) -> np.ndarray | None:
-        """Mean distance between a command and the joint that it commands, float64[A]; None without a robot."""
-        return None if self._distance is None or self.state is None else self._distance / self.state.moments.count
+    def mean_distance(self) -> np.ndarray | None:
+        """Return the mean distance between a command and its joint, float64[A]; None without a robot."""
+        return None if self._joints is None else self._distance / self.state.moments.count
 
 
 def _taken(count: np.ndarray, low: np.ndarray, more: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """How often the lower of two minima occurs in both parts together."""
+    """Count how often the lower of two minima occurs in both parts together."""
     return np.where(new < low, more, np.where(new == low, count + more, count))

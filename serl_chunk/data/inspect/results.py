@@ -1,4 +1,4 @@
-"""Results of an inspection of episodes: plain values for a screen, a page, JSON or a test."""
+"""Results of an inspection of episodes, as plain values, and what is found in one episode alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
 
 Severity = Literal["fault", "remark"]
@@ -19,8 +20,8 @@ class Issue(NamedTuple):
     """One thing that is wrong (a fault) or worth knowing (a remark)."""
 
     severity: Severity
-    kind: str  # a word that findings of one sort share
-    text: str  # a sentence that begins with the episode where there is one
+    kind: str  # the same for findings of one sort
+    text: str  # begins with the episode where there is one
     episode: str | None = None  # its key in the source
     tick: int | None = None
 
@@ -34,10 +35,8 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None of no numbers."""
-        if not len(values):
-            return None
-        return cls(float(np.min(values)), float(np.median(values)), float(np.max(values)))
+        """Return that of some numbers, None of no numbers."""
+        return cls(*(float(f(values)) for f in (np.min, np.median, np.max))) if len(values) else None
 
 
 class Dimension(NamedTuple):
@@ -53,7 +52,7 @@ class Dimension(NamedTuple):
 
     @property
     def constant(self) -> bool:
-        """Never moves, up to the rounding of a float32."""
+        """Whether the value never moves, up to the rounding of a float32."""
         return self.high - self.low <= 1e-6 * max(abs(self.low), abs(self.high))
 
 
@@ -82,14 +81,13 @@ class EpisodeInfo(NamedTuple):
     reward: float  # sum over the steps, as the end corrects it
     rewarded: int  # steps with a reward other than 0
     sources: tuple[int, ...]  # steps of each types.Source
-    segments: int  # runs of HUMAN steps, however long
+    segments: int  # runs of HUMAN steps, of any length
     seconds: float | None  # by its stamps, from the first step to the last; None without stamps
     period: float | None  # median seconds between two steps
     cameras: dict[str, CameraStats]
     digest: str  # of states and actions
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         cameras = {name: c._asdict() for name, c in self.cameras.items()}
         sources = {source.name: self.sources[source] for source in Source}
         return self._asdict() | {"outcome": str(self.outcome), "cameras": cameras, "sources": sources}
@@ -97,7 +95,7 @@ class EpisodeInfo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class InspectionReport:
-    """An inspection's result."""
+    """Result of an inspection."""
 
     path: str
     format: str
@@ -109,65 +107,56 @@ class InspectionReport:
     state: tuple[Dimension, ...]
     action: tuple[Dimension, ...]
     changes: np.ndarray | None  # float64[4, A]: quantiles 0.5, 0.9, 0.99 and 1 of |a[t + 1] - a[t]|; None without any
-    notes: tuple[str, ...]  # what the source says about itself
+    notes: tuple[str, ...]  # of the source
     findings: tuple[Issue, ...]
 
     @property
     def faults(self) -> list[Issue]:
-        """What makes the data unfit."""
         return [f for f in self.findings if f.severity == "fault"]
 
     @property
     def remarks(self) -> list[Issue]:
-        """What is worth knowing."""
         return [f for f in self.findings if f.severity == "remark"]
 
     @property
     def steps(self) -> int:
-        """In all episodes that were read."""
         return sum(e.length for e in self.episodes)
 
     @property
     def lengths(self) -> Spread | None:
-        """Steps of an episode."""
         return Spread.of([e.length for e in self.episodes])
 
     @property
     def rewards(self) -> Spread | None:
-        """Sum of an episode's rewards."""
         return Spread.of([e.reward for e in self.episodes])
 
     @property
     def measured_hz(self) -> float | None:
-        """Rate by the stamps: of the median episode."""
+        """Rate of the median episode, by its stamps."""
         periods = [e.period for e in self.episodes if e.period]
         return float(1 / np.median(periods)) if periods else None
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the steps that each source supplied; those that supplied none are left out."""
+        """Share of the steps of each source that supplied any."""
         total = np.sum([e.sources for e in self.episodes], axis=0) if self.episodes else np.zeros(len(Source))
         return {source.name: float(total[source] / self.steps) for source in Source if total[source]}
 
     def count(self, outcome: Outcome) -> int:
-        """Episodes with that outcome."""
+        """Count the episodes with that outcome."""
         return sum(e.outcome is outcome for e in self.episodes)
 
     def tasks(self) -> dict[str, int]:
-        """Task text -> episodes, the most frequent first."""
+        """Return task text -> episodes, the most frequent first."""
         return dict(Counter(e.task for e in self.episodes).most_common())
 
     def cameras(self) -> dict[str, list[CameraStats]]:
-        """Camera -> what each episode that has it says of it."""
+        """Return camera -> its statistics in each episode that has it."""
         names = sorted({name for e in self.episodes for name in e.cameras})
         return {name: [e.cameras[name] for e in self.episodes if name in e.cameras] for name in names}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-
-        def spread(value: Spread | None) -> dict[str, float] | None:
-            return None if value is None else value._asdict()
-
+        changes = None if self.changes is None else self.changes.tolist()
         return {
             "path": self.path,
             "format": self.format,
@@ -176,17 +165,15 @@ class InspectionReport:
             "episodes_looked_at": self.looked_at,
             "episodes_read": len(self.episodes),
             "steps": self.steps,
-            "lengths": spread(self.lengths),
+            "lengths": self.lengths and self.lengths._asdict(),
             "declared_hz": self.declared_hz,
             "measured_hz": self.measured_hz,
             "state": [d._asdict() for d in self.state],
             "action": [d._asdict() for d in self.action],
-            "action_changes": None
-            if self.changes is None
-            else dict(zip(("q50", "q90", "q99", "max"), self.changes.tolist(), strict=True)),
+            "action_changes": changes and dict(zip(("q50", "q90", "q99", "max"), changes, strict=True)),
             "tasks": self.tasks(),
             "outcomes": {str(o): self.count(o) for o in Outcome},
-            "rewards": spread(self.rewards),
+            "rewards": self.rewards and self.rewards._asdict(),
             "sources": self.shares,
             "notes": list(self.notes),
             "findings": [f._asdict() for f in self.findings],
@@ -200,29 +187,34 @@ PAIRS = 8  # pairs of frames decoded of each camera and episode, unless all are
 
 
 def episode_info(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[EpisodeInfo, list[Issue]]:
-    """Facts of a checked episode, and the findings that need no other episode.
+    """Summarise a checked episode.
 
     Args:
         key: its name in the source, with which the findings begin.
         episode: its images are decoded: `PAIRS` pairs of frames of each camera, spread evenly.
         all_frames: decode all of them.
+
+    Returns:
+        The summary, and the findings that need no other episode.
     """
     begin, steps, end = episode
     found: list[Issue] = []
-    cameras = {}
-    for name, rows in sorted(steps.sparse.items()):
-        if name.startswith(IMAGE_PREFIX) and len(rows.index):
-            camera, trouble = _camera(key, episode, rows, all_frames)
-            cameras[name.removeprefix(IMAGE_PREFIX)] = camera
-            found += trouble
-    found += _final_frames(key, episode)
-    seconds, period, trouble = _time(key, steps.stamp)
-    found += trouble
+    cameras = {
+        name.removeprefix(IMAGE_PREFIX): _camera(key, episode, rows, all_frames, found)
+        for name, rows in sorted(steps.sparse.items())
+        if name.startswith(IMAGE_PREFIX) and len(rows.index)
+    }
+    try:  # training needs the frames of the final observation
+        for value in (end.final_observation or {}).values():
+            np.asarray(value)
+    except DataError as error:
+        found.append(Issue("fault", "frames", str(error), key, end.length))
+    seconds, period = _time(key, steps.stamp, found)
     reward = steps.reward.astype(np.float64)
     if end.reward is not None:
         reward[-1] = end.reward
     human = (steps.source == Source.HUMAN).astype(np.int8)
-    facts = EpisodeInfo(
+    info = EpisodeInfo(
         key=key,
         length=steps.n,
         task=begin.task,
@@ -237,35 +229,39 @@ def episode_info(key: str, episode: Episode, *, all_frames: bool = False) -> tup
         cameras=cameras,
         digest=hashlib.sha256(steps.observation[STATE].tobytes() + steps.action.tobytes()).hexdigest()[:16],
     )
-    return facts, found
+    return info, found
 
 
-def _time(key: str, stamp: np.ndarray) -> tuple[float | None, float | None, list[Issue]]:
-    """(duration, median period, findings); an episode whose stamps are all equal has none."""
+def _time(key: str, stamp: np.ndarray, found: list[Issue]) -> tuple[float | None, float | None]:
+    """Return duration and median period in seconds; an episode whose stamps are all equal has none."""
     if len(stamp) < 2 or (stamp == stamp[0]).all():
-        return None, None, []
+        return None, None
     between = np.diff(stamp)
     seconds, period = float(stamp[-1] - stamp[0]), float(np.median(between))
-    back = np.flatnonzero(between <= 0)
+    back, gaps = np.flatnonzero(between <= 0), np.flatnonzero(between > GAP * period)
     if len(back):
         tick = int(back[0]) + 1
         text = (
             f"{key}: the time stamp of tick {tick} ({stamp[tick]:.6g} s) is not after that of the tick before "
             f"({stamp[tick - 1]:.6g} s){_more(len(back) - 1)}"
         )
-        return seconds, period if period > 0 else None, [Issue("fault", "time", text, key, tick)]
-    gaps = np.flatnonzero(between > GAP * period)
-    if not len(gaps):
-        return seconds, period, []
-    worst = int(gaps[np.argmax(between[gaps])])
-    text = (
-        f"{key}: tick {worst + 1} comes {between[worst]:.3g} s after the one before, {between[worst] / period:.0f} "
-        f"periods{_more(len(gaps) - 1)}"
-    )
-    return seconds, period, [Issue("remark", "gap", text, key, worst + 1)]
+        found.append(Issue("fault", "time", text, key, tick))
+        return seconds, period if period > 0 else None
+    if len(gaps):
+        worst = int(gaps[np.argmax(between[gaps])])
+        text = (
+            f"{key}: tick {worst + 1} comes {between[worst]:.3g} s after the one before, "
+            f"{between[worst] / period:.0f} periods{_more(len(gaps) - 1)}"
+        )
+        found.append(Issue("remark", "gap", text, key, worst + 1))
+    return seconds, period
 
 
-def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool) -> tuple[CameraStats, list[Issue]]:
+def _more(n: int) -> str:
+    return f", and {plural(n, 'more such tick')}" if n else ""
+
+
+def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool, found: list[Issue]) -> CameraStats:
     state = episode.steps.observation[STATE]
     frames, (height, width) = len(rows.index), rows.values.shape[1:3]
     firsts = np.arange(frames - 1)
@@ -289,21 +285,5 @@ def _camera(key: str, episode: Episode, rows: SparseRows, all_frames: bool) -> t
                     pairs, identical, moved = pairs + 1, identical + same, moved + moving
                     frozen += same and moving
     except DataError as error:
-        found = [Issue("fault", "frames", str(error), key)]
-    else:
-        found = []
-    return CameraStats(height, width, frames, decoded, pairs, identical, moved, frozen, blank), found
-
-
-def _final_frames(key: str, episode: Episode) -> list[Issue]:
-    """The frames of the final observation, which training needs, can be decoded."""
-    try:
-        for value in (episode.end.final_observation or {}).values():
-            np.asarray(value)
-    except DataError as error:
-        return [Issue("fault", "frames", str(error), key, episode.end.length)]
-    return []
-
-
-def _more(n: int) -> str:
-    return f", and {n} more such tick{'s' if n > 1 else ''}" if n else ""
+        found.append(Issue("fault", "frames", str(error), key))
+    return CameraStats(height, width, frames, decoded, pairs, identical, moved, frozen, blank)
