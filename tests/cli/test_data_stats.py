@@ -87,7 +87,7 @@ def test_floored_dimensions_are_named(recorded, capsys):
     ("flags", "named"),
     [
         (["--actions", "delta", "--mask=6,-1"], ("delta", "--horizon", "--exp_name")),
-        (["--actions", "delta", "--horizon", "5"], ("delta", "--mask", "--exp_name")),
+        (["--actions", "delta", "--horizon", "5"], ("delta", "--mask", "experiment")),
         (["--mask=6,-1"], ("--mask", "--actions delta")),
         (["--actions", "delta", "--mask=x", "--horizon", "5"], ("--mask", "'x'")),
         (["--actions", "delta", "--mask=-3", "--horizon", "5"], ("delta", "absolute", "--mask")),

@@ -1,4 +1,4 @@
-"""What is wrong with, or worth knowing of, episodes taken together. Each function gives the findings of one matter."""
+"""Findings in episodes taken together. Each function returns those of one subject."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Jump(NamedTuple):
 
 
 def cameras(data: InspectionReport) -> list[Issue]:
-    """Sizes that differ, cameras that some episodes lack, frames that stand still or are of one colour."""
+    """Find sizes that differ, cameras that some episodes lack, frames that stand still or are of one colour."""
     found = []
     for name, facts in data.cameras().items():
         sizes = Counter((c.height, c.width) for c in facts)
@@ -63,12 +63,12 @@ def cameras(data: InspectionReport) -> list[Issue]:
 
 
 def time(data: InspectionReport) -> list[Issue]:
-    """Rates that differ from the declared one, or between episodes; missing stamps."""
+    """Find rates that differ from the declared one, or between episodes, and missing stamps."""
     found = []
     measured, declared = data.measured_hz, data.declared_hz
     untimed = [e for e in data.episodes if e.period is None and e.length > 1]
     if data.episodes and len(untimed) == len(data.episodes):
-        text = "the episodes have no time stamps" + ("" if declared else ", and nothing says their rate: give --hz")
+        text = "the episodes have no time stamps" + ("" if declared else ", and no rate is declared. Give hz")
         return [Issue("remark", "rate", text)]
     if measured and declared and abs(measured / declared - 1) > RATE:
         text = f"the stamps are {measured:.4g} Hz, {declared:.4g} Hz is declared; which one is true?"
@@ -81,7 +81,7 @@ def time(data: InspectionReport) -> list[Issue]:
 
 
 def dimensions(data: InspectionReport) -> list[Issue]:
-    """Values that never move, stay at an extreme, or leave the robot's limits."""
+    """Find values that never move, stay at an extreme, or leave the robot's limits."""
     found = []
     switches: dict[str, set[int]] = {"state": set(), "action": set()}  # a closed gripper is meant to be at its extreme
     if data.spec is not None:
@@ -111,7 +111,7 @@ def dimensions(data: InspectionReport) -> list[Issue]:
 
 
 def jumps(data: InspectionReport, largest: Sequence[Jump]) -> list[Issue]:
-    """Changes of an action far beyond what its dimension usually does; `largest` are the candidates."""
+    """Find changes of an action far beyond its usual ones; `largest` are the candidates."""
     if data.changes is None:
         return []
     found = []
@@ -133,7 +133,7 @@ def jumps(data: InspectionReport, largest: Sequence[Jump]) -> list[Issue]:
 
 
 def followed(data: InspectionReport, distance: np.ndarray | None) -> list[Issue]:
-    """Commands that are nowhere near the joints they command; `distance` float64[A] is their mean distance."""
+    """Find commands that are far from the joints they command; `distance` float64[A] is their mean distance."""
     if data.spec is None or distance is None:
         return []
     apart = []
@@ -150,20 +150,20 @@ def followed(data: InspectionReport, distance: np.ndarray | None) -> list[Issue]
 
 
 def rewards(data: InspectionReport) -> list[Issue]:
-    """Rewards that are nowhere, and rewards and outcomes that contradict each other."""
-    found = []
+    """Find missing rewards, and rewards and outcomes that contradict each other."""
     if data.episodes and not any(e.rewarded for e in data.episodes):
         unknown = data.count(Outcome.UNKNOWN) == len(data.episodes)
-        text = "no step has a reward" + (", and no episode an outcome: see --success and --scores" if unknown else "")
+        text = "no step has a reward" + (", and no episode an outcome. Give success or scores" if unknown else "")
         return [Issue("remark", "reward", text)]
-    for e in data.episodes:
-        if e.outcome is Outcome.SUCCESS and not e.rewarded:
-            found.append(Issue("remark", "reward", f"{e.key}: a success without any reward", e.key))
-    return found
+    return [
+        Issue("remark", "reward", f"{e.key}: a success without any reward", e.key)
+        for e in data.episodes
+        if e.outcome is Outcome.SUCCESS and not e.rewarded
+    ]
 
 
 def episodes(data: InspectionReport, horizon: int | None) -> list[Issue]:
-    """Episodes that are shorter than a chunk, and those that are there twice."""
+    """Find episodes that are shorter than a chunk, and those that occur twice."""
     found = []
     for e in data.episodes:
         if horizon is not None and e.length < horizon:
@@ -183,7 +183,7 @@ def _range(d: Dimension) -> float:
 
 
 def _clipped(d: Dimension) -> bool:
-    """Whether a value that moves freely stays at an extreme; one that takes few values is a switch."""
+    """Whether a value that moves freely stays at an extreme; a value with few different ones is a switch."""
     return not d.constant and d.distinct is None and max(d.at_low, d.at_high) > CLIPPED
 
 

@@ -1,14 +1,14 @@
-"""An inspection's facts as short texts, for a screen and for a page."""
+"""The summary of an inspection as short texts, for a screen and for a page."""
 
 from __future__ import annotations
 
 from serl_chunk.data.inspect.results import Dimension, InspectionReport
-from serl_chunk.io import plural
+from serl_chunk.io import format_duration, plural
 from serl_chunk.types import Outcome
 
 
 def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
-    """Name and text of each fact, in reading order."""
+    """Return name and text of each fact, in reading order."""
     if not findings.episodes:
         return [("episodes", f"none could be read, of {findings.looked_at}")]
     out = [("episodes", _episodes(findings))]
@@ -47,7 +47,7 @@ def _episodes(findings: InspectionReport) -> str:
     if findings.looked_at < findings.available:
         out += f" (the first of {findings.available:,})"
     seconds = sum(e.seconds or 0 for e in findings.episodes)
-    return out + (f", {_clock(seconds)} in all" if seconds else "")
+    return out + (f", {format_duration(seconds)} in all" if seconds else "")
 
 
 def _rate(findings: InspectionReport) -> str:
@@ -74,10 +74,3 @@ def _tasks(findings: InspectionReport) -> str:
 def _spread(spread: tuple[float, float, float]) -> str:
     low, median, high = (f"{v:,.0f}" if v == int(v) else f"{v:.4g}" for v in spread)
     return f"{low} to {high}, median {median}" if low != high else low
-
-
-def _clock(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

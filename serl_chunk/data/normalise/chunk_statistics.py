@@ -1,13 +1,12 @@
 """Statistics of states and action chunks, for normalising them: mean, std, q01 and q99.
 
 A sample is a step: its state, and the chunk of `horizon` actions from it on. Behind an episode's last step the last
-action is repeated, and counts, as openpi's loader has it. `delta` actions are differences from the state of the
-*chunk's first* step on the masked dimensions. Quantiles are exact (openpi's are edges of 5,000-bin histograms).
+action is repeated, and counts, as in openpi's loader. `delta` actions are differences from the state of the *chunk's
+first* step on the masked dimensions. Quantiles are exact (openpi's are edges of 5,000-bin histograms).
 
 A dimension that (almost) never moves has a spread near 0, and would turn the least movement into a huge number. There
-`std` is raised to a floor. Where q01 and q99 are less than twice the floor apart, the extremes take their place, or
-where those are as close, their middle plus and minus the floor. A floor that is too high only makes such inputs a
-little smaller. Which dimensions were changed is kept beside the numbers.
+`std` is raised to a floor. Where q01 and q99 are less than twice the floor apart, they are replaced by the extremes, or
+where those are as close, by their middle plus and minus the floor. The changed dimensions are listed with the numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _BLOCK = 1 << 21  # numbers of chunks made at once
 
 
 class ColumnStats(NamedTuple):
-    """What was measured of one vector, and what is written for it."""
+    """Statistics of one vector, as measured and as written."""
 
     moments: Moments
     stats: NormStats
@@ -38,35 +37,25 @@ class ColumnStats(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StatsRequest:
-    """What the statistics are of.
+    """The samples of statistics, and their treatment."""
 
-    Args:
-        actions: as recorded, or differences from the state at the chunk's start.
-        joints: for `delta`: for each action dimension the state index that is subtracted, -1 for none.
-        horizon: H, actions of a chunk.
-        max_samples: of a random subset of that many steps, drawn without repetition; None for all.
-        seed: of that subset.
-        std_floor: see the module's text.
-        keep: numbers held in memory; beyond that the data is read twice.
-    """
-
-    actions: Literal["absolute", "delta"] = "absolute"
-    joints: tuple[int, ...] = ()
-    horizon: int = 1
-    max_samples: int | None = None
-    seed: int = 0
-    std_floor: float = STD_FLOOR
-    keep: int = KEEP
+    actions: Literal["absolute", "delta"] = "absolute"  # as recorded, or minus the state at the chunk's start
+    joints: tuple[int, ...] = ()  # for `delta`: the state index that is subtracted from each action, -1 for none
+    horizon: int = 1  # H, actions of a chunk
+    max_samples: int | None = None  # a random subset of so many steps, drawn without repetition; None for all
+    seed: int = 0  # of that subset
+    std_floor: float = STD_FLOOR  # see the module's text
+    keep: int = KEEP  # numbers held in memory; beyond that the data is read twice
 
     def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ConfigError(f"--horizon must be at least 1, got {self.horizon}")
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ConfigError(f"--max_samples must be at least 1, got {self.max_samples}")
+        for name, value in (("horizon", self.horizon), ("max_samples", self.max_samples)):
+            if value is not None and value < 1:
+                raise ConfigError(f"must be at least 1, got {value}", parameter=name)
         if not self.std_floor > 0:
-            raise ConfigError(f"--std_floor must be positive, got {self.std_floor}")
+            raise ConfigError(f"must be positive, got {self.std_floor}", parameter="std_floor")
         if (self.actions == "delta") != any(j >= 0 for j in self.joints):
-            raise ConfigError("delta actions need a mask with at least one dimension, absolute ones have none: --mask")
+            text = "delta actions need a mask with at least one dimension, absolute ones have none"
+            raise ConfigError(text, parameter="mask")
 
 
 class StatsResult(NamedTuple):
@@ -79,7 +68,7 @@ class StatsResult(NamedTuple):
     samples: int  # that were used
 
     def note(self) -> dict[str, Any]:
-        """What the file's key `serl_chunk` holds."""
+        """Return what stands under the file's key `serl_chunk`."""
         what = self.what
         return {
             "actions": what.actions,
@@ -99,7 +88,7 @@ class StatsResult(NamedTuple):
 
 
 def parse_mask(text: str) -> tuple[bool, ...]:
-    """openpi's `6,-1,6,-1`: six dimensions that are differences, one that is not, and so on; raises ConfigError."""
+    """Parse openpi's `6,-1,6,-1`: six dimensions that are differences, one that is not, ...; raises ConfigError."""
     out: list[bool] = []
     for part in text.split(","):
         try:
@@ -108,36 +97,40 @@ def parse_mask(text: str) -> tuple[bool, ...]:
             n = 0
         if not n:
             raise ConfigError(
-                f"--mask: {part.strip()!r} is no run length; write 6,-1,6,-1 for six dimensions that are differences, "
-                "one that is not, six that are, one that is not"
+                f"{part.strip()!r} is no run length. Write 6,-1,6,-1 for six dimensions that are differences, one that "
+                "is not, six that are, one that is not",
+                parameter="mask",
             )
         out += [n > 0] * abs(n)
     return tuple(out)
 
 
 def joints_of(mask: tuple[bool, ...] | None, spec: RobotSpec | None) -> tuple[int, ...]:
-    """The state index subtracted from each action dimension, -1 for none.
+    """Return the state index subtracted from each action dimension, -1 for none.
 
-    As the robot's specification has it, without grippers unless `mask` says otherwise; without a specification action j
-    is a difference from state j where `mask` has it. Raises ConfigError where neither is known, or they do not fit.
+    It is that of the robot's specification, on the dimensions of `mask`, by default all but grippers. Without a
+    specification action j is a difference from state j. Raises ConfigError where neither is known, or they do not fit.
     """
     if spec is None:
         if mask is None:
-            raise ConfigError("delta actions: give --mask (ALOHA: 6,-1,6,-1), or --exp_name for its robot's joints")
+            text = "is needed for delta actions. Give one (ALOHA: 6,-1,6,-1), or an experiment for its robot's joints"
+            raise ConfigError(text, parameter="mask")
         return tuple(j if on else -1 for j, on in enumerate(mask))
     if mask is None:
         return tuple(-1 if j in spec.grippers else joint for j, joint in enumerate(spec.joint_of_action))
     if len(mask) > spec.action_dim:
-        raise ConfigError(f"--mask has {len(mask)} dimensions, robot {spec.name} has {spec.action_dim} actions")
+        text = f"has {len(mask)} dimensions, robot {spec.name} has {spec.action_dim} actions"
+        raise ConfigError(text, parameter="mask")
     joints = tuple(spec.joint_of_action[j] if on else -1 for j, on in enumerate(mask))
     for j, on in enumerate(mask):
         if on and joints[j] < 0:
-            raise ConfigError(f"--mask: no state value of robot {spec.name} measures what action {j} commands")
+            text = f"no state value of robot {spec.name} measures what action {j} commands"
+            raise ConfigError(text, parameter="mask")
     return joints
 
 
 def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarray:
-    """The action chunks float32[N, H, A] from steps `ticks` int[N] on. Raises ConfigError where a mask does not fit."""
+    """Return the action chunks float32[N, H, A] from steps `ticks` int[N] on; raises ConfigError for a wrong mask."""
     action, state = episode.steps.action, episode.steps.observation[STATE]
     at = np.minimum(ticks[:, None] + np.arange(what.horizon), len(action) - 1)
     out = action[at]
@@ -145,8 +138,9 @@ def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarra
         joints = np.array(what.joints)
         if len(joints) > action.shape[1] or joints.max() >= state.shape[1]:
             raise ConfigError(
-                f"--mask: {len(joints)} dimensions, up to state value {joints.max()}, of episodes with "
-                f"{action.shape[1]} actions and {state.shape[1]} state values"
+                f"has {len(joints)} dimensions, up to state value {joints.max()}, but episodes have {action.shape[1]} "
+                f"actions and {state.shape[1]} state values",
+                parameter="mask",
             )
         masked = np.flatnonzero(joints >= 0)
         out[..., masked] -= state[ticks][:, None, joints[masked]]
@@ -154,13 +148,12 @@ def chunks(episode: Episode, what: StatsRequest, ticks: np.ndarray) -> np.ndarra
 
 
 def compute(source: Source, what: StatsRequest, progress: Callable[[int, int], None] | None = None) -> StatsResult:
-    """The statistics of all episodes of `source`, or of `what.max_samples` of their steps.
+    """Compute the statistics of all episodes of `source`, or of `what.max_samples` of their steps.
 
     Reads the episodes once, twice where there are more numbers than `what.keep`; drawing a subset takes a pass more.
 
     Args:
-        source: opened with `cameras=()`: images are not looked at.
-        what: see there.
+        source: opened with `cameras=()`: images are not read.
         progress: called with (episodes read, episodes to read) after each one; both grow with the passes.
 
     Raises:
@@ -188,13 +181,13 @@ def compute(source: Source, what: StatsRequest, progress: Callable[[int, int], N
 
 
 class _Samples:
-    """The samples of a source, which may be gone through more than once."""
+    """The samples of a source, which can be iterated over more than once."""
 
     def __init__(self, source: Source, what: StatsRequest, progress: Callable[[int, int], None] | None) -> None:
         self.source, self.what, self.progress = source, what, progress
         self.keys = source.keys()
         if not self.keys:
-            raise DataError(f"{source.path}: there is no episode, and so no statistics")
+            raise DataError(f"{source.path}: there is no episode")
         self.lengths = np.zeros(len(self.keys), np.int64)
         self.chosen: np.ndarray | None = None  # increasing numbers of steps, counted through all episodes
         self.dims: tuple[int, int] | None = None
@@ -206,7 +199,7 @@ class _Samples:
                 self.chosen = np.sort(np.random.default_rng(what.seed).choice(n, what.max_samples, replace=False))
 
     def rows(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """States float32[N, S] and the actions of their chunks float32[N * H, A], some at a time."""
+        """Yield states float32[N, S] and the actions of their chunks float32[N * H, A], some at a time."""
         ends = np.cumsum(self.lengths)
         ticks: list[np.ndarray] | None = None
         if self.chosen is not None:
@@ -229,8 +222,8 @@ class _Samples:
             self.dims = self.dims or dims
             if dims != self.dims:
                 raise DataError(
-                    f"{self.source.path}: episode {self.keys[i]} has {dims[0]} state values and {dims[1]} actions, "
-                    f"those before it {self.dims[0]} and {self.dims[1]}; statistics are of one robot's episodes"
+                    f"{self.source.path}: episode {self.keys[i]} has {dims[0]} state values and {dims[1]} actions "
+                    f"(expected {self.dims[0]} and {self.dims[1]}). Compute statistics of one robot's episodes"
                 )
             self.lengths[i] = episode.steps.n
             self.read += 1

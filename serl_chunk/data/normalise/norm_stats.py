@@ -3,20 +3,19 @@
     {"norm_stats": {"state": {"mean": [...], "std": [...], "q01": [...], "q99": [...]}, "actions": {...}},
      "serl_chunk": {...}}
 
-openpi ignores the second key, which says what the numbers are of (see `data.chunk_statistics`).
+openpi ignores the second key, which describes the numbers (see `data.normalise.chunk_statistics`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from serl_chunk.io import atomic_write
 from serl_chunk.types import DataError
 
 FILE = "norm_stats.json"
@@ -32,7 +31,7 @@ class NormStats(NamedTuple):
 
 
 def write_norm_stats(out: Path | str, vectors: Mapping[str, NormStats], note: Mapping[str, Any]) -> Path:
-    """Write `out`, a .json file, or `norm_stats.json` in a folder `out`, whole or not at all; returns the file.
+    """Write `out`, a .json file, or `norm_stats.json` in a folder `out`, whole or not at all, and return the file.
 
     `note` goes under the key `serl_chunk`. Missing folders are made. Raises DataError where it cannot be written.
     """
@@ -43,24 +42,16 @@ def write_norm_stats(out: Path | str, vectors: Mapping[str, NormStats], note: Ma
         for name, stats in vectors.items()
     }
     text = json.dumps({"norm_stats": plain, "serl_chunk": dict(note)}, indent=2, allow_nan=False) + "\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("x") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        atomic_write(path, text, durable=True)
     except OSError as error:
         raise DataError(f"{path}: cannot write the statistics: {error}") from error
     return path
 
 
 def read_norm_stats(path: Path | str) -> dict[str, NormStats]:
-    """What `write_norm_stats` or openpi wrote to a file, or to `norm_stats.json` in a folder.
+    """Read a file of `write_norm_stats` or openpi, or `norm_stats.json` in a folder.
 
     Raises DataError, naming the vector and field, where it is not JSON of that layout: finite numbers, lists of one
     length, no negative std, no q99 below its q01.
@@ -68,12 +59,14 @@ def read_norm_stats(path: Path | str) -> dict[str, NormStats]:
     path, content = _content(path)
     vectors = content.get("norm_stats") if isinstance(content, dict) else None
     if not isinstance(vectors, dict) or not vectors:
-        raise DataError(f'{path}: not statistics: a JSON object with "norm_stats": {{"state": ..., "actions": ...}}')
+        raise DataError(
+            f'{path}: no statistics (expected a JSON object "norm_stats": {{"state": ..., "actions": ...}})'
+        )
     return {name: _stats(f"{path}: {name}", fields) for name, fields in vectors.items()}
 
 
 def read_note(path: Path | str) -> dict[str, Any]:
-    """What `write_norm_stats` was told of the numbers, see `chunk_statistics`; empty in a file of openpi's."""
+    """Read what stands under the key `serl_chunk`, see `StatsResult.note`; empty in a file of openpi's."""
     _, content = _content(path)
     note = content.get("serl_chunk", {}) if isinstance(content, dict) else {}
     return note if isinstance(note, dict) else {}
@@ -85,7 +78,7 @@ def _content(path: Path | str) -> tuple[Path, Any]:
     try:
         return path, json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: no statistics can be read: {error}") from error
+        raise DataError(f"{path}: cannot be read as statistics: {error}") from error
 
 
 def _stats(where: str, fields: Any) -> NormStats:

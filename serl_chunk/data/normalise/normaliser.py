@@ -1,4 +1,4 @@
-"""The transformation between the robot's units and model space: one immutable value with a digest."""
+"""The transformation between the robot's units and model space: an immutable value with a digest."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class Normaliser:
         return len(self.centre)
 
     def observe(self, state: np.ndarray) -> np.ndarray:
-        """Robot-unit states float32[..., S] in model space."""
+        """Convert states float32[..., S] to model space."""
         return ((state - self.state_mean) / self.state_std).astype(np.float32)
 
     def encode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
-        """Chunk float32[..., H', A] in robot units (H' <= H) to model space, given the raw state float32[..., S]."""
+        """Convert a chunk float32[..., H', A] (H' <= H) to model space, given the raw state float32[..., S]."""
         h = self._offsets(chunk)
         return ((chunk - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
 
     def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
-        """The inverse of `encode`."""
+        """Invert `encode`."""
         h = self._offsets(chunk)
         return (chunk * self.scale[:h] + self.centre[:h] + self._base(state)).astype(np.float32)
 
@@ -78,19 +78,19 @@ class Normaliser:
         return np.where(relative, state[..., np.maximum(self.joint, 0)], np.float32(0))[..., None, :]
 
     def digest(self) -> str:
-        """Sixteen hex digits that change when any number does."""
+        """Return sixteen hex digits that change when any number does."""
         h = hashlib.sha256(self.mode.encode())
         for value in self.to_arrays().values():
             h.update(np.ascontiguousarray(value).tobytes())
         return h.hexdigest()[:16]
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Flat arrays for the handshake and for checkpoints; `from_arrays` takes them back."""
+        """Return flat arrays for the handshake and for checkpoints; `from_arrays` inverts it."""
         return {n: getattr(self, n) for n in self._ARRAYS}
 
     @classmethod
     def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray]) -> Normaliser:
-        """The inverse of `to_arrays`."""
+        """Invert `to_arrays`; raises DataError for other names."""
         if set(arrays) != set(cls._ARRAYS):
             raise DataError(
                 f"normaliser: expected the arrays {', '.join(cls._ARRAYS)}, got {', '.join(sorted(arrays))}"
@@ -99,11 +99,14 @@ class Normaliser:
 
 
 def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, episodes: Sequence[Episode]) -> Normaliser:
-    """Statistics of demonstrations `episodes`, of `config.norm_stats`, or of the specification where there are neither.
+    """Fit to demonstrations `episodes`, to `config.norm_stats`, or to the specification where there are neither.
 
-    Without demonstrations states pass unchanged, `absolute_range` works as ever, and `relative` falls back to a scale
-    of 5 % of the range per tick, at most the whole range. Raises ConfigError for `absolute_demo`
-    without demonstrations, DataError for episodes of another size.
+    Without demonstrations states pass unchanged, `absolute_range` is the same, and `relative` has a scale of 5 % of the
+    range per tick, at most the whole range.
+
+    Raises:
+        ConfigError: `absolute_demo` without demonstrations, or `norm_stats` that do not fit.
+        DataError: episodes or statistics of another size.
     """
     s, a = spec.state_dim, spec.action_dim
     low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
@@ -129,7 +132,8 @@ def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, epis
         joint[list(spec.grippers)] = -1
     if config.actions == "absolute_demo" and not episodes:
         raise ConfigError(
-            "normaliser.actions=absolute_demo needs demonstrations: give --demo_path, or use absolute_range or relative"
+            "absolute_demo needs demonstrations. Give demo_path, or use absolute_range or relative",
+            parameter="normaliser.actions",
         )
     if config.actions == "norm_stats":
         joint, centre, scale = _between_quantiles(config, spec, horizon)
@@ -156,13 +160,13 @@ def _vector(config: NormaliserConfig, name: str, size: int, spec: RobotSpec) -> 
 def _between_quantiles(
     config: NormaliserConfig, spec: RobotSpec, horizon: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(joint [A], centre, scale [H, A]) that map q01 and q99 of the file onto -1 and 1 (as pi0.5 does)."""
+    """Return joint [A], centre, scale [H, A] that map q01 and q99 of the file onto -1 and 1 (as pi0.5 does)."""
     path, stats = config.norm_stats, _vector(config, "actions", spec.action_dim, spec)
     note = read_note(path)
     if stats.q01 is None or stats.q99 is None or note.get("actions") not in ("absolute", "delta"):
         raise ConfigError(
-            f"{path}: normaliser.actions=norm_stats needs quantiles, and to know whether actions are differences: "
-            "write the file with `serl-chunk data stats`"
+            f"{path}: normaliser.actions=norm_stats needs quantiles, and whether actions are differences. Write the "
+            "file with `serl-chunk data stats`"
         )
     joint = np.full(spec.action_dim, -1, np.int32)
     if note["actions"] == "delta":
@@ -170,9 +174,9 @@ def _between_quantiles(
         fits = of.ndim == 1 and len(of) <= len(joint) and of.max(initial=-1) < spec.state_dim
         if not fits or note.get("horizon") != horizon:
             raise ConfigError(
-                f"{path}: its differences are of chunks of {note.get('horizon')} actions, the experiment's have "
-                f"{horizon} (chunk.horizon, or chunk.critic_horizon where that is more): write it again with "
-                f"`serl-chunk data stats --horizon {horizon}`"
+                f"{path}: its differences are of chunks of {note.get('horizon')} actions (expected {horizon}: "
+                "chunk.horizon, or chunk.critic_horizon where that is more). Write it again with `serl-chunk data "
+                f"stats` and horizon={horizon}"
             )
         joint[: len(of)] = of
     half = np.maximum((stats.q99 - stats.q01) / 2, config.action_scale_floor)
@@ -182,7 +186,7 @@ def _between_quantiles(
 def _demonstrated_range(
     states: list[np.ndarray], episodes: Sequence[Episode], joint: np.ndarray, horizon: int, config: NormaliserConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and scale [H, A] that map the extremes of the demonstrated offsets onto +-`config.demo_range`."""
+    """Return centre and scale [H, A] that map the extremes of demonstrated offsets onto +-`config.demo_range`."""
     a = len(joint)
     low, high = np.full((horizon, a), np.inf), np.full((horizon, a), -np.inf)
     for st, e in zip(states, episodes, strict=True):

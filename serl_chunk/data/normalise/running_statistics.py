@@ -1,12 +1,12 @@
 """Statistics of streams of vectors: moments by merging, and quantiles that are exact in bounded memory.
 
 Quantiles are those of numpy's default: the order statistics around rank `q * (n - 1)`, linearly interpolated. Up to
-`keep` values are held and looked at in the end. Of more values, a histogram over the upper 16 of a float32's 32 bits
-is kept for each dimension (65,536 counts; 2.5 MB with those of the second pass). Bit patterns order as the numbers do,
-so the bin an order statistic lies in is known exactly, and
+`keep` values are held and sorted in the end. Of more values, a histogram over the upper 16 of a float32's 32 bits is
+kept for each dimension (65,536 counts; 2.5 MB with those of the second pass). Bit patterns order as the numbers do, so
+the bin of an order statistic is known exactly, and
 
-- after one pass each order statistic is known within a bin: the middle that is returned is wrong by at most 2**-8
-  (0.4 %) of the order statistic's size (2**-134 where it is smaller than 2**-126);
+- after one pass the middle of that bin is returned, wrong by at most 2**-8 (0.4 %) of the order statistic's size
+  (2**-134 where it is smaller than 2**-126);
 - after a second pass over the same values, which counts the lower 16 bits inside these few bins, it is exact.
 """
 
@@ -40,12 +40,10 @@ class Moments:
 
     @classmethod
     def empty(cls, dim: int) -> Moments:
-        """Of no vectors of `dim` values."""
         return cls(0, np.zeros(dim), np.zeros(dim), np.full(dim, np.inf), np.full(dim, -np.inf))
 
     @classmethod
     def of(cls, values: np.ndarray) -> Moments:
-        """Of the rows of `values`, float[N, D]."""
         if not len(values):
             return cls.empty(values.shape[1])
         mean = values.mean(0, dtype=np.float64)
@@ -53,7 +51,6 @@ class Moments:
         return cls(len(values), mean, m2, values.min(0).astype(np.float64), values.max(0).astype(np.float64))
 
     def merged(self, other: Moments) -> Moments:
-        """Of both sets of vectors."""
         count = self.count + other.count
         if not count:
             return self
@@ -68,20 +65,20 @@ class Moments:
 
     @property
     def std(self) -> np.ndarray:
-        """Of the population: divided by N."""
+        """Standard deviation of the population: divided by N."""
         return np.sqrt(self.m2 / max(self.count, 1))
 
 
 class Statistics:
     """Moments and quantiles of a stream of vectors, taken as float32.
 
-    Call `add` with all values; where `unsettled` then is True, `refine` with the same values again (in any order and
-    any blocks) for exact quantiles, or leave it (see the module's text for the error).
+    Call `add` with all values. If `unsettled` is then True, call `refine` with the same values again, in any order and
+    any blocks, for exact quantiles; the module's text has the error without.
 
     Args:
         dim: D, values of a vector.
-        quantiles: which ones, each in [0, 1].
-        keep: how many numbers may be held; more go into histograms.
+        quantiles: each in [0, 1].
+        keep: numbers that may be held; more go into histograms.
     """
 
     def __init__(self, dim: int, quantiles: Sequence[float] = (0.01, 0.99), keep: int = KEEP) -> None:
@@ -103,7 +100,7 @@ class Statistics:
         return self._counts is not None and not self._refined
 
     def add(self, values: np.ndarray) -> None:
-        """Take in rows float[N, D]. Raises DataError where one is not finite or has another length."""
+        """Add rows float[N, D]. Raises DataError where one is not finite or has another length."""
         values = self._checked(values)
         self.moments = self.moments.merged(Moments.of(values))
         self._held.append(values.copy())  # the caller may reuse its buffer
@@ -112,7 +109,7 @@ class Statistics:
             self._flush()
 
     def refine(self, values: np.ndarray) -> None:
-        """The second pass, over what `add` has seen. Raises DataError as `add` does."""
+        """Count the same rows in a second pass. Raises DataError as `add` does."""
         self._flush()
         if not self._refined:
             assert self._counts is not None
@@ -124,9 +121,9 @@ class Statistics:
             counts += np.bincount(lower[upper[:, d] == k, d], minlength=_BINS)
 
     def quantile(self) -> np.ndarray:
-        """float64[Q, D]. Raises DataError of no vectors, and where the second pass saw other values than the first."""
+        """Return float64[Q, D]. Raises DataError of no vectors, and where the second pass had other values."""
         if not self.count:
-            raise DataError("statistics of nothing: there is no step")
+            raise DataError("statistics: there is no step")
         if self._counts is None:
             values = np.concatenate(self._held)
             ranks = self._all_ranks()
@@ -145,10 +142,10 @@ class Statistics:
 
     def _checked(self, values: np.ndarray) -> np.ndarray:
         if values.ndim != 2 or values.shape[1] != self._dim:
-            raise DataError(f"statistics of vectors of {self._dim} values: these have the shape {list(values.shape)}")
+            raise DataError(f"statistics: values have the shape {list(values.shape)}, expected [N, {self._dim}]")
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
-            raise DataError(f"statistics of finite values: row {row} has {values[row, column]} in dimension {column}")
+            raise DataError(f"statistics: row {row} has {values[row, column]} in dimension {column}, expected finite")
         return values.astype(np.float32, copy=False)
 
     def _flush(self) -> None:
@@ -162,7 +159,7 @@ class Statistics:
             self._counts[d] += np.bincount(_halves(values[:, d])[0], minlength=_BINS)
 
     def _ranks(self, q: float) -> tuple[int, int, float]:
-        """The ranks around a quantile, and how far it lies from the lower to the upper one."""
+        """Return the ranks around a quantile, and its place between them in [0, 1)."""
         at = q * (self.count - 1)
         below = int(at)
         return below, min(below + 1, self.count - 1), at - below
@@ -181,21 +178,21 @@ class Statistics:
         if self._refined:
             counts = self._refined[d, k]
             if counts.sum() != self._counts[d, k]:
-                raise DataError("statistics: the second pass saw other values than the first; did the data change?")
+                raise DataError("statistics: the second pass has other values than the first. Did the data change?")
             before = int(self._counts[d, :k].sum())
             lower = int(np.searchsorted(np.cumsum(counts), rank - before, side="right"))
         return _number(k, lower)
 
 
 def _halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Upper and lower 16 bits of keys that order as the numbers float32 do."""
+    """Return upper and lower 16 bits of keys that order as the numbers float32 do."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # negative numbers order the other way round
     return (keys >> 16).astype(np.int64), (keys & 0xFFFF).astype(np.int64)
 
 
 def _number(upper: int, lower: int) -> float:
-    """The inverse of `_halves`."""
+    """Invert `_halves`."""
     key = (upper << 16) | lower
     bits = key & 0x7FFFFFFF if key >> 31 else ~key & 0xFFFFFFFF
     return float(np.uint32(bits).view(np.float32))

@@ -168,7 +168,7 @@ def test_rates_that_differ_are_remarked(spec):
     assert said(look(*fast, slow), "rate") == ["ep3: 25 Hz by its stamps, 50 Hz in most episodes"]
     assert "the stamps are 50 Hz, 30 Hz is declared" in only(look(*fast, hz=30.0), "rate").text
     untimed = changed(moving(spec), stamp=np.zeros(40))
-    assert "nothing says their rate: give --hz" in only(look(untimed, hz=None), "rate").text
+    assert "no rate is declared. Give hz" in only(look(untimed, hz=None), "rate").text
     assert only(look(untimed), "rate").text == "the episodes have no time stamps"
 
 
@@ -313,7 +313,7 @@ def test_rewards_and_outcomes_that_contradict_are_remarked(spec):
     silent = changed(moving(spec, seed=1), reward=np.zeros(40, np.float32))
     assert said(look(moving(spec), silent), "reward") == ["ep1: a success without any reward"]
     unknown = silent._replace(end=silent.end._replace(outcome=Outcome.UNKNOWN, terminated=False, truncated=True))
-    assert "see --success and --scores" in only(look(unknown), "reward").text
+    assert "Give success or scores" in only(look(unknown), "reward").text
 
 
 def test_a_reward_that_the_end_corrects_counts(spec):

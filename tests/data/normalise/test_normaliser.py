@@ -152,7 +152,7 @@ def test_offsets_beyond_every_demonstration_take_the_longest_seen_range(spec, de
 
 
 def test_what_cannot_be_fitted_is_refused(spec, joints_spec, make_episode):
-    with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "--demo_path")):
+    with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "demo_path")):
         fit_normaliser(spec, NormaliserConfig(actions="absolute_demo"), HORIZON, [])
     with pytest.raises(DataError, match=naming("e0", 2, "arm3", 5, 3)):
         fit_normaliser(spec, NormaliserConfig(), HORIZON, [make_episode(joints_spec, 3)])
@@ -243,7 +243,7 @@ def test_files_of_statistics_that_do_not_fit_are_refused(spec, demos, tmp_path):
         NormaliserConfig(actions="absolute_range", state=False, norm_stats="x.json")
     path = write_stats(tmp_path / "a", spec, demos, actions="delta", joints=(2, 0, -1), horizon=2)
     config = NormaliserConfig(actions="norm_stats", norm_stats=path)
-    with pytest.raises(ConfigError, match=naming("norm_stats.json", 2, "chunk.horizon", 4, "--horizon")):
+    with pytest.raises(ConfigError, match=naming("norm_stats.json", 2, "chunk.horizon", 4, "horizon")):
         fit_normaliser(spec, config, HORIZON, [])
     openpis = json.loads((tmp_path / "a" / "norm_stats.json").read_text())
     del openpis["serl_chunk"]

@@ -143,7 +143,7 @@ def test_what_cannot_be_counted_is_refused():
 def test_a_mask_is_written_in_runs():
     assert parse_mask("2,-1,1") == (True, True, False, True)
     for wrong, run in (("", ""), ("6,x", "x"), ("6,0", "0"), ("1.5", "1.5")):
-        with pytest.raises(ConfigError, match=naming("--mask", repr(run), "6,-1,6,-1")):
+        with pytest.raises(ConfigError, match=naming("mask", repr(run), "6,-1,6,-1")):
             parse_mask(wrong)
 
 
@@ -151,9 +151,9 @@ def test_joints_come_from_the_robot_or_the_mask(spec):
     assert joints_of(None, spec) == (2, 0, -1)  # the gripper stays absolute
     assert joints_of((True, False, True), spec) == (2, -1, 1)
     assert joints_of((True, False), None) == (0, -1)
-    with pytest.raises(ConfigError, match=naming("delta", "--mask", "--exp_name")):
+    with pytest.raises(ConfigError, match=naming("delta", "mask", "experiment")):
         joints_of(None, None)
-    with pytest.raises(ConfigError, match=naming("--mask", 4, "arm3", 3)):
+    with pytest.raises(ConfigError, match=naming("mask", 4, "arm3", 3)):
         joints_of((True,) * 4, spec)
 
 
@@ -166,7 +166,7 @@ def test_chunks_repeat_the_last_action_and_start_from_the_first_state():
     delta = chunks(episode, StatsRequest("delta", joints=(0, -1), horizon=2), np.array([0, 2]))
     np.testing.assert_array_equal(delta, [[[-9, 5], [-8, 6]], [[-27, 7], [-27, 7]]])
     np.testing.assert_array_equal(episode.steps.action, action)  # what was read is not changed
-    with pytest.raises(ConfigError, match=naming("--mask", 3, 2)):
+    with pytest.raises(ConfigError, match=naming("mask", 3, 2)):
         chunks(episode, StatsRequest("delta", joints=(0, 1, 2)), np.array([0]))
 
 
@@ -240,13 +240,13 @@ def test_still_dimensions_do_not_explode():
 
 
 def test_bad_requests_and_bad_data_are_refused():
-    with pytest.raises(ConfigError, match=naming("--horizon", 1, 0)):
+    with pytest.raises(ConfigError, match=naming("horizon", 1, 0)):
         StatsRequest(horizon=0)
-    with pytest.raises(ConfigError, match=naming("--max_samples", 1, 0)):
+    with pytest.raises(ConfigError, match=naming("max_samples", 1, 0)):
         StatsRequest(max_samples=0)
-    with pytest.raises(ConfigError, match=naming("--std_floor", 0)):
+    with pytest.raises(ConfigError, match=naming("std_floor", 0)):
         StatsRequest(std_floor=0)
-    with pytest.raises(ConfigError, match=naming("delta", "absolute", "--mask")):
+    with pytest.raises(ConfigError, match=naming("delta", "absolute", "mask")):
         StatsRequest("delta")
     with pytest.raises(DataError, match=naming("memory")):
         compute(Held(), StatsRequest())
