@@ -152,7 +152,7 @@ class Comparison:
         )
         grads = {"critic": critic_grad, "policy": policy_grad}
         features = agent.critic.features(state.critic, batch.observations)
-        q = agent.critic.values(state.critic, features, agent.critic_part(batch.actions))
+        q = agent.critic.values(state.critic, features, agent.critic.truncate_flatten(batch.actions))
         mid = {"q": q}
         losses = {
             "critic/critic_loss": critic["critic/critic_loss"],
@@ -251,7 +251,9 @@ def _acfql(
         taught = agent.flow.sample(state.policy, batch.observations, policy["distill"][:, None])
         mid["target_flow_actions"] = taught.reshape(len(taught), -1)
     else:
-        chunks = agent.critic_part(agent.policy_chunks(state.policy, batch.next_observations, critic["next"]))
+        chunks = agent.critic.truncate_flatten(
+            agent.policy_chunks(state.policy, batch.next_observations, critic["next"])
+        )
         values = agent.critic.candidate_values(state.critic, batch.next_observations, chunks)
         mid |= {"next_candidates": chunks, "next_candidate_q": values, "next_index": jnp.argmax(values, 1)}
     losses = {

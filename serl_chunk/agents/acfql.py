@@ -1,12 +1,12 @@
 """Q-chunking with a flow policy (Li, Zhou and Levine 2025).
 
-The flow imitates. *best-of-n* (QC): the critic improves on it by choosing among N of its chunks. *distill-ddpg*
-(QC-FQL): a one-step policy is kept near the flow and climbs the critic, and it is what acts. The critic's target is
-either V, an expectile of Q over the data (IQL; no policy sample needed, hence fast), or the target critic's value of
-the chunk that the policy would choose, as published.
+The flow imitates. *best-of-n* (QC): the critic chooses among N of its chunks. *distill-ddpg* (QC-FQL): a one-step
+policy, kept near the flow, climbs the critic and acts. The critic's target is either V, an expectile of Q over the data
+(IQL; fast, as it needs no policy sample), or the target critic's value of the chunk that the policy would choose, as
+published.
 
-With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches one of the e
-executed ones, Q_e, and whatever looks at a critic looks at that one:
+With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches Q_e of the e
+executed ones, and chunks are compared by Q_e:
 
     Q_h(o, a_0..a_{h-1})  <-  R + gamma^n mask V'(o_{t+n})     online heads; V' below
     Q_e(o, a_0..a_{e-1})  <-  kappa-expectile of Q_h           head k by the online head k, as before this step
@@ -23,37 +23,29 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve, improve_decision
-from serl_chunk.agents.base import Agent
-from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy, candidate_noise
-from serl_chunk.agents.prefix_critic import PrefixCritic
+from serl_chunk.agents.action_selection import critic_score, improve
+from serl_chunk.agents.actor_critic import ActorCritic
+from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.types import ChunkBatch
 
-# Folded into keys of which `split` takes 0 and 1, or 0 to 2.
-_ONE_STEP = 2
-_IMPROVE = 3
-_PREFIX = 3  # of another key than _IMPROVE's
+_ONE_STEP, _IMPROVE = 2, 3  # folded into keys of which `split` takes 0 and 1
 
 
-class Acfql(Agent):
-    """See the module's docstring; `config` is an AcfqlConfig."""
+class Acfql(ActorCritic):
+    """Q-chunking; see the module's docstring."""
 
     config: AcfqlConfig
 
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec)
+        super().__init__(config, spec, with_value=config.target == "expectile")
         self.policy_updates = config.policy_updates
         self.imitates_critic = config.improve.imitate > 0
         self.flow = FlowPolicy(config, config.flow, spec)
         self.one_step = OneStepPolicy(config, config.flow, spec) if config.actor_type == "distill-ddpg" else None
-        self.critic = ChunkCritic(config, spec, with_value=config.target == "expectile")
-        self.prefix = PrefixCritic(config, spec) if config.prefix_critic else None
-        self.acting_critic = self.prefix or self.critic  # whose values chunks are chosen and bootstrapped by
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_critic, k_state = jax.random.split(rng, 3)
@@ -61,11 +53,7 @@ class Acfql(Agent):
         policy = self.flow.init(k_policy, observation)
         if self.one_step is not None:
             policy["onestep"] = self.one_step.init(jax.random.fold_in(k_policy, _ONE_STEP), observation)
-        critic = self.critic.init(k_critic, observation)
-        if self.prefix is not None:
-            features = self.critic.features(critic, observation)
-            critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
-        return self.fresh_state(k_state, policy, critic, averaged=("encoder", self.acting_critic.heads))
+        return self.initial_state(k_state, k_critic, policy, observation)
 
     def policy_chunks(
         self,
@@ -77,7 +65,8 @@ class Acfql(Agent):
     ) -> jax.Array:
         """Chunks float32[..., N, H, A] in [-1, 1] of the policy that acts, from noise float32[..., N, H*A].
 
-        `steps` of the flow where given, instead of its own number.
+        Args:
+            steps: of the flow, in place of its own number.
         """
         if self.one_step is not None:
             return self.one_step.sample(policy["onestep"], observation, noise, prefix)
@@ -86,7 +75,7 @@ class Acfql(Agent):
     # -- critic --------------------------------------------------------------------------------------------
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        """Of the heads; "tail" float32[B, 1, D] and "next" float32[B, N, D] are standard normal, where needed."""
+        """The heads', and where needed "tail" float32[B, 1, D] and "next" float32[B, N, D], standard normal."""
         k_tail, k_target = jax.random.split(key)
         c, b, draws = self.config, batch.actions.shape[0], {}
         if c.critic.tail == "policy":
@@ -99,27 +88,21 @@ class Acfql(Agent):
         return draws | self.critic.head_noise(k_heads)
 
     def next_chunk(self, state: AgentState, observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
-        """What the policy would do at o', as the acting critic is shown it (flat), from noise float32[B, N, D].
+        """The policy's chunk at o', flat float32[B, Hc*A], from noise float32[B, N, D].
 
-        The best of N by the online critic; the target critic values it (QC, equation 7). One candidate is not
-        compared: that is the one-step policy's a' = clip(mu(o', z)).
+        It is the best of N by the online critic; the target critic values it (QC, equation 7). With N = 1 it is the
+        one-step policy's a' = clip(mu(o', z)).
         """
 
         def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
             chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps)
             chunks = self.acting_critic.truncate_flatten(chunks)  # [B, N, Hc*A]
-            if chunks.shape[1] == 1:
-                return chunks[:, 0]
-            best = jnp.argmax(self.acting_critic.candidate_values(state.critic, observations, chunks), axis=1)
-            return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
+            return chunks[:, 0] if chunks.shape[1] == 1 else self.best_candidate(state.critic, observations, chunks)
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
     def critic_target(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
-        """R + gamma^n mask V', float32[B]: V' the value head's, or the target critic's of `next_chunk`.
-
-        With `critic.target_floor` not below a demonstration's realised return.
-        """
+        """R + gamma^n mask V', float32[B]: V' of the value head, or the target critic's value of `next_chunk`."""
         if self.config.target == "expectile":
             features = self.critic.features(critic, batch.next_observations)
             next_value = self.critic.expected_value(self.critic.value_output(critic, features))
@@ -132,25 +115,15 @@ class Acfql(Agent):
     def _critic_loss(
         self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
     ) -> tuple[jax.Array, Metrics]:
-        """Q regression to the target, plus, for `expectile`, V regression to Q (IQL, equations 5 and 6).
-
-        With a prefix critic also its regression to Q, and V's is to it.
-        """
+        """Q regression to the target, plus, for `expectile`, V regression to Q or Q_e (IQL, equations 5 and 6)."""
         tail = None
         if "tail" in draws:
             tail = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
-        chunk = self.flat_critic_actions(batch, tail)
+        actions = self.critic_actions(batch, tail)
         target = self.critic_target(critic, state, batch, draws)
-        features = self.critic.features(critic, batch.observations)
-        loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
-        metrics = self.critic.metrics(loss, outputs, target, batch)
-        if self.prefix is not None:
-            actions = self.critic_actions(batch, tail)
-            distilled, more = self.prefix.distil(
-                critic, features, actions, self.critic.expected_value(outputs), batch.weight
-            )
-            loss, metrics, chunk = loss + distilled, metrics | more, self.prefix.truncate_flatten(actions)
+        loss, metrics, features = self.regression(critic, batch, actions, target)
         if self.config.target == "expectile":
+            chunk = self.acting_critic.truncate_flatten(actions)
             q = self.acting_critic.target_values(
                 state.target, draws, self.critic.features(state.target, batch.observations), chunk
             )
@@ -164,9 +137,9 @@ class Acfql(Agent):
     # -- policy --------------------------------------------------------------------------------------------
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        """The flow's; for distill-ddpg also "distill" float32[B, D], standard normal.
+        """The flow's; for distill-ddpg "distill" float32[B, D], standard normal.
 
-        Where improved chunks are imitated, "improve" float32[B, N, D] too, which their candidates start from, and
+        Where improved chunks are imitated also "improve" float32[B, N, D], from which their candidates start, and
         "improve_x0" and "improve_t" as the flow's "x0" and "t".
         """
         draws = self.flow.draws(key, batch)
@@ -185,18 +158,17 @@ class Acfql(Agent):
     ) -> jax.Array:
         """The policy's chunks at o_t after they climbed the critic, float32[B, H, A], from noise float32[B, N, D].
 
-        Actions that are `given` float32[B, H] are the batch's, and stay (training with a delay).
+        Actions where `given` float32[B, H] is 1 are the batch's and stay (training with a delay).
         """
+        truncate = self.acting_critic.truncate_flatten
 
         def best(
             observations: Mapping[str, jax.Array], noise: jax.Array, actions: jax.Array, given: jax.Array
         ) -> jax.Array:
             prefix = (actions, given) if self.flow.prefixed else None
             chunks = self.flow.sample(policy, observations, noise, prefix)
-            values = self.acting_critic.candidate_values(
-                state.critic, observations, self.acting_critic.truncate_flatten(chunks)
-            )
-            score = critic_score(self.acting_critic, state.critic, observations, self.acting_critic.truncate_flatten)
+            values = self.acting_critic.candidate_values(state.critic, observations, truncate(chunks))
+            score = critic_score(self.acting_critic, state.critic, observations, truncate)
             return improve(score, chunks, values, 1.0 - given, self.config.improve)[0]
 
         arguments = (batch.observations, noise, batch.actions, given)
@@ -239,42 +211,19 @@ class Acfql(Agent):
     # -- acting --------------------------------------------------------------------------------------------
 
     def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
-        return candidate_noise(
-            key,
-            observation,
-            self.config.candidates,
-            self.chunk_dim,
-            low=self.config.flow.noise_low,
-            explore=explore,
-            horizon=self.spec.horizon,
-            knots=self.config.exploration_knots,
-        )
+        return self.flow.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
     def act(
         self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
-        shown = self.acting_critic.truncate_flatten(chunks)
-        values = self.acting_critic.candidate_values(params["critic"], observation, shown)
-        chunk, q, _ = best_of_n(values, chunks, params["candidates"])
-        if self.config.improve.steps:
-            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.truncate_flatten)
-            chunk, q = improve_decision(
-                score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
-            )
-        record = {"q": q, "values": values}
-        if self.prefix is not None:
-            record |= self.prefix.plan(params["critic"], observation, chunk, params["candidates"] == 0)
-        return chunk, record
+        return self.choose(params, observation, chunks, prefix)[:2]
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        critic = self.choosing_params(state)
-        policy = self.acting_policy(state)
-        return {
-            "policy": policy if self.one_step is None else {"onestep": policy["onestep"]},  # the teacher stays
-            "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": candidate_limit(self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0),
-        } | self.shared_params(state)
+        params = super().policy_params(state, pretrained=pretrained)
+        if self.one_step is not None:  # the teacher does not travel
+            params["policy"] = {"onestep": params["policy"]["onestep"]}
+        return params
 
     def with_encoder(self, policy: Params, encoder: Params) -> Params:
         whole = super().with_encoder(policy, encoder)

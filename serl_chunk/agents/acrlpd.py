@@ -1,7 +1,8 @@
 """SAC with prior data on flattened chunks (RLPD, Ball 2023; ACRLPD). Horizon 1 is plain RLPD.
 
-Against the published code: log-probabilities are averaged over the H*A dimensions, so that the temperature
-does not drown Q <= 1 as H grows; the target holds no entropy by default; the imitation term honours `bc`.
+Differences from the published code: log-probabilities are averaged over the H*A dimensions, so that the temperature
+does not exceed Q <= 1 as H grows; the target holds no entropy by default; the imitation term is weighted by
+`bc_weight`.
 
 With `prefix_critic` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions is regressed to
 R + gamma^n mask Q_e'(o', a'), and the critic of the e executed ones, Q_e, to an expectile of the online Q_h. Only Q_e
@@ -16,12 +17,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve_decision
-from serl_chunk.agents.base import Agent
-from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
-from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
 from serl_chunk.config.agents import AcrlpdConfig
@@ -29,19 +27,14 @@ from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.types import ChunkBatch
 
-_PREFIX = 3  # folded into a key of which `split` takes 0 to 2
 
-
-class Acrlpd(Agent):
-    """See the module's docstring; `config` is an AcrlpdConfig."""
+class Acrlpd(ActorCritic):
+    """SAC on chunks; see the module's docstring."""
 
     config: AcrlpdConfig
 
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec)
-        self.critic = ChunkCritic(config, spec, with_value=False)
-        self.prefix = PrefixCritic(config, spec) if config.prefix_critic else None
-        self.acting_critic = self.prefix or self.critic  # whose values are climbed, compared and bootstrapped
+        super().__init__(config, spec, with_value=False)
         self.imitates = config.bc_alpha > 0
         self.gaussian = GaussianPolicy(
             config,
@@ -51,11 +44,9 @@ class Acrlpd(Agent):
             log_std_min=config.log_std_min,
             bc_clip=config.bc_clip,
         )
-        # Decay would draw the temperature to 1.
-        self.temperature_optimiser = self._clipped(optax.adam(config.lr))
-        # What means of log-probabilities per dimension are multiplied by, for whole chunks (imitated) and for what is
-        # compared of them. Entropy is of the latter: of actions that no critic looks at it is free, and would pay for
-        # all.
+        self.temperature_optimiser = self._clipped(optax.adam(config.lr))  # weight decay would draw it to 1
+        # Factors of mean log-probabilities per dimension: of whole chunks (imitated), and of their compared actions.
+        # Entropy counts the latter alone, because entropy of actions that no critic scores costs nothing.
         self.compared_dim = spec.compared_steps * spec.action_dim
         summed = config.log_prob == "sum"
         self.dimensions, self.compared_dimensions = (self.chunk_dim, self.compared_dim) if summed else (1, 1)
@@ -64,12 +55,8 @@ class Acrlpd(Agent):
         k_encoder, k_net, k_critic, k_state = jax.random.split(rng, 4)
         observation = self.seen_example(1)
         policy = self.gaussian.init(k_encoder, k_net, observation)
-        critic = self.critic.init(k_critic, observation)
-        if self.prefix is not None:
-            features = self.critic.features(critic, observation)
-            critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
+        state = self.initial_state(k_state, k_critic, policy, observation)
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
-        state = self.fresh_state(k_state, policy, critic, averaged=("encoder", self.acting_critic.heads))
         return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
 
     def distribution(self, policy: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
@@ -83,7 +70,7 @@ class Acrlpd(Agent):
     # -- critic --------------------------------------------------------------------------------------------
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        """Of the heads; "next" and, where the tail is sampled, "tail" float32[B, D] are standard normal.
+        """The heads', "next" and, where the tail is sampled, "tail" float32[B, D], standard normal.
 
         With several `target_candidates` "next" is float32[B, N, D].
         """
@@ -106,50 +93,33 @@ class Acrlpd(Agent):
             dist = self.distribution(state.policy, observations)
             dist = TanhNormal(*(jnp.broadcast_to(x[:, None], noise.shape) for x in dist))
             chunks = self.acting_critic.truncate_flatten(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
-            best = jnp.argmax(self.acting_critic.candidate_values(state.critic, observations, chunks), axis=1)
-            return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
+            return self.best_candidate(state.critic, observations, chunks)
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
     def critic_target(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
         """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD), or the best of several such a'."""
-        observations = batch.next_observations
+        observations, penalty = batch.next_observations, None
         if self.config.target_candidates > 1:
             chunk = self.next_chunk(state, observations, draws["next"])
-            features = self.critic.features(state.target, observations)
-            next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
-            return self.critic.target(batch, next_value)
-        flat, log_prob = self.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
-        next_value = self.acting_critic.target_values(
-            state.target,
-            draws,
-            self.critic.features(state.target, observations),
-            self.acting_critic.truncate_flatten(self.gaussian.chunks(flat)),
-        )
-        if self.config.backup_entropy:
-            next_value = next_value - jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
-        return self.critic.target(batch, next_value)
+        else:
+            flat, log_prob = self.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
+            chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
+            if self.config.backup_entropy:
+                penalty = jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
+        features = self.critic.features(state.target, observations)
+        next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
+        return self.critic.target(batch, next_value if penalty is None else next_value - penalty)
 
     def _critic_loss(
         self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
     ) -> tuple[jax.Array, Metrics]:
         """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
-        target = self.critic_target(state, batch, draws)
-        tail = None
+        target, tail = self.critic_target(state, batch, draws), None
         if "tail" in draws:
             tail_flat, _ = self.distribution(state.policy, batch.observations).sample_and_log_prob(draws["tail"])
             tail = self.gaussian.chunks(tail_flat)
-        features = self.critic.features(critic, batch.observations)
-        chunk = self.flat_critic_actions(batch, tail)
-        loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
-        metrics = self.critic.metrics(loss, outputs, target, batch)
-        if self.prefix is None:
-            return loss, metrics
-        actions = self.critic_actions(batch, tail)
-        distilled, more = self.prefix.distil(
-            critic, features, actions, self.critic.expected_value(outputs), batch.weight
-        )
-        return loss + distilled, metrics | more
+        return self.regression(critic, batch, self.critic_actions(batch, tail), target)[:2]
 
     # -- policy --------------------------------------------------------------------------------------------
 
@@ -215,28 +185,10 @@ class Acrlpd(Agent):
         dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)
         chunks = with_prefix(self.gaussian.chunks(flat), prefix)
-        shown = self.acting_critic.truncate_flatten(chunks)
-        values = self.acting_critic.candidate_values(params["critic"], observation, shown)
-        chunk, q, best = best_of_n(values, chunks, params["candidates"])
+        chunk, record, best = self.choose(params, observation, chunks, prefix)
         drawn = self.gaussian.chunks(log_prob)[best]
         if self.config.improve.steps:
-            score = critic_score(self.acting_critic, params["critic"], observation, self.acting_critic.truncate_flatten)
-            chunk, q = improve_decision(
-                score, chunks, values, (chunk, q), params["candidates"], prefix[1], self.config.improve
-            )
             drawn = self.gaussian.chunks(one.log_prob(chunk.reshape(-1)))
-        # Of what the policy chose: committed actions were not drawn from it.
+        # Committed actions were not drawn from the policy.
         free = jnp.broadcast_to(prefix[1][:, None] == 0, prefix[0].shape)
-        own = jnp.sum(drawn * free) / jnp.maximum(jnp.sum(free), 1)
-        record = {"q": q, "values": values, "log_prob": own}
-        if self.prefix is not None:
-            record |= self.prefix.plan(params["critic"], observation, chunk, params["candidates"] == 0)
-        return chunk, record
-
-    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        critic = self.choosing_params(state)
-        return {
-            "policy": self.acting_policy(state),
-            "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
-            "candidates": candidate_limit(self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0),
-        } | self.shared_params(state)
+        return chunk, record | {"log_prob": jnp.sum(drawn * free) / jnp.maximum(jnp.sum(free), 1)}

@@ -189,18 +189,9 @@ class Agent(UpdateFns):
             params = {**params, "policy": self.with_encoder(params["policy"], encoder)}
         return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
 
-    def flat_critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
-        """The chunk the critic scores, float32[B, critic_steps * A]."""
-        return self.critic_part(self.critic_actions(batch, sampled_tail))
-
     def critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
         """The batch's actions float32[B, L, A], those after a termination taken from `sampled_tail` where given."""
         return batch.actions if sampled_tail is None else replace_tail(batch.actions, batch.valid, sampled_tail)
-
-    def critic_part(self, chunk: jax.Array) -> jax.Array:
-        """The first `critic_steps` actions of chunks float32[..., L, A], flattened."""
-        part = chunk[..., : self.spec.critic_steps, :]
-        return part.reshape(*part.shape[:-2], -1)
 
     def exploration_noise(self, key: jax.Array, count: int) -> jax.Array:
         """Standard normal noise of `count` chunks, float32[count, H*A], smooth where `exploration_knots` say so."""

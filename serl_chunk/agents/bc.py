@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.flow_policy import FlowPolicy, candidate_noise, with_prefix
+from serl_chunk.agents.flow_policy import FlowPolicy, with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
@@ -81,16 +81,7 @@ class Bc(Agent):
     def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
         if self.flow is None:  # without noise, the Gaussian's mode
             return self.exploration_noise(key, 1) if explore else jnp.zeros((1, self.chunk_dim))
-        return candidate_noise(
-            key,
-            observation,
-            1,
-            self.chunk_dim,
-            low=self.config.flow.noise_low,
-            explore=explore,
-            horizon=self.spec.horizon,
-            knots=self.config.exploration_knots,
-        )
+        return self.flow.candidate_noise(key, observation, 1, explore=explore)
 
     def act(
         self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.models.encoder import ObservationEncoder
 from serl_chunk.models.ensemble import each, mean_values, one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble, Mlp
 from serl_chunk.types import ChunkBatch
@@ -22,39 +22,18 @@ from serl_chunk.types import ChunkBatch
 _MANY_ROWS = 128
 
 
-def observation_encoder(config: AgentConfig) -> ObservationEncoder:
-    """The encoder module that `config` describes; who has parameters for it is `encoder.trained_by`."""
-    c = config.encoder
-    return ObservationEncoder(
-        config.image_keys,
-        config.use_state,
-        c.features,
-        c.latent,
-        kind=c.kind,
-        pooling=c.pooling,
-        share_cameras=c.share_cameras,
-        state_latent=c.state_latent,
-        frozen=c.frozen_backbone,
-    )
-
-
-def own_encoder(config: AgentConfig, encoder: Params) -> Params:
-    """What a policy keeps of a fresh encoder's parameters: {"encoder"}, or nothing where it reads the critic's."""
-    return {} if config.encoder.trained_by == "critic" else {"encoder": encoder}
-
-
-class ChunkCritic:
+class ChunkCritic(Encoded):
     """Q_k(o, chunk) for k < K, and V(o) where `with_value`. Parameters: {"encoder", "q"} and {"v"}."""
 
     heads: ClassVar[str] = "q"  # where in the critic's parameters the heads are
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, *, with_value: bool) -> None:
+        super().__init__(config)
         self.steps = spec.critic_steps  # actions that are scored
         self.config = c = config.critic
         self.choose_by, self.choose_std = config.choose_by, config.choose_std
         self.support, self.width = support_of(c), outputs_per_head(c)
         self.spec = spec
-        self.encoder: Any = observation_encoder(config)
         layers: dict[str, Any] = {
             "norm": c.layer_norm,
             "out_bias": initial_bias(c),
@@ -68,38 +47,38 @@ class ChunkCritic:
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""
         k_encoder, k_q, k_v = jax.random.split(key, 3)
-        encoder = self.encoder.init(k_encoder, observation).get("params", {})
-        features = self.features({"encoder": encoder}, observation)
-        params = {"encoder": encoder, self.heads: self._fresh_heads(k_q, features)}
+        params, features = self.init_encoder(k_encoder, observation)
+        params[self.heads] = self.init_heads(k_q, features)
         if self.v is not None:
             params["v"] = self.v.init(k_v, features)["params"]
         return params
 
-    def _fresh_heads(self, key: jax.Array, features: jax.Array) -> Params:
+    def init_heads(self, key: jax.Array, features: jax.Array) -> Params:
+        """Fresh heads, for features float32[B, F] of the encoder."""
         chunk = self.truncate_flatten(jnp.zeros((*features.shape[:-1], self.steps, self.spec.action_dim), jnp.float32))
         return self.q.init(key, jnp.concatenate([features, chunk], axis=-1))["params"]
 
     def truncate_flatten(self, chunk: jax.Array) -> jax.Array:
-        """What of chunks float32[..., L, A], L at least `steps`, the heads are shown: float32[..., steps * A]."""
+        """The actions of chunks float32[..., L, A], L at least `steps`, that are scored: float32[..., steps * A]."""
         return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
 
     def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
-        """Observation features float32[..., F]; behind them what a discrete gripper does, where it is seen."""
-        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        """Observation features float32[..., F], followed by a discrete gripper's choice where the critic sees it."""
+        features = super().features(params, observation)
         if not self.spec.gripper_inputs:
             return features
         return jnp.concatenate([features, observation[GRIPPER]], axis=-1)
 
     def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Raw outputs of Q heads float32[K, ...], for their parameters `q` and flat chunks; hl_gauss: [K, ..., bins].
+        """Raw outputs of Q heads with parameters `q`, float32[K, ...]; hl_gauss: [K, ..., bins].
 
-        `expected_value` makes values of them. Features may have axes of size 1 where there are many chunks.
+        Features may have axes of size 1 where there are many flat chunks.
         """
         heads = CriticEnsemble.heads(q)
         apart = features.shape[:-1] != chunk.shape[:-1]
         x, shared = (chunk, features) if apart else (jnp.concatenate([features, chunk], axis=-1), None)
         count = len(jax.tree.leaves(heads)[0])
-        # Of few rows the parameters are most of the work, and taking them apart would be more.
+        # With few rows the parameters are most of the work, and slicing them would add to it.
         if one_by_one(count) and math.prod(x.shape[:-1]) >= _MANY_ROWS:
             return each(lambda head: self._of_head(head, x, shared), heads)
         return self.q.clone(ensemble=count).apply({"params": q}, x, shared)
@@ -111,7 +90,7 @@ class ChunkCritic:
         return last[..., 0] if self.width == 1 else last
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
-        """Values float32[...] of raw outputs, of Q heads as of the value head."""
+        """Values float32[...] of raw outputs of Q heads or the value head."""
         return critic_values(outputs, self.config.loss, self.support)
 
     def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> jax.Array:
@@ -119,7 +98,7 @@ class ChunkCritic:
         return regression_loss(outputs, target, self.config.loss, weight, self.support)
 
     def expectile_loss(self, outputs: jax.Array, target: jax.Array, expectile: float, weight: jax.Array) -> jax.Array:
-        """`head_loss` weighted so that the value is the expectile of what targets follow equal inputs: float32[].
+        """`head_loss` whose fixed point is the expectile of the targets of equal inputs: float32[].
 
         Raw outputs [..., B] (or with bins), targets float32[..., B] without a gradient, rows' `weight` float32[B].
         0.5 is the targets' mean, 1 would be their maximum (IQL, Kostrikov 2022, equation 5).
@@ -149,7 +128,7 @@ class ChunkCritic:
         return self.expected_value(self.outputs(params[self.heads], features, chunk))
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """The mean over heads: what policies climb, float32[B] for batches; a function of the chunks alone."""
+        """The mean over heads, float32[B] for batches; policies climb it. Its gradient is that of the chunks alone."""
         if not one_by_one(self.config.ensemble):
             return jnp.mean(self.values(params, features, chunk), axis=0)
 
@@ -161,21 +140,20 @@ class ChunkCritic:
         )
 
     def candidate_values(self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
-        """What candidates are chosen by, float32[..., N], for flat chunks float32[..., N, Hc*A] of one observation.
+        """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation, encoded once.
 
-        One call for all of them, the observation encoded once. The heads' mean, less `choose_std` of their deviations,
-        or their minimum (`choose_by`).
+        The heads' mean, less `choose_std` of their deviations, or their minimum (`choose_by`).
         """
         features = self.features(params, observation)[..., None, :]
         return aggregate_heads(self.values(params, features, chunks), self.choose_by, self.choose_std)
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
-        """Raw output of the value head float32[...], for hl_gauss [..., bins]; `expected_value` makes values of it."""
+        """Raw output of the value head float32[...], for hl_gauss [..., bins]."""
         assert self.v is not None
         return self._outputs_of(self.v.apply({"params": params["v"]}, features))
 
     def head_noise(self, key: jax.Array) -> dict[str, jax.Array]:
-        """The random subset of target heads (REDQ) as draws: "heads" int32[subset], or nothing where all count."""
+        """ "heads" int32[subset], the random subset of target heads (REDQ); nothing where all count."""
         if self.config.target_subset == self.config.ensemble:
             return {}
         return {"heads": jax.random.choice(key, self.config.ensemble, (self.config.target_subset,), replace=False)}
@@ -194,7 +172,7 @@ class ChunkCritic:
         return bootstrap_target(batch, self.spec.discount, next_value, self.config.target_floor)
 
     def metrics(self, loss: jax.Array, outputs: jax.Array, target: jax.Array, batch: ChunkBatch) -> Metrics:
-        """HIL-SERL's critic metrics, the ensemble's spread, and the share of targets that the floor holds up."""
+        """HIL-SERL's critic metrics, the ensemble's spread, and the share of targets raised by the floor."""
         values = self.expected_value(outputs)
         metrics = {
             "critic/critic_loss": loss,

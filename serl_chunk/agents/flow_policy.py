@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.critic import observation_encoder, own_encoder
+from serl_chunk.agents.encoded import EncodedPolicy
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
@@ -26,21 +26,17 @@ def _layers(config: AgentConfig, flow: FlowConfig) -> dict[str, Any]:
     return {"norm": norm, "activation": flow.activation, "kernel_init": config.kernel_init}
 
 
-class FlowPolicy:
+class FlowPolicy(EncodedPolicy):
     """Chunks by integrating a learned velocity field. Parameters: {"encoder", "flow"}.
 
-    With `train_delay` the field is told which actions are given: it has H more inputs, 1 where one is, and sees those
-    actions as they are at every t (training-time RTC, Black et al. 2025, with a mask in place of a time per action).
+    With `train_delay` the field has H more inputs, 1 where an action is given, and sees those actions as they are at
+    every t (training-time RTC, Black et al. 2025, with a mask in place of a time per action).
     """
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        self.config, self.spec = config, spec
-        self.steps = flow.steps
-        self.train_delay = flow.train_delay
-        self.train_delay_max = flow.train_delay_max
+        super().__init__(config)
+        self.config, self.flow, self.spec = config, flow, spec
         self.prefixed = flow.train_delay != "none"
-        self.bc_mean = config.bc_mean
-        self.encoder: Any = observation_encoder(config)
         self.field: Any = VelocityField(
             flow.hidden,
             spec.horizon * spec.action_dim,
@@ -52,40 +48,39 @@ class FlowPolicy:
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""
         k_encoder, k_flow = jax.random.split(key)
-        encoder = self.encoder.init(k_encoder, observation).get("params", {})
-        features = self.encoder.apply({"params": encoder}, observation)
+        encoder, features = self.init_encoder(k_encoder, observation)
         batch = features.shape[:-1]
         x = jnp.zeros((*batch, self.spec.horizon * self.spec.action_dim), jnp.float32)
         inputs = self._inputs(features, jnp.zeros((*batch, self.spec.horizon)))
         flow = self.field.init(k_flow, inputs, x, jnp.zeros(batch))["params"]
-        return own_encoder(self.config, encoder) | {"flow": flow}
+        return encoder | {"flow": flow}
 
     def _inputs(self, features: jax.Array, given: jax.Array) -> jax.Array:
-        """What the field sees beside x and t: features float32[..., F]; where trained so, `given` float32[..., H]."""
+        """The field's inputs next to x and t: features float32[..., F] and, with `train_delay`, `given` [..., H]."""
         return jnp.concatenate([features, given], axis=-1) if self.prefixed else features
 
     def draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        """Of `loss`: "x0" float32[B, D], standard normal, and "t" float32[B], uniform in [0, 1).
+        """ "x0" float32[B, D], standard normal, and "t" float32[B], uniform in [0, 1), for `loss`.
 
-        For train_delay=sampled also "delay" int32[B], uniform in 0..train_delay_max.
+        With train_delay=sampled also "delay" int32[B], uniform in 0..train_delay_max.
         """
         k_noise, k_time = jax.random.split(key)
         b, dim = batch.actions.shape[0], self.spec.horizon * self.spec.action_dim
         draws = {"x0": jax.random.normal(k_noise, (b, dim)), "t": jax.random.uniform(k_time, (b,))}
-        if self.train_delay == "sampled":
-            draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.train_delay_max + 1)
+        if self.flow.train_delay == "sampled":
+            draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.flow.train_delay_max + 1)
         return draws
 
     def prefix_mask(self, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
-        """float32[B, H]: 1 for a window's first d actions, which its decision found committed (`train_delay`)."""
+        """float32[B, H]: 1 for a window's first d actions, which were committed at its decision (`train_delay`)."""
         b, h = batch.actions.shape[0], self.spec.horizon
         if not self.prefixed:
             return jnp.zeros((b, h))
-        delay = batch.delay if self.train_delay == "recorded" else draws["delay"]
+        delay = batch.delay if self.flow.train_delay == "recorded" else draws["delay"]
         return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
     def loss(self, params: Params, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
-        """`matching` of the batch's chunks, weighted by its `bc`."""
+        """`matching` of the batch's chunks, weighted by its `bc_weight`."""
         return self.matching(
             params, batch.observations, batch.actions, batch.bc_weight, self.prefix_mask(batch, draws), draws
         )
@@ -102,17 +97,16 @@ class FlowPolicy:
         """Conditional flow matching, mean over steps by their weight of |v(o, x_t, t) - (a - z)|^2: float32[].
 
         Chunks float32[B, H, A], weight float32[B, H], draws "x0" and "t". Where `given` float32[B, H] is 1, x_t is the
-        action itself, and the step weighs nothing: the policy is never asked for it.
+        action itself, and the step has no weight.
         """
         flat = chunks.reshape(chunks.shape[0], -1)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
         if self.prefixed:
             x = jnp.where(jnp.repeat(given, chunks.shape[-1], axis=-1) > 0, flat, x)
             weight = weight * (1.0 - given)
-        features = self.encoder.apply({"params": params.get("encoder", {})}, observations)
-        inputs = self._inputs(features, given)
+        inputs = self._inputs(self.features(params, observations), given)
         error = (self.field.apply({"params": params["flow"]}, inputs, x, draws["t"]) - velocity) ** 2
-        return imitation_mean(error.reshape(chunks.shape), weight, self.bc_mean)
+        return imitation_mean(error.reshape(chunks.shape), weight, self.config.bc_mean)
 
     def sample(
         self,
@@ -122,12 +116,14 @@ class FlowPolicy:
         prefix: Prefix | None = None,
         steps: int | None = None,
     ) -> jax.Array:
-        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; observations have batch axes `...`.
+        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; observations are encoded once.
 
-        The observation is encoded once for its N candidates. `steps` of Euler where given, instead of the policy's.
-        The prefix has the observations' batch axes, float32[..., H, A] and [..., H].
+        Args:
+            observation: with batch axes `...`.
+            prefix: float32[..., H, A] and [..., H].
+            steps: of Euler's method, in place of the policy's number.
         """
-        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        features = self.features(params, observation)
         h, a = self.spec.horizon, self.spec.action_dim
         given = jnp.zeros((*features.shape[:-1], h)) if prefix is None else jnp.asarray(prefix[1])
         inputs = self._inputs(features, given)[..., None, :]
@@ -139,30 +135,47 @@ class FlowPolicy:
         def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
             return self.field.apply({"params": params["flow"]}, inputs, x, t, repeated=True)
 
-        flat = integrate(velocity, noise, steps or self.steps, committed, clean=self.prefixed)
+        flat = integrate(velocity, noise, steps or self.flow.steps, committed, clean=self.prefixed)
         return flat.reshape(*flat.shape[:-1], h, a)
 
+    def candidate_noise(
+        self, key: jax.Array, observation: Mapping[str, jax.Array], count: int, *, explore: bool
+    ) -> jax.Array:
+        """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to 1 for the last.
 
-class OneStepPolicy:
+        A flow policy reproduces its demonstrators' tremor from the noise it starts with. Less noise gives chunks nearer
+        to the mode, and best-of-N decides between the two. Not exploring, the noise is a function of the observation:
+        the policy is deterministic, but does not repeat a draw where the robot got stuck. Exploring, it is smooth over
+        the chunk with `exploration_knots` (`chunk_noise`).
+        """
+        if not explore:
+            bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
+            weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
+            key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
+        low, knots = self.flow.noise_low, self.config.exploration_knots if explore else 0
+        scale = jnp.linspace(low, 1.0, count) if count > 1 else jnp.full((1,), low)
+        return scale[:, None] * chunk_noise(key, count, self.spec.horizon, self.spec.action_dim, knots)
+
+
+class OneStepPolicy(EncodedPolicy):
     """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025). Parameters: {"encoder", "net"}."""
 
     def __init__(self, config: AgentConfig, flow: FlowConfig, spec: AgentSpec) -> None:
-        self.config, self.spec = config, spec
-        self.encoder: Any = observation_encoder(config)
+        super().__init__(config)
+        self.spec = spec
         self.net: Any = Mlp(flow.hidden, spec.horizon * spec.action_dim, **_layers(config, flow))
 
     def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""
         k_encoder, k_net = jax.random.split(key)
-        encoder = self.encoder.init(k_encoder, observation).get("params", {})
-        features = self.encoder.apply({"params": encoder}, observation)
+        encoder, features = self.init_encoder(k_encoder, observation)
         noise = jnp.zeros((*features.shape[:-1], self.spec.horizon * self.spec.action_dim), jnp.float32)
         net = self.net.init(k_net, jnp.concatenate([features, noise], -1))["params"]
-        return own_encoder(self.config, encoder) | {"net": net}
+        return encoder | {"net": net}
 
     def raw(self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
         """mu before it is clipped, float32[..., N, H, A] from noise float32[..., N, H*A]."""
-        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
+        features = self.features(params, observation)
         features = jnp.broadcast_to(features[..., None, :], (*noise.shape[:-1], features.shape[-1]))
         flat = self.net.apply({"params": params["net"]}, jnp.concatenate([features, noise], -1))
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
@@ -174,7 +187,7 @@ class OneStepPolicy:
         noise: jax.Array,
         prefix: Prefix | None = None,
     ) -> jax.Array:
-        """As FlowPolicy.sample. Committed actions replace the policy's own: it has no way to be told of them."""
+        """As FlowPolicy.sample; committed actions are no input of this policy, and replace its own."""
         chunks = jnp.clip(self.raw(params, observation, noise), -1.0, 1.0)
         return chunks if prefix is None else with_prefix(chunks, prefix)
 
@@ -183,29 +196,3 @@ def with_prefix(chunks: jax.Array, prefix: Prefix) -> jax.Array:
     """Chunks float32[N, H, A] with the committed actions in place of their own."""
     committed = jnp.broadcast_to(prefix[1][:, None] > 0, prefix[0].shape)
     return jnp.where(committed[None], prefix[0][None], chunks)
-
-
-def candidate_noise(
-    key: jax.Array,
-    observation: Mapping[str, jax.Array],
-    count: int,
-    dim: int,
-    *,
-    low: float,
-    explore: bool,
-    horizon: int = 1,
-    knots: int = 0,
-) -> jax.Array:
-    """Starting noise of N candidates float32[N, D], scaled from `low` for the first to 1 for the last.
-
-    A flow policy reproduces its demonstrators' tremor from the noise it starts with; less of it gives chunks
-    nearer to the mode, and best-of-N decides between the two. Not exploring, the noise is a function of the
-    observation: the policy is deterministic, and yet does not repeat the same draw where it got stuck. Exploring, it
-    is smooth over the `horizon` steps where `knots` are given (`exploration.chunk_noise`).
-    """
-    if not explore:
-        bits = jax.lax.bitcast_convert_type(observation[STATE].astype(jnp.float32), jnp.uint32)
-        weights = 2 * jnp.arange(bits.shape[0], dtype=jnp.uint32) + 1
-        key = jax.random.fold_in(jax.random.key(0), jnp.sum(bits * weights, dtype=jnp.uint32))
-    scale = jnp.linspace(low, 1.0, count) if count > 1 else jnp.full((1,), low)
-    return scale[:, None] * chunk_noise(key, count, horizon, dim // horizon, knots if explore else 0)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.critic import observation_encoder, own_encoder
+from serl_chunk.agents.encoded import EncodedPolicy
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Params
@@ -20,7 +20,7 @@ from serl_chunk.types import ChunkBatch
 _LOG_STD_MAX = 2.0
 
 
-class GaussianPolicy:
+class GaussianPolicy(EncodedPolicy):
     """TanhNormal over flat chunks. Parameters: {"encoder", "net"}; the net's outputs are means, then log sigmas."""
 
     def __init__(
@@ -33,30 +33,28 @@ class GaussianPolicy:
         log_std_min: float = -10.0,
         bc_clip: float = EDGE,
     ) -> None:
+        super().__init__(config)
         self.config, self.spec = config, spec
-        self.bc_mean = config.bc_mean
         self.log_std_min = log_std_min
         self.bc_clip = bc_clip
-        self.encoder: Any = observation_encoder(config)
         self.net: Any = Mlp(
             hidden,
             2 * spec.horizon * spec.action_dim,
             norm="before" if layer_norm else "none",
             kernel_init=config.kernel_init,
-            # Published code has a layer each for means and log sigmas: the same, but for xavier's fan-out.
+            # Published code has one layer for means and one for log sigmas, which matters for xavier's fan-out.
             out_blocks=1 if config.kernel_init == "lecun_normal" else 2,
         )
 
     def init(self, k_encoder: jax.Array, k_net: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
         """Fresh parameters, for a batch of observations."""
-        encoder = self.encoder.init(k_encoder, observation).get("params", {})
-        features = self.encoder.apply({"params": encoder}, observation)
-        return own_encoder(self.config, encoder) | {"net": self.net.init(k_net, features)["params"]}
+        encoder, features = self.init_encoder(k_encoder, observation)
+        return encoder | {"net": self.net.init(k_net, features)["params"]}
 
     def distribution(self, params: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
         """The TanhNormal over flat chunks float32[..., H*A]."""
-        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
-        mean, log_std = jnp.split(self.net.apply({"params": params["net"]}, features), 2, axis=-1)
+        outputs = self.net.apply({"params": params["net"]}, self.features(params, observation))
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
 
     def chunks(self, flat: jax.Array) -> jax.Array:
@@ -66,4 +64,4 @@ class GaussianPolicy:
     def imitation(self, dist: TanhNormal, batch: ChunkBatch, bc: jax.Array) -> jax.Array:
         """Mean over the steps that `bc` float32[B, H] marks of -log pi(a | o) per dimension."""
         flat = batch.actions.reshape(batch.actions.shape[0], -1)
-        return -imitation_mean(self.chunks(dist.log_prob(flat, self.bc_clip)), bc, self.bc_mean)
+        return -imitation_mean(self.chunks(dist.log_prob(flat, self.bc_clip)), bc, self.config.bc_mean)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.critic import observation_encoder
+from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import bootstrap_target, imitation_mean
 from serl_chunk.agents.state import Metrics, Params
 from serl_chunk.agents.value_heads import UNIT, Support, critic_values, regression_loss, support_of
@@ -226,18 +226,18 @@ def choice_imitation(
     return imitation_mean(-select_action(jax.nn.log_softmax(logits), option), bc, divisor)
 
 
-class GraspCritic:
+class GraspCritic(Encoded):
     """Q_{jp}(o, c) and the imitated probabilities of the same options.
 
     Parameters of either: {"encoder", "net"}. Each has an encoder of its own, trained by its own loss alone.
     """
 
     def __init__(self, config: AgentConfig, choices: GripperActions) -> None:
+        super().__init__(config)
         g, self.choices = config.gripper, choices
         # One number an option: beside an arm's critic of a known range, in bins or not, Q is bounded by that range.
         self.kind: Loss = "squared" if "squared" in (g.loss, config.critic.loss) else "bounded"
         self.support = support_of(config.critic)
-        self.encoder: Any = observation_encoder(config)
         size = choices.parts * choices.branches * choices.options
         c = config.critic
         layers: dict[str, Any] = {"activation": c.activation, "kernel_init": config.kernel_init}
@@ -250,9 +250,8 @@ class GraspCritic:
         out = []
         for k, net in zip(jax.random.split(key), (self.q, self.classifier), strict=True):
             k_encoder, k_net = jax.random.split(k)
-            encoder = self.encoder.init(k_encoder, observation).get("params", {})
-            features = self.encoder.apply({"params": encoder}, observation)
-            out.append({"encoder": encoder, "net": net.init(k_net, features)["params"]})
+            encoder, features = self.init_encoder(k_encoder, observation)
+            out.append(encoder | {"net": net.init(k_net, features)["params"]})
         return out[0], out[1]
 
     def outputs(self, critic: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
@@ -281,6 +280,5 @@ class GraspCritic:
         }
 
     def _apply(self, net: Any, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
-        features = self.encoder.apply({"params": params.get("encoder", {})}, observation)
-        out = net.apply({"params": params["net"]}, features)
+        out = net.apply({"params": params["net"]}, self.features(params, observation))
         return out.reshape(*out.shape[:-1], *self.choices.shape)

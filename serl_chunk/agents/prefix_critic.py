@@ -1,12 +1,12 @@
 """The second critic of decoupled Q-chunking: the value of the first actions of a longer chunk.
 
-A critic of many actions carries rewards back quickly, and a policy of as many is hard to learn and slow to react. So
-the long critic Q_h(o, a_0..a_{h-1}) only teaches, and what chooses is a critic of the e < h actions that are executed,
+A critic of many actions propagates rewards quickly, but a policy of as many is hard to learn and slow to react. So the
+long critic Q_h(o, a_0..a_{h-1}) only teaches, and chunks are compared by a critic of the e < h executed actions,
 
-    Q_e(o, a_0..a_{e-1}) = the kappa-expectile, over how the data go on behind them, of Q_h(o, a_0..a_{h-1}),
+    Q_e(o, a_0..a_{e-1}) = the kappa-expectile, over the continuations in the data, of Q_h(o, a_0..a_{h-1}),
 
-which for kappa towards 1 is the value of the best continuation that the data hold (Li, Park and Levine 2025,
-"Decoupled Q-chunking", arXiv:2512.10926, the distilled critic).
+which for kappa towards 1 is the value of the best continuation in the data (Li, Park and Levine 2025, "Decoupled
+Q-chunking", arXiv:2512.10926, the distilled critic).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from serl_chunk.models.mlp import CriticEnsemble
 class PrefixCritic(ChunkCritic):
     """Q_k(o, a_0..a_{m-1}) for k < K and every m of `lengths`, the last of which is e = `spec.prefix_steps`.
 
-    Parameters: the heads, {"prefix"}, beside the long critic's, whose encoder it reads and does not train. Heads are as
-    many and as large. With several lengths the heads are shown e actions, 0 from the m-th on, and a mask of the first
-    m; with one length the actions alone.
+    Parameters: the heads, {"prefix"}, next to the long critic's; its encoder is read and not trained. Number and size
+    of the heads are those of the long critic. With several lengths the heads' inputs are e actions, 0 from the m-th on,
+    and a mask of the first m; with one length the actions alone.
     """
 
     heads: ClassVar[str] = "prefix"
@@ -43,12 +43,8 @@ class PrefixCritic(ChunkCritic):
         self.expectile = config.prefix_expectile
         self.replan_spread = config.replan_spread
 
-    def init_heads(self, key: jax.Array, features: jax.Array) -> Params:
-        """Fresh heads, for features float32[B, F] of the encoder."""
-        return self._fresh_heads(key, features)
-
     def truncate_flatten(self, chunk: jax.Array, length: int | None = None) -> jax.Array:
-        """What of chunks float32[..., L, A], L at least e, the heads are shown for the first `length` actions, or e.
+        """The heads' input for the first `length` actions, or e, of chunks float32[..., L, A], L at least e.
 
         float32[..., e * A], and with several lengths float32[..., e * A + e].
         """
@@ -67,8 +63,8 @@ class PrefixCritic(ChunkCritic):
 
             L = mean over k, lengths m and windows of |kappa - 1(q_k < Q_m,k)| l(Q_m,k(o, a_0..a_{m-1}), q_k)
 
-        with l the critic's loss (squared, or a cross-entropy) and q_k = Q_h,k(o, a_0..a_{h-1}) of the
-        online long critic: head k learns from head k, so that the heads stay as different as their teachers.
+        with l the critic's loss (squared, or a cross-entropy) and q_k = Q_h,k(o, a_0..a_{h-1}) of the online long
+        critic. Head k learns from head k, so that the heads stay as different as their teachers.
 
         Args:
             params: the critic's parameters, of which "prefix" alone gets a gradient.
@@ -102,15 +98,15 @@ class PrefixCritic(ChunkCritic):
     def plan(
         self, params: Params, observation: Mapping[str, jax.Array], chunk: jax.Array, trusted: jax.Array | bool
     ) -> Metrics:
-        """How many actions of a chunk float32[H, A], chosen for one observation, to execute before planning anew.
+        """Decide how many actions of a chunk float32[H, A], chosen for one observation, to execute before replanning.
 
-        What the heads disagree on behind the first length m_1 is
+        The heads' disagreement behind the first length m_1 is
 
             s_m = std over k of [Q_m,k(o, a_0..a_{m-1}) - Q_m1,k(o, a_0..a_{m1-1})]
 
-        in which what they hold of the state and of the first actions cancels. `steps` is the last of the lengths up to
+        in which their values of the state and of the first actions cancel. `steps` is the last of the lengths up to
         which no s_m exceeds `agent.replan_spread`: m_1 at least, e at most. (Our own rule; no published one.)
-        As long as the critic is not `trusted` bool[] (`pretrain_candidates`), it is e.
+        While the critic is not `trusted` bool[] (`pretrain_candidates`), it is e.
 
         Returns:
             For the decision's record: "steps" int32[] and "spread" float32[N], s_m of the N lengths. Nothing where

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from agent_tools import bandit, bandit_error, build, config_of, on_device
 
-from serl_chunk.agents.flow_policy import candidate_noise
+from serl_chunk.agents.flow_policy import FlowPolicy
+from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents import FlowConfig
 
 
@@ -41,19 +42,26 @@ def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
     assert np.allclose(average, leaf(state.policy), atol=1e-7) == (decay == 0)
 
 
+def flow_policy(dim: int, noise_low: float) -> FlowPolicy:
+    """A policy of single actions."""
+    flow = FlowConfig(hidden=(4,), noise_low=noise_low)
+    return FlowPolicy(config_of("bc"), flow, AgentSpec(3, dim, 1, 1, (), 0.9))
+
+
 def test_candidates_start_from_growing_noise():
     observation = {"state": jnp.zeros(3)}
     keys = jax.random.split(jax.random.key(0), 300)
-    draw = lambda k: candidate_noise(k, observation, 5, 4, low=0.2, explore=True)  # noqa: E731
+    draw = lambda k: flow_policy(4, 0.2).candidate_noise(k, observation, 5, explore=True)  # noqa: E731
     noise = np.asarray(jax.vmap(draw)(keys))
     np.testing.assert_allclose(noise.std((0, 2)), [0.2, 0.4, 0.6, 0.8, 1.0], rtol=0.1)
-    np.testing.assert_allclose(candidate_noise(keys[0], observation, 1, 4, low=0.0, explore=True), np.zeros((1, 4)))
+    quiet = flow_policy(4, 0.0).candidate_noise(keys[0], observation, 1, explore=True)
+    np.testing.assert_allclose(quiet, np.zeros((1, 4)))
 
 
 def test_without_exploration_the_noise_depends_on_the_observation_alone():
     def noise(key: int, state: list[float]) -> np.ndarray:
         observation = {"state": jnp.array(state)}
-        return np.asarray(candidate_noise(jax.random.key(key), observation, 2, 3, low=0.5, explore=False))
+        return np.asarray(flow_policy(3, 0.5).candidate_noise(jax.random.key(key), observation, 2, explore=False))
 
     np.testing.assert_array_equal(noise(0, [1.0, 2.0]), noise(1, [1.0, 2.0]))
     assert not np.array_equal(noise(0, [1.0, 2.0]), noise(0, [1.0, 2.001]))

@@ -84,7 +84,7 @@ def test_the_long_critic_sees_all_its_actions_and_the_prefix_critic_the_executed
     agent, state = fresh(variant)
     batch = one_batch(agent)
     features = batch.observations["state"]
-    long = lambda actions: agent.critic.values(state.critic, features, agent.critic_part(actions))  # noqa: E731
+    long = lambda actions: agent.critic.values(state.critic, features, agent.critic.truncate_flatten(actions))  # noqa: E731
     short = lambda actions: agent.prefix.values(state.critic, features, agent.prefix.truncate_flatten(actions))  # noqa: E731
     last, behind, executed = (batch.actions.at[:, i].add(0.3) for i in (4, 2, 1))
     assert not np.array_equal(long(batch.actions), long(last))

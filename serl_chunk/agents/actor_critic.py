@@ -1,0 +1,94 @@
+"""What agents with a chunk critic share: parameters, the critic's regression, and the best of N candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve_decision
+from serl_chunk.agents.base import Agent
+from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.prefix_critic import PrefixCritic
+from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.state import AgentState, Metrics, Params, Prefix
+from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
+from serl_chunk.types import ChunkBatch
+
+_PREFIX = 3  # folded into a key of which `split` takes 0 to 2
+
+
+class ActorCritic(Agent):
+    """Base of agents whose policy is improved by a chunk critic, with or without a prefix critic."""
+
+    config: AcfqlConfig | AcrlpdConfig
+
+    def __init__(self, config: AcfqlConfig | AcrlpdConfig, spec: AgentSpec, *, with_value: bool) -> None:
+        super().__init__(config, spec)
+        self.critic = ChunkCritic(config, spec, with_value=with_value)
+        self.prefix = PrefixCritic(config, spec) if config.prefix_critic else None
+        self.acting_critic = self.prefix or self.critic  # its values compare chunks and are bootstrapped from
+
+    def initial_state(
+        self, key: jax.Array, k_critic: jax.Array, policy: Params, observation: Mapping[str, jax.Array]
+    ) -> AgentState:
+        """A state of `policy` and a fresh critic; `key` becomes its `rng`."""
+        critic = self.critic.init(k_critic, observation)
+        if self.prefix is not None:
+            features = self.critic.features(critic, observation)
+            critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
+        return self.fresh_state(key, policy, critic, averaged=("encoder", self.acting_critic.heads))
+
+    def best_candidate(self, critic: Params, observations: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
+        """Of flat chunks float32[B, N, Hc*A] the one that `acting_critic` values most, float32[B, Hc*A]."""
+        best = jnp.argmax(self.acting_critic.candidate_values(critic, observations, chunks), axis=1)
+        return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
+
+    def regression(
+        self, critic: Params, batch: ChunkBatch, actions: jax.Array, target: jax.Array
+    ) -> tuple[jax.Array, Metrics, jax.Array]:
+        """The regression of Q to a target float32[B], a prefix critic's to Q included.
+
+        Args:
+            actions: what the critic scores, float32[B, L, A].
+
+        Returns:
+            The loss float32[], its metrics, and the features float32[B, F] of the batch's observations.
+        """
+        features = self.critic.features(critic, batch.observations)
+        chunk = self.critic.truncate_flatten(actions)
+        loss, outputs = self.critic.regression(critic, features, chunk, target, batch.weight)
+        metrics = self.critic.metrics(loss, outputs, target, batch)
+        if self.prefix is None:
+            return loss, metrics, features
+        teacher = self.critic.expected_value(outputs)
+        distilled, more = self.prefix.distil(critic, features, actions, teacher, batch.weight)
+        return loss + distilled, metrics | more, features
+
+    def choose(
+        self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array, prefix: Prefix
+    ) -> tuple[jax.Array, Metrics, jax.Array]:
+        """The chunk float32[H, A] that acts, of candidates float32[N, H, A], and the decision's record.
+
+        The third result is the index int32[] of the best candidate, which has been improved since where
+        `improve.steps` is above 0.
+        """
+        truncate, published = self.acting_critic.truncate_flatten, params["candidates"]
+        values = self.acting_critic.candidate_values(params["critic"], observation, truncate(chunks))
+        chunk, q, best = best_of_n(values, chunks, published)
+        if self.config.improve.steps:
+            score = critic_score(self.acting_critic, params["critic"], observation, truncate)
+            chunk, q = improve_decision(score, chunks, values, (chunk, q), published, prefix[1], self.config.improve)
+        record = {"q": q, "values": values}
+        if self.prefix is not None:
+            record |= self.prefix.plan(params["critic"], observation, chunk, published == 0)
+        return chunk, record, best
+
+    def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
+        critic = self.choosing_params(state)
+        return {
+            "policy": self.acting_policy(state),
+            "critic": {k: critic[k] for k in ("encoder", self.acting_critic.heads)},
+            "candidates": candidate_limit(self.config, pretrained=pretrained, climbs=self.config.improve.steps > 0),
+        } | self.shared_params(state)

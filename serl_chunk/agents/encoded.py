@@ -1,0 +1,51 @@
+"""Networks that read an observation through an encoder of their own, or through the critic's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from serl_chunk.agents.state import Params
+from serl_chunk.config.agents import AgentConfig
+from serl_chunk.models.encoder import ObservationEncoder
+
+
+class Encoded:
+    """Base of critics and policies; `encoder` is the module that `config` describes.
+
+    Args:
+        own: whether the parameters hold an encoder; else the critic's is put among them (`UpdateFns.with_encoder`).
+    """
+
+    def __init__(self, config: AgentConfig, *, own: bool = True) -> None:
+        c = config.encoder
+        self._own = own
+        self.encoder: Any = ObservationEncoder(
+            config.image_keys,
+            config.use_state,
+            c.features,
+            c.latent,
+            kind=c.kind,
+            pooling=c.pooling,
+            share_cameras=c.share_cameras,
+            state_latent=c.state_latent,
+            frozen=c.frozen_backbone,
+        )
+
+    def init_encoder(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> tuple[Params, jax.Array]:
+        """Fresh parameters, {"encoder"} or nothing, and the features float32[B, F] of a batch of observations."""
+        encoder = {"encoder": self.encoder.init(key, observation).get("params", {})}
+        return encoder if self._own else {}, self.features(encoder, observation)
+
+    def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+        """Observation features float32[..., F]."""
+        return self.encoder.apply({"params": params.get("encoder", {})}, observation)
+
+
+class EncodedPolicy(Encoded):
+    """Base of policies, whose encoder is the critic's where `encoder.trained_by` is so."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        super().__init__(config, own=config.encoder.trained_by == "each")
