@@ -18,8 +18,6 @@ Only Q_e has a target network. At acting, candidates are compared by Q_e, online
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 
@@ -27,7 +25,7 @@ from serl_chunk.agents.action_selection import critic_score, improve
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
+from serl_chunk.agents.state import AgentState, LossAndMetrics, LossNoise, Metrics, Observation, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.types import ChunkBatch
@@ -58,7 +56,7 @@ class Acfql(ActorCritic):
     def policy_chunks(
         self,
         policy: Params,
-        observation: Mapping[str, jax.Array],
+        observation: Observation,
         noise: jax.Array,
         prefix: Prefix | None = None,
         steps: int | None = None,
@@ -71,8 +69,6 @@ class Acfql(ActorCritic):
         if self.one_step is not None:
             return self.one_step.sample(policy["onestep"], observation, noise, prefix)
         return self.flow.sample(policy, observation, noise, prefix, steps)
-
-    # -- critic --------------------------------------------------------------------------------------------
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """The heads', and where needed "tail" float32[B, 1, D] and "next" float32[B, N, D], standard normal."""
@@ -87,14 +83,14 @@ class Acfql(ActorCritic):
         draws["next"] = jax.random.normal(k_noise, (b, candidates, self.chunk_dim))
         return draws | self.critic.head_noise(k_heads)
 
-    def next_chunk(self, state: AgentState, observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+    def next_chunk(self, state: AgentState, observations: Observation, noise: jax.Array) -> jax.Array:
         """The policy's chunk at o', flat float32[B, Hc*A], from noise float32[B, N, D].
 
         It is the best of N by the online critic; the target critic values it (QC, equation 7). With N = 1 it is the
         one-step policy's a' = clip(mu(o', z)).
         """
 
-        def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
             chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps)
             chunks = self.acting_critic.truncate_flatten(chunks)  # [B, N, Hc*A]
             return chunks[:, 0] if chunks.shape[1] == 1 else self.best_candidate(state.critic, observations, chunks)
@@ -112,9 +108,7 @@ class Acfql(ActorCritic):
             next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
         return self.critic.target(batch, next_value)
 
-    def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
-    ) -> tuple[jax.Array, Metrics]:
+    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> LossAndMetrics:
         """Q regression to the target, plus, for `expectile`, V regression to Q or Q_e (IQL, equations 5 and 6)."""
         tail = None
         if "tail" in draws:
@@ -133,8 +127,6 @@ class Acfql(ActorCritic):
             loss = loss + value_loss
             metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(self.critic.expected_value(output))}
         return loss, metrics
-
-    # -- policy --------------------------------------------------------------------------------------------
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """The flow's; for distill-ddpg "distill" float32[B, D], standard normal.
@@ -162,13 +154,11 @@ class Acfql(ActorCritic):
         """
         truncate = self.acting_critic.truncate_flatten
 
-        def best(
-            observations: Mapping[str, jax.Array], noise: jax.Array, actions: jax.Array, given: jax.Array
-        ) -> jax.Array:
+        def best(observations: Observation, noise: jax.Array, actions: jax.Array, given: jax.Array) -> jax.Array:
             prefix = (actions, given) if self.flow.prefixed else None
             chunks = self.flow.sample(policy, observations, noise, prefix)
             values = self.acting_critic.candidate_values(state.critic, observations, truncate(chunks))
-            score = critic_score(self.acting_critic, state.critic, observations, truncate)
+            score = critic_score(self.acting_critic, state.critic, observations)
             return improve(score, chunks, values, 1.0 - given, self.config.improve)[0]
 
         arguments = (batch.observations, noise, batch.actions, given)
@@ -176,7 +166,7 @@ class Acfql(ActorCritic):
 
     def _policy_loss(
         self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> LossAndMetrics:
         """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8).
 
         For best-of-n with `improve.imitate`: L_flow + imitate * L_flow on `improved_chunks` (PA-RL).
@@ -208,13 +198,11 @@ class Acfql(ActorCritic):
         loss = loss - q / jnp.maximum(scale, 1e-6)
         return loss, {**metrics, "actor/actor_loss": loss, "actor/q": q}
 
-    # -- acting --------------------------------------------------------------------------------------------
-
-    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
         return self.flow.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
     def act(
-        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
+        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
         return self.choose(params, observation, chunks, prefix)[:2]

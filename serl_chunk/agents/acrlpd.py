@@ -11,8 +11,6 @@ has a target network (Q_e'); the policy climbs the online Q_e, and candidates ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,7 +19,16 @@ from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
+from serl_chunk.agents.state import (
+    AgentState,
+    LossAndMetrics,
+    LossNoise,
+    Metrics,
+    Observation,
+    Params,
+    Prefix,
+    StateAndMetrics,
+)
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.distributions import TanhNormal
@@ -59,15 +66,13 @@ class Acrlpd(ActorCritic):
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
         return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
 
-    def distribution(self, policy: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
+    def distribution(self, policy: Params, observation: Observation) -> TanhNormal:
         """The policy's TanhNormal over flat chunks float32[..., H*A]."""
         return self.gaussian.distribution(policy, observation)
 
     def joint_log_prob(self, log_prob: jax.Array) -> jax.Array:
         """The mean or sum of log-probabilities per dimension float32[..., H*A] of compared actions: float32[...]."""
         return self.compared_dimensions * jnp.mean(log_prob[..., : self.compared_dim], -1)
-
-    # -- critic --------------------------------------------------------------------------------------------
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """The heads', "next" and, where the tail is sampled, "tail" float32[B, D], standard normal.
@@ -83,13 +88,13 @@ class Acrlpd(ActorCritic):
             draws["tail"] = jax.random.normal(k_tail, shape)
         return draws
 
-    def next_chunk(self, state: AgentState, observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+    def next_chunk(self, state: AgentState, observations: Observation, noise: jax.Array) -> jax.Array:
         """The best of N policy samples by the online critic, flat float32[B, Hc*A], from noise float32[B, N, D].
 
         The target critic values it, as in Q-chunking's best of N (Li, Zhou and Levine 2025, equation 7).
         """
 
-        def choose(observations: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
             dist = self.distribution(state.policy, observations)
             dist = TanhNormal(*(jnp.broadcast_to(x[:, None], noise.shape) for x in dist))
             chunks = self.acting_critic.truncate_flatten(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
@@ -111,9 +116,7 @@ class Acrlpd(ActorCritic):
         next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
         return self.critic.target(batch, next_value if penalty is None else next_value - penalty)
 
-    def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
-    ) -> tuple[jax.Array, Metrics]:
+    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> LossAndMetrics:
         """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
         target, tail = self.critic_target(state, batch, draws), None
         if "tail" in draws:
@@ -121,15 +124,13 @@ class Acrlpd(ActorCritic):
             tail = self.gaussian.chunks(tail_flat)
         return self.regression(critic, batch, self.critic_actions(batch, tail), target)[:2]
 
-    # -- policy --------------------------------------------------------------------------------------------
-
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """Of the sampled action: "pi" float32[B, D], standard normal."""
         return {"pi": jax.random.normal(key, (batch.actions.shape[0], self.chunk_dim))}
 
     def _policy_loss(
         self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> LossAndMetrics:
         """E[alpha log pi - mean_k Q_k] - bc_alpha mean over imitated steps of log pi(a) (SAC; QC-RLPD).
 
         log pi is the mean over dimensions, or the sum (`log_prob`).
@@ -160,7 +161,7 @@ class Acrlpd(ActorCritic):
         target = self.config.target_entropy_per_dim * self.compared_dimensions
         return jnp.exp(temperature["log_alpha"]) * (entropy - target)
 
-    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> tuple[AgentState, Metrics]:
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> StateAndMetrics:
         before = state.temperature
         state, metrics = super()._apply_policy_gradient(state, grads, metrics)
         if "actor/entropy" not in metrics:  # imitation alone
@@ -170,16 +171,14 @@ class Acrlpd(ActorCritic):
         state = state.replace(temperature=optax.apply_updates(before, updates), temperature_opt=temperature_opt)
         return state, {**metrics, "temperature/temperature_loss": loss}
 
-    # -- acting --------------------------------------------------------------------------------------------
-
-    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
         """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
         if explore:
             return self.exploration_noise(key, self.config.candidates)
         return jax.random.normal(jax.random.key(0), (self.config.candidates, self.chunk_dim)).at[0].set(0.0)
 
     def act(
-        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
+        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
         one = self.distribution(params["policy"], observation)
         dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))

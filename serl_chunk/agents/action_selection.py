@@ -1,12 +1,11 @@
 """Selection among candidate chunks: best of N, and chunks that climb the critic (PA-RL: Mark et al. 2024).
 
-Of N candidates the k best take m steps up the critic, near where they started, and the best of what they passed through
-is taken. Nothing here knows what policy the candidates come from.
+The k best of N candidates take m steps up the critic, near their start, and the best chunk on the way is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,15 +13,15 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.losses import aggregate_heads
-from serl_chunk.agents.state import Params
+from serl_chunk.agents.state import Observation, Params
 from serl_chunk.config.agents import AgentConfig, ImproveConfig
 
 
 def candidate_limit(config: AgentConfig, *, pretrained: bool, climbs: bool = False) -> jax.Array:
-    """How many candidates may be looked at when acting, int32 scalar: what `best_of_n` takes; 0 for all there are.
+    """Number of candidates that `best_of_n` compares when acting, int32 scalar; 0 for all.
 
-    Above 0 the critic is not trusted, so that nothing climbs it, and no actor plans anew on its advice: `climbs` says
-    whether chunks would, and then (as where it gives advice) one candidate of one is published too.
+    Above 0 the critic is not trusted: no chunk climbs it, and no actor replans on its advice. Where chunks would climb
+    (`climbs`) or replan, a limit of one is therefore published for one candidate too.
     """
     few = config.pretrain_candidates
     limited = few < config.candidates or ((climbs or config.replan_spread is not None) and few == 1)
@@ -32,8 +31,7 @@ def candidate_limit(config: AgentConfig, *, pretrained: bool, climbs: bool = Fal
 def best_of_n(values: jax.Array, chunks: jax.Array, published: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The chunk of the highest value among N candidates, its value float32[], and its index int32[].
 
-    N is the acting side's `agent.candidates`, which an evaluation may set to another number than the run had;
-    `candidate_limit` bounds it while the critic has seen no failure.
+    N is the acting side's `agent.candidates`; `published` (`candidate_limit`) bounds it unless 0.
     """
     limit = jnp.where(published == 0, len(values), published)
     masked = jnp.where(jnp.arange(len(values)) < limit, values, -jnp.inf)
@@ -41,30 +39,25 @@ def best_of_n(values: jax.Array, chunks: jax.Array, published: jax.Array) -> tup
     return chunks[best], values[best], best
 
 
-_FLAT = 1e-12  # a slope below this is none
+_FLAT = 1e-12  # a slope below this counts as 0
 
 
 class Score(NamedTuple):
-    """What a critic says about chunks."""
+    """A critic's values of chunks."""
 
-    mean: jax.Array  # over its heads: what is climbed
-    rank: jax.Array  # over its heads by `agent.choose_by` and `choose_std`: what chunks are compared by
+    mean: jax.Array  # over its heads, for climbing
+    rank: jax.Array  # over its heads by `agent.choose_by` and `choose_std`, for comparing
 
 
 ScoreOf = Callable[[jax.Array], Score]  # of chunks float32[..., H, A], each number float32[...]
 
 
-def critic_score(
-    critic: ChunkCritic, params: Params, observation: Mapping[str, jax.Array], part: Callable[[jax.Array], jax.Array]
-) -> ScoreOf:
-    """The critic's score of chunks float32[..., N, H, A] at observations with batch axes `...`, encoded once.
-
-    `truncate_flatten` gives the flat part of chunks that the critic scores (`Agent.critic_part`).
-    """
+def critic_score(critic: ChunkCritic, params: Params, observation: Observation) -> ScoreOf:
+    """The critic's score of chunks float32[..., N, H, A] at observations with batch axes `...`, encoded once."""
     features = critic.features(params, observation)
 
     def score(chunks: jax.Array) -> Score:
-        flat = part(chunks)
+        flat = critic.truncate_flatten(chunks)
         wide = jnp.broadcast_to(features[..., None, :], (*flat.shape[:-1], features.shape[-1]))
         heads = critic.values(params, wide, flat)
         return Score(jnp.mean(heads, axis=0), aggregate_heads(heads, critic.choose_by, critic.choose_std))
@@ -79,10 +72,10 @@ def gradient_ascent(
 
         x_{j+1} = clip(x_j + rate * g / max|g|),   g = d mean_k Q_k(o, x) / d x at x_j
 
-    The clip is to [-1, 1] and, per dimension, to `radius` around the start. A step's length is set by `rate` alone: the
-    slope of a critic changes with the rewards' scale and vanishes where a sigmoid is nearly 0 or 1. Such steps can pass
-    a maximum, so the best chunk on the way counts, the start included: no rank gets worse. Actions with `free`
-    float32[..., H] of 0 stay where they are. Each chunk's score must depend on that chunk alone.
+    The clip is to [-1, 1] and, per dimension, to `radius` around the start. `rate` alone sets a step's length, as a
+    critic's slope depends on the rewards' scale and vanishes where a sigmoid saturates. A step can pass a maximum, so
+    the best chunk on the way counts, the start included. Actions with `free` float32[..., H] of 0 do not move. Each
+    chunk's score must depend on that chunk alone.
     """
     movable = jnp.broadcast_to(free[..., None] > 0, start.shape)
     low, high = jnp.clip(start - radius, -1.0, 1.0), jnp.clip(start + radius, -1.0, 1.0)
@@ -115,8 +108,10 @@ def improve(
 ) -> tuple[jax.Array, jax.Array]:
     """The best chunk float32[..., H, A] after the k best of N candidates have climbed, and its rank float32[...].
 
-    chunks float32[..., N, H, A] with `values` float32[..., N], by which they are ranked before. `free` float32[..., H]
-    is 0 for actions that must not move.
+    Args:
+        chunks: float32[..., N, H, A].
+        values: float32[..., N], which rank the candidates before.
+        free: float32[..., H], 0 for actions that must not move.
     """
     _, index = jax.lax.top_k(values, min(config.top, values.shape[-1]))
     start = jnp.take_along_axis(chunks, index[..., None, None], axis=-3)
@@ -137,10 +132,9 @@ def improve_decision(
     committed: jax.Array,
     config: ImproveConfig,
 ) -> tuple[jax.Array, jax.Array]:
-    """What acts, chunk float32[H, A] and rank float32[]: `improve`, or as `chosen` while the critic is not trusted.
+    """The chunk float32[H, A] to act with and its rank float32[]: `improve`, or `chosen` where `published` is above 0.
 
-    It is not where `published` (`candidates.candidate_limit`) is above 0. Actions marked in `committed` float32[H]
-    stay as they are.
+    Actions marked in `committed` float32[H] do not move.
     """
     trusted = published == 0
     better = improve(score, chunks, values, 1.0 - committed, config)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +10,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Metrics, Params, Prefix
+from serl_chunk.agents.state import AgentState, Metrics, Observation, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig
 from serl_chunk.types import ChunkBatch
 
@@ -31,7 +29,7 @@ class ActorCritic(Agent):
         self.acting_critic = self.prefix or self.critic  # its values compare chunks and are bootstrapped from
 
     def initial_state(
-        self, key: jax.Array, k_critic: jax.Array, policy: Params, observation: Mapping[str, jax.Array]
+        self, key: jax.Array, k_critic: jax.Array, policy: Params, observation: Observation
     ) -> AgentState:
         """A state of `policy` and a fresh critic; `key` becomes its `rng`."""
         critic = self.critic.init(k_critic, observation)
@@ -40,7 +38,7 @@ class ActorCritic(Agent):
             critic[self.prefix.heads] = self.prefix.init_heads(jax.random.fold_in(k_critic, _PREFIX), features)
         return self.fresh_state(key, policy, critic, averaged=("encoder", self.acting_critic.heads))
 
-    def best_candidate(self, critic: Params, observations: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
+    def best_candidate(self, critic: Params, observations: Observation, chunks: jax.Array) -> jax.Array:
         """Of flat chunks float32[B, N, Hc*A] the one that `acting_critic` values most, float32[B, Hc*A]."""
         best = jnp.argmax(self.acting_critic.candidate_values(critic, observations, chunks), axis=1)
         return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
@@ -67,7 +65,7 @@ class ActorCritic(Agent):
         return loss + distilled, metrics | more, features
 
     def choose(
-        self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array, prefix: Prefix
+        self, params: Params, observation: Observation, chunks: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics, jax.Array]:
         """The chunk float32[H, A] that acts, of candidates float32[N, H, A], and the decision's record.
 
@@ -78,7 +76,7 @@ class ActorCritic(Agent):
         values = self.acting_critic.candidate_values(params["critic"], observation, truncate(chunks))
         chunk, q, best = best_of_n(values, chunks, published)
         if self.config.improve.steps:
-            score = critic_score(self.acting_critic, params["critic"], observation, truncate)
+            score = critic_score(self.acting_critic, params["critic"], observation)
             chunk, q = improve_decision(score, chunks, values, (chunk, q), published, prefix[1], self.config.improve)
         record = {"q": q, "values": values}
         if self.prefix is not None:

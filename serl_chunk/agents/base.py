@@ -1,7 +1,7 @@
-"""What every agent is: pure functions over one state, compiled once per shape.
+"""Base of the agents: pure functions over one state, compiled once per shape.
 
-An agent supplies its losses, of which `UpdateFns` makes the three compiled updates the learner calls; this module adds
-what acts, and the parameter trees that travel.
+`UpdateFns` compiles an agent's losses into the updates that the learner calls. This module adds acting, and the
+parameter trees that travel to actors.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from serl_chunk.agents.state import (
     AgentState,
     Metrics,
     Noise,
+    Observation,
     Params,
     Prefix,
     flatten_params,
@@ -36,61 +37,51 @@ _BACKBONE = 3  # folded into a key that updates split and fold 0 to 2 into
 
 
 class Agent(UpdateFns):
-    """Base of the agents: their updates, and acting with what travels of their state."""
+    """Base of the agents: updates, and acting with the travelling part of the state."""
 
     supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
     has_critic = True
-    imitates_critic = False  # whether what the policy imitates was made better by the critic, and is no better than it
+    imitates_critic = False  # whether the policy imitates chunks that the critic improved
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.chunk_dim = spec.horizon * spec.action_dim
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
 
-    # -- what an agent supplies ------------------------------------------------------------------------------
-
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> AgentState:
-        """A fresh state from a typed key; pretrained weights come by `pretrained`."""
+        """A fresh state from a typed key, without the weights of `pretrained`."""
 
     @abc.abstractmethod
-    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> Noise:
-        """What the candidates of one decision start from, float32[N, H*A]; the key counts only where `explore`."""
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
+        """Starting noise float32[N, H*A] of one decision's candidates; `key` is used only where `explore`."""
 
     @abc.abstractmethod
-    def act(
-        self, params: Params, observation: Mapping[str, jax.Array], noise: Noise, prefix: Prefix
-    ) -> tuple[jax.Array, Metrics]:
-        """A chunk float32[H, A] in model space for one observation and `acting_noise`, and the decision's record."""
+    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
+        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record."""
 
     @abc.abstractmethod
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        """The tree that `sample` needs, nothing else; `pretrained`: as long as the critic has seen no failure.
+        """The parameters that `sample` needs, `shared_params` among them.
 
-        `shared_params` is a part of it.
+        Args:
+            pretrained: the critic has seen no failure yet.
         """
 
-    # -- what callers use ------------------------------------------------------------------------------------
-
     def pretrained(self, state: AgentState) -> AgentState:
-        """A fresh state with the weights of `encoder.weights` in every backbone; raises ConfigError.
+        """A fresh state with the weights of `encoder.weights` in every backbone. Raises ConfigError.
 
-        Only what begins a run needs the file: a resume has them in its checkpoint, an actor in its first snapshot.
+        Only the start of a run needs the file: a checkpoint and a snapshot contain the weights.
         """
         return self.vision.pretrained(state)
 
     def sample(
-        self,
-        params: Params,
-        observation: Mapping[str, jax.Array],
-        key: jax.Array,
-        *,
-        explore: bool,
-        prefix: Prefix | None = None,
+        self, params: Params, observation: Observation, key: jax.Array, *, explore: bool, prefix: Prefix | None = None
     ) -> tuple[jax.Array, Metrics]:
         """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
 
-        `prefix` may be longer than a chunk, as a normaliser for a critic of more actions makes it; the rest is ignored.
+        Args:
+            prefix: may be longer than a chunk (the normaliser of a critic of more actions); the rest is ignored.
         """
         h = self.spec.horizon
         if prefix is None:
@@ -100,7 +91,7 @@ class Agent(UpdateFns):
         return self._sample(params, dict(observation), key, prefix, explore=explore)
 
     def flatten_params(self, params: Params) -> dict[str, np.ndarray]:
-        """`path -> array` on the host: what a snapshot carries."""
+        """`path -> array` on the host, as in a snapshot."""
         return flatten_params(params)
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
@@ -112,7 +103,7 @@ class Agent(UpdateFns):
 
     @functools.cached_property
     def _abstract_params(self) -> Params:
-        """Shapes of the travelling parameters; cached, because tracing them at every swap would delay a robot."""
+        """Shapes of the travelling parameters; cached, because tracing at every swap would delay a robot."""
         return jax.eval_shape(lambda: self.policy_params(self.init(jax.random.key(0))))
 
     def network_shape(self) -> str:
@@ -130,17 +121,14 @@ class Agent(UpdateFns):
         return out
 
     def seen_example(self, batch: int) -> dict[str, jax.Array]:
-        """`example_observation` as the networks see it: with a frozen backbone's features in place of images."""
+        """`example_observation` with a frozen backbone's features in place of images."""
         out = self.example_observation(batch)
         return self.vision.encode_images(self.vision.zeros(), out) if self.vision.frozen else out
 
     def fresh_state(
         self, key: jax.Array, policy: Params, critic: Params | None = None, *, averaged: tuple[str, ...] = ()
     ) -> AgentState:
-        """A state of these networks, which have not been updated yet; `key` becomes its `rng`.
-
-        `averaged` names the parts of the critic that the target holds.
-        """
+        """A state of fresh networks; `key` becomes its `rng`, `averaged` names the critic's parts in the target."""
         critic = critic or {}
         return AgentState(
             rng=key,
@@ -158,18 +146,18 @@ class Agent(UpdateFns):
         )
 
     def shared_params(self, state: AgentState) -> Params:
-        """What `policy_params` holds for all networks together: {"frozen"} where a backbone is frozen."""
+        """The part of `policy_params` that all networks share: {"frozen"} where a backbone is frozen."""
         return {"frozen": state.frozen} if self.vision.frozen else {}
 
     def frame_embedder(self, state: AgentState) -> FrameEmbedder | None:
-        """What computes the features that `encoder.cache_features` keeps of stored frames; none where it is off.
+        """Computes features of stored frames for `encoder.cache_features`; None where it is off.
 
-        Batches then carry `features/<camera>` in place of `images/<camera>`; actors and evaluations go on with pixels.
+        Batches then have `features/<camera>` in place of `images/<camera>`; actors and evaluations use pixels.
         """
         return FrameEmbedder(self.vision, state.frozen) if self._caches_features else None
 
     def cached_shapes(self) -> list[tuple[int, int, int]]:
-        """(h, w, C) of one frame's features of each camera where they will be kept, else none; needs no state."""
+        """(h, w, C) of one frame's features of each camera where they are cached, else empty."""
         return [self.vision.feature_shape(c) for c in self.spec.cameras] if self._caches_features else []
 
     @property
@@ -181,7 +169,7 @@ class Agent(UpdateFns):
         return state.policy_average if self.config.policy_ema else state.policy
 
     def _sample_chunk(
-        self, params: Params, observation: Mapping[str, jax.Array], key: jax.Array, prefix: Prefix, *, explore: bool
+        self, params: Params, observation: Observation, key: jax.Array, prefix: Prefix, *, explore: bool
     ) -> tuple[jax.Array, Metrics]:
         observation = self.vision.encode_images(params.get("frozen", {}), observation)
         if self.config.encoder.trained_by == "critic":
@@ -190,7 +178,7 @@ class Agent(UpdateFns):
         return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
 
     def critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
-        """The batch's actions float32[B, L, A], those after a termination taken from `sampled_tail` where given."""
+        """The batch's actions float32[B, L, A]; those after a termination are from `sampled_tail` where given."""
         return batch.actions if sampled_tail is None else replace_tail(batch.actions, batch.valid, sampled_tail)
 
     def exploration_noise(self, key: jax.Array, count: int) -> jax.Array:

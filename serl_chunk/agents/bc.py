@@ -5,8 +5,6 @@ Fed demonstrations and interventions it is HG-DAgger (Kelly 2019).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 
@@ -14,13 +12,22 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.flow_policy import FlowPolicy, with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params, Prefix
+from serl_chunk.agents.state import (
+    AgentState,
+    LossAndMetrics,
+    LossNoise,
+    Metrics,
+    Observation,
+    Params,
+    Prefix,
+    StateAndMetrics,
+)
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.types import ChunkBatch
 
 
 class Bc(Agent):
-    """No critic: the critic half of an update is empty, and no batch is drawn for it."""
+    """An agent without a critic: that half of an update is empty, and no batch is drawn for it."""
 
     config: BcConfig
     has_critic = False
@@ -43,7 +50,7 @@ class Bc(Agent):
         return self.fresh_state(k_state, policy)
 
     def batches_used(self, updates: int) -> int:
-        """The batch that the policy learns from; beside each critic step (`together`) there is one."""
+        """One batch for the policy, or one for each critic step (`update_order=joint`)."""
         return updates if self.config.update_order == "joint" else 1
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
@@ -58,17 +65,12 @@ class Bc(Agent):
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         return state.replace(critic_updates=state.critic_updates + 1)
 
-    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> StateAndMetrics:
         return self.critic_step(state, batch, {})
-
-    def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
-    ) -> tuple[jax.Array, Metrics]:
-        raise NotImplementedError("bc has no critic")
 
     def _policy_loss(
         self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> LossAndMetrics:
         """Flow matching, or -log pi per dimension, over the steps that `bc` marks."""
         if self.flow is not None:
             loss = self.flow.loss(policy, batch, draws)
@@ -78,13 +80,13 @@ class Bc(Agent):
             loss = self.gaussian.imitation(dist, batch, batch.bc_weight)
         return loss, {"actor/bc_loss": loss, "actor/bc_share": jnp.mean(batch.bc_weight)}
 
-    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> jax.Array:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
         if self.flow is None:  # without noise, the Gaussian's mode
             return self.exploration_noise(key, 1) if explore else jnp.zeros((1, self.chunk_dim))
         return self.flow.candidate_noise(key, observation, 1, explore=explore)
 
     def act(
-        self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array, prefix: Prefix
+        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix
     ) -> tuple[jax.Array, Metrics]:
         if self.flow is not None:
             return self.flow.sample(params["policy"], observation, noise, prefix)[0], {}

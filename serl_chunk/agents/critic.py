@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import Metrics, Params
+from serl_chunk.agents.state import Metrics, Observation, Params
 from serl_chunk.agents.value_heads import critic_values, initial_bias, outputs_per_head, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import each, mean_values, one_by_one, summed_loss
@@ -44,7 +44,7 @@ class ChunkCritic(Encoded):
         self.q: Any = CriticEnsemble(c.hidden, c.ensemble, out=self.width, **layers)
         self.v: Any = Mlp(c.hidden, self.width, **layers) if with_value else None
 
-    def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
+    def init(self, key: jax.Array, observation: Observation) -> Params:
         """Fresh parameters, for a batch of observations."""
         k_encoder, k_q, k_v = jax.random.split(key, 3)
         params, features = self.init_encoder(k_encoder, observation)
@@ -62,7 +62,7 @@ class ChunkCritic(Encoded):
         """The actions of chunks float32[..., L, A], L at least `steps`, that are scored: float32[..., steps * A]."""
         return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
 
-    def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+    def features(self, params: Params, observation: Observation) -> jax.Array:
         """Observation features float32[..., F], followed by a discrete gripper's choice where the critic sees it."""
         features = super().features(params, observation)
         if not self.spec.gripper_inputs:
@@ -139,7 +139,7 @@ class ChunkCritic(Encoded):
             values, CriticEnsemble.heads(params[self.heads]), jnp.concatenate([features, chunk], axis=-1)
         )
 
-    def candidate_values(self, params: Params, observation: Mapping[str, jax.Array], chunks: jax.Array) -> jax.Array:
+    def candidate_values(self, params: Params, observation: Observation, chunks: jax.Array) -> jax.Array:
         """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation, encoded once.
 
         The heads' mean, less `choose_std` of their deviations, or their minimum (`choose_by`).

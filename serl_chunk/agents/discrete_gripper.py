@@ -1,13 +1,13 @@
 """Agents whose grippers are no continuous dimensions: fixed, or chosen by a grasp critic.
 
-`ArmAndGripper` runs any chunked continuous agent, built for the action dimensions that are left. It keeps its own
-losses, optimisers and part of the state; what the grippers need in addition is `AgentState.grasp`.
+`ArmAndGripper` runs any chunked continuous agent on the other action dimensions, with its own losses, optimisers and
+part of the state. The grippers' part is `AgentState.grasp`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,17 @@ from serl_chunk.agents.grasp_critic import (
 )
 from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Noise, Params, Prefix
+from serl_chunk.agents.state import (
+    AgentState,
+    LossAndMetrics,
+    LossNoise,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Prefix,
+    StateAndMetrics,
+)
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.types import ChunkBatch, ConfigError
 
@@ -36,7 +46,7 @@ Build = Callable[[AgentSpec], Agent]
 
 
 class ArmAndGripper(Agent):
-    """The arm's agent learns and acts in its own dimensions; a subclass says what the grippers do."""
+    """The arm's agent learns and acts in its own dimensions; a subclass decides about the grippers."""
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build, *, gripper_inputs: int = 0) -> None:
         super().__init__(config, spec)
@@ -51,16 +61,16 @@ class ArmAndGripper(Agent):
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """What the arm's agent learns from."""
+        """The batch of the arm's agent."""
         return batch._replace(actions=batch.actions[..., self.arm], prev_action=None)
 
     def merged(self, arm: jax.Array, gripper: jax.Array, prefix: Prefix) -> jax.Array:
-        """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; what is committed is kept."""
+        """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; committed actions are kept."""
         gripper = jnp.where(prefix[1][:, None] > 0, prefix[0][:, self.grippers], gripper)
         return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
 
     def arm_prefix(self, prefix: Prefix) -> Prefix:
-        """Of what is committed, the arm's dimensions."""
+        """The arm's dimensions of the committed actions."""
         return prefix[0][:, self.arm], prefix[1]
 
     def init(self, rng: jax.Array) -> AgentState:
@@ -72,33 +82,20 @@ class ArmAndGripper(Agent):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         return self.inner.policy_draws(key, batch._replace(actions=batch.actions[..., self.arm]))
 
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[AgentState, Metrics]:
-        """The arm's."""
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> StateAndMetrics:
         return self.inner.critic_step(state, self.arm_batch(state, batch), draws)
 
     def policy_step(
         self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[AgentState, Metrics]:
-        """The arm's."""
+    ) -> StateAndMetrics:
         return self.inner.policy_step(state, self.arm_batch(state, batch), draws, imitate_only=imitate_only)
 
     def joint_step(
         self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
-    ) -> tuple[AgentState, Metrics]:
-        """The arm's."""
+    ) -> StateAndMetrics:
         return self.inner.joint_step(state, self.arm_batch(state, batch), critic_draws, policy_draws)
 
-    def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
-    ) -> tuple[jax.Array, Metrics]:
-        return self.inner._critic_loss(critic, state, self.arm_batch(state, batch), draws)
-
-    def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[jax.Array, Metrics]:
-        return self.inner._policy_loss(policy, state, self.arm_batch(state, batch), draws, imitate_only=imitate_only)
-
-    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         return self.inner.acting_noise(key, observation, explore=explore)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -112,15 +109,13 @@ class ArmAndGripper(Agent):
 
 
 class FixedGripper(ArmAndGripper):
-    """Grippers are no part of what is learned.
+    """Grippers get `fixed_value` and are not learned.
 
-    They get `fixed_value`; without one this agent gives 0, and the actor keeps what they have
-    (`GripperConfig.kept`): the opening at reset is known in the robot's units alone.
+    Without a value this agent gives 0, and the actor keeps the opening at reset (`GripperConfig.kept`), which is known
+    in the robot's units alone.
     """
 
-    def act(
-        self, params: Params, observation: Mapping[str, jax.Array], noise: Noise, prefix: Prefix
-    ) -> tuple[jax.Array, Metrics]:
+    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
         chunk, record = self.inner.act(params, observation, noise, self.arm_prefix(prefix))
         value = self.config.gripper.fixed_value or 0.0
         return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), prefix), record
@@ -138,7 +133,7 @@ class LearnedGripper(ArmAndGripper):
 
     def __init__(self, config: AgentConfig, spec: AgentSpec, build: Build) -> None:
         g = config.gripper
-        # A choice is for what is executed of a chunk, which the experiment checks to be what is compared.
+        # A choice is for the executed actions, which are the compared ones (checked by the experiment).
         values, steps = g.values, spec.compared_steps
         held = g.hold_steps or steps
         self.choices = GripperActions(values, len(spec.grippers), steps, held, joint=g.joint, neutral=g.stays)
@@ -162,8 +157,6 @@ class LearnedGripper(ArmAndGripper):
             }
         return self.inner.init(rng).replace(grasp=grasp)
 
-    # -- what the data did, and what is preferred ------------------------------------------------------------
-
     def executed(self, batch: ChunkBatch) -> jax.Array:
         """The options that were executed, by human or policy, int32[B, J, P]."""
         before = None if batch.prev_action is None else batch.prev_action[..., self.grippers]
@@ -171,18 +164,18 @@ class LearnedGripper(ArmAndGripper):
         return self.choices.label(batch.actions[:, part, self.grippers], batch.valid[:, part], before)
 
     def _of_parts(self, steps: jax.Array) -> jax.Array:
-        """What float32[B, L] says of the steps of each part, float32[B, J, hold_steps]."""
+        """Numbers of steps float32[B, L] by part, float32[B, J, hold_steps]."""
         return steps[:, : self.choices.steps].reshape(-1, self.choices.parts, self.choices.held)
 
-    def preferred(self, grasp: Params, observations: Mapping[str, jax.Array]) -> jax.Array:
-        """argmax of the online Q over plausible options, int32[B, J, P]."""
+    def preferred(self, grasp: Params, observations: Observation) -> jax.Array:
+        """argmax of the online Q over reachable options, int32[B, J, P]."""
         allowed = reachable_actions(
             self.net.logits(grasp["policy"], observations), self.config.gripper.mask_unreachable
         )
         return best_option(self.net.outputs(grasp["critic"], observations), allowed)
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """What the arm's agent learns from; its critic may see the choice: the executed one, at o' the preferred."""
+        """The batch of the arm's agent, whose critic may see the choice: the executed one, at o' the preferred."""
         arm = super().arm_batch(state, batch)
         if not (self.config.gripper.critic_sees_gripper and self.has_critic):
             return arm
@@ -196,10 +189,8 @@ class LearnedGripper(ArmAndGripper):
         values = self.choices.decode(option)
         return values.reshape(*values.shape[:-2], -1)
 
-    # -- losses --------------------------------------------------------------------------------------------
-
-    def grasp_critic_loss(self, critic: Params, grasp: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
-        """`grasp_loss` as a function of `critic`; everything in `grasp` is a constant."""
+    def grasp_critic_loss(self, critic: Params, grasp: Params, batch: ChunkBatch) -> LossAndMetrics:
+        """`grasp_loss` as a function of `critic`; `grasp` is a constant."""
         g = self.config.gripper
         rewards = jnp.sum(batch.rewards, axis=-1)
         penalties = jnp.zeros_like(rewards)
@@ -218,8 +209,8 @@ class LearnedGripper(ArmAndGripper):
         values = self.net.expected_value(select_action(outputs, option))
         return loss, self.net.metrics(loss, values, target, rewards)
 
-    def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> tuple[jax.Array, Metrics]:
-        """`choice_imitation` as a function of `policy`; a part weighs as much as its steps that are imitated."""
+    def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> LossAndMetrics:
+        """`choice_imitation` as a function of `policy`; a part's weight is the mean of its steps' weights."""
         logits, option = self.net.logits(policy, batch.observations), self.executed(batch)
         bc = jnp.mean(self._of_parts(batch.bc_weight), axis=-1)
         loss = choice_imitation(logits, option, bc, self.config.bc_mean)
@@ -228,26 +219,21 @@ class LearnedGripper(ArmAndGripper):
         accuracy = jnp.sum(hit * weight) / jnp.maximum(jnp.sum(weight), 1e-6)
         return loss, {"grasp_critic/bc_loss": loss, "grasp_critic/bc_accuracy": accuracy}
 
-    # -- steps: the arm's, and the grippers' from the parameters of before it ----------------------------------
-
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[AgentState, Metrics]:
-        """The arm's critic, and the grasp critic."""
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> StateAndMetrics:
         grasp, metrics = self._grasp_critic_step(state.grasp, batch)
         state, of_arm = super().critic_step(state, batch, draws)
         return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
 
     def policy_step(
         self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[AgentState, Metrics]:
-        """The arm's policy, and the imitated choices."""
+    ) -> StateAndMetrics:
         grasp, metrics = self._grasp_policy_step(state, batch)
         state, of_arm = super().policy_step(state, batch, draws, imitate_only=imitate_only)
         return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
 
     def joint_step(
         self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
-    ) -> tuple[AgentState, Metrics]:
-        """All four, each by its gradient at the parameters of before the step."""
+    ) -> StateAndMetrics:
         values, metrics = self._grasp_critic_step(state.grasp, batch)
         imitated, more = self._grasp_policy_step(state, batch)
         state, of_arm = super().joint_step(state, batch, critic_draws, policy_draws)
@@ -277,17 +263,15 @@ class LearnedGripper(ArmAndGripper):
             return state
         return state.replace(grasp={**state.grasp, "policy_average": state.grasp["policy"]})
 
-    # -- acting --------------------------------------------------------------------------------------------
-
-    def acting_noise(self, key: jax.Array, observation: Mapping[str, jax.Array], *, explore: bool) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
         arm = super().acting_noise(key, observation, explore=explore)
         shape = (*self.choices.shape[:2], 2)
         drawn = jax.random.uniform(jax.random.fold_in(key, _GRASP), shape) if explore else jnp.ones(shape)
         return {"arm": arm, "gripper": drawn}
 
-    def choose(self, params: Params, observation: Mapping[str, jax.Array], drawn: jax.Array) -> jax.Array:
-        """Options int32[J, P] for one observation: the best plausible ones, or, with probability epsilon, any."""
+    def choose(self, params: Params, observation: Observation, drawn: jax.Array) -> jax.Array:
+        """Options int32[J, P] for one observation: the best reachable ones, or, with probability epsilon, any."""
         logits = self.net.logits(params["policy"], observation)
         if self.has_critic:
             allowed = reachable_actions(logits, params["plausible"])
@@ -298,10 +282,8 @@ class LearnedGripper(ArmAndGripper):
         any_of = jnp.minimum((drawn[..., 1] * self.choices.options).astype(jnp.int32), last)
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
-    def act(
-        self, params: Params, observation: Mapping[str, jax.Array], noise: Noise, prefix: Prefix
-    ) -> tuple[jax.Array, Metrics]:
-        """The grippers' choice first, which the arm's critic may see; the record has it and its value."""
+    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
+        """Choose for the grippers first, because the arm's critic may see that; the record has choice and value."""
         grasp = params["gripper"]
         option = self.choose(grasp, observation, noise["gripper"])
         of_arm = {k: v for k, v in params.items() if k != "gripper"}
@@ -313,7 +295,7 @@ class LearnedGripper(ArmAndGripper):
         return self.merged(arm, self.choices.chunk(option, self.spec.horizon), prefix), record
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        """The arm's, and "gripper"; as long as the critic has seen no failure, imitation chooses."""
+        """The arm's, and "gripper"; while the critic has seen no failure, imitation chooses."""
         average = state.grasp["policy_average" if self.config.policy_ema else "policy"]
         gripper = {"policy": average}
         if self.has_critic:
@@ -326,10 +308,7 @@ class LearnedGripper(ArmAndGripper):
 
 
 def with_gripper(config: AgentConfig, spec: AgentSpec, build: Build) -> Agent:
-    """The agent of `build` for the arm, with grippers as `config.gripper` has them.
-
-    Raises ConfigError where the robot has not the grippers that the configuration speaks of.
-    """
+    """Build an agent with the grippers of `config.gripper`. Raises ConfigError where the robot does not have them."""
     g, found = config.gripper, len(spec.grippers)
     if g.composition == "learned" and not found:
         raise ConfigError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from serl_chunk.agents.state import Params
+from serl_chunk.agents.state import Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder
 
@@ -34,12 +33,12 @@ class Encoded:
             frozen=c.frozen_backbone,
         )
 
-    def init_encoder(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> tuple[Params, jax.Array]:
+    def init_encoder(self, key: jax.Array, observation: Observation) -> tuple[Params, jax.Array]:
         """Fresh parameters, {"encoder"} or nothing, and the features float32[B, F] of a batch of observations."""
         encoder = {"encoder": self.encoder.init(key, observation).get("params", {})}
         return encoder if self._own else {}, self.features(encoder, observation)
 
-    def features(self, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+    def features(self, params: Params, observation: Observation) -> jax.Array:
         """Observation features float32[..., F]."""
         return self.encoder.apply({"params": params.get("encoder", {})}, observation)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from serl_chunk.agents.encoded import EncodedPolicy
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import LossNoise, Params, Prefix
+from serl_chunk.agents.state import LossNoise, Observation, Params, Prefix
 from serl_chunk.config.agents import AgentConfig, FlowConfig
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
 from serl_chunk.models.mlp import Mlp
@@ -45,7 +44,7 @@ class FlowPolicy(EncodedPolicy):
             **_layers(config, flow),
         )
 
-    def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
+    def init(self, key: jax.Array, observation: Observation) -> Params:
         """Fresh parameters, for a batch of observations."""
         k_encoder, k_flow = jax.random.split(key)
         encoder, features = self.init_encoder(k_encoder, observation)
@@ -88,7 +87,7 @@ class FlowPolicy(EncodedPolicy):
     def matching(
         self,
         params: Params,
-        observations: Mapping[str, jax.Array],
+        observations: Observation,
         chunks: jax.Array,
         weight: jax.Array,
         given: jax.Array,
@@ -111,7 +110,7 @@ class FlowPolicy(EncodedPolicy):
     def sample(
         self,
         params: Params,
-        observation: Mapping[str, jax.Array],
+        observation: Observation,
         noise: jax.Array,
         prefix: Prefix | None = None,
         steps: int | None = None,
@@ -138,9 +137,7 @@ class FlowPolicy(EncodedPolicy):
         flat = integrate(velocity, noise, steps or self.flow.steps, committed, clean=self.prefixed)
         return flat.reshape(*flat.shape[:-1], h, a)
 
-    def candidate_noise(
-        self, key: jax.Array, observation: Mapping[str, jax.Array], count: int, *, explore: bool
-    ) -> jax.Array:
+    def candidate_noise(self, key: jax.Array, observation: Observation, count: int, *, explore: bool) -> jax.Array:
         """Starting noise of N candidates float32[N, D], scaled from `noise_low` for the first to 1 for the last.
 
         A flow policy reproduces its demonstrators' tremor from the noise it starts with. Less noise gives chunks nearer
@@ -165,7 +162,7 @@ class OneStepPolicy(EncodedPolicy):
         self.spec = spec
         self.net: Any = Mlp(flow.hidden, spec.horizon * spec.action_dim, **_layers(config, flow))
 
-    def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
+    def init(self, key: jax.Array, observation: Observation) -> Params:
         """Fresh parameters, for a batch of observations."""
         k_encoder, k_net = jax.random.split(key)
         encoder, features = self.init_encoder(k_encoder, observation)
@@ -173,7 +170,7 @@ class OneStepPolicy(EncodedPolicy):
         net = self.net.init(k_net, jnp.concatenate([features, noise], -1))["params"]
         return encoder | {"net": net}
 
-    def raw(self, params: Params, observation: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+    def raw(self, params: Params, observation: Observation, noise: jax.Array) -> jax.Array:
         """mu before it is clipped, float32[..., N, H, A] from noise float32[..., N, H*A]."""
         features = self.features(params, observation)
         features = jnp.broadcast_to(features[..., None, :], (*noise.shape[:-1], features.shape[-1]))
@@ -181,11 +178,7 @@ class OneStepPolicy(EncodedPolicy):
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
 
     def sample(
-        self,
-        params: Params,
-        observation: Mapping[str, jax.Array],
-        noise: jax.Array,
-        prefix: Prefix | None = None,
+        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None
     ) -> jax.Array:
         """As FlowPolicy.sample; committed actions are no input of this policy, and replace its own."""
         chunks = jnp.clip(self.raw(params, observation, noise), -1.0, 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.encoded import EncodedPolicy
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Params
+from serl_chunk.agents.state import Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.distributions import EDGE, TanhNormal
 from serl_chunk.models.mlp import Mlp
@@ -46,12 +45,12 @@ class GaussianPolicy(EncodedPolicy):
             out_blocks=1 if config.kernel_init == "lecun_normal" else 2,
         )
 
-    def init(self, k_encoder: jax.Array, k_net: jax.Array, observation: Mapping[str, jax.Array]) -> Params:
+    def init(self, k_encoder: jax.Array, k_net: jax.Array, observation: Observation) -> Params:
         """Fresh parameters, for a batch of observations."""
         encoder, features = self.init_encoder(k_encoder, observation)
         return encoder | {"net": self.net.init(k_net, features)["params"]}
 
-    def distribution(self, params: Params, observation: Mapping[str, jax.Array]) -> TanhNormal:
+    def distribution(self, params: Params, observation: Observation) -> TanhNormal:
         """The TanhNormal over flat chunks float32[..., H*A]."""
         outputs = self.net.apply({"params": params["net"]}, self.features(params, observation))
         mean, log_std = jnp.split(outputs, 2, axis=-1)

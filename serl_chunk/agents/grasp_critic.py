@@ -1,16 +1,14 @@
 """The grasp critic: Q of a few values of the grippers, for each part of a chunk that one value is held for.
 
-HIL-SERL (Luo et al. 2024) learns a gripper beside a continuous arm by double DQN (van Hasselt et al. 2016) over close,
-hold and open. Here the decision is a chunk's: every part j of `hold_steps` ticks has branches of its own, and the
-target is averaged over branches as in branching Q-networks (Tavakoli et al. 2018). With one part, and one choice for
-all grippers, this is double DQN on the semi-Markov problem whose actions are whole chunks. Beside it a classifier
-imitates what humans chose; the maximum is taken over choices that it finds plausible (discrete BCQ, Fujimoto et al.
-2019).
+HIL-SERL (Luo et al. 2024) learns a gripper next to a continuous arm by double DQN (van Hasselt et al. 2016) over close,
+hold and open. Here a decision is for a chunk: every part j of `hold_steps` ticks has its own branches, and the target
+is averaged over branches as in branching Q-networks (Tavakoli et al. 2018). With one part, and one choice for all
+grippers, this is double DQN on the semi-Markov problem whose actions are whole chunks. A classifier imitates the
+humans' choices, and the maximum is over choices that it finds likely enough (discrete BCQ, Fujimoto et al. 2019).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -19,7 +17,7 @@ import numpy as np
 
 from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import bootstrap_target, imitation_mean
-from serl_chunk.agents.state import Metrics, Params
+from serl_chunk.agents.state import Metrics, Observation, Params
 from serl_chunk.agents.value_heads import UNIT, Support, critic_values, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.critics import Floor
@@ -27,13 +25,12 @@ from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
 
 Loss = Literal["squared", "bounded"]
-# In shares of the smallest gap between values: what a gripper that is moving moves by in a tick, and how near it is to
-# a value that it is at.
+# Shares of the smallest gap between values: least motion of a moving gripper in a tick, largest distance at a value.
 _SPEED, _AT = 0.1, 0.25
 
 
 class GripperActions:
-    """What can be decided about G grippers in H ticks of a chunk: J parts, P branches each, O options a branch.
+    """The options of G grippers in H ticks of a chunk: J parts, P branches each, O options a branch.
 
     Jointly P is 1 and an option is a value for every gripper, O = C**G of C values; else P is G and O is C. `neutral`
     is the value that leaves a gripper as it is, where commands are pushes (HIL-SERL); None where they are openings.
@@ -65,17 +62,17 @@ class GripperActions:
         return self.parts, self.branches, self.options
 
     def nearest(self, actions: jax.Array) -> jax.Array:
-        """Index of the value next to each number of `actions` float32[...], int32[...]; the first of two as near."""
+        """Index of the value nearest to each number of `actions` float32[...], int32[...]; the first of two."""
         distance = jnp.abs(actions[..., None] - self.values.reshape((1,) * actions.ndim + (-1,)))
         return jnp.argmin(distance, axis=-1).astype(jnp.int32)
 
     def heading(self, actions: jax.Array, valid: jax.Array, before: jax.Array | None) -> jax.Array:
-        """Index of the value that each tick's command is on its way to, int32[B, H, G], of actions float32[B, H, G].
+        """Index of the value that each tick's command moves to, int32[B, H, G], of actions float32[B, H, G].
 
-        A driver that limits a gripper's speed records where it was told to be on every tick, which is nowhere near
-        open when it begins to open, and an episode may end there. So a command between two values that moves (by more
-        than `_SPEED`) is on its way to the one in that direction; any other is at the nearest. `before` float32[B, G]
-        is the tick before the window; without it the first tick moves as the second does, where that one exists.
+        A driver that limits a gripper's speed records intermediate commands, and an episode may end there. So a command
+        between two values that moves (by more than `_SPEED`) is on its way to the one in that direction; any other is
+        at the nearest. `before` float32[B, G] is the tick before the window; without it the first tick moves as the
+        second does, where that one exists.
         """
         if before is not None:
             first = before[:, None]
@@ -95,11 +92,11 @@ class GripperActions:
         return jnp.where(between & (jnp.abs(moved) > _SPEED * gap), way, nearest).astype(jnp.int32)
 
     def label(self, actions: jax.Array, valid: jax.Array, before: jax.Array | None = None) -> jax.Array:
-        """The options that were executed, int32[B, J, P], for gripper actions float32[B, H, G].
+        """The executed options, int32[B, J, P], for gripper actions float32[B, H, G].
 
-        Of each part the value that most of its steps that exist (`valid` float32[B, H]; of all where none does) are on
-        their way to (`heading`), the later one of two. With a neutral value the last push of those steps, however
-        short: a human taps a button.
+        The value of a part is the one that most of its existing steps (`valid` float32[B, H]; all where none exists)
+        move to (`heading`), the later one of two. With a neutral value it is the last push, however short: a human taps
+        a button.
         """
         if self.neutral is None:
             index = self._most(self.heading(actions, valid, before), valid)
@@ -110,7 +107,7 @@ class GripperActions:
         return jnp.sum(index * self.place.astype(np.int32).reshape(1, 1, -1), axis=-1, keepdims=True)
 
     def _last_push(self, index: jax.Array, valid: jax.Array, neutral: int) -> jax.Array:
-        """Of each part the last index that is not the neutral one, int32[B, J, G], of int32[B, H, G]."""
+        """Each part's last index that is not the neutral one, int32[B, J, G], of int32[B, H, G]."""
         parts = index.reshape(-1, self.parts, self.held, self.grippers)
         pushes = (parts != neutral) & (valid.reshape(-1, self.parts, self.held, 1) > 0)
         last = jnp.max(jnp.where(pushes, jnp.arange(self.held).reshape(1, 1, -1, 1), -1), axis=2)
@@ -118,12 +115,12 @@ class GripperActions:
         return jnp.where(last < 0, neutral, at).astype(jnp.int32)
 
     def _most(self, index: jax.Array, valid: jax.Array) -> jax.Array:
-        """Of each part the most frequent index, int32[B, J, G], of int32[B, H, G]."""
+        """Each part's most frequent index, int32[B, J, G], of int32[B, H, G]."""
         b, count = index.shape[0], len(self.values)
         part = jax.nn.one_hot(index, count).reshape(b, self.parts, self.held, self.grippers, count)
         weight = valid.reshape(b, self.parts, self.held, 1, 1)
         weight = jnp.where(jnp.sum(weight, axis=2, keepdims=True) > 0, weight, 1.0)
-        later = 1 + 0.1 * jnp.arange(1, self.held + 1, dtype=jnp.float32) / self.held**2  # adds up to less than a vote
+        later = 1 + 0.1 * jnp.arange(1, self.held + 1, dtype=jnp.float32) / self.held**2  # less than a vote in total
         return jnp.argmax(jnp.sum(part * weight * later.reshape(1, 1, -1, 1, 1), axis=2), axis=-1).astype(jnp.int32)
 
     def decode(self, option: jax.Array) -> jax.Array:
@@ -133,19 +130,16 @@ class GripperActions:
         return jnp.asarray(self.values)[option]
 
     def chunk(self, option: jax.Array, horizon: int) -> jax.Array:
-        """The grippers' actions float32[..., H, G] of options int32[..., J, P].
-
-        The last choice stays behind the ticks that were decided, for a chunk whose successor is late.
-        """
+        """The grippers' actions float32[..., H, G] of options int32[..., J, P]; the last choice lasts to the end."""
         part = np.minimum(np.arange(horizon) // self.held, self.parts - 1)
         return self.decode(option)[..., part, :]
 
     def changes(self, actions: jax.Array, before: jax.Array, valid: jax.Array) -> jax.Array:
-        """How many grippers change their choice on each tick, float32[B, H], for actions float32[B, H, G].
+        """Number of grippers that change their choice on each tick, float32[B, H], for actions float32[B, H, G].
 
         `before` float32[B, G] is the tick before the window; ticks that are not `valid` float32[B, H] change nothing.
-        With a neutral value a push counts where the last one, as far back as `before`, was another or is not known;
-        letting go does not.
+        With a neutral value a push counts where the last one, as far back as `before`, was another or is unknown;
+        releasing does not count.
         """
         index = self.nearest(jnp.concatenate([before[:, None], actions], axis=1))
         if self.neutral is None:
@@ -160,10 +154,7 @@ class GripperActions:
 
 
 def reachable_actions(logits: jax.Array, share: jax.Array | float) -> jax.Array:
-    """bool[..., O]: options of at least `share` of the likeliest one's probability (discrete BCQ, Fujimoto 2019).
-
-    0 allows all of them, 1 the likeliest alone.
-    """
+    """bool[..., O]: options of at least `share` (0: all, 1: one) of the likeliest one's probability (discrete BCQ)."""
     return logits - jnp.max(logits, axis=-1, keepdims=True) >= jnp.log(jnp.asarray(share, jnp.float32))
 
 
@@ -187,9 +178,9 @@ def grasp_target(
 ) -> jax.Array:
     """y = R + penalties + gamma^n mask mean_{j,p} Q'_{jp}(o', c*_{jp}), without a gradient: float32[B].
 
-    `chosen` float32[B, J, P] holds the target network's values of the options c* that the online network prefers
-    (double DQN, van Hasselt 2016; mean over branches, Tavakoli 2018); `penalties` is float32[B]. With `floor="mc"` not
-    below a demonstration's realised return, as in `bootstrap_target`, which knows no penalties.
+    `chosen` float32[B, J, P] are the target network's values of the options c* that the online network prefers (double
+    DQN, van Hasselt 2016; mean over branches, Tavakoli 2018); `penalties` is float32[B]. The floor of
+    `bootstrap_target` is applied before the penalties.
     """
     y = bootstrap_target(batch, discount, jnp.mean(chosen, axis=(1, 2)), floor)
     return jax.lax.stop_gradient(y + penalties)
@@ -235,7 +226,7 @@ class GraspCritic(Encoded):
     def __init__(self, config: AgentConfig, choices: GripperActions) -> None:
         super().__init__(config)
         g, self.choices = config.gripper, choices
-        # One number an option: beside an arm's critic of a known range, in bins or not, Q is bounded by that range.
+        # One number an option; where the arm's critic has a known range, in bins or not, Q is bounded by it.
         self.kind: Loss = "squared" if "squared" in (g.loss, config.critic.loss) else "bounded"
         self.support = support_of(config.critic)
         size = choices.parts * choices.branches * choices.options
@@ -245,7 +236,7 @@ class GraspCritic(Encoded):
         self.q: Any = Mlp(g.hidden, size, norm=c.layer_norm, out_bias=bias, **layers)
         self.classifier: Any = Mlp(g.hidden, size, norm=c.layer_norm, **layers)
 
-    def init(self, key: jax.Array, observation: Mapping[str, jax.Array]) -> tuple[Params, Params]:
+    def init(self, key: jax.Array, observation: Observation) -> tuple[Params, Params]:
         """Fresh parameters (of Q, of the imitation), for a batch of observations."""
         out = []
         for k, net in zip(jax.random.split(key), (self.q, self.classifier), strict=True):
@@ -254,11 +245,11 @@ class GraspCritic(Encoded):
             out.append(encoder | {"net": net.init(k_net, features)["params"]})
         return out[0], out[1]
 
-    def outputs(self, critic: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+    def outputs(self, critic: Params, observation: Observation) -> jax.Array:
         """Raw outputs of Q, float32[..., J, P, O]."""
         return self._apply(self.q, critic, observation)
 
-    def values(self, critic: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+    def values(self, critic: Params, observation: Observation) -> jax.Array:
         """Q float32[..., J, P, O]."""
         return self.expected_value(self.outputs(critic, observation))
 
@@ -266,12 +257,11 @@ class GraspCritic(Encoded):
         """Q of raw outputs, in their shape."""
         return critic_values(outputs, self.kind, self.support)
 
-    def logits(self, policy: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+    def logits(self, policy: Params, observation: Observation) -> jax.Array:
         """Of the imitated probabilities, float32[..., J, P, O]."""
         return self._apply(self.classifier, policy, observation)
 
     def metrics(self, loss: jax.Array, values: jax.Array, target: jax.Array, rewards: jax.Array) -> Metrics:
-        """HIL-SERL's names."""
         return {
             "grasp_critic/grasp_critic_loss": loss,
             "grasp_critic/predicted_grasp_qs": jnp.mean(values),
@@ -279,6 +269,6 @@ class GraspCritic(Encoded):
             "grasp_critic/grasp_rewards": jnp.mean(rewards),
         }
 
-    def _apply(self, net: Any, params: Params, observation: Mapping[str, jax.Array]) -> jax.Array:
+    def _apply(self, net: Any, params: Params, observation: Observation) -> jax.Array:
         out = net.apply({"params": params["net"]}, self.features(params, observation))
         return out.reshape(*out.shape[:-1], *self.choices.shape)

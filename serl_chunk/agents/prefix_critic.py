@@ -11,7 +11,6 @@ Q-chunking", arXiv:2512.10926, the distilled critic).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import jax
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Metrics, Params
+from serl_chunk.agents.state import LossAndMetrics, Metrics, Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble
@@ -58,7 +57,7 @@ class PrefixCritic(ChunkCritic):
 
     def distil(
         self, params: Params, features: jax.Array, actions: jax.Array, teacher: jax.Array, weight: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> LossAndMetrics:
         """The prefix heads' loss float32[] and its metrics.
 
             L = mean over k, lengths m and windows of |kappa - 1(q_k < Q_m,k)| l(Q_m,k(o, a_0..a_{m-1}), q_k)
@@ -95,9 +94,7 @@ class PrefixCritic(ChunkCritic):
             "critic/prefix_head_std": jnp.mean(jnp.std(values, axis=0)),
         }
 
-    def plan(
-        self, params: Params, observation: Mapping[str, jax.Array], chunk: jax.Array, trusted: jax.Array | bool
-    ) -> Metrics:
+    def plan(self, params: Params, observation: Observation, chunk: jax.Array, trusted: jax.Array | bool) -> Metrics:
         """Decide how many actions of a chunk float32[H, A], chosen for one observation, to execute before replanning.
 
         The heads' disagreement behind the first length m_1 is

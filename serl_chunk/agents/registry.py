@@ -24,8 +24,7 @@ IMPLEMENTATIONS: dict[type[AgentConfig], tuple[str, str]] = {
 
 
 def make_agent(config: ExperimentConfig, spec: RobotSpec) -> Agent:
-    """The agent that `config.agent` describes, for this robot. Raises ConfigError for an unknown class, and
-    where `agent.gripper` does not fit the robot."""
+    """Build the agent of `config.agent`. Raises ConfigError for an unknown class or an unfit `agent.gripper`."""
     try:
         module, name = IMPLEMENTATIONS[type(config.agent)]
     except KeyError:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import CameraSpec, RobotSpec
 
-if TYPE_CHECKING:
-    pass
-
-
-GRIPPER = "gripper"  # entry of an observation: what a discrete gripper does during the chunk, as a critic's input
+GRIPPER = "gripper"  # entry of an observation: a discrete gripper's choice for the chunk, as a critic's input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +17,7 @@ class AgentSpec:
     state_dim: int
     action_dim: int
     horizon: int  # H of the policy
-    critic_steps: int  # actions the critic scores; more than horizon beside a prefix critic only
+    critic_steps: int  # actions the critic scores; more than horizon with a prefix critic only
     cameras: tuple[CameraSpec, ...]
     discount: float  # per tick
     prefix_steps: int = 0  # actions the prefix critic scores, those that are executed; 0 where there is none
@@ -36,7 +31,7 @@ class AgentSpec:
 
 
 def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
-    """The sizes for this experiment on this robot; raises ConfigError for a camera the robot lacks."""
+    """The sizes for this experiment on this robot. Raises ConfigError for a camera that the robot lacks."""
     return AgentSpec(
         spec.state_dim,
         spec.action_dim,

@@ -15,6 +15,7 @@ from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
+Observation = Mapping[str, jax.Array]  # state, and frames or features of cameras by name
 LossNoise = dict[str, jax.Array]  # the random numbers of one loss, by what they are for
 Noise = Any  # an array, or a dict of them: what `acting_noise` gives and `act` takes
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
@@ -38,6 +39,10 @@ class AgentState(flax.struct.PyTreeNode):
     grasp: Params = flax.struct.field(default_factory=dict)  # of a grasp critic, see agents/discrete_gripper.py
 
 
+LossAndMetrics = tuple[jax.Array, Metrics]
+StateAndMetrics = tuple[AgentState, Metrics]
+
+
 def flatten_params(params: Params) -> dict[str, np.ndarray]:
     """`path -> array` on the host; a path's names are joined by "/"."""
     return {k: np.asarray(v) for k, v in flatten_dict(params, sep="/").items()}
@@ -46,8 +51,8 @@ def flatten_params(params: Params) -> dict[str, np.ndarray]:
 def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params:
     """The inverse of `flatten_params`, copied to the device.
 
-    `expected` is the tree it must be, of arrays or of their shapes and dtypes (`jax.eval_shape`).
-    Raises ConfigError naming the first path that is missing, unknown, or of another shape or dtype.
+    `expected` has the arrays, or their shapes and dtypes (`jax.eval_shape`). Raises ConfigError with the first path
+    that is missing, unknown, or of another shape or dtype.
     """
     leaves = flatten_dict(expected, sep="/")
     for path, leaf in leaves.items():

@@ -1,4 +1,4 @@
-"""How an agent's losses become compiled updates: one gradient step each of critic and policy, and scans of them."""
+"""Compiled updates from an agent's losses: gradient steps of critic and policy, and scans of them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ import optax
 
 from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, LossNoise, Metrics, Params
+from serl_chunk.agents.state import AgentState, LossAndMetrics, LossNoise, Metrics, Params, StateAndMetrics
 from serl_chunk.agents.vision import Vision
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.encoder import random_shift
 from serl_chunk.types import ChunkBatch
 
-# A parameter is read by losses and replaced at the end. XLA for CPUs takes the two for a conflict, unless told to look
-# closer, and copies each network once an update.
+# Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
-_AUGMENTATION = 2  # folded into a state's key; `split(key)` is the same as folding in 0 and 1, which updates use
+_AUGMENTATION = 2  # folded into a state's key, which updates split (the same as folding in 0 and 1)
 
 
 class UpdateFns(abc.ABC):
     """The updates of an agent, from the losses and draws that it supplies.
 
-    `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan, the
-    last followed by the policy's, or the two side by side on each (`update_order`); `update_policy` and `update_critic`
-    run only one half (pretraining and critic warm-up). Where the critic trains the encoder that the policy reads,
-    `update_critic` lets the policy imitate on each batch as well: it would not know its features again otherwise. All
-    three donate the state: use what they return.
+    `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan. The
+    policy's update follows the last, or runs on each batch (`update_order`). `update_policy` and `update_critic` run
+    one half (pretraining and critic warm-up). Where the critic trains the encoder that the policy reads,
+    `update_critic` also lets the policy imitate on each batch, so that it follows the features. All three donate the
+    state: use the one they return.
 
-    Losses are functions of explicit draws: `critic_draws` and `policy_draws` make them of a key, `critic_step`,
+    Losses are functions of explicit draws: `critic_draws` and `policy_draws` make them from a key; `critic_step`,
     `policy_step` and `joint_step` take them.
     """
 
@@ -45,8 +44,7 @@ class UpdateFns(abc.ABC):
         self.spec = spec
         self.optimiser = self._network_optimiser(config.lr)
         self.vision = Vision(config, spec.cameras)
-        # Donated buffers go to the outputs of their shape in order. Were an unused one left out, all behind it would
-        # move up by one, and each would be copied.
+        # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
         options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
         compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
         self.update = compiled(self._update)
@@ -58,11 +56,9 @@ class UpdateFns(abc.ABC):
         return self._clipped(optax.adamw(lr, weight_decay=decay) if decay else optax.adam(lr))
 
     def _clipped(self, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
-        # `identity` keeps the optimiser's tree the same, so that a resume may switch clipping on or off.
+        # `identity` keeps the optimiser's tree, so that a resume may switch clipping on or off.
         clip = optax.clip_by_global_norm(self.config.grad_clip) if self.config.grad_clip > 0 else optax.identity()
         return optax.chain(clip, optimiser)
-
-    # -- what an agent supplies ------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
@@ -72,32 +68,25 @@ class UpdateFns(abc.ABC):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
         """The random numbers of the policy's loss on `batch`."""
 
-    @abc.abstractmethod
-    def _critic_loss(
-        self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise
-    ) -> tuple[jax.Array, Metrics]:
-        """The critic's loss as a function of `critic`; everything in `state` is a constant."""
+    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> LossAndMetrics:
+        """The critic's loss as a function of `critic`; `state` is a constant."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def _policy_loss(
         self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[jax.Array, Metrics]:
-        """The policy's loss as a function of `policy`; everything in `state` is a constant.
-
-        Of `batch` it is given the `policy_part`.
-        """
+    ) -> LossAndMetrics:
+        """The policy's loss on the `policy_part` of a batch, as a function of `policy`; `state` is a constant."""
+        raise NotImplementedError
 
     def batches_used(self, updates: int) -> int:
-        """How many batches `update` wants for `updates` of the learner's critic updates; all of them, as a rule."""
+        """Number of batches that `update` takes for so many critic updates of the learner."""
         return updates
 
     def with_encoder(self, policy: Params, encoder: Params) -> Params:
         """`policy` with the critic's `encoder` wherever one of its networks reads an observation."""
         return {**policy, "encoder": encoder}
 
-    # -- compiled updates ------------------------------------------------------------------------------------
-
-    def _update(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _update(self, state: AgentState, batches: ChunkBatch) -> StateAndMetrics:
         if self.config.update_order == "joint":
             state, metrics = jax.lax.scan(self._joint_step, state, batches)
             return self._averaged(state), jax.tree.map(jnp.mean, metrics)
@@ -106,23 +95,23 @@ class UpdateFns(abc.ABC):
         state, policy_metrics = self._policy_steps(state, last, self.policy_updates, imitate_only=False)
         return self._averaged(state), {**metrics, **policy_metrics}
 
-    def _update_policy(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
-        def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _update_policy(self, state: AgentState, batches: ChunkBatch) -> StateAndMetrics:
+        def step(s: AgentState, batch: ChunkBatch) -> StateAndMetrics:
             return self._policy_steps(s, self._augment(s, batch), 1, imitate_only=True)
 
         state, metrics = jax.lax.scan(step, state, batches)
         return self._averaged(state), jax.tree.map(jnp.mean, metrics)
 
-    def _update_critic(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _update_critic(self, state: AgentState, batches: ChunkBatch) -> StateAndMetrics:
         state, metrics = jax.lax.scan(self._critic_step, state, batches)
         return state, jax.tree.map(jnp.mean, metrics)
 
-    def _update_critic_alone(self, state: AgentState, batches: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _update_critic_alone(self, state: AgentState, batches: ChunkBatch) -> StateAndMetrics:
         shared = self.config.encoder.trained_by == "critic" and jax.tree.leaves(state.critic["encoder"])
         if not (shared and self.imitates):
             return self._update_critic(state, batches)
 
-        def step(s: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+        def step(s: AgentState, batch: ChunkBatch) -> StateAndMetrics:
             batch = self._augment(s, batch)
             s, metrics = self._critic_step_on(s, batch)
             s, of_policy = self._policy_steps(s, batch, 1, imitate_only=True)
@@ -131,14 +120,14 @@ class UpdateFns(abc.ABC):
         state, metrics = jax.lax.scan(step, state, batches)
         return self._averaged(state), jax.tree.map(jnp.mean, metrics)
 
-    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> StateAndMetrics:
         return self._critic_step_on(state, self._augment(state, batch))
 
-    def _critic_step_on(self, state: AgentState, seen: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _critic_step_on(self, state: AgentState, batch: ChunkBatch) -> StateAndMetrics:
         rng, key = jax.random.split(state.rng)
-        return self.critic_step(state.replace(rng=rng), seen, self.critic_draws(key, seen))
+        return self.critic_step(state.replace(rng=rng), batch, self.critic_draws(key, batch))
 
-    def _joint_step(self, state: AgentState, batch: ChunkBatch) -> tuple[AgentState, Metrics]:
+    def _joint_step(self, state: AgentState, batch: ChunkBatch) -> StateAndMetrics:
         batch = self._augment(state, batch)
         rng, critic_key = jax.random.split(state.rng)
         rng, policy_key = jax.random.split(rng)
@@ -147,34 +136,32 @@ class UpdateFns(abc.ABC):
 
     def _policy_steps(
         self, state: AgentState, batch: ChunkBatch, updates: int, *, imitate_only: bool
-    ) -> tuple[AgentState, Metrics]:
-        """`updates` policy steps on one batch with fresh draws; the metrics' means."""
+    ) -> StateAndMetrics:
+        """Policy steps on one batch with fresh draws, and the metrics' means."""
 
-        def step(s: AgentState, _: None) -> tuple[AgentState, Metrics]:
+        def step(s: AgentState, _: None) -> StateAndMetrics:
             rng, key = jax.random.split(s.rng)
             return self.policy_step(s.replace(rng=rng), batch, self.policy_draws(key, batch), imitate_only=imitate_only)
 
         state, metrics = jax.lax.scan(step, state, None, length=updates)
         return state, jax.tree.map(jnp.mean, metrics)
 
-    # -- one gradient step each, with explicit draws -----------------------------------------------------------
-
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> tuple[AgentState, Metrics]:
-        """One critic update, and the target's: towards the critic of after it, or before (`target_average`)."""
+    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> StateAndMetrics:
+        """One critic update, and the target's: towards the critic after it, or before it (`target_average`)."""
         grads, metrics = self._critic_gradient(state, batch, draws)
         return self._apply_critic_gradient(state, grads), metrics
 
     def policy_step(
         self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> tuple[AgentState, Metrics]:
-        """One policy update; what else belongs to it (a temperature) is the agent's."""
+    ) -> StateAndMetrics:
+        """One policy update, with a temperature's where the agent has one."""
         grads, metrics = self._policy_gradient(state, batch, draws, imitate_only=imitate_only)
         return self._apply_policy_gradient(state, grads, metrics)
 
     def joint_step(
         self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
-    ) -> tuple[AgentState, Metrics]:
-        """Critic and policy, each by its gradient at the parameters of before the step (Q-chunking's code)."""
+    ) -> StateAndMetrics:
+        """Critic and policy, each by its gradient at the parameters before the step (Q-chunking's code)."""
         critic_grads, metrics = self._critic_gradient(state, batch, critic_draws)
         policy_grads, policy_metrics = self._policy_gradient(state, batch, policy_draws, imitate_only=False)
         state = self._apply_critic_gradient(state, critic_grads)
@@ -190,14 +177,14 @@ class UpdateFns(abc.ABC):
     ) -> tuple[Params, Metrics]:
         batch = self.policy_part(batch)
 
-        def loss(policy: Params) -> tuple[jax.Array, Metrics]:
+        def loss(policy: Params) -> LossAndMetrics:
             whole = self._whole(state.replace(policy=policy)).policy
             return self._policy_loss(whole, self._whole(state), batch, draws, imitate_only=imitate_only)
 
         return jax.grad(loss, has_aux=True)(state.policy)
 
     def _whole(self, state: AgentState) -> AgentState:
-        """`state` as losses see it: where the critic trains the encoder, the policy has the acting critic's, constant.
+        """`state` with the acting critic's encoder, a constant, in the policy where the critic trains the encoder.
 
         One encoder then serves updates and acting, and travels once. With `acting_critic=target` it is the average.
         """
@@ -215,7 +202,7 @@ class UpdateFns(abc.ABC):
             critic=critic, critic_opt=critic_opt, target=target, critic_updates=state.critic_updates + 1
         )
 
-    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> tuple[AgentState, Metrics]:
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> StateAndMetrics:
         updates, policy_opt = self.optimiser.update(grads, state.policy_opt, state.policy)
         policy, average = optax.apply_updates(state.policy, updates), state.policy_average
         if self.config.policy_ema:
@@ -227,37 +214,35 @@ class UpdateFns(abc.ABC):
 
     def _ema_decay(self, state: AgentState) -> jax.Array:
         n = state.policy_updates.astype(jnp.float32)
-        return jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # the first policies are soon forgotten
+        return jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # forgets the first policies soon
 
     def _averaged(self, state: AgentState) -> AgentState:
-        """Where nothing is averaged, the average is the policy; once a call is enough for that."""
+        """Without averaging, the average is the policy."""
         return state if self.config.policy_ema else state.replace(policy_average=state.policy)
 
     def choosing_params(self, state: AgentState) -> Params:
-        """Parameters of the critic that chooses among candidates: online, or their average (`acting_critic`)."""
+        """Parameters of the critic that compares candidates: online, or their average (`acting_critic`)."""
         return state.target if self.config.acting_critic == "target" else state.critic
 
     def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """Both observations of an image batch shifted at random, with independent offsets (DrQ), and then as the
-        networks see them: a frozen backbone looks at each image once, whatever number of networks reads it."""
-        batch = self._shifted(state, batch)
+        """Both observations shifted at random with independent offsets (DrQ), with a frozen backbone's features.
+
+        The backbone reads each image once for all networks.
+        """
+        pixels = self.config.encoder.shift
+        if self.config.image_keys and pixels:
+            now, nxt = jax.random.split(jax.random.fold_in(state.rng, _AUGMENTATION))
+            batch = batch._replace(
+                observations=random_shift(now, batch.observations, pixels),
+                next_observations=random_shift(nxt, batch.next_observations, pixels),
+            )
         return batch._replace(
             observations=self.vision.encode_images(state.frozen, batch.observations),
             next_observations=self.vision.encode_images(state.frozen, batch.next_observations),
         )
 
-    def _shifted(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        pixels = self.config.encoder.shift
-        if not self.config.image_keys or pixels == 0:
-            return batch
-        now, nxt = jax.random.split(jax.random.fold_in(state.rng, _AUGMENTATION))
-        return batch._replace(
-            observations=random_shift(now, batch.observations, pixels),
-            next_observations=random_shift(nxt, batch.next_observations, pixels),
-        )
-
     def policy_part(self, batch: ChunkBatch) -> ChunkBatch:
-        """`batch` with as many actions as the policy outputs; where a critic scores more, it has those as well."""
+        """`batch` with as many actions as the policy outputs; a critic may score more."""
         h = self.spec.horizon
         if batch.actions.shape[1] == h:
             return batch

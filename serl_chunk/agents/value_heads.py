@@ -1,6 +1,6 @@
-"""How a critic's head says a value, and how it is taught one: squared, bounded, HL-Gauss.
+"""Values of a critic head's raw outputs, and their losses: squared, bounded, HL-Gauss.
 
-The raw outputs of a head are one number a row, or `bins` of them. Only `ChunkCritic` and these functions know which.
+The raw outputs of a head are one number a row, or `bins` of them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Kind = Literal["squared", "bounded", "hl_gauss"]
 
 
 class Support(NamedTuple):
-    """The returns there can be, and the bins over them (for hl_gauss).
+    """The range of returns, and the bins over it (for hl_gauss).
 
     `bins` bins of equal width reach from SIGMAS deviations below `low` to as many above `high`, so that the Gaussian
-    around a target within the range is not cut off: its mean would no longer be the target.
+    around a target in the range is not cut off, and its mean stays the target.
     """
 
     low: float = 0.0
@@ -31,18 +31,17 @@ class Support(NamedTuple):
 
     @property
     def width(self) -> float:
-        """Of a bin, in units of the return."""
         return (self.high - self.low) / (self.bins - 2 * SIGMAS * self.sigma_bins)
 
     @property
     def edges(self) -> np.ndarray:
-        """The bins' ends, float32[bins + 1]."""
+        """Float32[bins + 1]."""
         first = self.low - SIGMAS * self.sigma_bins * self.width
         return (first + self.width * np.arange(self.bins + 1)).astype(np.float32)
 
     @property
     def centres(self) -> np.ndarray:
-        """The values that the bins stand for, float32[bins]."""
+        """Float32[bins]."""
         edges = self.edges.astype(np.float64)
         return ((edges[1:] + edges[:-1]) / 2).astype(np.float32)
 
@@ -61,10 +60,10 @@ def outputs_per_head(config: CriticConfig) -> int:
 
 
 def initial_bias(config: CriticConfig) -> float | tuple[float, ...]:
-    """The last bias with which a fresh critic says about low + (high - low) * sigmoid(`initial_logit`).
+    """The last bias with which a fresh critic's value is about low + (high - low) * sigmoid(`initial_logit`).
 
     Of the distributions over bins with that mean hl_gauss starts at the one of greatest entropy, whose logits are a
-    straight line: any narrower one would have to be unlearned.
+    straight line.
     """
     if config.loss == "squared":
         return 0.0

@@ -1,8 +1,8 @@
-"""Frozen backbones: what an agent's networks see through, and features of stored frames outside of an update."""
+"""Frozen backbones: the features that networks read, in an update and of stored frames."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from serl_chunk.agents.state import AgentState, Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.encoders import resnet10_leaves
 from serl_chunk.models.convolutions import map_blocks
@@ -17,27 +18,25 @@ from serl_chunk.models.encoder import make_backbone
 from serl_chunk.models.resnet import read_weights
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError
 
-# Frames in one call: as many large ones as there are, then small ones, the last filled up. Two sizes, so that a few new
-# frames cost no large batch, and yet nothing is compiled again whatever their number.
+# Frames in one call: large blocks, then small ones, the last filled up. With two sizes a few new frames cost no large
+# batch, and nothing is compiled again whatever their number.
 SIZES = (64, 8)
 
 
 class FrameEmbedder:
     """uint8[N, H, W, 3] -> float16[N, h, w, C] on the host, for any N: the features that an update would compute.
 
-    Two compilations per size of image. Keeps a copy of the weights, because updates donate theirs; they never change.
-    May be called from any thread.
+    Compiles twice per size of image. Keeps a copy of the weights, because updates donate theirs. Safe to call from any
+    thread.
     """
 
     def __init__(self, vision: Vision, frozen: Params) -> None:
-        self._frozen = jax.tree.map(jnp.copy, frozen)
+        self._vision, self._frozen = vision, jax.tree.map(jnp.copy, frozen)
         self._embed = jax.jit(vision.embed)
 
     def shape(self, camera: CameraSpec) -> tuple[int, int, int]:
         """(h, w, C) of one frame's features."""
-        frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
-        height, width, channels = jax.eval_shape(self._embed, self._frozen, frame).shape[1:]
-        return height, width, channels
+        return self._vision.feature_shape(camera)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Features of `images`, one or more; an array of its own."""
@@ -48,21 +47,21 @@ class FrameEmbedder:
             few = images[at : at + small]
             filled = np.concatenate([few, np.zeros((small - len(few), *few.shape[1:]), np.uint8)])
             parts.append(self._embed(self._frozen, filled))
-        # What was filled up is cut on the host: a slice on the device is compiled for every length.
+        # Cut on the host: a slice on the device is compiled for every length.
         return np.concatenate([np.asarray(part) for part in parts])[: len(images)]
 
 
-Params = Any
-State = TypeVar("State")  # an AgentState, which lies above this module
+State = TypeVar("State", bound=AgentState)
 
 _ROWS = 32  # of a network of 512 numbers: what one image costs, for `map_blocks`
 _TREES = ("policy", "policy_average", "critic", "target", "grasp")  # of a state, those that may hold backbones
 
 
 class Vision:
-    """The encoder's part that no loss trains. `frozen` says whether there is one.
+    """The part of the encoder that no loss trains; `frozen` is False where there is none.
 
-    Raises ConfigError for cameras of different sizes that are to share weights which depend on the size.
+    Raises:
+        ConfigError: cameras of different sizes share weights that depend on the size.
     """
 
     def __init__(self, config: AgentConfig, cameras: Sequence[CameraSpec]) -> None:
@@ -78,7 +77,7 @@ class Vision:
             )
 
     def init(self, key: jax.Array) -> Params:
-        """Parameters of the frozen backbone, drawn at random. Only where there is one."""
+        """Random parameters of the frozen backbone."""
         return self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]
 
     def zeros(self) -> Params:
@@ -86,17 +85,14 @@ class Vision:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self.init, jax.random.key(0)))
 
     def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:
-        """(h, w, C) of one frame's features, without weights. Only where there is a frozen backbone."""
+        """(h, w, C) of one frame's features, computed without weights."""
         frozen = jax.eval_shape(lambda: self.init(jax.random.key(0)))
         frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
         height, width, channels = jax.eval_shape(self.embed, frozen, frame).shape[1:]
         return height, width, channels
 
-    def encode_images(self, frozen: Params, observation: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """`observation` with `features/<camera>` float16[..., h, w, 512] in place of `images/<camera>`.
-
-        Unchanged where no backbone is frozen. Features that are there already stay.
-        """
+    def encode_images(self, frozen: Params, observation: Observation) -> dict[str, jax.Array]:
+        """`observation` with `features/<camera>` float16[..., h, w, 512] in place of `images/<camera>`, if frozen."""
         out = dict(observation)
         if not self.frozen:
             return out
@@ -114,26 +110,22 @@ class Vision:
 
         if images.ndim == 3:
             return features(images)
-        # On a CPU the activations of a whole batch would go to memory and back.
         return jax.lax.stop_gradient(map_blocks(features, (images,), rows=_ROWS))
 
     def pretrained(self, state: State) -> State:
-        """`state` with the weights of `encoder.weights` in every backbone, unchanged where none are given.
-
-        Raises ConfigError for a file that cannot be read or does not fit.
-        """
+        """`state` with the weights of `encoder.weights`, where given, in every backbone. Raises ConfigError."""
         if not self._config.weights or not self._cameras:
             return state
         weights = read_weights(self._config.weights, resnet10_leaves())
         if self.frozen:
-            return state.replace(frozen=unflatten_dict({k: jnp.array(v) for k, v in weights.items()}, sep="/"))  # type: ignore[attr-defined]
+            return state.replace(frozen=unflatten_dict({k: jnp.array(v) for k, v in weights.items()}, sep="/"))
 
         def filled(tree: Params) -> Params:
             flat = flatten_dict(tree, keep_empty_nodes=True)
             for path in flat:
                 if "backbone" in path:
-                    # A copy each: updates donate the trees one by one.
+                    # one copy per tree, because updates donate each
                     flat[path] = jnp.array(weights["/".join(path[path.index("backbone") + 1 :])])
             return unflatten_dict(flat)
 
-        return state.replace(**{name: filled(getattr(state, name)) for name in _TREES})  # type: ignore[attr-defined]
+        return state.replace(**{name: filled(getattr(state, name)) for name in _TREES})

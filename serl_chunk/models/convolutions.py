@@ -1,7 +1,7 @@
 """Convolutions, pooling and block-wise evaluation that XLA's CPU backend does not compute in scalar loops.
 
-Inside of a compiled loop, where our updates run, that backend takes seconds for the gradients of convolutions, and for
-those of many channels on few pixels, that take milliseconds outside. As products over patches both are matrix products.
+Inside a compiled loop, where updates run, that backend takes seconds for gradients of convolutions that take
+milliseconds outside. Over patches they are matrix products.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import jax
 import jax.numpy as jnp
 
 # On a CPU the activations of this many rows of 512 numbers stay in a core's cache (1 MB). Best-of-32 at batch 256 has
-# 8,192 rows: all at once, every layer is written to memory and read back, at a fifth more processor time.
+# 8,192 rows, which at once take a fifth more processor time.
 BLOCK_ROWS = 512
 
 
 def map_blocks(function: Callable[..., jax.Array], arguments: tuple[Any, ...], *, rows: int) -> jax.Array:
     """`function(*arguments)` for arrays with one leading batch axis, computed block after block on a CPU.
 
-    `rows` is how many rows of a network one element of the batch becomes. The function must treat the batch's
-    elements independently. Other devices are faster with all rows at once.
+    `rows` is the number of a network's rows per element of the batch, whose elements must be independent.
     """
     batch = jax.tree.leaves(arguments)[0].shape[0]
     size = max(1, BLOCK_ROWS // rows)
@@ -67,7 +66,7 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> 
 def max_pool(x: jax.Array) -> jax.Array:
     """The maximum over 3x3 windows at stride 2, SAME: float32[B, H, W, C] to float32[B, ceil(H/2), ceil(W/2), C].
 
-    Along one axis after the other, as maxima of slices: a scatter would be its gradient otherwise.
+    Computed along one axis after the other as maxima of slices, because its gradient would be a scatter otherwise.
     """
     for axis in (1, 2):
         size = x.shape[axis]

@@ -17,7 +17,7 @@ class TanhNormal(NamedTuple):
     log_std: jax.Array
 
     def mode(self) -> jax.Array:
-        """tanh(mean): what the field calls the deterministic action."""
+        """tanh(mean), the deterministic action."""
         return jnp.tanh(self.mean)
 
     def sample_and_log_prob(self, noise: jax.Array) -> tuple[jax.Array, jax.Array]:

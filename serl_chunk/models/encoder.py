@@ -35,9 +35,9 @@ class SpatialEmbeddings(nn.Module):
 
 
 def pooled(x: jax.Array, pooling: Pooling) -> jax.Array:
-    """A feature map float32[..., H, W, C] as a vector: of H*W*C numbers, C (`mean`) or 8C (`spatial`).
+    """A feature map float32[..., H, W, C] as a vector of H*W*C numbers, C (`mean`) or 8C (`spatial`).
 
-    To be called in a compact module, which then has the weights of `spatial`.
+    Call it in a compact module, which gets the weights of `spatial`.
     """
     if pooling == "mean":
         return jnp.mean(x, axis=(-3, -2))
@@ -88,7 +88,7 @@ def _patches(x: jax.Array) -> jax.Array:
 
 
 class _Weights(nn.Module):
-    """Kernel float32[C, F] and bias float32[F], as nn.Dense has them, to be used where no module can be called."""
+    """Kernel float32[C, F] and bias float32[F] of an nn.Dense, for use where no module can be called."""
 
     inputs: int
     features: int
@@ -102,7 +102,7 @@ class _Weights(nn.Module):
 class ConvEncoder(nn.Module):
     """uint8[..., H, W, 3] -> float32[..., latent]: stride-2 3x3 convolutions, pooling, then Dense, LayerNorm and tanh.
 
-    Each convolution is a matrix product over patches: XLA's CPU backend runs the gradient of a strided
+    Each convolution is a matrix product over patches, because XLA's CPU backend runs the gradient of a strided
     convolution in scalar loops, hundreds of times slower.
     """
 
@@ -118,8 +118,7 @@ class ConvEncoder(nn.Module):
             for i, (before, width) in enumerate(zip(widths, self.features, strict=False))
         ]
 
-        # What a few images become stays in a core's cache, and is made again there for the gradient. Everything at once
-        # would be written to memory and back, in arrays so large that the system maps their pages anew every time.
+        # The activations of a few images stay in a core's cache, and are recomputed there for the gradient.
         @partial(jax.checkpoint, prevent_cse=False)
         def convolved(images: jax.Array) -> jax.Array:
             x = images.astype(jnp.float32) / 127.5 - 1.0
@@ -188,7 +187,7 @@ class ObservationEncoder(nn.Module):
 
     def _camera_encoder(self, name: str) -> nn.Module:
         if self.kind == "conv":
-            # The name that checkpoints have it under.
+            # The name in checkpoints.
             name = "ConvEncoder_0" if self.share_cameras else name
             return ConvEncoder(self.features, self.latent, self.pooling, name=name)
         backbone = None if self.frozen else make_backbone(self.kind, self.features)
@@ -197,7 +196,7 @@ class ObservationEncoder(nn.Module):
 
 def make_backbone(kind: Kind, features: Sequence[int]) -> nn.Module:
     """The convolutional part of an `impala` or `resnet10` encoder, uint8[..., H, W, 3] -> float32[..., h, w, C]."""
-    orphan: Any = {"parent": None}  # whichever module is given it adopts it
+    orphan: Any = {"parent": None}  # adopted by the module that gets it
     return ResNet10(**orphan) if kind == "resnet10" else Impala(features, **orphan)
 
 

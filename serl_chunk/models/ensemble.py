@@ -1,8 +1,7 @@
 """Ensembles of equal networks, computed one network after the other where that is faster.
 
-On a CPU what one network of the usual sizes needs stays in a core's cache, and what ten of them need does not: side by
-side, every layer of all ten is written to memory and read back. benchmarks/updates.py measures what it gains; the more
-heads, the more. Accelerators are better used by all of them at once.
+On a CPU the activations of one network stay in a core's cache; those of ten networks side by side are written to memory
+and read back (benchmarks/updates.py measures the gain). Accelerators are faster with all networks at once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_AT_ONCE = 2  # heads in one turn of a loop: what they do not share may then run on two cores
+_AT_ONCE = 2  # heads in one turn of a loop, which may run on two cores
 
 Tree = Any
 LossOfHead = Callable[[Tree, Tree, Tree], tuple[jax.Array, Tree]]
@@ -22,12 +21,12 @@ ValuesOfHead = Callable[[Tree, jax.Array], jax.Array]
 
 
 def one_by_one(heads: int) -> bool:
-    """Whether `heads` networks are better computed one after the other."""
+    """Whether `heads` networks are computed one after the other."""
     return heads > 1 and jax.default_backend() == "cpu"
 
 
 def each(of: Callable[[Tree], Any], heads: Tree) -> Any:
-    """`of` every head, of a tree with a leading axis K on every leaf, stacked: as many at once as is fastest."""
+    """`of` every head of a tree with a leading axis K on every leaf, stacked."""
     return jax.lax.scan(lambda _, head: (None, of(head)), None, heads, unroll=_AT_ONCE)[1]
 
 
@@ -43,7 +42,7 @@ def summed_loss(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree) ->
 
 
 def _summed_forward(loss: LossOfHead, heads: Tree, inputs: Tree, constants: Tree) -> tuple[Any, Any]:
-    # Forward and backward of one head before the next one's: what the backward pass needs is then still in the cache.
+    # Forward and backward of one head before the next one's, while its activations are in the cache.
     with_gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
     def step(total: Tree, head: Tree) -> tuple[Tree, Any]:

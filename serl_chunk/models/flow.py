@@ -18,7 +18,7 @@ _LONGEST_PERIOD = 10_000.0  # of the slowest Fourier feature, relative to the fa
 
 
 def time_features(t: jax.Array, kind: TimeFeatures, dim: int) -> jax.Array:
-    """How t float32[...] enters a network: float32[..., 3] (cosine), [..., 1] (raw) or [..., dim] (fourier).
+    """A network's inputs for t float32[...]: float32[..., 3] (cosine), [..., 1] (raw) or [..., dim] (fourier).
 
     fourier: cosines, then sines, of dim / 2 frequencies that fall geometrically from 1 to 1 / 10,000.
     """
@@ -35,8 +35,8 @@ def time_features(t: jax.Array, kind: TimeFeatures, dim: int) -> jax.Array:
 class VelocityField(nn.Module):
     """v(features, x_t, t): float32[..., D]; see `time_features`.
 
-    With `repeated` this is one of several passes with the same features, or with as many x for one observation as the
-    features' axes of size 1 stand for: what the first layer makes of features is computed apart, and once.
+    With `repeated` several passes, or several x where the features have axes of size 1, share the first layer's
+    products of the features.
     """
 
     hidden: Sequence[int]
@@ -67,9 +67,9 @@ def integrate(
     """Euler-integrate `noise` float32[..., D] to a chunk, clipped to [-1, 1].
 
     `committed` is a prefix and a mask, float32[D] each. Dimensions where the mask is 1 follow the straight path from
-    their noise to the prefix (the part of the chunk that is already decided), so that the free dimensions are
-    generated beside it. With `clean` they are the prefix from the first step on, for a velocity field that was trained
-    so (training-time RTC, Black et al. 2025): on the straight path the prefix emerges only while the rest is decided.
+    their noise to the prefix (the decided part of the chunk), and the free dimensions are generated with them. With
+    `clean` they are the prefix from the first step on, for a velocity field that was trained so (training-time RTC,
+    Black et al. 2025).
     """
     x = noise
     if committed is None:

@@ -1,7 +1,7 @@
 """Multi-layer perceptrons, their ensembles, and layer normalisation with its gradient written out.
 
-XLA's CPU backend reduces rows in scalar loops, and differentiates the mean and the variance separately. As products
-with a vector the same sums run in the matrix library, and the gradient needs two of them instead of six.
+XLA's CPU backend reduces rows in scalar loops, and differentiates mean and variance separately. As products with a
+vector the sums run in the matrix library, and the gradient needs two of them instead of six.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def _dot(x: jax.Array, vector: jax.Array) -> jax.Array:
-    """x [..., N] times `vector` [N], float32[..., 1]. Accelerators must not round what a variance is made of."""
+    """x [..., N] times `vector` [N], float32[..., 1], not rounded by accelerators."""
     return jnp.matmul(x, vector[:, None], precision=jax.lax.Precision.HIGHEST)
 
 
@@ -77,7 +77,7 @@ _KERNELS: dict[str, Callable[..., jax.Array]] = {
 
 
 def _blocks(init: Callable[..., jax.Array], count: int) -> Callable[..., jax.Array]:
-    """An initialiser that draws `count` equal groups of outputs as if each were a layer of its own."""
+    """An initialiser that draws `count` equal groups of outputs as separate layers."""
 
     def draw(key: jax.Array, shape: Sequence[int], *dtype: Any) -> jax.Array:
         part = (*shape[:-1], shape[-1] // count)
@@ -87,9 +87,9 @@ def _blocks(init: Callable[..., jax.Array], count: int) -> Callable[..., jax.Arr
 
 
 class SharedDense(nn.Module):
-    """A Dense of `shared` and x next to each other, what it makes of `shared` computed apart: float32[..., width].
+    """A Dense of `shared` and x concatenated, with the products of `shared` computed apart: float32[..., width].
 
-    Equal parameters and, but for the order of a sum, equal numbers. It pays where many x have the same `shared`.
+    Parameters and, but for the order of a sum, results are equal. It is faster where many x have the same `shared`.
     """
 
     width: int
@@ -107,15 +107,14 @@ class SharedDense(nn.Module):
 class Mlp(nn.Module):
     """Dense, activation and LayerNorm for each hidden width, then a Dense of width `out`: float32[..., out].
 
-    `shared` float32[..., S], where given, are inputs in front of x float32[..., F] that may have axes of size 1 where
-    x has many: observation features of several candidates, or of several passes of which a compiler then sees that
-    they begin alike. The parameters are the same as for both in one array.
+    `shared` float32[..., S] are inputs in front of x float32[..., F], with axes of size 1 where x has many: observation
+    features of several candidates or passes. The parameters are those for both in one array.
     """
 
     hidden: Sequence[int]
     out: int
     norm: Norm = "none"
-    out_bias: float | tuple[float, ...] = 0.0  # initial value of the last bias, one for all outputs or one each
+    out_bias: float | tuple[float, ...] = 0.0  # of the last bias, initially, one for all outputs or one each
     activation: Activation = "relu"
     kernel_init: KernelInit = "lecun_normal"
     out_blocks: int = 1  # groups of outputs that are initialised apart; matters where fan-out counts (xavier)
@@ -143,10 +142,7 @@ class Mlp(nn.Module):
 
 
 class CriticEnsemble(nn.Module):
-    """K critics of inputs float32[..., F], the observation's features and a flat chunk: float32[K, ...].
-
-    With `out` other than 1 each has so many outputs: float32[K, ..., out]. `shared` is as for an Mlp.
-    """
+    """K critics of inputs float32[..., F], features and a flat chunk: float32[K, ...], or [K, ..., out] unless 1."""
 
     hidden: Sequence[int]
     ensemble: int
@@ -171,6 +167,6 @@ class CriticEnsemble(nn.Module):
 
     @staticmethod
     def heads(params: Any) -> Any:
-        """The parameters of the K Mlps, with a leading axis K: each one's are what an Mlp of its own has."""
+        """The parameters of the K Mlps, with a leading axis K."""
         (stacked,) = params.values()
         return stacked

@@ -35,7 +35,7 @@ class GroupNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions parallel to a shortcut, which is a 1x1 convolution where the shape changes."""
 
     features: int
     stride: int
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class ResNet10(nn.Module):
-    """uint8[..., H, W, 3] -> float32[..., ceil(H/32), ceil(W/32), 512]: what stands before the pooling.
+    """uint8[..., H, W, 3] -> float32[..., ceil(H/32), ceil(W/32), 512], before the pooling.
 
     4.906 million parameters; `config.encoders.resnet10_leaves` lists them. Images keep their size, where HIL-SERL
     scales them to 128 x 128.
@@ -69,10 +69,10 @@ class ResNet10(nn.Module):
 
 
 def read_weights(path: str, leaves: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The arrays of the file at `path`, float32, exactly those that `leaves` names and in these shapes.
+    """The float32 arrays named by `leaves`, in their shapes, from the file at `path`; no pickle in it is read.
 
-    No pickle in the file is read. Raises ConfigError for a file that cannot be read, and for the first name that is
-    missing, unknown, of another shape, not of floats or not finite.
+    Raises ConfigError for a file that cannot be read, and for the first name that is missing, unknown, of another
+    shape, not of floats or not finite.
     """
     where = f"agent.encoder.weights={path}"
     try:
@@ -83,21 +83,21 @@ def read_weights(path: str, leaves: Mapping[str, tuple[int, ...]]) -> dict[str, 
             found = {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise ConfigError(
-            f"{where}: there is no such file here; the learner reads it (the actor does not need it): give its path "
-            "there, or make one with `serl-chunk data encoder resnet10_params.pkl FILE.npz`"
+            f"{where}: no such file. The learner reads it, the actor does not need it. Give its path on the learner's "
+            "machine, or make one with `serl-chunk data encoder resnet10_params.pkl FILE.npz`"
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{where}: not a .npz of plain arrays ({_why(error)}); `serl-chunk data encoder resnet10_params.pkl "
-            "FILE.npz` makes one of HIL-SERL's weights, which are a pickle whatever the file is called"
+            f"{where}: not a .npz of plain arrays ({_why(error)}). Convert HIL-SERL's weights, a pickle, with "
+            "`serl-chunk data encoder resnet10_params.pkl FILE.npz`"
         ) from error
     return checked(found, leaves, where)
 
 
 def _why(error: Exception) -> str:
-    """numpy's reason; where it advises to load the file unsafely, what it has found instead."""
+    """numpy's reason, without its advice to load the file unsafely."""
     text = str(error)
-    if "unsafely" in text:  # said of every file without the marks of an archive or an array
+    if "unsafely" in text:  # the text for every file without the marks of an archive or an array
         return "it is no archive, but a pickle or something else"
     return "it holds objects" if "allow_pickle" in text else text
 
@@ -108,16 +108,16 @@ def checked(
     """`found` as float32 in the order of `leaves`; raises ConfigError, which begins with `where`."""
     for name, shape in leaves.items():
         if name not in found:
-            raise ConfigError(f"{where}: lacks {name!r} of shape {shape}; is it of another network?")
+            raise ConfigError(f"{where}: {name!r} of shape {shape} is missing. Use the weights of this network")
         array = found[name]
         if array.shape != shape or array.dtype.kind != "f":
             raise ConfigError(
-                f"{where}: {name!r} is {array.dtype}{array.shape}, floats of shape {shape} were expected; is it of "
-                "another network?"
+                f"{where}: {name!r} is {array.dtype}{array.shape}, expected floats of shape {shape}. Use the weights "
+                "of this network"
             )
         if not np.isfinite(array).all():
-            raise ConfigError(f"{where}: {name!r} holds numbers that are not finite; make or copy the file again")
+            raise ConfigError(f"{where}: {name!r} has values that are not finite. Make or copy the file again")
     unknown = sorted(set(found) - set(leaves))
     if unknown:
-        raise ConfigError(f"{where}: holds {unknown[0]!r}, which this network does not have; is it of another one?")
+        raise ConfigError(f"{where}: this network has no {unknown[0]!r}. Use the weights of this network")
     return {name: np.asarray(found[name], np.float32) for name in leaves}

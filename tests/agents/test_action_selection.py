@@ -119,7 +119,7 @@ def test_a_decision_is_better_than_its_best_candidate_and_keeps_what_is_committe
         np.testing.assert_allclose(improved["values"], record["values"], atol=1e-6)
         assert float(improved["q"]) > float(record["q"])
         np.testing.assert_array_equal(after[0], prefix[0][0])
-        score = critic_score(agent.critic, params["critic"], observation, agent.critic.truncate_flatten)
+        score = critic_score(agent.critic, params["critic"], observation)
         assert float(score(after[None]).rank[0]) == pytest.approx(float(improved["q"]), abs=1e-5)
         assert float(jnp.abs(after).max()) <= 1
         # a critic that has seen no failure is not climbed
@@ -154,9 +154,7 @@ def test_what_is_imitated_is_the_policys_best_chunk_after_its_climb():
     loss, metrics = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)
     target = agent.improved_chunks(state.policy, state, batch, draws["improve"], jnp.zeros((8, 3)))
     candidates = agent.flow.sample(state.policy, batch.observations, draws["improve"])
-    value = lambda c: (
-        critic_score(agent.critic, state.critic, batch.observations, agent.critic.truncate_flatten)(c).rank
-    )  # noqa: E731
+    value = lambda c: critic_score(agent.critic, state.critic, batch.observations)(c).rank  # noqa: E731
     assert (value(target[:, None])[:, 0] > value(candidates).max(1)).all()
     improved = agent.flow.loss(
         state.policy,
