@@ -1,0 +1,112 @@
+"""The actor's end of a learner: what a session needs of it, and what it takes out of a learner's welcome."""
+
+from __future__ import annotations
+
+import uuid
+from typing import NamedTuple, Protocol
+
+from serl_chunk.agents.base import Agent
+from serl_chunk.config.compatibility import contract
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.client.outbox import Spools
+from serl_chunk.transport.security.keys import ClientKeys
+from serl_chunk.transport.wire.handshake import Welcome
+from serl_chunk.types import DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
+
+
+class ActorLink(RecordSink, SnapshotSource, Protocol):
+    """The actor's end of a learner: over a network, or in the same process. Nothing here blocks but `flush`."""
+
+    @property
+    def allowance(self) -> int | None:
+        """Steps this session may have recorded in all; None: no limit."""
+
+    @property
+    def steps_recorded(self) -> int:
+        """Steps this session has recorded."""
+
+    @property
+    def finished(self) -> str | None:
+        """Why training is over; None while it is not."""
+
+    @property
+    def error(self) -> SerlChunkError | None:
+        """What broke the link permanently."""
+
+    def can_begin(self) -> tuple[bool, str]:
+        """Whether an episode may begin, and the reason where not."""
+
+    def backlog(self, *, begun: bool) -> str:
+        """What waits for the learner, in words; empty where it keeps up. `begun`: an episode is about to begin."""
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until the learner has every record; False where it has not after `timeout` seconds."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+class RunProgress(NamedTuple):
+    """How far a run is when a session begins, so that the session repeats nothing of it."""
+
+    run: str = ""  # whose snapshots act; empty: those of any run
+    episodes: int = 0  # number of the first episode: seeds, exploration and recorded interventions go on from it
+    env_steps: int = 0  # count for `learner.random_steps`
+    human_ticks: int = 0  # count for `actor.max_human_ticks`
+    episode_prefix: str = ""  # of episode ids, which differ between sessions of a run; empty: the actor's id
+
+    @classmethod
+    def of(cls, welcome: Welcome, actor_id: str) -> RunProgress:
+        """That of a learner's welcome; an older learner does not send human ticks."""
+        fields = welcome.fields
+        so_far = (int(fields["episodes"]), int(fields["env_steps"]), int(fields.get("human_ticks", 0)))
+        return cls(welcome.run, *so_far, f"{actor_id}-{uuid.uuid4().hex[:8]}")
+
+
+def open_link(
+    config: ExperimentConfig,
+    spec: RobotSpec,
+    agent: Agent,
+    host: str,
+    port: int,
+    actor_id: str,
+    *,
+    spools: Spools | None = None,
+    largest_episode_bytes: int = 0,
+    keys: ClientKeys | None = None,
+) -> LearnerLink:
+    """A link to the learner at `host`, with what it must agree on; see `LearnerLink`, also for what is raised."""
+    return LearnerLink(
+        config.transport,
+        host=host,
+        port=port,
+        actor_id=actor_id,
+        contract=contract(config, spec, agent.network_shape()),
+        spools=spools,
+        largest_episode_bytes=largest_episode_bytes,
+        keys=keys,
+    )
+
+
+def replacement(link: LearnerLink, origin: PolicyOrigin) -> str | None:
+    """A sentence where the learner is no longer one whose snapshots are of `origin`."""
+    if link.run != origin.run:
+        return f"the learner is of run {link.run} now, it was of run {origin.run}"
+    welcome = link.welcome
+    if welcome is not None and welcome.origin != origin:
+        now, before = welcome.origin.normaliser, origin.normaliser
+        return f"the learner of run {origin.run} has normaliser {now} now, it had {before}"
+    return None
+
+
+def normaliser_of(welcome: Welcome) -> Normaliser:
+    """The learner's action transform, out of its welcome. Raises DataError where it is not the one announced there."""
+    normaliser = Normaliser.from_arrays(str(welcome.fields["normaliser_mode"]), welcome.arrays)
+    if normaliser.digest() != welcome.origin.normaliser:
+        raise DataError(
+            f"the learner's welcome names normaliser {welcome.origin.normaliser!r} and holds {normaliser.digest()}. "
+            "Install the same version of serl-chunk on both machines"
+        )
+    return normaliser

@@ -1,0 +1,352 @@
+"""An actor: its robot, intervention device, agent and link to a learner, and the training sessions that it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+
+from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
+from serl_chunk.actor.episode import EpisodeRunner, no_stop
+from serl_chunk.actor.evaluate import TRAINING_SEED_BASE
+from serl_chunk.actor.inference import Inference
+from serl_chunk.actor.link import ActorLink, RunProgress, normaliser_of, replacement
+from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
+from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.devices.recorded import ReplayedIntervention
+from serl_chunk.devices.registry import make_intervention
+from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.robots.registry import make_env
+from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.wire.handshake import Welcome
+from serl_chunk.types import ConfigError
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.002  # between looks at an allowance; a control tick is ten times as long
+WELCOME_PERIOD = 0.2  # seconds between looks at a stop while the learner of another run is waited for
+LOG_SECONDS = 5.0  # between lines while waiting
+RECENT = 20  # episodes in the success rates of a status line
+FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
+
+
+@dataclasses.dataclass(kw_only=True)
+class ActorSummary(RolloutStats):
+    """The episodes of a session."""
+
+    reason: str = ""  # why it ended
+    waited_seconds: float = 0.0  # for the learner: snapshot, allowance, room for records
+    delivered: bool = False  # whether the learner acknowledged every record
+    lateness: Lateness = dataclasses.field(default_factory=Lateness)
+    replaced: bool = False  # whether the learner is of another run now, for which another session may begin
+
+
+def training_seed(seed: int, actor_id: str, episode: int) -> int:
+    """The start state of a training episode: differs by run, actor and episode, and from every held-out one."""
+    words = np.random.SeedSequence([seed, zlib.crc32(actor_id.encode()), episode]).generate_state(1)
+    return TRAINING_SEED_BASE + int(words[0]) % (2**31 - TRAINING_SEED_BASE)
+
+
+class ActorService:
+    """An actor and what it owns: robot, intervention device, agent, link and the event that stops it.
+
+    `close`, also at the end of a with-block, stops the robot first: someone's hand may be in its cell.
+
+    Args:
+        env, intervention: by default those that `config` names are opened.
+        agent: must be set before `run`.
+        link: takes the records, gives snapshots and allowances; must be set before `run`.
+        stop: ends a session; the episode under way is truncated.
+        before_decision: lockstep only, called before every decision (learning in the same process).
+        on_episode: called after each episode.
+        report_every: episodes between status lines.
+
+    Raises:
+        ConfigError: random steps on a real robot, or what `make_env` and `make_intervention` raise.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        *,
+        actor_id: str = "actor",
+        env: RobotEnv | None = None,
+        intervention: InterventionSource | None = None,
+        agent: ActingAgent | None = None,
+        link: ActorLink | None = None,
+        stop: threading.Event | None = None,
+        clock: Clock | None = None,
+        inference: Inference | None = None,
+        before_decision: Callable[[], None] | None = None,
+        on_episode: Callable[[EpisodeSummary], None] | None = None,
+        report_every: int = 10,
+    ) -> None:
+        if config.learner.random_steps > 0 and config.robot.real:
+            raise ConfigError(
+                f"uniformly random commands can break a real robot (got {config.learner.random_steps}, expected 0). "
+                "Start from demonstrations (learner.pretrain_steps)",
+                parameter="learner.random_steps",
+            )
+        self.config, self.actor_id, self.agent, self.link = config, actor_id, agent, link
+        self.stop, self._clock, self._inference = stop or threading.Event(), clock or MonotonicClock(), inference
+        self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
+        self._episodes = 0  # of all sessions, which count for `actor.max_episodes`
+        self._waited = 0.0  # seconds of this session
+        self._replaced: Callable[[], str | None] = no_stop
+        self._robot = contextlib.ExitStack()  # closes the robot, then the device
+        self.env = env or make_env(config.robot)
+        self._robot.callback(self.env.close)
+        try:
+            self.intervention = intervention or make_intervention(config.actor.intervention, self.env)
+        except BaseException:
+            self._robot.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stop_robot(self) -> None:
+        """Close the robot, then the intervention device; a second call does nothing."""
+        with contextlib.ExitStack() as device:
+            if self.intervention is not None:
+                device.callback(self.intervention.close)
+                self.intervention = None
+            self._robot.close()
+
+    def close(self) -> None:
+        """Close the robot, the intervention device and the link, in this order."""
+        with contextlib.ExitStack() as link:
+            if self.link is not None:
+                link.callback(self.link.close)
+            self.stop_robot()
+
+    def serve(self, welcome: Welcome) -> ActorSummary:
+        """Run a session for the learner of `welcome`, and more for learners of other runs that take its place."""
+        link = self.link
+        assert isinstance(link, LearnerLink)
+        while True:
+            link.act_for(welcome.run)
+            replaced = functools.partial(replacement, link, welcome.origin)
+            begun = RunProgress.of(welcome, self.actor_id)
+            summary = self.run(normaliser_of(welcome), begun, replaced=replaced)
+            if not summary.replaced:
+                return summary
+            logger.info(
+                f"{summary.reason}: {summary.episodes} episodes, {summary.steps} steps are of the former. Records that "
+                f"its learner lacks stay in the spool of run {welcome.run}"
+            )
+            following = self._next_welcome(link) if self._episodes_left() else None
+            if following is None:
+                return summary
+            welcome = following
+
+    def run(
+        self,
+        normaliser: Normaliser,
+        begun: RunProgress = RunProgress(),  # noqa: B008 (immutable)
+        *,
+        replaced: Callable[[], str | None] = no_stop,
+    ) -> ActorSummary:
+        """Run training episodes until the learner is done, `stop` is set or `actor.max_episodes` is reached.
+
+        The first snapshot is waited for. Under the lockstep clock the actor also waits, before each step, for the
+        learner's allowance; in real time it never waits inside an episode. An episode under way when the session
+        ends is truncated cleanly. Then the robot is stopped, and its records are delivered before this returns. A
+        session is of one run: where `replaced` returns a reason it ends in the same way, but the robot stays open, and
+        what the run's learner lacks stays with the link.
+
+        Args:
+            normaliser: the learner's (its welcome carries it).
+            replaced: polled on every tick; a sentence once the learner is of another run, or has another normaliser.
+
+        Raises the link's error where it broke permanently. An error of the environment, the policy or a hook ends the
+        session: the robot is stopped, and what was recorded is delivered before it is raised.
+        """
+        config, link, agent = self.config, self.link, self.agent
+        assert link is not None
+        assert agent is not None
+        lockstep = config.actor.clock == "lockstep"
+        policy = ChunkPolicy(
+            agent,
+            normaliser,
+            self.env.robot_spec,
+            image_keys=config.agent.image_keys,
+            seed=training_seed(config.seed, self.actor_id, begun.episodes),
+            source=link,
+            run=begun.run,
+        )
+        self._waited, self._replaced = 0.0, replaced
+        if isinstance(self.intervention, ReplayedIntervention):
+            self.intervention.begin_at(begun.episodes)
+        runner = EpisodeRunner(
+            self.env,
+            policy,
+            link,
+            config=config,
+            intervention=self.intervention,
+            human_ticks_before=begun.human_ticks,
+            clock=self._clock,
+            inference=self._inference,
+            before_decision=self._pace if lockstep else None,
+            stop=self._over_or_allowed if lockstep else self._over,
+        )
+        total = ActorSummary()
+        try:
+            self._run_episodes(runner, policy, begun, total)
+        except BaseException as error:
+            self.stop_robot()
+            if isinstance(error, Exception) and link.error is None:  # its last steps help to find the cause
+                logger.error(f"{type(error).__name__}: {error}: delivering what is recorded")
+                link.flush(FLUSH_TIMEOUT)
+            raise
+        finally:
+            runner.close()
+        if link.error is not None:
+            raise link.error
+        total.waited_seconds, total.lateness = self._waited, runner.lateness()
+        if not self.stop.is_set() and (reason := replaced()) is not None:
+            total.reason, total.replaced = reason, True
+            return total
+        self.stop_robot()
+        stopped = "stopped by the operator" if self.stop.is_set() else f"{config.actor.max_episodes} episodes done"
+        total.reason, total.delivered = link.finished or stopped, link.flush(FLUSH_TIMEOUT)
+        if not total.delivered:
+            logger.warning(f"the learner did not acknowledge every record within {FLUSH_TIMEOUT:g} s")
+        return total
+
+    def _run_episodes(
+        self, runner: EpisodeRunner, policy: ChunkPolicy, begun: RunProgress, total: ActorSummary
+    ) -> None:
+        config, link = self.config, self._link
+        recent: deque[EpisodeSummary] = deque(maxlen=RECENT)
+        logged = self._clock.now() - LOG_SECONDS  # the backlog
+        if not self._wait(policy.refresh, lambda: "waiting for the learner's first policy"):
+            return
+        episode = begun.episodes
+        while self._over() is None and self._episodes_left():
+            if not self._wait(lambda: link.can_begin()[0], lambda: link.can_begin()[1]):
+                return
+            backlog = link.backlog(begun=True)
+            if backlog and self._clock.now() - logged >= LOG_SECONDS:
+                logged = self._clock.now()
+                logger.info(backlog)
+            summary = runner.run_episode(
+                training_seed(config.seed, self.actor_id, episode),
+                explore=True,
+                random_steps=max(0, config.learner.random_steps - begun.env_steps - total.steps),
+                episode_id=f"{begun.episode_prefix or self.actor_id}-{episode:06d}",
+            )
+            episode += 1
+            if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
+                continue
+            self._episodes += 1
+            total.merge(summary)
+            recent.append(summary)
+            if self.on_episode is not None:
+                self.on_episode(summary)
+            if total.episodes % self._report_every == 0:
+                line = f"episode {total.episodes}: {_in_words(recent)}, policy {policy.version}"
+                logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
+
+    @property
+    def _link(self) -> ActorLink:
+        assert self.link is not None
+        return self.link
+
+    def _episodes_left(self) -> bool:
+        limit = self.config.actor.max_episodes
+        return limit == 0 or self._episodes < limit
+
+    def _over(self) -> str | None:
+        """Who ended the session; None while it goes on."""
+        if self.stop.is_set():
+            return "operator"
+        gone = self._link.finished is not None or self._link.error is not None or self._replaced() is not None
+        return "learner" if gone else None
+
+    def _over_or_allowed(self) -> str | None:
+        self._await_allowance()  # an allowance may end within a chunk
+        return self._over()
+
+    def _pace(self) -> None:
+        if self.before_decision is not None:
+            self.before_decision()
+        self._await_allowance()  # so that the decision is the newest policy's
+
+    def _await_allowance(self) -> None:
+        link = self._link
+
+        def permitted() -> bool:
+            allowance = link.allowance
+            return allowance is None or link.steps_recorded < allowance
+
+        def why() -> str:
+            line = f"waiting for the learner's updates: {link.steps_recorded} steps recorded, {link.allowance} allowed"
+            return _joined(line, link.backlog(begun=True))
+
+        self._wait(permitted, why, log_at_once=False)
+
+    def _wait(self, ready: Callable[[], bool], why: Callable[[], str], *, log_at_once: bool = True) -> bool:
+        """Wait for the learner until `ready`; False when the session is over."""
+        began = self._clock.now()
+        logged = began - (LOG_SECONDS if log_at_once else 0.0)
+        try:
+            while not ready():
+                if self._over() is not None:
+                    return False
+                now = self._clock.now()
+                if now - logged >= LOG_SECONDS:
+                    logger.info(f"{why()} ({now - began:.0f} s)")
+                    logged = now
+                self.stop.wait(POLL_SECONDS)
+            return True
+        finally:
+            self._waited += self._clock.now() - began
+
+    def _next_welcome(self, link: LearnerLink) -> Welcome | None:
+        """Wait for the welcome of the learner that answers now; None for a stop before it. Raises the link's error."""
+        logger.info("the robot waits for that learner's welcome: policy, normaliser and counters will be its run's")
+        logged = self._clock.now()
+        while not self.stop.is_set():
+            if link.wait_until(lambda: link.welcome is not None, WELCOME_PERIOD) and link.welcome is not None:
+                return link.welcome
+            if self._clock.now() - logged >= LOG_SECONDS:
+                logged = self._clock.now()
+                logger.info(link.waiting)
+        return None
+
+
+def _in_words(recent: deque[EpisodeSummary]) -> str:
+    """The last episodes in one line."""
+    total = RolloutStats.over(recent)
+    alone = sum(s.success and s.segments == 0 for s in recent) / len(recent)
+    parts = [
+        f"success {100 * total.success_rate:.0f} % of the last {len(recent)}",
+        f"{100 * alone:.0f} % without intervention",
+        f"length {total.mean_length:.0f}",
+        f"human {100 * total.human_ticks / max(1, total.steps):.0f} %",
+        f"clipped {100 * np.mean([s.clipped_share for s in recent]):.1f} %",
+        f"gated {100 * np.mean([s.gated_share for s in recent]):.1f} %",
+    ]
+    late = recent[-1].lateness
+    if late.max_ms > 0:
+        parts.append(f"lateness p50/p99/max {late.p50_ms:.2f}/{late.p99_ms:.2f}/{late.max_ms:.2f} ms")
+        parts.append(f"starved {total.starved_ticks} ticks")
+    return ", ".join(parts)
+
+
+def _joined(line: str, more: str) -> str:
+    return f"{line}; {more}" if more else line
