@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from support.loopback import connected, other_process, serving
 
-from serl_chunk.actor.session import run_actor
+from serl_chunk.actor.service import ActorService
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import AcfqlConfig, FlowConfig
@@ -145,7 +145,8 @@ def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[st
             stop.set()
 
     try:
-        summary = run_actor(config, link, env, agent, normaliser, stop=stop, on_episode=on_episode, say=lambda _: None)
+        actor = ActorService(config, env=env, agent=agent, link=link, stop=stop, on_episode=on_episode)
+        summary = actor.run(normaliser)
         snapshots = link.stats()["snapshots"]
     finally:
         link.close()

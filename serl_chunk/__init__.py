@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from serl_chunk.actor.evaluate import evaluate
-    from serl_chunk.actor.session import run_actor
+    from serl_chunk.actor.service import ActorService
     from serl_chunk.agents.registry import make_agent
     from serl_chunk.config.experiment import ExperimentConfig
     from serl_chunk.config.loader import load_experiment
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from serl_chunk.transport.server.server import LearnerServer
 
 _MODULES = {
+    "ActorService": "actor.service",
     "ExperimentConfig": "config.experiment",
     "LearnerLink": "transport.client.link",
     "LearnerServer": "transport.server.server",
@@ -29,9 +30,9 @@ _MODULES = {
     "load_experiment": "config.loader",
     "make_agent": "agents.registry",
     "make_env": "robots.registry",
-    "run_actor": "actor.session",
 }
 __all__ = [
+    "ActorService",
     "ExperimentConfig",
     "LearnerLink",
     "LearnerServer",
@@ -40,7 +41,6 @@ __all__ = [
     "load_experiment",
     "make_agent",
     "make_env",
-    "run_actor",
 ]
 
 

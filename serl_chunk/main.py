@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from serl_chunk.cli.logs import add_log_flags, configure, logging_to_stdout
 from serl_chunk.cli.output import background_output
@@ -244,33 +245,20 @@ def _run(arguments: list[str]) -> int:
             keys=flags.keys,
             demo_options=DemoOptions.of(flags),
         )
-    from serl_chunk.cli.actor import run_training_actor
-    from serl_chunk.cli.evaluate import run_evaluation
+    from serl_chunk.cli.actor import LearnerAddress, run_training_actor
+    from serl_chunk.cli.evaluate import EvaluationOptions, run_evaluation
 
-    if evaluating:
-        return run_evaluation(
-            config,
-            flags.eval_checkpoint_step,
-            flags.eval_n_trajs,
-            checkpoint_path=flags.checkpoint_path,
-            ip=flags.ip,
-            port=port,
-            actor_id=flags.actor_id,
-            save_video=flags.save_video,
-            stochastic=flags.eval_stochastic,
-            validation=flags.eval_validation,
-            keys=flags.keys,
-            insecure=flags.insecure,
-        )
-    return run_training_actor(
-        config,
-        ip=flags.ip or "127.0.0.1",
-        port=port,
-        actor_id=flags.actor_id,
-        spool_path=flags.spool_path,
-        keys=flags.keys,
-        insecure=flags.insecure,
+    address = LearnerAddress(flags.ip or LOOPBACK, port, flags.actor_id, flags.keys, flags.insecure)
+    if not evaluating:
+        return run_training_actor(config, address, flags.spool_path)
+    options = EvaluationOptions(
+        flags.eval_checkpoint_step,
+        flags.eval_n_trajs,
+        save_video=flags.save_video,
+        stochastic=flags.eval_stochastic,
+        validation=flags.eval_validation,
     )
+    return run_evaluation(config, options, Path(flags.checkpoint_path) if flags.checkpoint_path else address)
 
 
 def _networked(flags: argparse.Namespace) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import rich.table
@@ -14,13 +15,17 @@ import rich.table
 from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner, no_stop
 from serl_chunk.actor.inference import Inference
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import ActingAgent, ChunkPolicy
 from serl_chunk.actor.recorder import NullSink
-from serl_chunk.actor.stats import EpisodeSummary
+from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.io import plural
 from serl_chunk.robots.base import RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Source, Step
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Snapshot, Source, Step
 from serl_chunk.viz.video import EpisodeVideo
+
+logger = logging.getLogger(__name__)
 
 EVAL_SEED_BASE = 1_000_000  # start states of reported figures
 VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on
@@ -45,82 +50,80 @@ def wilson_interval(successes: int, n: int, z: float = 1.959964) -> Interval:
     return Interval(max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))
 
 
-@dataclasses.dataclass(frozen=True)
-class EvalResult:
-    """What an evaluation came to."""
+# Of each episode, in an evaluation's file.
+_EPISODE_FIELDS = (
+    "seed", "length", "total_reward", "success", "outcome", "ended_by", "human_ticks", "hold_ticks", "starved_ticks",
+    "clipped_share", "gated_share", "jerk", "wall_seconds",
+)  # fmt: skip
 
-    mode: str  # "mean": the deterministic policy; "sampled": with its exploration noise
+
+@dataclasses.dataclass
+class EvalResult:
+    """An evaluation: its episodes and their figures."""
+
+    mode: Literal["mean", "sampled"]  # "mean": the deterministic policy; "sampled": with its exploration noise
     seed_base: int  # episode i started from seed_base + i
     policy_version: int
     tick_seconds: float
-    episodes: tuple[EpisodeSummary, ...]
+    episodes: list[EpisodeSummary] = dataclasses.field(default_factory=list)
     starts_repeat: bool | None = None  # whether two resets with one seed agree; None: not compared (a real robot)
+    total: RolloutStats = dataclasses.field(default_factory=RolloutStats)
+
+    def add(self, episode: EpisodeSummary) -> None:
+        """Account for one episode."""
+        self.episodes.append(episode)
+        self.total.merge(episode)
 
     @property
     def n(self) -> int:
-        """Episodes."""
         return len(self.episodes)
 
     @property
-    def successes(self) -> int:
-        """Episodes that succeeded."""
-        return sum(e.success for e in self.episodes)
-
-    @property
     def success_rate(self) -> float:
-        """0..1; 0 without episodes."""
-        return self.successes / self.n if self.n else 0.0
+        return self.total.success_rate
 
     @property
     def interval(self) -> Interval:
         """95 % (Wilson) of the success rate."""
-        return wilson_interval(self.successes, self.n)
-
-    @property
-    def human_ticks(self) -> int:
-        """Human ticks, where the environment itself permits interventions; any makes the figures worthless."""
-        return sum(e.human_ticks for e in self.episodes)
-
-    @property
-    def starved_ticks(self) -> int:
-        """Ticks in real time on which nothing was planned, so that the robot held."""
-        return sum(e.starved_ticks for e in self.episodes)
+        return wilson_interval(self.total.successes, self.n)
 
     @property
     def mean_time_s(self) -> float | None:
         """Seconds on the control clock that successful episodes took; None without a success."""
-        lengths = [e.length for e in self.episodes if e.success]
-        return sum(lengths) / len(lengths) * self.tick_seconds if lengths else None
+        total = self.total
+        return total.success_steps / total.successes * self.tick_seconds if total.successes else None
 
-    @property
-    def mean_return(self) -> float:
-        """Undiscounted sum of an episode's rewards, before scale and offset; 0 without episodes."""
-        return sum(e.total_reward for e in self.episodes) / self.n if self.n else 0.0
-
-    @property
-    def mean_length(self) -> float:
-        """Ticks of all episodes."""
-        return sum(e.length for e in self.episodes) / self.n if self.n else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, per episode too."""
-        keep = ("seed", "length", "total_reward", "success", "outcome", "ended_by", "human_ticks", "hold_ticks",
-                "starved_ticks", "clipped_share", "gated_share", "jerk", "wall_seconds")  # fmt: skip
+    def figures(self) -> dict[str, Any]:
+        """Those of a metric row (`MetricsLog.evaluation`), which a file has too."""
         return {
             "success_rate": self.success_rate,
             "n": self.n,
-            "successes": self.successes,
             "low": self.interval.low,
             "high": self.interval.high,
             "mode": self.mode,
             "mean_time_s": self.mean_time_s,
-            "mean_length": self.mean_length,
-            "mean_return": self.mean_return,
+            "mean_length": self.total.mean_length,
+            "mean_return": self.total.mean_return,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, per episode too."""
+        figures = self.figures()
+        return {
+            "success_rate": figures.pop("success_rate"),
+            "n": figures.pop("n"),
+            "successes": self.total.successes,
+            **figures,
             "seed_base": self.seed_base,
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
-            "episodes": [{k: _plain(getattr(e, k)) for k in keep} for e in self.episodes],
+            "episodes": [{k: _plain(getattr(e, k)) for k in _EPISODE_FIELDS} for e in self.episodes],
         }
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        rate = f"{self.success_rate:.1%} success ({100 * low:.0f} .. {100 * high:.0f} %)"
+        return f"{rate} in {plural(self.n, 'episode')}, {self.total.mean_length:.0f} ticks on average"
 
 
 def _plain(value: Any) -> Any:
@@ -129,12 +132,12 @@ def _plain(value: Any) -> Any:
 
 def results_table(results: list[EvalResult]) -> rich.table.Table:
     """One row per result, for a terminal."""
-    human = sum(r.human_ticks for r in results)
+    human = sum(r.total.human_ticks for r in results)
     who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
     repeat = all(r.starts_repeat is not False for r in results)
     starts = "held-out starts" if repeat else "starts that ignore the seed"
     table = rich.table.Table(title=f"evaluation, {starts}, {who}")
-    starved = any(r.starved_ticks for r in results)
+    starved = any(r.total.starved_ticks for r in results)
     for column in ("policy", "success", "95 % interval", "n", "time of successes", "length", *["starved"] * starved):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for r in results:
@@ -144,19 +147,19 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
             f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %",
             str(r.n),
             "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s",
-            f"{r.mean_length:.1f} ticks",
-            *[f"{r.starved_ticks} ticks"] * starved,
+            f"{r.total.mean_length:.1f} ticks",
+            *[f"{r.total.starved_ticks} ticks"] * starved,
         )
     return table
 
 
 def summary_line(result: EvalResult, report: str) -> str:
-    """What scripts read: the result's rate and episodes, `report`, and what the rate is not the policy's alone for."""
+    """The last line, which scripts read: rate and episodes, `report`, and why the rate is not the policy's alone."""
     line = f"evaluation: success_rate={result.success_rate:.2f} n={result.n} report={report}"
-    if result.human_ticks:
-        line += f" human_ticks={result.human_ticks}"
-    if result.starved_ticks:
-        line += f" starved_ticks={result.starved_ticks}"
+    if result.total.human_ticks:
+        line += f" human_ticks={result.total.human_ticks}"
+    if result.total.starved_ticks:
+        line += f" starved_ticks={result.total.starved_ticks}"
     if result.starts_repeat is False:
         line += " starts_repeat=no"
     return line
@@ -187,20 +190,18 @@ def start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str 
     return None
 
 
-def _compare_starts(
-    env: RobotEnv, config: ExperimentConfig, seed: int, cameras: tuple[str, ...], say: Callable[[str], None] | None
-) -> None:
+def _compare_starts(env: RobotEnv, config: ExperimentConfig, seed: int, cameras: tuple[str, ...]) -> None:
     """Set `env.starts_repeat`, once, and warn where its starts do not follow the seed. A real robot is not moved."""
     if env.starts_repeat is not None or config.robot.real:
         return
     difference = start_difference(env, seed, cameras)
     env.starts_repeat = difference is None
-    if difference is not None and say is not None:
-        say(
-            f"WARNING: robot {env.robot_spec.name!r} does not start as reset(seed=...) asks: after two resets with one "
-            f"seed {difference}. There are then no held-out starts, and two evaluations begin differently. Draw starts "
-            "from gymnasium's self.np_random, or seed the generator that the environment draws from in a wrapper's "
-            "reset (docs/your_robot.md, section 2)"
+    if difference is not None:
+        logger.warning(
+            f"robot {env.robot_spec.name!r} ignores the seed of reset(seed=...): after two resets with one seed "
+            f"{difference}. There are then no held-out starts, and two evaluations begin differently. Draw starts from "
+            "gymnasium's self.np_random, or seed the generator that the environment draws from in a wrapper's reset "
+            "(docs/your_robot.md, section 2)"
         )
 
 
@@ -232,33 +233,31 @@ def evaluate(
     deterministic: bool = True,
     save_video: Path | None = None,
     filmed: int | None = None,
-    progress: Callable[[int, EpisodeSummary], None] | None = None,
+    progress: Callable[[EvalResult], None] | None = None,
     clock: Clock | None = None,
     inference: Inference | None = None,
     stop: Callable[[], str | None] = no_stop,
-    say: Callable[[str], None] | None = None,
 ) -> EvalResult:
-    """`n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
+    """Run `n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
 
     Args:
         config: the training's: its clock, delay and lengths apply here too.
         deterministic: the policy's mean instead of a sample.
         save_video: a folder for one mp4 per episode, named by its outcome.
         filmed: how many episodes are filmed, the first ones; None for all.
-        progress: called after each episode with the number done and its summary.
-        stop: a word ends the evaluation; the episode it cuts short is not counted.
-        say: told what `EpisodeRunner` tells, and once for an environment where its starts do not follow the seed.
+        progress: called after each episode with the result so far.
+        stop: polled on every tick; a string ends the evaluation. The episode that it cuts short is not counted.
 
     Raises ConfigError for n < 1, and with the install hint where videos cannot be written.
     """
     if n < 1:
-        raise ConfigError(f"an evaluation needs at least 1 episode (--eval_n_trajs), got {n}")
+        raise ConfigError(f"must be at least 1 episode, got {n}", parameter="n")
     film = _Film(env)
     if save_video is not None and not env.robot_spec.cameras:
         raise ConfigError(
-            f"robot {env.robot_spec.name!r} has no camera to film with: leave --save_video (or --video_episodes) out"
+            f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films", parameter="save_video"
         )
-    _compare_starts(env, config, seed_base, policy.image_keys, say)
+    _compare_starts(env, config, seed_base, policy.image_keys)
     runner = EpisodeRunner(
         env,
         policy,
@@ -269,8 +268,8 @@ def evaluate(
         stop=stop,
         observer=None if save_video is None else film.observe,
     )
-    done: list[EpisodeSummary] = []
-    mode = "mean" if deterministic else "sampled"
+    mode: Literal["mean", "sampled"] = "mean" if deterministic else "sampled"
+    result = EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, starts_repeat=env.starts_repeat)
     try:
         for i in range(n):
             if stop() is not None:
@@ -280,15 +279,31 @@ def evaluate(
             summary = runner.run_episode(seed_base + i, explore=not deterministic)
             if summary.ended_by == stop():  # cut short
                 break
-            done.append(summary)
+            result.add(summary)
             if film.video is not None:
                 film.video.add(env.read_images())
                 film.video.finish(f"{mode}_{i:03d}_{summary.outcome}.mp4")
                 film.video = None
             if progress is not None:
-                progress(i + 1, summary)
+                progress(result)
     finally:
         if film.video is not None:
             film.video.discard()
         runner.close()
-    return EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, tuple(done), env.starts_repeat)
+    result.policy_version = policy.version
+    return result
+
+
+def evaluate_snapshot(
+    env: RobotEnv,
+    agent: ActingAgent,
+    normaliser: Normaliser,
+    snapshot: Snapshot,
+    config: ExperimentConfig,
+    **options: Any,
+) -> EvalResult:
+    """Evaluate the policy of a snapshot; `options` as of `evaluate`. Its noise depends on `config.seed` alone."""
+    seed, keys = config.seed + 1, config.agent.image_keys
+    policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=seed)
+    policy.swap(snapshot)
+    return evaluate(env, policy, config, **options)

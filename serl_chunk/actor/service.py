@@ -100,7 +100,7 @@ class ActorService:
         self.config, self.actor_id, self.agent, self.link = config, actor_id, agent, link
         self.stop, self._clock, self._inference = stop or threading.Event(), clock or MonotonicClock(), inference
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
-        self._episodes = 0  # of all sessions, which count for `actor.max_episodes`
+        self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
         self._waited = 0.0  # seconds of this session
         self._replaced: Callable[[], str | None] = no_stop
         self._robot = contextlib.ExitStack()  # closes the robot, then the device
@@ -133,10 +133,9 @@ class ActorService:
                 link.callback(self.link.close)
             self.stop_robot()
 
-    def serve(self, welcome: Welcome) -> ActorSummary:
+    def serve(self, link: LearnerLink, welcome: Welcome) -> ActorSummary:
         """Run a session for the learner of `welcome`, and more for learners of other runs that take its place."""
-        link = self.link
-        assert isinstance(link, LearnerLink)
+        self.link = link
         while True:
             link.act_for(welcome.run)
             replaced = functools.partial(replacement, link, welcome.origin)
@@ -252,7 +251,7 @@ class ActorService:
             episode += 1
             if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
                 continue
-            self._episodes += 1
+            self.episodes += 1
             total.merge(summary)
             recent.append(summary)
             if self.on_episode is not None:
@@ -268,7 +267,7 @@ class ActorService:
 
     def _episodes_left(self) -> bool:
         limit = self.config.actor.max_episodes
-        return limit == 0 or self._episodes < limit
+        return limit == 0 or self.episodes < limit
 
     def _over(self) -> str | None:
         """Who ended the session; None while it goes on."""

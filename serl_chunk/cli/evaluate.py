@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,14 @@ from serl_chunk.actor.evaluate import (
     EVAL_SEED_BASE,
     VALIDATION_SEED_BASE,
     EvalResult,
-    evaluate,
+    evaluate_snapshot,
     results_table,
     summary_line,
 )
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.link import normaliser_of, open_link
+from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.actor import connect_to_learner, normaliser_of
-from serl_chunk.cli.keys import actor_keys, actor_name
+from serl_chunk.cli.actor import LearnerAddress
 from serl_chunk.cli.process import interactive, say, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.compatibility import affects_acting
@@ -32,87 +35,117 @@ from serl_chunk.runs.folder import CONFIG, read_config
 from serl_chunk.runs.metric_rows import Counters
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.runs.report import build_report
-from serl_chunk.types import ConfigError, Snapshot
+from serl_chunk.types import ConfigError, RobotSpec, Snapshot
+
+logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT = 120.0  # seconds for a checkpoint's parameters
 CONNECT_TIMEOUT_EVAL = 30.0  # seconds; an evaluation is not left waiting for a learner that may never come
+PROGRESS_EPISODES = 25  # between lines where standard output is no terminal
 
 
-def run_evaluation(
-    config: ExperimentConfig,
-    step: str,
-    n: int,
-    *,
-    checkpoint_path: str | None,
-    ip: str | None,
-    port: int,
-    actor_id: str | None,
-    save_video: bool,
-    stochastic: bool,
-    validation: bool,
-    keys: str | None = None,
-    insecure: bool = False,
-) -> int:
+@dataclasses.dataclass(frozen=True)
+class EvaluationOptions:
+    """What is evaluated, and how."""
+
+    step: str  # of the checkpoint; latest; or best
+    n: int  # episodes
+    save_video: bool = False
+    stochastic: bool = False  # the mean policy and the sampled one
+    validation: bool = False  # on the start states that checkpoints are chosen on
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checkpoint:
+    """A policy to evaluate. `differences`: settings that act and that are not the run's, a line for each."""
+
+    snapshot: Snapshot
+    normaliser: Normaliser
+    counters: Counters
+    differences: Sequence[str] = ()
+
+
+def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source: Path | LearnerAddress) -> int:
     """Evaluate one checkpoint without interventions on held-out start states; prints a table and a last line.
 
-    `keys`, `insecure`: for a learner at `ip`, as in training.
-    With a run folder the results are written there; 1 is returned where that failed. Raises ConfigError,
-    CheckpointError, or what the connection to the learner fails with.
+    `source`: a run folder, to which the results are written (1 is returned where that fails), or a learner. Raises
+    ConfigError, CheckpointError, or what the connection to the learner fails with.
     """
     warn_of_lockstep(config)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
+    run = source.expanduser() if isinstance(source, Path) else None
     with contextlib.closing(make_env(config.robot, evaluating=True)) as env:
         agent = make_agent(config, env.robot_spec)
-        run: Path | None = None
-        differences: list[str] = []
-        if checkpoint_path is not None:
-            run = Path(checkpoint_path).expanduser()
-            saved = read_config(run)
-            if saved.get("name") != config.name:
-                raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
-            _check_algorithm(run, saved, config)
-            store = CheckpointStore(run)
-            checkpoint = evaluations.wanted_policy(run, store, step)
-            recorded = _recorded(saved, config)
-            normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
-            snapshot = Snapshot(checkpoint.step, checkpoint.params)
-            try:
-                agent.load_params(snapshot.params)
-            except ConfigError as error:
-                raise ConfigError(
-                    f"checkpoint {checkpoint.step} of {run} does not fit this agent ({error}). Evaluate with the run's "
-                    f"settings ({run / CONFIG}); they differ in: {'; '.join(recorded) or 'nothing that is recorded'}"
-                ) from error
-            differences = _differences(saved, recorded)
-            counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
+        if isinstance(source, LearnerAddress):
+            checkpoint = _of_learner(config, env.robot_spec, agent, source, options.step)
         else:
-            if ip is None:
-                say(f"no --checkpoint_path: the learner at 127.0.0.1:{port} is asked for its checkpoint")
-            host = ip or "127.0.0.1"
-            own_keys = actor_keys(host, keys, insecure=insecure)
-            # A second id: the same robot PC may be training while it is asked for an evaluation.
-            link, welcome = connect_to_learner(
-                config, env.robot_spec, agent.network_shape(), host, port,
-                f"{actor_name(actor_id, own_keys, host)}-evaluation", CONNECT_TIMEOUT_EVAL, keys=own_keys,
-            )  # fmt: skip
-            with contextlib.closing(link):
-                snapshot, _ = link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)
-                normaliser = normaliser_of(welcome)
-            counters = Counters(snapshot.version, 0, 0)
-        results = _evaluate(config, env, agent, normaliser, snapshot, n, run, save_video, stochastic, validation)
+            checkpoint = _of_run(config, agent, source.expanduser(), options.step)
+        results = []
+        for mean in (True, False) if options.stochastic else (config.learner.eval_mode == "mean",):
+            mode = "mean" if mean else "sampled"
+            videos = (run or Path()) / "videos" / f"{checkpoint.snapshot.version}_{mode}"
+            result = evaluate_snapshot(
+                env,
+                agent,
+                checkpoint.normaliser,
+                checkpoint.snapshot,
+                config,
+                n=options.n,
+                seed_base=VALIDATION_SEED_BASE if options.validation else EVAL_SEED_BASE,
+                deterministic=mean,
+                save_video=videos if options.save_video else None,
+                progress=lambda so_far: _show_progress(so_far, options.n),
+            )
+            if interactive():
+                print()
+            if options.save_video:
+                logger.info(f"videos: {videos}")
+            results.append(result)
+    _print_table(results)
     where, status = "none (a fetched checkpoint has no run folder here)", 0
     if run is not None:
         try:
-            purpose = evaluations.VALIDATION if validation else "evaluation"
-            evaluations.save(run, snapshot.version, purpose, [r.to_json() for r in results], differences)
-            if not validation:
-                _log(run, counters, results)
-            where = str(build_report(run))
+            where = str(_save(run, checkpoint, results, validation=options.validation))
         except OSError as error:  # a full disk: the figures are worth more than a traceback
-            say(f"WARNING: the results could not be written to {run} ({error})")
+            logger.warning(f"the results could not be written to {run} ({error})")
             where, status = "none (it could not be written)", 1
     say(summary_line(results[0], where))
     return status
+
+
+def _of_run(config: ExperimentConfig, agent: Agent, run: Path, step: str) -> _Checkpoint:
+    """A checkpoint of a run folder; raises ConfigError where it does not fit `config`."""
+    saved = read_config(run)
+    if saved.get("name") != config.name:
+        raise ConfigError(f"{run} is a run of experiment {saved.get('name')!r}, not {config.name!r}")
+    _check_algorithm(run, saved, config)
+    checkpoint = evaluations.wanted_policy(run, CheckpointStore(run), step)
+    recorded = _recorded(saved, config)
+    normaliser = Normaliser.from_arrays(checkpoint.meta["normaliser_mode"], checkpoint.normaliser)
+    try:
+        agent.load_params(checkpoint.params)
+    except ConfigError as error:
+        raise ConfigError(
+            f"checkpoint {checkpoint.step} of {run} does not fit this agent ({error}). Evaluate with the run's "
+            f"settings ({run / CONFIG}); they differ in: {'; '.join(recorded) or 'nothing that is recorded'}"
+        ) from error
+    counters = Counters(checkpoint.step, int(checkpoint.meta["env_steps"]), int(checkpoint.meta["human_ticks"]))
+    snapshot = Snapshot(checkpoint.step, checkpoint.params)
+    return _Checkpoint(snapshot, normaliser, counters, _differences(saved, recorded))
+
+
+def _of_learner(
+    config: ExperimentConfig, spec: RobotSpec, agent: Agent, address: LearnerAddress, step: str
+) -> _Checkpoint:
+    """A checkpoint fetched from a learner."""
+    name, keys = address.credentials()
+    logger.info(f"fetching checkpoint {step} from the learner at {address.ip}:{address.port}")
+    # A second id: the same robot PC may be training meanwhile.
+    link = open_link(config, spec, agent, address.ip, address.port, f"{name}-evaluation", keys=keys)
+    with contextlib.closing(link):
+        welcome = link.connect(CONNECT_TIMEOUT_EVAL, on_waiting=logger.info)
+        snapshot, _ = link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)
+        return _Checkpoint(snapshot, normaliser_of(welcome), Counters(snapshot.version, 0, 0))
 
 
 def _check_algorithm(run: Path, saved: dict[str, Any], config: ExperimentConfig) -> None:
@@ -139,7 +172,7 @@ def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
     paths = {line: line.partition(": ")[0] for line in recorded}
     lines = [line for line in recorded if affects_acting(paths[line]) and _known(saved, paths[line])]
     for line in lines:
-        say(f"evaluated with another setting than the run's (run -> here): {line}")
+        logger.warning(f"evaluated with another setting than the run's (run -> here): {line}")
     return lines
 
 
@@ -150,64 +183,28 @@ def _known(saved: dict[str, Any], path: str) -> bool:
     return last in saved
 
 
-def _evaluate(
-    config: ExperimentConfig, env, agent, normaliser, snapshot, n, run, save_video, stochastic, validation
-) -> list[EvalResult]:  # fmt: skip
+def _show_progress(result: EvalResult, n: int) -> None:
+    line = f"{result.mode} policy: {result.n}/{n} episodes, {result.total.successes} successes"
+    if interactive():
+        print(f"\r{line}", end="", flush=True)
+    elif result.n % PROGRESS_EPISODES == 0:
+        logger.info(line)
+
+
+def _print_table(results: list[EvalResult]) -> None:
     import rich.console
 
-    results: list[EvalResult] = []
-    own = config.learner.eval_mode == "mean"
-    for deterministic in (True, False) if stochastic else (own,):
-        policy = ChunkPolicy(
-            agent, normaliser, env.robot_spec, image_keys=config.agent.image_keys, seed=config.seed + 1
-        )
-        policy.swap(snapshot)
-        mode = "mean" if deterministic else "sampled"
-        videos = (run or Path()) / "videos" / f"{snapshot.version}_{mode}" if save_video else None
-        successes = 0
-
-        def progress(done: int, summary, mode: str = mode) -> None:
-            nonlocal successes
-            successes += summary.success
-            if interactive():
-                print(f"\r{mode} policy: {done}/{n} episodes, {successes} successes", end="", flush=True)
-            elif done % 25 == 0:
-                say(f"{mode} policy: {done}/{n} episodes, {successes} successes")
-
-        results.append(
-            evaluate(
-                env,
-                policy,
-                config,
-                n=n,
-                seed_base=VALIDATION_SEED_BASE if validation else EVAL_SEED_BASE,
-                deterministic=deterministic,
-                save_video=videos,
-                progress=progress,
-                say=None if results else say,
-            )
-        )
-        if interactive():
-            print()
-        if videos is not None:
-            say(f"videos: {videos}")
     rich.console.Console().print(results_table(results))
-    return results
 
 
-def _log(run: Path, counters: Counters, results: list[EvalResult]) -> None:
-    with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
-        for r in results:
-            metrics.evaluation(
-                counters,
-                success_rate=r.success_rate,
-                n=r.n,
-                low=r.interval.low,
-                high=r.interval.high,
-                mode="mean" if r.mode == "mean" else "sampled",
-                mean_time_s=r.mean_time_s,
-                mean_length=r.mean_length,
-                mean_return=r.mean_return,
-                checkpoint=counters.step,
-                starts_repeat=r.starts_repeat,
-            )
+def _save(run: Path, checkpoint: _Checkpoint, results: list[EvalResult], *, validation: bool) -> Path:
+    """Write an evaluation's file and, unless it chooses checkpoints, its metric rows; returns the run's new report."""
+    purpose = evaluations.VALIDATION if validation else "evaluation"
+    step, plain = checkpoint.snapshot.version, [r.to_json() for r in results]
+    evaluations.save(run, step, purpose, plain, checkpoint.differences)
+    if not validation:
+        with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
+            for r in results:
+                counters = checkpoint.counters
+                metrics.evaluation(counters, checkpoint=step, starts_repeat=r.starts_repeat, **r.figures())
+    return build_report(run)

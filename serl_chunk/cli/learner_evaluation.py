@@ -9,11 +9,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from serl_chunk.actor.evaluate import EVAL_SEED_BASE, EvalResult, evaluate
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.evaluate import EVAL_SEED_BASE, EvalResult, evaluate_snapshot
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
@@ -32,25 +32,20 @@ CUT_SHORT = "the learner is stopping"
 class OwnEvaluation:
     """Evaluates on the start states of reported figures, and writes rows and `evaluations/learner_<step>.json`.
 
-    They are those of `--eval_checkpoint_step`: a learning curve and the evaluations beside it are of the same starts.
-    Checkpoints are not chosen by them; that is what `--eval_validation` is for.
+    They are those of `--eval_checkpoint_step`: a learning curve and the evaluations next to it are of the same starts.
+    Checkpoints are chosen by `--eval_validation` instead.
 
-    The environment is made here, so that what is missing is said before anything is trained. Random state that
+    The environment is made here, so that what is missing is reported before anything is trained. Random state that
     simulators share with their process is put back after each evaluation: training is the same with them and without.
 
     Args:
         stopping: whether the process was asked to end; an evaluation is then cut short, and leaves nothing.
 
     Raises ConfigError for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
-    An evaluation that fails later ends no training: it is said, leaves nothing, and is not tried again in this life.
+    An evaluation that fails later ends no training: a warning is logged, it leaves nothing and is not repeated.
     """
 
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        agent: Agent,
-        stopping: Callable[[], bool],
-    ) -> None:
+    def __init__(self, config: ExperimentConfig, agent: Agent, stopping: Callable[[], bool]) -> None:
         check_simulator(config)
         self._config, self._agent, self._stopping = config, agent, stopping
         if config.learner.video_episodes:
@@ -67,16 +62,16 @@ class OwnEvaluation:
     def _check_camera(self) -> None:
         name, wanted = self._env.robot_spec.name, self._config.learner.video_episodes
         if not self._env.robot_spec.cameras:
-            raise ConfigError(
-                f"learner.video_episodes={wanted}, and robot {name!r} has no camera to film with: leave it 0"
-            )
+            text = f"robot {name!r} has no camera to film with (got {wanted}, expected 0)"
+            raise ConfigError(text, parameter="learner.video_episodes")
         try:
             self._env.reset(seed=EVAL_SEED_BASE)
             self._env.read_images()
         except Exception as error:  # of whatever the simulator draws with
             raise ConfigError(
-                f"learner.video_episodes={wanted}, and robot {name!r} cannot draw a frame here "
-                f"({type(error).__name__}: {error}): leave it 0, or repair the rendering (MUJOCO_GL)"
+                f"robot {name!r} cannot draw a frame here ({type(error).__name__}: {error}; got {wanted}, expected 0). "
+                "Set it to 0, or repair the rendering (MUJOCO_GL)",
+                parameter="learner.video_episodes",
             ) from error
 
     def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
@@ -112,64 +107,38 @@ class OwnEvaluation:
             _remove_new(videos, before)
             logger.info(f"the evaluation at step {counters.step} was cut short: its {result.n} episodes are not kept")
             return
-        seconds = time.perf_counter() - start
-        learner.metrics.evaluation(
-            counters,
-            success_rate=result.success_rate,
-            n=result.n,
-            low=result.interval.low,
-            high=result.interval.high,
-            mode=c.eval_mode,
-            mean_time_s=result.mean_time_s,
-            mean_length=result.mean_length,
-            checkpoint=counters.step,
-            mean_return=result.mean_return,
-            seconds=seconds,
-            by=BY_LEARNER,
-            starts_repeat=result.starts_repeat,
-        )
-        logger.info(
-            f"evaluation at step {counters.step}: {result.success_rate:.1%} success "
-            f"({100 * result.interval.low:.0f} .. {100 * result.interval.high:.0f} %) in {result.n} episodes, "
-            f"{result.mean_length:.0f} ticks on average, took {seconds:.1f} s"
-        )
+        seconds, step = time.perf_counter() - start, counters.step
+        more: dict[str, Any] = {"starts_repeat": result.starts_repeat, "seconds": seconds, "by": BY_LEARNER}
+        learner.metrics.evaluation(counters, checkpoint=step, **result.figures(), **more)
+        logger.info(f"evaluation at step {step}: {result}, took {seconds:.1f} s")
         try:
-            evaluations.save(run, counters.step, BY_LEARNER, [result.to_json() | {"seconds": seconds}])
+            evaluations.save(run, step, BY_LEARNER, [result.to_json() | {"seconds": seconds}])
         except OSError as error:  # a full disk ends no training; the row is in metrics.jsonl
-            logger.warning(f"evaluation {counters.step} could not be written to {run} ({error})")
+            logger.warning(f"evaluation {step} could not be written to {run} ({error})")
 
     def _result(
         self, snapshot: Snapshot, normaliser: Normaliser, videos: Path, stop: Callable[[], str | None]
     ) -> EvalResult:
-        config, c = self._config, self._config.learner
-        policy = ChunkPolicy(
+        c = self._config.learner
+        filming: dict[str, Any] = {"save_video": videos, "filmed": c.video_episodes} if c.video_episodes else {}
+        return evaluate_snapshot(
+            self._env,
             self._agent,
             normaliser,
-            self._env.robot_spec,
-            image_keys=config.agent.image_keys,
-            seed=config.seed + 1,
-        )
-        policy.swap(snapshot)
-        return evaluate(
-            self._env,
-            policy,
-            config,
+            snapshot,
+            self._config,
             n=c.eval_episodes,
-            seed_base=EVAL_SEED_BASE,
             deterministic=c.eval_mode == "mean",
-            save_video=videos if c.video_episodes else None,
-            filmed=c.video_episodes,
             stop=stop,
-            say=logger.info,
+            **filming,
         )
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close()
 
 
 def check_simulator(config: ExperimentConfig) -> None:
-    """Raises ConfigError where a learner would have to move a physical robot."""
+    """Raise ConfigError where a learner would have to move a physical robot."""
     if config.learner.eval_interval and config.robot.real:
         raise ConfigError(
             f"learner.eval_interval={config.learner.eval_interval} on a real robot: a learner evaluates in its own "

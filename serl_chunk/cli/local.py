@@ -6,16 +6,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from serl_chunk.actor.session import ActorSummary, run_actor
+from serl_chunk.actor.link import RunProgress
+from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli.actor import report_session
 from serl_chunk.cli.demos import DemoOptions, check_data
 from serl_chunk.cli.learner import STOPPING, build_learner, finish_run, locked_run
 from serl_chunk.cli.process import print_config, spec_of, warn_of_lockstep
 from serl_chunk.cli.signals import before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.devices.registry import make_intervention
 from serl_chunk.learner.learner import Learner
-from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
 
@@ -36,12 +35,10 @@ class LocalLink:
         self._steps: list[Step] = []
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
-        """The learner's side."""
         self._snapshot = snapshot
 
     @property
     def finished(self) -> str | None:
-        """Why training is over; None while it is not."""
         return "training is complete" if self._learner.trainer.done else None
 
     @property
@@ -50,23 +47,21 @@ class LocalLink:
         return self.learner
 
     def latest(self) -> Snapshot | None:
-        """The newest snapshot."""
         return self._snapshot
 
     def can_begin(self) -> tuple[bool, str]:
-        """Always: there is no spool that could be full."""
         return True, ""
 
     def backlog(self, *, begun: bool) -> str:
-        """Nothing ever waits."""
         return ""
 
     def flush(self, timeout: float) -> bool:
-        """Nothing is ever under way."""
         return True
 
+    def close(self) -> None:
+        """Nothing to release: the learner is closed by its owner."""
+
     def begin(self, record: Begin) -> None:
-        """Open an episode."""
         self._episode = record.episode_id
         self._learner.router.insert(SESSION, record)
 
@@ -76,12 +71,10 @@ class LocalLink:
         self.steps_recorded += 1
 
     def end(self, record: End) -> None:
-        """Close the episode."""
         self.hand_on()
         self._learner.router.insert(SESSION, record)
 
     def amend(self, record: Amend) -> None:
-        """Correct an episode."""
         self._learner.router.insert(SESSION, record)
 
     def hand_on(self) -> None:
@@ -123,7 +116,7 @@ def train_local(
 
     `started`: set as soon as `stop` is polled.
 
-    Raises ConfigError for the realtime clock, and what `build_learner` and `run_actor` raise.
+    Raises ConfigError for the realtime clock, and what `build_learner` and `ActorService` raise.
     """
     if config.actor.clock != "lockstep":
         raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
@@ -137,17 +130,15 @@ def train_local(
         before_exit(run.discard_fresh)
         exit_at_once_while(never)  # an open robot is closed, however long it takes
         link = LocalLink()
-        env = make_env(config.robot)
-        stack.callback(env.close)
-        intervention = make_intervention(config.actor.intervention, env)
-        if intervention is not None:
-            stack.callback(intervention.close)
+        actor = ActorService(config, actor_id="local", link=link, stop=stop, report_every=50)
+        stack.callback(actor.close)
         learner = build_learner(
             config, demo_paths, run, spec,
             publish=link.publish, threaded=False, wandb=wandb, demo_options=demo_options, stopping=stop.is_set,
         )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
+        stack.callback(actor.stop_robot)  # before the learner writes its last checkpoint
         link.learner = learner
         learner.trainer.log_if_empty()  # no journal is kept here
 
@@ -164,21 +155,7 @@ def train_local(
                 show()
 
         work()  # up to the first snapshot, which the actor needs
-        summary = run_actor(
-            config,
-            link,
-            env,
-            learner.agent,
-            learner.normaliser,
-            actor_id="local",
-            first_episode=learner.episodes,
-            steps_before=learner.env_steps,
-            human_ticks_before=learner.human_ticks,
-            cameras=config.agent.image_keys,
-            intervention=intervention,
-            stop=stop,
-            before_decision=work,
-            say=status.say,
-            report_every=50,
-        )
+        actor.agent, actor.before_decision = learner.agent, work
+        begun = RunProgress(episodes=learner.episodes, env_steps=learner.env_steps, human_ticks=learner.human_ticks)
+        summary = actor.run(learner.normaliser, begun)
     return learner, summary

@@ -8,10 +8,11 @@ import signal
 import pytest
 from errors import naming
 
+from serl_chunk.actor import service
 from serl_chunk.cli import actor, local
 from serl_chunk.cli import evaluate as evaluate_command
-from serl_chunk.cli.actor import run_training_actor
-from serl_chunk.cli.evaluate import run_evaluation
+from serl_chunk.cli.actor import LearnerAddress, run_training_actor
+from serl_chunk.cli.evaluate import EvaluationOptions, run_evaluation
 from serl_chunk.cli.learner import run_learner
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load, spec_of
@@ -23,6 +24,7 @@ from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError, DataError
 
 CONFIG = load("fake_aloha", [])
+ADDRESS = LearnerAddress("127.0.0.1", 1, "a")
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +50,22 @@ def closed(monkeypatch) -> list[str]:
         monkeypatch.setattr(env, "close", lambda: names.append("robot"))
         return env
 
-    for module in (actor, local):
-        monkeypatch.setattr(module, "make_env", open_env)
-        monkeypatch.setattr(module, "make_intervention", lambda config, env: Human())
+    monkeypatch.setattr(service, "make_env", open_env)
+    monkeypatch.setattr(service, "make_intervention", lambda config, env: Human())
     return names
+
+
+class RefusedLink:
+    """Its learner refuses this actor."""
+
+    def __init__(self, closed: list[str]) -> None:
+        self._closed = closed
+
+    def connect(self, *_: object, **__: object) -> None:
+        raise RefusedError("another experiment")
+
+    def close(self) -> None:
+        self._closed.append("link")
 
 
 def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsys):
@@ -80,13 +94,10 @@ def test_a_learner_whose_agent_is_refused_leaves_no_folder(tmp_path, capsys):
 
 
 def test_a_refused_actor_closes_its_robot(monkeypatch, closed):
-    def refuse(*_: object) -> None:
-        raise RefusedError("another experiment")
-
-    monkeypatch.setattr(actor, "connect_to_learner", refuse)
+    monkeypatch.setattr(actor, "open_link", lambda *_, **__: RefusedLink(closed))
     with pytest.raises(RefusedError, match="another experiment"):
-        run_training_actor(CONFIG, ip="127.0.0.1", port=1, actor_id="a")
-    assert closed == ["human", "robot"]
+        run_training_actor(CONFIG, ADDRESS)
+    assert closed == ["robot", "human", "link"]
 
 
 def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, closed, capsys):
@@ -97,7 +108,7 @@ def test_local_training_that_cannot_start_closes_its_robot_and_folder(tmp_path, 
     (tmp_path / "damaged.hdf5").write_bytes(b"no HDF5 at all")
     with pytest.raises(DataError, match=naming("damaged.hdf5", "HDF5")):
         train_local(CONFIG, [str(tmp_path / "damaged.hdf5")], str(tmp_path / "run"))
-    assert closed == ["human", "robot"]
+    assert closed == ["robot", "human"]
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
     capsys.readouterr()
 
@@ -106,7 +117,7 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
     def unplugged(config, evaluating=False):
         raise ConfigError("unplugged")
 
-    for module in (actor, evaluate_command):
+    for module in (service, evaluate_command):
         monkeypatch.setattr(module, "make_env", unplugged)
     monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
     monkeypatch.setattr(local, "spec_of", lambda config: spec_of(CONFIG))
@@ -120,13 +131,10 @@ def test_lockstep_on_a_real_robot_is_warned_of_once_at_every_start(tmp_path, mon
         return sum("actor.clock=lockstep on a real robot" in line for line in caplog.messages)
 
     def train(config):
-        run_training_actor(config, ip="127.0.0.1", port=1, actor_id="a")
+        run_training_actor(config, ADDRESS)
 
     def evaluate(config):
-        run_evaluation(
-            config, "latest", 1, checkpoint_path=None, ip=None, port=1, actor_id="a", save_video=False,
-            stochastic=False, validation=False,
-        )  # fmt: skip
+        run_evaluation(config, EvaluationOptions("latest", 1), ADDRESS)
 
     for start in (train, evaluate):
         assert [warnings(start, c) for c in (real, timed, CONFIG)] == [1, 0, 0]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from errors import naming
 
+from serl_chunk.actor.service import ActorService
 from serl_chunk.cli import local
 from serl_chunk.cli.local import SESSION, LocalLink, train_local
 from serl_chunk.cli.process import load, spec_of
@@ -101,15 +102,15 @@ def test_a_resumed_run_goes_on_counting_human_ticks(tmp_path, monkeypatch, capsy
         learner.human_ticks, learner.episodes = 27, 3
         return learner
 
-    def run_actor(*args, **kwargs):
-        handed_over.update(kwargs)
+    def run(self, normaliser, begun):
+        handed_over.update(begun._asdict())
 
     monkeypatch.setattr(local, "build_learner", resumed)
-    monkeypatch.setattr(local, "run_actor", run_actor)
+    monkeypatch.setattr(ActorService, "run", run)
     stop = threading.Event()
     stop.set()
     overrides = [("learner.pretrain_steps", "0"), ("actor.intervention", "none")]
     config = dataclasses.replace(load("fake_aloha", overrides), agent=BcConfig(flow=FlowConfig(hidden=(8,))))
     train_local(config, [], str(tmp_path / "run"), stop=stop)
-    assert [handed_over[k] for k in ("human_ticks_before", "first_episode", "steps_before")] == [27, 3, 0]
+    assert [handed_over[k] for k in ("human_ticks", "episodes", "env_steps")] == [27, 3, 0]
     capsys.readouterr()

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from errors import naming
 
+from serl_chunk.cli.actor import LearnerAddress
 from serl_chunk.cli.demos import DemoOptions
+from serl_chunk.cli.evaluate import EvaluationOptions
 from serl_chunk.main import main
 
 RUN = ["--exp_name", "fake_aloha"]
@@ -183,9 +185,9 @@ def test_checkpoint_0_is_evaluated_where_episodes_are_asked_for(called):
     flags = ["--actor", "--eval_checkpoint_step", "0"]
     assert main([*RUN, *flags, "--eval_n_trajs", "3", "--checkpoint_path", "r"]) == 0
     assert main([*RUN, *flags]) == 0  # HIL-SERL's default
-    assert [(name, arguments[1:]) for name, arguments, _ in called] == [
-        ("run_evaluation", ("0", 3)), ("run_training_actor", ())
-    ]  # fmt: skip
+    [(first, (_, options, source), _), (second, *_)] = called
+    assert (first, options.step, options.n, source) == ("run_evaluation", "0", 3, Path("r"))
+    assert second == "run_training_actor"
 
 
 def test_another_algorithm_than_the_runs_is_refused_before_its_parameters_are(capsys, tmp_path):
@@ -218,10 +220,9 @@ def test_a_learner_listens_to_this_machine_unless_told_otherwise(called):
 def test_flags_reach_the_actor(called):
     assert main([*RUN, "--actor"]) == 0
     assert main([*RUN, "--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left"]) == 0
-    rest = {"spool_path": None, "keys": None, "insecure": False}
-    assert [(n, k) for n, _, k in called] == [
-        ("run_training_actor", {"ip": "127.0.0.1", "port": 5588, "actor_id": None, **rest}),
-        ("run_training_actor", {"ip": "gpu", "port": 7000, "actor_id": "left", **rest}),
+    assert [(n, a[1:]) for n, a, _ in called] == [
+        ("run_training_actor", (LearnerAddress("127.0.0.1", 5588), None)),
+        ("run_training_actor", (LearnerAddress("gpu", 7000, "left"), None)),
     ]
 
 
@@ -230,7 +231,9 @@ def test_keys_reach_every_command_of_the_network(called):
     for arguments in ([*RUN, "--learner"], [*RUN, "--actor"], evaluation):
         assert main([*arguments, "--keys", "k"]) == 0
         assert main([*arguments, "--insecure"]) == 0
-    assert [(k["keys"], k["insecure"]) for _, _, k in called] == [("k", False), (None, True)] * 3
+    learner, rest = called[:2], [next(x for x in a if isinstance(x, LearnerAddress)) for _, a, _ in called[2:]]
+    assert [(k["keys"], k["insecure"]) for _, _, k in learner] == [("k", False), (None, True)]
+    assert [(a.keys, a.insecure) for a in rest] == [("k", False), (None, True)] * 2
 
 
 def test_flags_reach_the_evaluation(called):
@@ -239,11 +242,8 @@ def test_flags_reach_the_evaluation(called):
     assert main([*base, "--ip", "gpu", "--save_video", "--eval_stochastic", "--eval_validation"]) == 0
     plain, full = called
     assert plain[0] == "run_evaluation"
-    assert plain[1][1:] == ("best", 7)
-    assert plain[2] == {"checkpoint_path": "run", "ip": None, "port": 5588, "actor_id": None, "save_video": False,
-                        "stochastic": False, "validation": False, "keys": None, "insecure": False}  # fmt: skip
-    assert full[2]["checkpoint_path"] is None
-    assert (full[2]["ip"], full[2]["save_video"], full[2]["stochastic"], full[2]["validation"]) == ("gpu", *[True] * 3)
+    assert plain[1][1:] == (EvaluationOptions("best", 7), Path("run"))
+    assert full[1][1:] == (EvaluationOptions("best", 7, *[True] * 3), LearnerAddress("gpu", 5588))
 
 
 def test_zero_means_no_evaluation(called):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 
@@ -11,9 +12,11 @@ import pytest
 from actor_helpers import SPEC, HumanOnTicks, LineEnv, ListSink, NoisyAgent, identity_normaliser, make_config
 from errors import naming
 
+from serl_chunk.actor import service
 from serl_chunk.actor.clock import MonotonicClock
 from serl_chunk.actor.evaluate import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE
-from serl_chunk.actor.session import run_actor, training_seed
+from serl_chunk.actor.link import RunProgress
+from serl_chunk.actor.service import ActorService, training_seed
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.robots import GymConfig
@@ -29,6 +32,8 @@ from serl_chunk.types import (
     Source,
     Step,
 )
+
+FROM_THE_START = RunProgress()
 
 
 class FakeLink(ListSink):
@@ -74,6 +79,9 @@ class FakeLink(ListSink):
         self.flushed.append(timeout)
         return self.delivers
 
+    def close(self):
+        pass
+
 
 class SteppedClock(MonotonicClock):
     """Every look at it takes a second."""
@@ -91,18 +99,35 @@ def config_of(*, max_episodes=3, random_steps=0, **actor):
     return dataclasses.replace(config, learner=LearnerConfig(random_steps=random_steps))
 
 
-def run(link, env=None, config=None, **kwargs):
-    said = []
+def run(link, env=None, config=None, *, begun=FROM_THE_START, replaced=None, **kwargs):
+    """A session; returns its summary and the robot."""
     env = env or LineEnv(length=12)
-    summary = run_actor(
-        config or config_of(), link, env, NoisyAgent(8), identity_normaliser(8), say=said.append, **kwargs
-    )
-    return summary, said, env
+    options = {} if replaced is None else {"replaced": replaced}
+    with ActorService(config or config_of(), env=env, agent=NoisyAgent(8), link=link, **kwargs) as actor:
+        return actor.run(identity_normaliser(8), begun, **options), env
 
 
-def test_episodes_are_recorded_and_delivered():
+@pytest.fixture
+def said(caplog) -> list[str]:
+    """What is logged from now on."""
+    caplog.set_level(logging.INFO, "serl_chunk.actor")
+    return _Lines(caplog)
+
+
+class _Lines:
+    def __init__(self, caplog):
+        self._caplog = caplog
+
+    def __getitem__(self, index):
+        return self._caplog.messages[index]
+
+    def __len__(self):
+        return len(self._caplog.messages)
+
+
+def test_episodes_are_recorded_and_delivered(said):
     link = FakeLink()
-    summary, said, env = run(link, report_every=2)
+    summary, env = run(link, report_every=2)
     kinds = [type(r) for r in link.records]
     assert kinds == ([Begin] + [Step] * 12 + [End]) * 3
     assert [r.episode_id for r in link.records if isinstance(r, Begin)] == [f"actor-{i:06d}" for i in range(3)]
@@ -117,7 +142,7 @@ def test_episodes_are_recorded_and_delivered():
     assert all(100 * s.policy_version <= s.policy_age < 100 * s.policy_version + 60 for s in link.steps)
 
 
-def test_an_actors_line_counts_helped_episodes_too():
+def test_an_actors_line_counts_helped_episodes_too(said):
     """A human who helps in every second episode: the policy's own successes are half of all, and not all of a half."""
 
     class HelpsInTurn(HumanOnTicks):
@@ -131,7 +156,7 @@ def test_an_actors_line_counts_helped_episodes_too():
 
     config = config_of(max_episodes=4)
     env = LineEnv(length=12, success_at=8)
-    _, said, _ = run(FakeLink(), env, config, intervention=HelpsInTurn(frozenset({3})), report_every=4)
+    run(FakeLink(), env, config, intervention=HelpsInTurn(frozenset({3})), report_every=4)
     assert said[0].startswith("episode 4: success 100 % of the last 4, 50 % without intervention, ")
 
 
@@ -143,7 +168,7 @@ def test_training_seeds_differ_and_are_never_held_out():
 
 def test_a_later_session_continues_the_numbers():
     link = FakeLink()
-    _, _, env = run(link, config=config_of(max_episodes=1), first_episode=7, episode_prefix="robot-b1")
+    _, env = run(link, config=config_of(max_episodes=1), begun=RunProgress(episodes=7, episode_prefix="robot-b1"))
     assert env.seeds == [training_seed(42, "actor", 7)]
     assert link.records[0].episode_id == "robot-b1-000007"
 
@@ -153,7 +178,7 @@ def test_human_ticks_are_limited_over_the_sessions_of_a_run(before, left):
     human = HumanOnTicks(frozenset({3, 4, 5}))
     actor = dataclasses.replace(config_of().actor, max_human_ticks=4)
     config = dataclasses.replace(config_of(), actor=actor)
-    summary, _, _ = run(FakeLink(), config=config, intervention=human, human_ticks_before=before)
+    summary, _ = run(FakeLink(), config=config, intervention=human, begun=RunProgress(human_ticks=before))
     assert summary.human_ticks == left
 
 
@@ -164,32 +189,32 @@ def test_a_later_session_goes_on_in_recorded_interventions(tmp_path, first, acte
     save_interventions(tmp_path / "human.npz", **columns)
     episodes = []
     human = ReplayedIntervention(tmp_path / "human.npz", SPEC)
-    run(FakeLink(), intervention=human, first_episode=first, on_episode=episodes.append)
+    run(FakeLink(), intervention=human, begun=RunProgress(episodes=first), on_episode=episodes.append)
     assert [first + i for i, e in enumerate(episodes) if e.human_ticks] == acted
 
 
 @pytest.mark.parametrize(("before", "random"), [(0, 15), (8, 7), (100, 0)])
 def test_random_steps_are_those_of_the_run_and_not_of_every_session(before, random):
     link = FakeLink()
-    run(link, config=config_of(max_episodes=3, random_steps=15), steps_before=before)
+    run(link, config=config_of(max_episodes=3, random_steps=15), begun=RunProgress(env_steps=before))
     assert sum(step.source is Source.RANDOM for step in link.steps) == random
 
 
-def test_the_first_snapshot_is_waited_for():
+def test_the_first_snapshot_is_waited_for(said):
     link = FakeLink(snapshot_after=4)
-    summary, said, _ = run(link)
+    summary, _ = run(link)
     assert "waiting for the learner's first policy" in said[0]
     assert summary.episodes == 3
 
 
-def test_no_episode_begins_without_room_for_its_records():
+def test_no_episode_begins_without_room_for_its_records(said):
     link = FakeLink(room_after=3)
-    summary, said, _ = run(link)
+    summary, _ = run(link)
     assert said[0].startswith("the spool is full")
     assert summary.episodes == 3
 
 
-def test_what_waits_for_the_learner_is_said_before_episodes_and_in_the_lines():
+def test_what_waits_for_the_learner_is_said_before_episodes_and_in_the_lines(said):
     link, asked = FakeLink(), []
 
     def waiting(begun):
@@ -198,7 +223,7 @@ def test_what_waits_for_the_learner_is_said_before_episodes_and_in_the_lines():
 
     link.waiting = waiting
     clock = SteppedClock()
-    _, said, _ = run(link, config=config_of(max_episodes=4), report_every=4, clock=clock)
+    run(link, config=config_of(max_episodes=4), report_every=4, clock=clock)
     # Asked before each of four episodes and in the line after the last; said at most every five seconds.
     assert asked == [(0, True), (12, True), (24, True), (36, True), (48, False)]
     assert said[0] == "spool 1.2 GiB, holding after this episode"
@@ -207,20 +232,13 @@ def test_what_waits_for_the_learner_is_said_before_episodes_and_in_the_lines():
     assert 2 <= len(said) <= 4
 
 
-def test_a_wait_for_updates_says_that_the_learner_is_away():
+def test_a_wait_for_updates_says_that_the_learner_is_away(said):
     link = FakeLink()
     stop = threading.Event()
-    link.grant = lambda: 0
     link.waiting = lambda begun: "learner away for 12 s, spool 34 MiB"
-    said = []
-
-    def say(text):
-        said.append(text)
-        if "0 allowed" in text:
-            stop.set()
-
-    run_actor(config_of(), link, LineEnv(length=12), NoisyAgent(8), identity_normaliser(8), say=say, stop=stop,
-              clock=SteppedClock())  # fmt: skip
+    looks = iter(range(20))
+    link.grant = lambda: 0 if next(looks) < 12 else stop.set() or 0
+    run(link, stop=stop, clock=SteppedClock())
     assert said[0] == "learner away for 12 s, spool 34 MiB"
     assert said[1].startswith("waiting for the learner's updates: 0 steps recorded, 0 allowed; learner away for 12 s")
 
@@ -236,7 +254,7 @@ def test_the_allowance_is_waited_for_before_every_step():
         return granted[0]
 
     link.grant = grant
-    summary, _, _ = run(link)
+    summary, _ = run(link)
     assert summary.steps == 36
     assert max(over) == 0
 
@@ -245,7 +263,7 @@ def test_in_real_time_the_allowance_is_not_asked_for():
     link = FakeLink()
     link.grant = lambda: 0
     env = LineEnv(length=4)
-    summary, _, _ = run(link, env, config=config_of(max_episodes=1, clock="realtime"))
+    summary, _ = run(link, env, config=config_of(max_episodes=1, clock="realtime"))
     assert (summary.steps, link.looks["allowance"]) == (4, 0)
 
 
@@ -260,7 +278,7 @@ def test_the_learner_ends_the_session_in_the_middle_of_an_episode():
             link.finished = "20000 updates done"
 
     link.step = step
-    summary, _, _ = run(link, env, config=config_of(max_episodes=0))
+    summary, _ = run(link, env, config=config_of(max_episodes=0))
     assert (summary.reason, summary.steps) == ("20000 updates done", 17)
     assert (link.last_end.length, link.last_end.truncated, link.last_end.outcome_by) == (5, True, "learner")
 
@@ -268,16 +286,14 @@ def test_the_learner_ends_the_session_in_the_middle_of_an_episode():
 def test_a_learner_of_another_run_ends_the_session_in_the_middle_of_an_episode():
     link = FakeLink()
     said = "the learner is of run b now, it was of run a"
-    summary, _, env = run(
-        link, config=config_of(max_episodes=0), replaced=lambda: said if len(link.steps) == 17 else None
-    )
+    summary, env = run(link, config=config_of(max_episodes=0), replaced=lambda: said if len(link.steps) == 17 else None)
     assert (summary.reason, summary.replaced, summary.steps) == (said, True, 17)
     assert (link.last_end.length, link.last_end.truncated, link.last_end.outcome_by) == (5, True, "learner")
     assert env.tick == 5  # the robot is commanded no more
     assert (summary.delivered, link.flushed) == (False, [])  # the run's own learner is not there
 
 
-def test_a_session_waits_for_a_snapshot_of_its_own_run():
+def test_a_session_waits_for_a_snapshot_of_its_own_run(said):
     link = FakeLink()
     link.origin = PolicyOrigin("a")
     stop = threading.Event()
@@ -288,7 +304,7 @@ def test_a_session_waits_for_a_snapshot_of_its_own_run():
         return FakeLink.latest(link)
 
     link.latest = latest
-    summary, said, env = run(link, stop=stop, run="b")
+    summary, env = run(link, stop=stop, begun=RunProgress("b"))
     assert (summary.steps, env.seeds, summary.replaced) == (0, [], False)
     assert "waiting for the learner's first policy" in said[0]
 
@@ -298,7 +314,7 @@ def test_the_operator_stops(while_waiting):
     link = FakeLink(snapshot_after=10**9 if while_waiting else 0)
     stop = threading.Event()
     stop.set()
-    summary, _, _ = run(link, stop=stop)
+    summary, _ = run(link, stop=stop)
     assert (summary.reason, summary.episodes, link.records) == ("stopped by the operator", 0, [])
 
 
@@ -312,7 +328,7 @@ def test_a_stop_ends_the_wait_for_an_allowance():
         return 0
 
     link.grant = grant
-    summary, _, env = run(link, stop=stop)
+    summary, env = run(link, stop=stop)
     assert (summary.steps, env.tick) == (0, 0)
 
 
@@ -323,23 +339,23 @@ def test_a_broken_link_is_raised():
         run(link)
 
 
-def test_what_led_to_a_crash_is_delivered():
-    link = FakeLink()
-    said = []
+def test_what_led_to_a_crash_is_delivered_once_the_robot_is_closed(said, monkeypatch):
+    monkeypatch.setattr(service, "FLUSH_TIMEOUT", 7.0)
+    link, env, order = FakeLink(), LineEnv(crash_at=5), []
+    monkeypatch.setattr(env, "close", lambda: order.append("robot"))
+    link.flush = lambda timeout: order.append(timeout)
+    link.close = lambda: order.append("link")
     with pytest.raises(RuntimeError, match="the motor is gone"):
-        run_actor(
-            config_of(), link, LineEnv(crash_at=5), NoisyAgent(8), identity_normaliser(8), say=said.append,
-            flush_timeout=7.0,
-        )  # fmt: skip
+        run(link, env)
     assert (link.last_end.length, link.last_end.outcome_by) == (5, "crash")
-    assert link.flushed == [7.0]
+    assert order == ["robot", 7.0, "link"]
     assert "the motor is gone" in said[-1]
 
 
-def test_records_that_were_not_delivered_are_reported():
+def test_records_that_were_not_delivered_are_reported(said):
     link = FakeLink()
     link.delivers = False
-    summary, said, _ = run(link)
+    summary, _ = run(link)
     assert not summary.delivered
     assert "did not acknowledge" in said[-1]
 
@@ -359,9 +375,7 @@ def test_random_steps_on_a_real_robot_are_refused():
 def test_interventions_and_hooks_are_passed_on():
     link, decisions, episodes = FakeLink(), [], []
     human = HumanOnTicks(frozenset({3, 4}))
-    summary, _, _ = run(
-        link, intervention=human, before_decision=lambda: decisions.append(1), on_episode=episodes.append
-    )
+    summary, _ = run(link, intervention=human, before_decision=lambda: decisions.append(1), on_episode=episodes.append)
     assert (summary.human_ticks, summary.segments) == (6, 3)
     assert [e.human_ticks for e in episodes] == [2, 2, 2]
     assert len(decisions) == 6  # ticks 0 and 5 (the release) of each episode
