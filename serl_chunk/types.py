@@ -9,10 +9,11 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 STATE = "state"
 IMAGE_PREFIX = "images/"
@@ -124,12 +125,10 @@ class RobotSpec:
 
     def camera(self, name: str) -> CameraSpec:
         """The camera called `name`; raises ConfigError listing the valid names."""
-        for camera in self.cameras:
-            if camera.name == name:
-                return camera
-        raise ConfigError(
-            f"robot {self.name!r} has no camera {name!r}; it has: {', '.join(c.name for c in self.cameras) or 'none'}"
-        )
+        cameras = {c.name: c for c in self.cameras}
+        if name not in cameras:
+            raise ConfigError(f"robot {self.name!r} has no camera {name!r}; it has: {', '.join(cameras) or 'none'}")
+        return cameras[name]
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -229,14 +228,11 @@ class SparseRows(NamedTuple):
 
 
 STEP_COLUMNS: dict[str, np.dtype[Any]] = {
-    "reward": np.dtype(np.float32),
-    "source": np.dtype(np.uint8),
-    "decision_tick": np.dtype(np.int32),
-    "policy_version": np.dtype(np.int64),
-    "policy_age": np.dtype(np.float32),
-    "stamp": np.dtype(np.float64),
-    "lost_ticks": np.dtype(np.int32),
-}
+    name: np.dtype(dtype)
+    for name, dtype in (("reward", "float32"), ("source", "uint8"), ("decision_tick", "int32"),
+                        ("policy_version", "int64"), ("policy_age", "float32"), ("stamp", "float64"),
+                        ("lost_ticks", "int32"))
+}  # fmt: skip
 """Fields of a StepBlock that have one value per step, and their dtypes."""
 
 ABSENT_COLUMNS: dict[str, float] = {"policy_age": -1, "lost_ticks": 0}  # of files and journals without them
@@ -275,27 +271,29 @@ class StepBlock:
 
     @classmethod
     def from_steps(cls, episode_id: str, steps: list[Step]) -> StepBlock:
-        """Columns of consecutive `steps`; copies every array. Raises DataError on a gap in the ticks."""
+        """Columns of consecutive `steps`. Raises DataError on a gap in the ticks.
+
+        Copies every array, except those of a single step, which is what a live robot sends.
+        """
+        columns: dict[str, tuple[Any, ...]] = dict(zip(Step._fields, zip(*steps, strict=True), strict=True))
         first = steps[0].tick
-        if [s.tick for s in steps] != list(range(first, first + len(steps))):
+        if columns["tick"] != tuple(range(first, first + len(steps))):
             raise DataError(f"steps of episode {episode_id} are not consecutive ticks")
-        sparse: dict[str, tuple[list[int], list[np.ndarray]]] = {}
-        for i, s in enumerate(steps):
-            extra = {k: v for k, v in s.observation.items() if k.startswith(IMAGE_PREFIX)}
-            extra.update({DECISION_PREFIX + k: v for k, v in (s.decision or {}).items()})
-            extra.update({REPEAT_PREFIX + k: np.asarray(tick, np.int32) for k, tick in (s.repeats or {}).items()})
-            for key, value in extra.items():
-                index, values = sparse.setdefault(key, ([], []))
-                index.append(i)
-                values.append(np.asarray(value))
         dense = [k for k in steps[0].observation if not k.startswith(IMAGE_PREFIX)]
+        sparse: dict[str, dict[int, Any]] = {}
+        for i, s in enumerate(steps):
+            rows: dict[str, Any] = {k: v for k, v in s.observation.items() if k.startswith(IMAGE_PREFIX)}
+            rows |= {DECISION_PREFIX + k: v for k, v in (s.decision or {}).items()}
+            rows |= {REPEAT_PREFIX + k: np.int32(tick) for k, tick in (s.repeats or {}).items()}
+            for key, value in rows.items():
+                sparse.setdefault(key, {})[i] = value
         return cls(
             episode_id=episode_id,
             first_tick=first,
-            observation={k: np.stack([np.asarray(s.observation[k], np.float32) for s in steps]) for k in dense},
-            action=np.stack([np.asarray(s.action, np.float32) for s in steps]),
-            **{name: np.array([getattr(s, name) for s in steps], dtype) for name, dtype in STEP_COLUMNS.items()},
-            sparse={k: SparseRows(np.array(i, np.int32), np.stack(v)) for k, (i, v) in sparse.items()},
+            observation={k: _stack([o[k] for o in columns["observation"]], np.float32) for k in dense},
+            action=_stack(columns["action"], np.float32),
+            **{name: np.array(columns[name], dtype) for name, dtype in STEP_COLUMNS.items()},
+            sparse={k: SparseRows(np.array([*v], np.int32), _stack([*v.values()])) for k, v in sparse.items()},
         )
 
     def observation_at(self, i: int) -> Observation:
@@ -323,6 +321,11 @@ class StepBlock:
             **{name: getattr(self, name)[part] for name in STEP_COLUMNS},
             sparse=sparse,
         )
+
+
+def _stack(rows: Sequence[np.ndarray], dtype: DTypeLike | None = None) -> np.ndarray:
+    arrays = [np.asarray(row, dtype) for row in rows]
+    return np.stack(arrays) if len(arrays) > 1 else arrays[0][None]
 
 
 class Episode(NamedTuple):
@@ -360,8 +363,7 @@ class ChunkBatch(NamedTuple):
     delay: Array  # int32[B]
     weight: Array  # float32[B]
     mc_return: Array  # float32[B]
-    # float32[B, A]: executed on the tick before the window (its own first action where there was none), relative to o_t
-    # where actions are; None where no loss asks for it.
+    # float32[B, A]: executed on the tick before the window (its own first where there was none); None where not needed.
     prev_action: Array | None = None
 
 
@@ -385,11 +387,8 @@ class RecordSink(Protocol):
     """Receives the records of an actor, in order; no call may block the control thread."""
 
     def begin(self, record: Begin) -> None: ...
-
     def step(self, record: Step) -> None: ...
-
     def end(self, record: End) -> None: ...
-
     def amend(self, record: Amend) -> None: ...
 
 

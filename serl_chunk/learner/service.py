@@ -92,8 +92,8 @@ class LearnerService:
             check_retention(self._config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
             steps = learner.refill(self._stored(self._store))
             self._shares.restore((s.session, s.steps) for s in self._store.session_states())
-            if self._store.next:
-                logger.info(f"journal: {steps:,} online steps put back from {format_bytes(self._store.nbytes)}")
+            if self._store.journal.next:
+                logger.info(f"journal: {steps:,} online steps put back from {format_bytes(self._store.journal.nbytes)}")
             self.server.resume()
         self._learner = learner
 
@@ -160,7 +160,7 @@ class LearnerService:
         return self._ready().trainer.steps_allowed() if self._limited else None
 
     def _position(self) -> int | None:
-        return None if self._store is None else self._store.next
+        return None if self._store is None else self._store.journal.next
 
     def _on_record(self, info: SessionInfo, record: Record) -> None:
         self._ready().router.insert(f"{info.actor_id}/{info.session}", record, self._position())
@@ -186,7 +186,7 @@ class LearnerService:
                 yield stored.number, f"{stored.actor_id}/{stored.session}", stored.record
             if time.monotonic() - shown > JOURNAL_PERIOD:
                 shown = time.monotonic()
-                logger.info(f"reading the journal: entry {stored.number:,} of {store.next:,}")
+                logger.info(f"reading the journal: entry {stored.number:,} of {store.journal.next:,}")
 
 
 def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -208,6 +208,6 @@ def _open_store(config: ExperimentConfig, run: RunFolder) -> RecordStore:
         max_age=86400 * t.journal_days or None,
         sync_interval=t.sync_interval,
     )
-    if any(store.losses):
-        logger.warning(f"journal {store.folder}: {store.losses}")
+    if any(store.journal.losses):
+        logger.warning(f"journal {store.journal.folder}: {store.journal.losses}")
     return store

@@ -1,8 +1,7 @@
 """Index of a run's journal: where its episodes lie, in segments that the learner may drop meanwhile.
 
-One pass over the entries takes no lock and writes nothing. What it makes of them is what
-`transport.storage.record_store.RecordStore.replay` and the replay make of them: rows that were never delivered, holes,
-episodes without an end and amendments mean the same.
+One pass over the entries takes no lock and writes nothing. It reads them as `RecordStore.replay` and the replay do:
+rows that were never delivered, holes, episodes without an end and amendments mean the same.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ import msgpack
 import numpy as np
 
 from serl_chunk.transport.storage.journal import SUFFIX
+from serl_chunk.transport.storage.record_store import PLACE, RECORD, RETIRED, TABLE
 from serl_chunk.transport.storage.segment import Found, scan
+from serl_chunk.transport.stream import Item, SessionState
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.transport.wire.codec import Limits, Message, WireError
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Source
@@ -105,7 +106,6 @@ def _open(path: Path) -> int:
 
 
 LIMITS = Limits(1 << 40, 1 << 16)  # the learner that accepted these messages had its own
-_TABLE, _RECORD, _PLACE, _RETIRED = 0, 1, 2, 3  # first element of an entry's tag, as in RecordStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,66 +218,63 @@ class _Pass:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._expected: dict[str, int] = {}  # session -> next sequence number
+        self._states: dict[str, SessionState] = {}
         self._open: dict[str, _Open] = {}
         self._closed: dict[str, EpisodeIndexEntry] = {}
         self._cut: set[str] = set()  # keys of closed episodes that lack what followed
-        self._stood: dict[str, int] = {}  # session -> steps delivered
 
     def take(self, segment: int, found: Found) -> None:
         """The next entry."""
         try:
             tag, *values = msgpack.unpackb(found.frames[0])
-            if tag == _TABLE:
-                for row in values[0]:
-                    self._table(_standing(row))
+            if tag == TABLE:
+                for state in map(SessionState.from_row, values[0]):
+                    self._table(state)
                 return
-            if tag == _RETIRED:
+            if tag == RETIRED:
                 return
-            session, actor_id, expected, steps = _standing(values[0])
-            if tag == _PLACE:
-                self._give_up(session, expected, steps)
+            state = SessionState.from_row(values[0])
+            if tag == PLACE:
+                self._give_up(state)
                 return
-            if tag != _RECORD:
+            if tag != RECORD:
                 raise ValueError(f"an entry of kind {tag}")
             delivered = bool(values[1])
             message = codec.decode(found.frames[1:], LIMITS)
             n = len(message.arrays["action"]) if message.kind == records.STEPS else 1
+            item = Item(message.kind, state.expected, n, codec.text(message.header, "episode_id"))
         except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException):
             self.counts["unreadable"] += 1  # what follows of its session does not follow: a hole
             return
-        if self._expected.get(session) != expected:
+        session, known = state.session, self._states.get(state.session)
+        if known is None or known.expected != state.expected:
             self._hole(session)
-        self._expected[session] = expected + n
-        self._stood[session] = steps + (n if delivered and message.kind == records.STEPS else 0)
+        self._states[session] = state.after(item, delivered=delivered)
         if not delivered:
-            self.counts["orphans"] += n if message.kind == records.STEPS else 0
+            self.counts["orphans"] += item.steps
             return
         try:
-            self._record(session, actor_id, message, (segment, found.offset, found.size))
+            self._record(session, state.actor_id, message, (segment, found.offset, found.size))
         except (WireError, LookupError):
             self.counts["unreadable"] += 1
             self._hole(session)
 
-    def _table(self, standing: tuple[str, str, int, int]) -> None:
-        session, _, expected, _ = standing
-        if session not in self._expected or self._expected[session] < expected:
-            self._hole(session)  # entries between were damaged or dropped
-            self._expected[session] = expected
+    def _table(self, state: SessionState) -> None:
+        known = self._states.get(state.session)
+        if known is None or known.expected < state.expected:
+            self._hole(state.session)  # entries between were damaged or dropped
+            self._states[state.session] = state
 
-    def _give_up(self, session: str, expected: int, steps: int) -> None:
-        """The session stands there without a record that led there; what was open has no end.
+    def _give_up(self, state: SessionState) -> None:
+        """The session is at `state` without a record that led there; what was open has no end.
 
         Where fewer steps were delivered than were written down, the learner had refused the newest ones.
         """
-        self._expected[session] = expected
-        refused, self._stood[session] = steps < self._stood.get(session, 0), steps
-        if session in self._open:
-            if refused:
-                self._open[session].take_back()
-            key = f"{session}/{self._open[session].begin.episode_id}"
-            self._close(session, None)
-            self._cut.add(key)
+        known, episode = self._states.get(state.session), self._open.get(state.session)
+        if episode is not None and known is not None and state.steps < known.steps:
+            episode.take_back()
+        self._states[state.session] = state
+        self._hole(state.session, why="died")
 
     def _record(self, session: str, actor_id: str, message: Message, place: tuple[int, int, int]) -> None:
         if message.kind == records.STEPS:
@@ -317,12 +314,11 @@ class _Pass:
             episode.length += episode.newest[0]
             episode.human += episode.newest[1]
 
-    def _hole(self, session: str) -> None:
+    def _hole(self, session: str, why: str = "cut") -> None:
         """Records of the session are missing here: a hole in an episode is never closed up."""
         if session in self._open:
-            key = f"{session}/{self._open[session].begin.episode_id}"
-            self._close(session, None, why="cut")
-            self._cut.add(key)
+            self._cut.add(f"{session}/{self._open[session].begin.episode_id}")
+            self._close(session, None, why)
 
     def _close(self, session: str, end: End | None, why: str = "died") -> None:
         episode = self._open.pop(session)
@@ -360,11 +356,3 @@ class _Pass:
         """The episodes and the counts."""
         self.counts["open"] += sum(not e.discarded for e in self._open.values())
         return self._closed, self.counts
-
-
-def _standing(row: Any) -> tuple[str, str, int, int]:
-    """Session, actor, next sequence number and steps delivered of a `transport.store.Standing`; raises TypeError."""
-    session, actor_id, _, expected, steps, *_ = row
-    if not type(session) is type(actor_id) is str or not type(expected) is type(steps) is int:
-        raise TypeError("not where a session stands")
-    return session, actor_id, expected, steps

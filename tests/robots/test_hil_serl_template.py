@@ -29,8 +29,7 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.robots import registry
 from serl_chunk.robots.hil_serl import hil_serl_robot
 from serl_chunk.runs.folder import open_run
-from serl_chunk.transport.client.step_blocks import to_block
-from serl_chunk.types import ConfigError, Snapshot
+from serl_chunk.types import ConfigError, Snapshot, StepBlock
 
 VISION = Path(__file__).parents[2] / "docs" / "algorithms" / "vision.md"
 
@@ -312,7 +311,7 @@ class IntoReplay:
         self.replay.insert("s", record)
 
     def step(self, record):
-        self.replay.insert("s", to_block(self.episode_id, [record]))
+        self.replay.insert("s", StepBlock.from_steps(self.episode_id, [record]))
 
     def end(self, record):
         self.replay.insert("s", record)

@@ -85,7 +85,7 @@ def settle(run: Path, log: Path) -> Account:
                     stored[key] = record.episode_id
                     assert (float(state[3]), *map(float, np.asarray(action))) == executed[key]
         assert store.unreadable == 0
-        assert store.losses.damaged == 0
+        assert store.journal.losses.damaged == 0
     finally:
         store.close()
     cut: dict[tuple[int, int], int] = defaultdict(int)

@@ -256,7 +256,7 @@ def under_fire(folder, seconds: float, messages: int, threads: int, max_malforme
         if stored.actor_id == "good":
             again(stored, stored.record) if stored.delivered else trouble.append(stored)
     store.close()
-    assert (again.episodes(), store.unreadable, store.losses, trouble) == (inbox.episodes(), 0, Losses(), [])
+    assert (again.episodes(), store.unreadable, store.journal.losses, trouble) == (inbox.episodes(), 0, Losses(), [])
     return {**counted, "sent": sum(sent.values()), "episodes": episodes, "tokens": len(tokens)}
 
 

@@ -256,7 +256,7 @@ def test_acknowledged_after_the_fsync_where_power_may_fail(tmp_path, monkeypatch
         send_episode(link, "e", 5)
         eventually(lambda: server.stats()["steps"] == 5)
         assert not link.flush(3 * CONFIG.heartbeat)  # inserted, written, and not safe yet
-        synced["below"] = store.next
+        synced["below"] = store.journal.next
         assert link.flush(10)
     store.close()
 

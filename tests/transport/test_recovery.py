@@ -54,7 +54,7 @@ def test_a_learner_that_lost_what_it_had_acknowledged_gets_it_again(tmp_path):
                 if life == 0:
                     send_episode(link, "e0", 5)
                     assert link.flush(10)
-                    store._journal.sync()
+                    store.journal.sync()
                     shutil.copytree(tmp_path / "journal", then)
                 send_episode(link, f"e{life + 1}", 5)
                 assert link.flush(10)

@@ -75,7 +75,7 @@ class Learner:
     def close(self) -> dict[str, float]:
         """Stop, sync the journal; what was received since `open`."""
         received = self._server.stats()["received_bytes"]
-        written = self._store.nbytes if self._store is not None else 0
+        written = self._store.journal.nbytes if self._store is not None else 0
         self._server.check()
         self._server.close()
         if self._store is not None:

@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.types import (
-    DECISION_PREFIX,
-    IMAGE_PREFIX,
-    REPEAT_PREFIX,
-    STEP_COLUMNS,
-    Record,
-    SparseRows,
-    Step,
-    StepBlock,
-)
+from serl_chunk.types import DECISION_PREFIX, IMAGE_PREFIX, Record, Step, StepBlock
 
 _MAX_BLOCK_STEPS = 512
 # Measured with camera rows: more means fresh memory pages for every block, less means more calls.
@@ -40,7 +31,7 @@ def make_records(
     def finish() -> None:
         nonlocal block, nbytes_of_block
         if block:
-            made.append((to_block(block_episode, block), nbytes_of_block, len(block)))
+            made.append((StepBlock.from_steps(block_episode, block), nbytes_of_block, len(block)))
             block, nbytes_of_block = [], 0
 
     while queue and moved < TURN_BYTES and len(made) < _TURN_RECORDS:
@@ -64,32 +55,6 @@ def make_records(
         block.append(record)
         nbytes_of_block, block_episode = nbytes_of_block + nbytes, episode
     finish()
-
-
-def to_block(episode: str, steps: list[Step]) -> StepBlock:
-    """The steps as a block. The arrays of a single step, which is what a live robot sends, are not copied."""
-    if len(steps) > 1:
-        return StepBlock.from_steps(episode, steps)
-    step, first = steps[0], np.zeros(1, np.int32)
-    dense: dict[str, np.ndarray] = {}
-    sparse: dict[str, SparseRows] = {}
-    for key, value in step.observation.items():
-        if key.startswith(IMAGE_PREFIX):
-            sparse[key] = SparseRows(first, value[None])
-        else:
-            dense[key] = np.asarray(value, np.float32)[None]
-    for key, value in (step.decision or {}).items():
-        sparse[DECISION_PREFIX + key] = SparseRows(first, np.asarray(value)[None])
-    for key, tick in (step.repeats or {}).items():
-        sparse[REPEAT_PREFIX + key] = SparseRows(first, np.array([tick], np.int32))
-    return StepBlock(
-        episode_id=episode,
-        first_tick=step.tick,
-        observation=dense,
-        action=np.asarray(step.action, np.float32)[None],
-        **{name: np.array([getattr(step, name)], dtype) for name, dtype in STEP_COLUMNS.items()},
-        sparse=sparse,
-    )
 
 
 class _Shapes:

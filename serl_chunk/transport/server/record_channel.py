@@ -240,20 +240,21 @@ class RecordReceiver:
                 for session in self._sessions:
                     if session.live:
                         self._acknowledge(session, gap=True)  # send again what came meanwhile
-        if self._wait_for_disk and self._store.sync_error and not self.stalled:
+        if self._wait_for_disk and self._store.journal.sync_error and not self.stalled:
             # The system reports a failed write once and forgets it: a later fsync that succeeds proves nothing.
-            self.stalled, self._retry_at = (
-                f"an fsync of {self._store.folder} failed ({self._store.sync_error}): what was written may not be "
-                "there. Check that disk, then start the learner again",
-                math.inf,
+            journal = self._store.journal
+            self.stalled = (
+                f"an fsync of {journal.folder} failed ({journal.sync_error}): what was written may not be there. Check "
+                "that disk, then start the learner again"
             )
+            self._retry_at = math.inf
             log.error("%s", self.stalled)
         if now >= self._trim_at:
             self._trim_at = now + _RETRY_S
             self._store.trim()
         if self._wait_for_disk:
             for session in self._sessions:
-                if session.live and session.unsynced and session.unsynced[0][0] < self._store.synced:
+                if session.live and session.unsynced and session.unsynced[0][0] < self._store.journal.synced:
                     self._acknowledge(session)
 
     def acknowledge(self) -> None:
@@ -275,7 +276,7 @@ class RecordReceiver:
         with self._sessions.lock:
             # Read first: the data thread notes a record as not synced before it counts it as expected.
             expected = session.state.expected
-            while session.unsynced and session.unsynced[0][0] < self._store.synced:
+            while session.unsynced and session.unsynced[0][0] < self._store.journal.synced:
                 session.synced = session.unsynced.popleft()[1]
             return session.synced if session.unsynced else expected
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgpack
 
 from serl_chunk.transport.storage import files
-from serl_chunk.transport.storage.journal import Entry, Journal, JournalError, Losses
+from serl_chunk.transport.storage.journal import Entry, Journal, JournalError
 from serl_chunk.transport.storage.segment import Buffer, buffer_of
 from serl_chunk.transport.stream import Item, SessionState, Verdict
 from serl_chunk.transport.wire import codec, records
@@ -27,7 +27,7 @@ from serl_chunk.types import Amend, ConfigError, Record
 
 log = logging.getLogger(__name__)
 
-_TABLE, _RECORD, _PLACE, _RETIRED = 0, 1, 2, 3  # an entry's kind
+TABLE, RECORD, PLACE, RETIRED = 0, 1, 2, 3  # an entry's kind
 _ROOM_BYTES = 64 << 20
 _TOLD = 3  # unreadable entries that are logged one by one
 
@@ -72,7 +72,7 @@ class RecordStore:
         self._holed: dict[str, set[str]] = collections.defaultdict(set)  # session -> episodes that lack something
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
-        self._journal = Journal(
+        self.journal = Journal(
             folder,
             segment_bytes=segment_bytes,
             sync_interval=sync_interval,
@@ -80,36 +80,6 @@ class RecordStore:
         )
         self.dropped_bytes = 0
         self.unreadable = 0  # entries that are whole and yet no record
-
-    @property
-    def losses(self) -> Losses:
-        """What opening it could not read."""
-        return self._journal.losses
-
-    @property
-    def next(self) -> int:
-        """Number of the next entry."""
-        return self._journal.next
-
-    @property
-    def synced(self) -> int:
-        """Entries below it survive a power cut."""
-        return self._journal.synced
-
-    @property
-    def sync_error(self) -> str:
-        """Why an fsync has failed since it was opened; then `synced` stays where it was."""
-        return self._journal.sync_error
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on disk."""
-        return self._journal.nbytes
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self._journal.folder
 
     # Reading back.
 
@@ -119,39 +89,39 @@ class RecordStore:
         Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`:
         a hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
         """
-        for entry in self._journal.read():
+        for entry in self.journal.read():
             try:
                 stored = self._read(entry)
             except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException) as e:
                 self.unreadable += 1
                 if self.unreadable <= _TOLD:
-                    log.error("entry %d of %s is no record: %s", entry.number, self.folder, e)
+                    log.error("entry %d of %s is no record: %s", entry.number, self.journal.folder, e)
                 continue
             if stored is not None:
                 yield stored
         if self.unreadable > _TOLD:
-            log.error("%d entries of %s are no records", self.unreadable, self.folder)
+            log.error("%d entries of %s are no records", self.unreadable, self.journal.folder)
 
     def _read(self, entry: Entry) -> Stored | None:
         tag, *values = msgpack.unpackb(entry.frames[0])
-        if tag == _TABLE:
+        if tag == TABLE:
             for state in [SessionState.from_row(row) for row in values[0]]:
                 known = self._states.get(state.session)
                 if known is None or known.expected < state.expected:  # entries between were damaged or dropped
                     self._lose(known)
                     self._states[state.session] = state._replace(open_episode=None)
             return None
-        if tag == _RETIRED:
+        if tag == RETIRED:
             self._states.pop(values[0], None)
             return None
         before = SessionState.from_row(values[0])
         session, actor_id, _, first, *_ = before
         known = self._states.get(session)
-        if tag == _PLACE:
+        if tag == PLACE:
             self._lose(known)
             self._states[session] = before
             return Stored(entry.number, session, actor_id, first, None, True)
-        if tag != _RECORD:
+        if tag != RECORD:
             raise ValueError(f"an entry of kind {tag}: a newer version wrote it")
         delivered = bool(values[1])
         _, record = records.decode_record(codec.decode(entry.frames[1:], self._limits))
@@ -180,11 +150,11 @@ class RecordStore:
 
         Raises JournalError; nothing is written then.
         """
-        tag = msgpack.packb((_RECORD, state, delivered))
-        place = self._journal.append([tag, *map(buffer_of, frames)])
+        tag = msgpack.packb((RECORD, state, delivered))
+        place = self.journal.append([tag, *map(buffer_of, frames)])
         after = self._states[state.session] = state.after(item, delivered=delivered)
         self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
-        return self._journal.next - 1
+        return self.journal.next - 1
 
     def settle(self, state: SessionState) -> None:
         """A session is at `state` without a record that led there, and has no episode open.
@@ -192,7 +162,7 @@ class RecordStore:
         Raises JournalError; the next segment's table has it all the same.
         """
         self._states[state.session] = state
-        self._journal.append([msgpack.packb((_PLACE, state))])
+        self.journal.append([msgpack.packb((PLACE, state))])
 
     def retire(self, state: SessionState) -> None:
         """Forget a session that no process continues. A failed write is logged: it is then remembered."""
@@ -200,7 +170,7 @@ class RecordStore:
         if known is None or known.expected != state.expected:
             return  # it never sent a record, or they are not all in the journal
         try:
-            self._journal.append([msgpack.packb((_RETIRED, state.session))])
+            self.journal.append([msgpack.packb((RETIRED, state.session))])
         except JournalError as e:
             log.warning("session %s is remembered: %s", state.session, e)
             return
@@ -211,12 +181,12 @@ class RecordStore:
         return self._states.get(session)
 
     def _table(self) -> list[Buffer]:
-        return [msgpack.packb((_TABLE, list(self._states.values())))]
+        return [msgpack.packb((TABLE, list(self._states.values())))]
 
     def trim(self) -> int:
         """Drop the oldest segments that `min_steps` does not need and bytes or age forbid; returns the bytes freed."""
-        segments = self._journal.segments()
-        total, steps, keep_from = self._journal.nbytes, self._steps.total(), 0
+        segments = self.journal.segments()
+        total, steps, keep_from = self.journal.nbytes, self._steps.total(), 0
         for (first, nbytes, at), (following, _, _) in itertools.pairwise(segments):
             old = self._max_age is not None and time.time() - at > self._max_age
             # More bytes than the whole replay takes (`check_retention`) are images that it would not hold.
@@ -224,8 +194,8 @@ class RecordStore:
             if not over and (steps - self._steps[first] < self._min_steps or (total <= self._max_bytes and not old)):
                 break
             total, steps, keep_from = total - nbytes, steps - self._steps[first], following
-        freed = self._journal.drop_before(keep_from)
-        for first in [first for first in self._steps if first < self._journal.first]:
+        freed = self.journal.drop_before(keep_from)
+        for first in [first for first in self._steps if first < self.journal.first]:
             del self._steps[first]
         self.dropped_bytes += freed
         return freed
@@ -234,17 +204,17 @@ class RecordStore:
     def has_room(self) -> bool:
         """Whether a disk that was full is usable again: 64 MiB are free, or a twentieth of a small one."""
         try:
-            return self.free_bytes() >= min(_ROOM_BYTES, files.total_bytes(self.folder) // 20)
+            return self.free_bytes() >= min(_ROOM_BYTES, files.total_bytes(self.journal.folder) // 20)
         except OSError:  # the folder is gone, or its mount is
             return False
 
     def free_bytes(self) -> int:
         """Room on the disk."""
-        return files.free_bytes(self.folder)
+        return files.free_bytes(self.journal.folder)
 
     def close(self) -> None:
         """Sync and release the folder."""
-        self._journal.close()
+        self.journal.close()
 
 
 def check_retention(max_bytes: int, needed: int) -> None:

@@ -160,7 +160,7 @@ def test_standings_outlive_the_segments_that_made_them(tmp_path):
         assert {s.session for s in got} == {"b"}
         assert standings(store) == before
         put_episode(store, a, "second")
-        assert store.nbytes <= 3 * 6000
+        assert store.journal.nbytes <= 3 * 6000
 
 
 def test_an_open_episode_whose_beginning_was_dropped_does_not_go_on(tmp_path):
@@ -202,7 +202,7 @@ def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
         last = a.state
     damage(tmp_path, numbers[hit + 1] if hit else numbers[0])
     with opened(tmp_path) as store:
-        assert store.losses.damaged == 1
+        assert store.journal.losses.damaged == 1
         got = [(s.record.episode_id, s.delivered) for s in store.replay()]
         assert got[:4] == [("before", True)] * 4
         assert got[-4:] == [("after", True)] * 4
@@ -263,7 +263,9 @@ def test_retention_drops_whole_oldest_segments_only(tmp_path):
         after = sorted(tmp_path.glob("*.journal"))
         assert after == before[-len(after) :]
         assert freed == store.dropped_bytes == sum(sizes[: -len(after)]) > 0
-        assert store.nbytes == sum(sizes[-len(after) :]) <= 20_000 < store.nbytes + sizes[-len(after) - 1]
+        assert (
+            store.journal.nbytes == sum(sizes[-len(after) :]) <= 20_000 < store.journal.nbytes + sizes[-len(after) - 1]
+        )
         assert store.trim() == 0
 
 
@@ -286,9 +288,9 @@ def test_a_limit_in_bytes_goes_before_the_steps(tmp_path):
     with opened(tmp_path, max_bytes=20_000, min_steps=10**6) as store:
         for i in range(60):
             put_episode(store, a, f"e{i}")
-        assert store.nbytes > 30_000
+        assert store.journal.nbytes > 30_000
         assert store.trim() > 0
-        assert 12_000 < store.nbytes <= 20_000
+        assert 12_000 < store.journal.nbytes <= 20_000
 
 
 def test_retention_by_age(tmp_path, monkeypatch):
@@ -384,7 +386,7 @@ def test_random_damage_never_raises(tmp_path):
                 elif delivered and what[0] == "End":
                     assert episodes[what[1]] == 7
             broken = len(got) < len(written)
-            assert not broken or store.losses != Losses() or len(list(tmp_path.iterdir())) <= len(originals)
+            assert not broken or store.journal.losses != Losses() or len(list(tmp_path.iterdir())) <= len(originals)
         for path in tmp_path.glob("*.journal"):
             path.unlink()
 
@@ -423,13 +425,13 @@ def test_a_segment_without_a_record_is_dropped_like_any_other(tmp_path):
     with opened(tmp_path) as store:
         for i in range(10):
             put_episode(store, a, f"e{i}")
-        store._journal._begin_segment()
+        store.journal._begin_segment()
     with opened(tmp_path, max_bytes=1000) as store:
         list(store.replay())
         for i in range(10, 40):
             put_episode(store, a, f"e{i}")
             store.trim()
-        assert store.nbytes < 6000 + 2 * segment.HEADER_BYTES
+        assert store.journal.nbytes < 6000 + 2 * segment.HEADER_BYTES
 
 
 def test_a_segment_that_cannot_be_removed_now_is_removed_later(tmp_path, monkeypatch):
