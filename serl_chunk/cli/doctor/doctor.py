@@ -19,19 +19,21 @@ from serl_chunk.cli.doctor.checks import (
     duration,
     expected,
     failed,
+    ok,
     per_second,
     require_free,
+    warning,
 )
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
 from serl_chunk.cli.keys import actor_keys
-from serl_chunk.cli.process import Say, say, spec_of
+from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
+from serl_chunk.io import format_bytes
 from serl_chunk.transport import sockets
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys, fingerprint
-from serl_chunk.transport.sockets import in_words
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.transport.wire.probe import LearnerStatus, StatusRequest
@@ -47,6 +49,8 @@ THROUGHPUT_S = 2.0
 FAR = 0.1  # seconds of a round trip from which lockstep actors are slowed down noticeably
 CLOCK_S = 5.0  # seconds of difference worth mentioning
 LITTLE_DISK = 1 << 30  # bytes
+_SAME_VERSION = "install the same version of serl-chunk on both machines"
+_FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
 
 
 class LearnerAddress(NamedTuple):
@@ -60,9 +64,7 @@ class LearnerAddress(NamedTuple):
     spool_path: str | None
 
 
-def run_doctor(
-    config: ExperimentConfig | None, where: LearnerAddress, json_file: str | None = None, tell: Say = say
-) -> int:
+def run_doctor(config: ExperimentConfig | None, where: LearnerAddress, json_file: str | None = None) -> int:
     """Print every check; returns 1 where one of them failed, else 0. Takes at most about 15 seconds.
 
     Without an experiment, what depends on it is left out. Raises ConfigError for a port or a file that cannot be.
@@ -72,11 +74,10 @@ def run_doctor(
         require_free("json", json_file)
     checks = []
     for check in run_checks(config, where):
-        tell(str(check))
+        print(check, flush=True)
         checks.append(check)
-    bad = sum(c.status == "FAIL" for c in checks)
-    warned = sum(c.status == "warning" for c in checks)
-    tell(f"doctor: {bad} failed, {warned} warnings, {sum(c.status == 'ok' for c in checks)} ok")
+    bad, warned, good = (sum(c.status == status for c in checks) for status in ("FAIL", "warning", "ok"))
+    print(f"doctor: {bad} failed, {warned} warnings, {good} ok", flush=True)
     if json_file is not None:
         report = {
             "experiment": None if config is None else config.name, "ip": where.ip, "port": where.port,
@@ -87,7 +88,7 @@ def run_doctor(
 
 
 def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterator[Check]:
-    """The checks, one after another, as they are done."""
+    """Yield the checks as they are done."""
     spec: RobotSpec | None = None
     trouble: Check | None = None
     if config is not None:
@@ -112,14 +113,12 @@ def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterat
 
 def _cannot_build(config: ExperimentConfig, e: Exception) -> Check:
     what = str(e) if isinstance(e, SerlChunkError) else f"{type(e).__name__}: {e}"
-    return Check(
-        "experiment", "FAIL", f"{config.name} cannot be built on this machine: {what}",
-        "install what it needs here, as the actor will need it too",
-    )  # fmt: skip
+    remedy = "install what it needs here, as the actor will need it too"
+    return failed("experiment", f"{config.name} cannot be built on this machine: {what}", remedy)
 
 
 class _LearnerChecks:
-    """What a learner that can be reached says and does. `spec`: None where there is no experiment."""
+    """Checks of a learner that can be reached. `spec`: None where there is no experiment."""
 
     def __init__(self, config: ExperimentConfig | None, spec: RobotSpec | None, where: LearnerAddress) -> None:
         self._config, self._spec, self._where = config, spec, where
@@ -131,61 +130,52 @@ class _LearnerChecks:
         return max(0.1, min(seconds, self._until - time.monotonic()))
 
     def checks(self) -> Iterator[Check]:
-        """All of them, up to the first without which the others mean nothing."""
+        """Yield all of them, up to the first without which the others mean nothing."""
         w = self._where
+        prober: DiagnosticsClient | None = None
         try:
             self._keys = actor_keys(w.ip, w.keys, insecure=w.insecure)
             joined = self._join()
-        except UnreachableError as e:
-            yield self._silent(str(e))
-            return
-        except (ConfigError, RefusedError) as e:
-            yield failed("key", str(e))
-            return
-        prober = DiagnosticsClient(self._transport, w.ip, w.port, self._keys)
-        try:
+            prober = DiagnosticsClient(self._transport, w.ip, w.port, self._keys)
             run = prober.identify(self._left(IDENTIFY_S))
             # Building the agent imports JAX: seconds that are not the network's.
             shared, trouble = self._contract()
             self._until = max(self._until, time.monotonic() + ANSWER_S + THROUGHPUT_S)
-            findings = prober.inspect(StatusRequest(w.actor_id, shared), self._left(ANSWER_S))
-            yield from self._learner(run, findings)
-            yield self._key(prober.secured, findings.key, joined)
-            yield from self._experiment(shared, trouble, findings)
-            yield from self._measure(prober, findings)
-        except KeyRefusedError as e:
-            yield failed("key", str(e))
+            status = prober.inspect(StatusRequest(w.actor_id, shared), self._left(ANSWER_S))
+            yield self._learner(run, status)
+            yield self._actor_id(status)
+            yield _disk(status)
+            yield self._key(prober.secured, status.key, joined)
+            yield from self._experiment(shared, trouble, status)
+            yield from self._measure(prober, status)
         except UnreachableError as e:
-            yield self._silent(str(e))
-        except RefusedError as e:  # another protocol
-            yield failed("learner", str(e), "install the same version of serl-chunk on both machines")
+            yield _silent(str(e))
+        except RefusedError as e:
+            if prober is None or isinstance(e, KeyRefusedError):
+                yield failed("key", str(e))
+            else:
+                yield failed("learner", str(e), _SAME_VERSION)
+        except ConfigError as e:  # of the keys
+            yield failed("key", str(e))
         finally:
-            prober.close()
-
-    def _silent(self, sentence: str) -> Check:
-        remedy = (
-            "check --port: another program may have it. A learner that answers nothing hangs, or has many doctors to "
-            "answer: try again, see its own output, and start it again; what actors keep is not lost"
-        )
-        if "its own output" in sentence:
-            remedy = "see that output"
-        return Check("learner", "FAIL", sentence, remedy)
+            if prober is not None:
+                prober.close()
 
     def _join(self) -> bool:
         """Join as an actor's first connection would; whether that was just now."""
-        keys = self._keys
+        keys, w = self._keys, self._where
         if keys is None or keys.ticket is None:
             return False
         try:
-            self._keys = enroll(keys, self._transport, self._where.ip, self._where.port, self._left(JOIN_S))
+            self._keys = enroll(keys, self._transport, w.ip, w.port, self._left(JOIN_S))
         except UnencryptedPeerError:
-            if not sockets.is_loopback(self._where.ip):
+            if not sockets.is_loopback(w.ip):
                 raise
             return False
         return True
 
     def _contract(self) -> tuple[dict[str, str], Check | None]:
-        """What an actor of the experiment would bring, or why that cannot be told."""
+        """Return the contract of an actor of the experiment, or why there is none."""
         if self._config is None or self._spec is None:
             return {}, None
         try:
@@ -197,113 +187,106 @@ class _LearnerChecks:
 
     # What it says.
 
-    def _learner(self, run: str, f: LearnerStatus) -> Iterator[Check]:
+    def _learner(self, run: str, s: LearnerStatus) -> Check:
+        version = f"snapshot {s.version}" if s.version >= 0 else "no snapshot yet"
         where = f"{self._where.ip}:{self._where.port}"
-        version = f"snapshot {f.version}" if f.version >= 0 else "no snapshot yet"
-        said = f"run {run} at {where}, protocol {handshake.PROTOCOL}, {version}, {f.actors} actors connected"
-        if f.finished is not None:
-            said += f"; training is over: {f.finished}"
-            yield Check("learner", "warning", said, "resume it with a higher learner.max_steps, or start a new run")
-        elif f.not_ready:
-            yield Check("learner", "warning", f"{said}; not ready: {f.not_ready}", "wait: actors do, by themselves")
-        else:
-            yield Check("learner", "ok", said)
-        if f.taken_by:
-            yield Check(
-                "actor id", "warning", f"an actor called {self._where.actor_id!r} is connected, from {f.taken_by}",
-                "if it is not this robot's own, start this one with another --actor_id",
-            )  # fmt: skip
-        elif f.actors >= f.max_actors:
-            yield Check(
-                "actor id", "FAIL", f"{f.actors} actors are connected, which is the limit",
-                "stop one, or start the learner with a higher --config.transport.max_sessions",
-            )  # fmt: skip
-        else:
-            yield Check("actor id", "ok", f"{self._where.actor_id!r} is free")
-        yield self._disk(f)
+        said = f"run {run} at {where}, protocol {handshake.PROTOCOL}, {version}, {s.actors} actors connected"
+        if s.finished is not None:
+            remedy = "resume it with a higher learner.max_steps, or start a new run"
+            return warning("learner", f"{said}; training is over: {s.finished}", remedy)
+        if s.not_ready:
+            return warning("learner", f"{said}; not ready: {s.not_ready}", "wait: actors do, by themselves")
+        return ok("learner", said)
 
-    def _disk(self, f: LearnerStatus) -> Check:
-        name = "learner's disk"
-        if f.stalled:
-            return Check(
-                name, "FAIL", f"nothing is acknowledged: {f.stalled}", "make room there: it goes on by itself, and "
-                "actors keep their steps until then"
-            )  # fmt: skip
-        if f.free_bytes < 0:
-            return Check(name, "ok", "it keeps no journal (transport.journal=False)")
-        figures = {"learner_free_bytes": f.free_bytes}
-        if f.free_bytes < LITTLE_DISK:
-            remedy = "make room there: where it is full nothing is acknowledged, and actors keep their steps"
-            return Check(name, "warning", f"{in_words(f.free_bytes)} left for its journal", remedy, figures)
-        return Check(name, "ok", f"{in_words(f.free_bytes)} left for its journal", figures=figures)
+    def _actor_id(self, s: LearnerStatus) -> Check:
+        name, actor_id = "actor id", self._where.actor_id
+        if s.taken_by:
+            remedy = "if it is not this robot's own, start this one with another --actor_id"
+            return warning(name, f"an actor called {actor_id!r} is connected, from {s.taken_by}", remedy)
+        if s.actors >= s.max_actors:
+            remedy = "stop one, or start the learner with a higher --config.transport.max_sessions"
+            return failed(name, f"{s.actors} actors are connected, which is the limit", remedy)
+        return ok(name, f"{actor_id!r} is free")
 
-    def _key(self, secured: bool, called: str, joined: bool) -> Check:
+    def _key(self, secured: bool, name: str, joined: bool) -> Check:
         if secured and self._keys is not None:
             just_now = ", joined just now" if joined else ""
             print_of = fingerprint(self._keys.pair.public)
-            return Check("key", "ok", f"accepted as {called!r} ({print_of}){just_now}; all is encrypted")
+            return ok("key", f"accepted as {name!r} ({print_of}){just_now}; all is encrypted")
         if sockets.is_loopback(self._where.ip):
-            return Check("key", "ok", "none asked for: this address is reached from this machine only, or by a tunnel")
-        return Check(
-            "key", "warning",
-            "none: the learner runs with --insecure, any machine that reaches its ports can feed and read it",
-            "start it without --insecure, and join from here with the line that it prints",
-        )  # fmt: skip
+            return ok("key", "none asked for: this address is reached from this machine only, or by a tunnel")
+        said = "none: the learner runs with --insecure, any machine that reaches its ports can feed and read it"
+        return warning("key", said, "start it without --insecure, and join from here with the line that it prints")
 
-    def _experiment(self, shared: dict[str, str], trouble: Check | None, f: LearnerStatus) -> Iterator[Check]:
+    def _experiment(self, shared: dict[str, str], trouble: Check | None, s: LearnerStatus) -> Iterator[Check]:
         if trouble is not None:
             yield trouble
         elif self._config is None:
             yield Check("experiment", "-", "not compared: give --exp_name")
-        elif f.differs:
-            yield failed("experiment", f.differs)
-        elif shared:  # else it cannot be built here, which was said
-            yield Check("experiment", "ok", f"{self._config.name}: all {len(shared)} values that both must share agree")
+        elif s.differs:
+            yield failed("experiment", s.differs)
+        elif shared:  # else it cannot be built here, which another check reports
+            yield ok("experiment", f"{self._config.name}: all {len(shared)} values that both must share agree")
 
     # What it does.
 
-    def _measure(self, prober: DiagnosticsClient, f: LearnerStatus) -> Iterator[Check]:
+    def _measure(self, prober: DiagnosticsClient, s: LearnerStatus) -> Iterator[Check]:
         trips = prober.round_trips(TRIPS, self._left(ANSWER_S))
         yield _round_trip(trips)
-        t = prober.throughput(self._left(THROUGHPUT_S))
-        figures = {"bytes_per_s": t.bytes_per_s}
-        if not t.nbytes:
-            yield Check(
-                "throughput", "FAIL", "not a single kilobyte arrived in time", "look for loss on the link (ping), and "
-                "whether something else fills it; a learner answers few doctors at a time: try again in a minute",
-                figures,
-            )  # fmt: skip
+        rate, nbytes = prober.throughput(self._left(THROUGHPUT_S))
+        if nbytes:
+            said = f"{per_second(rate)} to the learner, {format_bytes(nbytes)} sent"
+            yield ok("throughput", said, bytes_per_s=rate)
         else:
-            yield Check("throughput", "ok", f"{per_second(t.bytes_per_s)} to the learner, {in_words(t.nbytes)} sent",
-                        figures=figures)  # fmt: skip
+            remedy = f"look for loss on the link (ping), and whether something else fills it; {_FEW_DOCTORS}"
+            yield failed("throughput", "not a single kilobyte arrived in time", remedy, bytes_per_s=rate)
         if trips:
             yield _clock(min(trips))
-        if self._config is not None and self._spec is not None and t.nbytes:
-            yield check_bandwidth(expected(self._config, self._spec), t.bytes_per_s, self._config)
-            yield check_snapshots(f.version, f.snapshot_bytes, t.bytes_per_s, self._config)
+        if self._config is not None and self._spec is not None and nbytes:
+            yield check_bandwidth(expected(self._config, self._spec), rate, self._config)
+            yield check_snapshots(s.version, s.snapshot_bytes, rate, self._config)
+
+
+def _silent(sentence: str) -> Check:
+    remedy = (
+        "check --port: another program may have it. A learner that answers nothing hangs, or has many doctors to "
+        "answer: try again, see its own output, and start it again; what actors keep is not lost"
+    )
+    return failed("learner", sentence, "see that output" if "its own output" in sentence.lower() else remedy)
+
+
+def _disk(s: LearnerStatus) -> Check:
+    name = "learner's disk"
+    if s.stalled:
+        remedy = "make room there: it goes on by itself, and actors keep their steps until then"
+        return failed(name, f"nothing is acknowledged: {s.stalled}", remedy)
+    if s.free_bytes < 0:
+        return ok(name, "it keeps no journal (transport.journal=False)")
+    said = f"{format_bytes(s.free_bytes)} left for its journal"
+    if s.free_bytes >= LITTLE_DISK:
+        return ok(name, said, learner_free_bytes=s.free_bytes)
+    remedy = "make room there: where it is full nothing is acknowledged, and actors keep their steps"
+    return warning(name, said, remedy, learner_free_bytes=s.free_bytes)
 
 
 def _round_trip(trips: list[RoundTrip]) -> Check:
+    name = "round trip"
     if not trips:
-        return Check(
-            "round trip", "FAIL", f"none of {TRIPS} pings was answered in {ANSWER_S:g} s", "look for loss on the link "
-            "(ping); a learner answers few doctors at a time: try again in a minute"
-        )  # fmt: skip
+        said = f"none of {TRIPS} pings was answered in {ANSWER_S:g} s"
+        return failed(name, said, f"look for loss on the link (ping); {_FEW_DOCTORS}")
     times = [t.seconds for t in trips]
-    median = statistics.median(times)
-    said = f"{duration(median)} (median of {len(times)}, longest {duration(max(times))})"
-    figures = {"round_trip_s": median, "round_trip_max_s": max(times)}
+    median, longest = statistics.median(times), max(times)
+    said = f"{duration(median)} (median of {len(times)}, longest {duration(longest)})"
     if median < FAR:
-        return Check("round trip", "ok", said, figures=figures)
+        return ok(name, said, round_trip_s=median, round_trip_max_s=longest)
     remedy = "a realtime actor does not mind; one in lockstep waits that long for allowances. Find a nearer learner"
-    return Check("round trip", "warning", said, remedy, figures)
+    return warning(name, said, remedy, round_trip_s=median, round_trip_max_s=longest)
 
 
 def _clock(best: RoundTrip) -> Check:
     ahead = "ahead" if best.offset > 0 else "behind"
     said = f"the learner's is {duration(abs(best.offset))} {ahead} (within {duration(best.seconds / 2)})"
-    figures = {"clock_offset_s": best.offset}
     if abs(best.offset) <= CLOCK_S:
-        return Check("clock", "ok", f"{said}; no record depends on it", figures=figures)
+        return ok("clock", f"{said}; no record depends on it", clock_offset_s=best.offset)
     remedy = "synchronise both (NTP): no record depends on it, but times in logs will not fit together"
-    return Check("clock", "warning", said, remedy, figures)
+    return warning("clock", said, remedy, clock_offset_s=best.offset)

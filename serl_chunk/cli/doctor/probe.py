@@ -1,7 +1,8 @@
-"""Connections of `serl-chunk doctor` to a learner: are its ports reachable, and what does its control socket answer."""
+"""Connections of `serl-chunk doctor` to a learner: its ports, and the answers of its control socket."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -27,60 +28,53 @@ Trouble = Literal["", "no host", "refused", "silent", "mute", "unreachable"]
 
 
 class PortProbe(NamedTuple):
-    """What came of connecting to one port."""
+    """The result of connecting to one port."""
 
     channel: str  # of CHANNELS
     port: int
-    trouble: Trouble  # empty where something of ours, as far as one can tell, listens there
+    trouble: Trouble  # empty where a learner may listen there
     detail: str  # the system's words for it
     seconds: float  # to connect, name look-up included
 
 
 def probe_ports(host: str, port: int, timeout: float) -> list[PortProbe]:
-    """Connect to `port` and the two after it, all at once; takes at most `timeout` seconds, whatever the host does.
+    """Connect to `port` and the two after it, all at once; takes at most `timeout` seconds.
 
-    Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere, and is called
-    "mute". (The control port, which is asked everything else, shows that by its answers.)
+    Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere, and is "mute".
+    (The control port shows that by its answers.)
     """
     silent = f"no answer in {timeout:g} s"
     found = {c: PortProbe(c, port + i, "silent", silent, timeout) for i, c in enumerate(CHANNELS)}
-    threads = []
 
     def knock(channel: str) -> None:
-        found[channel] = _knock(host, found[channel], timeout / 2, greet=channel != "control")
+        start = time.monotonic()
+        trouble, detail = _knock(host, found[channel].port, timeout / 2)
+        seconds = time.monotonic() - start
+        if not trouble and channel != "control" and mechanism_at(host, found[channel].port, timeout / 2) is None:
+            trouble, detail = "mute", "it accepts connections and does not greet"
+        found[channel] = found[channel]._replace(trouble=trouble, detail=detail, seconds=seconds)
 
-    for channel in CHANNELS:
-        # Daemons: the system's look-up of a name can take longer than the operator waits, and cannot be stopped.
-        threads.append(threading.Thread(target=knock, args=(channel,), daemon=True))
-        threads[-1].start()
+    # Daemons: the system's look-up of a name can take longer than the operator waits, and cannot be stopped.
+    threads = [threading.Thread(target=knock, args=(channel,), daemon=True) for channel in CHANNELS]
+    for thread in threads:
+        thread.start()
     deadline = time.monotonic() + timeout
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [found[c] for c in CHANNELS]
 
 
-def _knock(host: str, place: PortProbe, timeout: float, *, greet: bool) -> PortProbe:
-    start = time.monotonic()
-
-    def outcome(trouble: Trouble, detail: str) -> PortProbe:
-        return PortProbe(place.channel, place.port, trouble, detail, seconds)
-
+def _knock(host: str, port: int, timeout: float) -> tuple[Trouble, str]:
     try:
-        socket.create_connection((host, place.port), timeout).close()
+        socket.create_connection((host, port), timeout).close()
     except UnicodeError as e:  # no name of a host can be like that
-        seconds = time.monotonic() - start
-        return outcome("no host", str(e))
+        return "no host", str(e)
+    except TimeoutError:
+        return "silent", f"no answer in {timeout:g} s"
     except OSError as e:
-        seconds = time.monotonic() - start
-        if isinstance(e, socket.gaierror):
-            return outcome("no host", e.strerror or str(e))
-        if isinstance(e, TimeoutError):
-            return outcome("silent", f"no answer in {timeout:g} s")
-        return outcome("refused" if e.errno == errno.ECONNREFUSED else "unreachable", e.strerror or str(e))
-    seconds = time.monotonic() - start
-    if greet and mechanism_at(host, place.port, timeout) is None:
-        return outcome("mute", "it accepts connections and does not greet")
-    return outcome("", "")
+        kind: Trouble = "refused" if e.errno == errno.ECONNREFUSED else "unreachable"
+        return "no host" if isinstance(e, socket.gaierror) else kind, e.strerror or str(e)
+    return "", ""
 
 
 MAX_ECHOES = 128  # of one measurement: at most 128 MiB
@@ -104,15 +98,8 @@ class RoundTrip(NamedTuple):
     offset: float  # seconds that the learner's clock is ahead of this machine's, half a trip more or less
 
 
-class Throughput(NamedTuple):
-    """How fast bytes went from here to the learner."""
-
-    bytes_per_s: float  # 0 where nothing arrived
-    nbytes: int  # that arrived in all
-
-
 class DiagnosticsClient:
-    """Asks a learner things. Used by one thread; close it."""
+    """Sends probes to a learner. Used by one thread; close it."""
 
     def __init__(self, config: TransportConfig, host: str, port: int, keys: ClientKeys | None) -> None:
         self._config, self._host, self._port = config, host, port
@@ -157,19 +144,19 @@ class DiagnosticsClient:
 
     @property
     def secured(self) -> bool:
-        """Whether the connection proves keys and is encrypted."""
+        """Whether the connection is encrypted, with keys."""
         return self._socket is not None and self._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
 
-    def inspect(self, inspection: StatusRequest, timeout: float) -> LearnerStatus:
-        """What the learner says to an actor. Raises UnreachableError where it says nothing, RefusedError."""
-        message = self._ask(inspection.encode(), message_types.FINDINGS, timeout, again=_AGAIN_S)
+    def inspect(self, request: StatusRequest, timeout: float) -> LearnerStatus:
+        """Return the learner's status. Raises UnreachableError without an answer, RefusedError."""
+        message = self._ask(request.encode(), message_types.FINDINGS, timeout, again=_AGAIN_S)
         try:
             return LearnerStatus.decode(message)
         except WireError as e:
             raise UnreachableError(f"the learner's answer cannot be read: {e}") from e
 
     def round_trips(self, n: int, timeout: float) -> list[RoundTrip]:
-        """Up to `n` round trips, one after another, in at most `timeout` seconds. Raises RefusedError."""
+        """Make up to `n` round trips, one after another, in at most `timeout` seconds. Raises RefusedError."""
         trips: list[RoundTrip] = []
         deadline = time.monotonic() + timeout
         for _ in range(n):
@@ -182,8 +169,8 @@ class DiagnosticsClient:
                 break
         return trips
 
-    def throughput(self, seconds: float) -> Throughput:
-        """Bytes per second from here to the learner, measured for at most so long. Raises RefusedError."""
+    def throughput(self, seconds: float) -> tuple[float, int]:
+        """Measure bytes per second to the learner, and the bytes that arrived. Raises RefusedError."""
         s = self._connected()
         data = np.frombuffer(os.urandom(MAX_ECHO_BYTES), np.uint8)  # nothing on the way can compress it
         size = min(_FIRST_BYTES, self._config.max_message_bytes // 2)
@@ -207,7 +194,7 @@ class DiagnosticsClient:
                 quickest = min(quickest, now - began)
                 if now - began < _QUICK_S + 2 * quickest:
                     size = min(2 * size, largest)
-        return Throughput(_rate(arrived), arrived[-1][1])
+        return _rate(arrived), arrived[-1][1]
 
     def close(self) -> None:
         """Release the connection."""
@@ -236,18 +223,16 @@ class DiagnosticsClient:
         return codec.encode(message_types.ECHO, {"number": self._number}, arrays)
 
     def _answered(self, message: Message, under_way: dict[int, tuple[float, int]]) -> tuple[float, int]:
-        """When the echo that this answers was sent, and its bytes; 0 for an answer to something else."""
-        if message.kind != message_types.ECHOED:
-            return 0.0, 0
-        try:
-            return under_way.pop(Echo.decode(message).number, (0.0, 0))
-        except WireError:
-            return 0.0, 0
+        """Return when the echo that this answers was sent, and its bytes; 0 for another message."""
+        with contextlib.suppress(WireError):
+            if message.kind == message_types.ECHOED:
+                return under_way.pop(Echo.decode(message).number, (0.0, 0))
+        return 0.0, 0
 
     def _ask(self, question: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
-        """The answer to a question. One that comes too late is not taken for the next one's: echoes have numbers.
+        """Return the answer to a request. A late one is not taken for the next one's: echoes have numbers.
 
-        `again`: seconds after which it is asked once more; a learner drops what is above its allowance.
+        `again`: seconds after which it is sent once more; a learner drops what is above its limit.
         """
         s, deadline = self._connected(), time.monotonic() + timeout
         number = self._number
@@ -263,7 +248,7 @@ class DiagnosticsClient:
         raise UnreachableError(f"the learner at {self._host}:{self._port} did not answer")
 
     def _receive(self) -> Message | None:
-        """The next message; None where there is none. Raises RefusedError for a refusal, UnreachableError."""
+        """Return the next message; None where there is none. Raises RefusedError for a refusal, UnreachableError."""
         frames = try_receive(self._connected())
         if frames is None:
             return None
@@ -277,7 +262,7 @@ class DiagnosticsClient:
 
 
 def _rate(arrived: list[tuple[float, int]]) -> float:
-    """Bytes per second of (time, bytes so far), the first being (start, 0); 0 where nothing arrived."""
+    """Return bytes per second of (time, bytes so far), the first being (start, 0); 0 where nothing arrived."""
     if len(arrived) == 1:
         return 0.0
     (start, _), (end, total) = arrived[0], arrived[-1]
