@@ -204,8 +204,8 @@ def sentence(outcome: Outcome | None, keys: ClientKeys | None, where: str) -> st
     if outcome is Outcome.OTHER and keys is not None:
         return (
             f"what answers at {where} is not the learner that this machine joined (key {fingerprint(keys.server)}, "
-            f"{keys.file}): it is another one, or its keys were made anew. Where several "
-            f"learners were joined from here, `ip` with the line ties it to that address. {_ADD}, if it is the right one"
+            f"{keys.file}): it is another one, or its keys were made anew. Where several were joined from here, "
+            f"`ip` with the line ties it to that address. {_ADD}, if it is the right one"
         )
     return f"what answers at {where} is no learner"
 

@@ -1,7 +1,7 @@
-"""What the learner answers on the control and snapshots channels, whatever the records wait for.
+"""The learner's answers on the control and snapshots channels.
 
-The control thread does all of it: it never touches the disk's queue nor the replay's lock, so that heartbeats, hellos
-and refusals are answered while a record waits for either.
+The control thread never touches the disk's queue nor the replay's lock, so that heartbeats, hellos and refusals are
+answered while a record waits for either.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ControlChannel:
         self._outgoing: collections.deque[tuple[bytes, list[Frame]]] = collections.deque()
 
     def send_later(self, session: Session, frames: list[Frame]) -> None:
-        """Send to a session's control socket before anything else. For the data thread."""
+        """Queue a message to a session's control socket, before all others. For the data thread."""
         self._outgoing.append((session.control_id, frames))
         self._wake()
 
@@ -85,26 +85,21 @@ class ControlChannel:
                 self._sockets.send("control", identity, answer)
                 return
         if message.kind == message_types.WHO:
-            theirs = codec.count(message.header, "protocol")
-            sentence = handshake.compare_protocol(theirs)
-            answer = (
-                handshake.refusal(sentence) if sentence else codec.encode(message_types.IDENTITY, {"run": self._run_id})
-            )
-            self._sockets.send("control", identity, answer)
-            return
-        if message.kind == handshake.HELLO:
+            sentence = handshake.compare_protocol(codec.count(message.header, "protocol"))
+            known = codec.encode(message_types.IDENTITY, {"run": self._run_id})
+            self._sockets.send("control", identity, handshake.refusal(sentence) if sentence else known)
+        elif message.kind == handshake.HELLO:
             self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), user_of(frames))
-            return
-        if message.kind in (message_types.INSPECT, message_types.ECHO):
+        elif message.kind in (message_types.INSPECT, message_types.ECHO):
             if self._probes.take():
                 inspect = message.kind == message_types.INSPECT
                 answer = self._inspect(message, user_of(frames)) if inspect else probe.answer_echo(message)
                 self._sockets.send("control", identity, answer)
-            return
-        session = self._session(message, "control", identity)
-        if session is None:
-            return
-        session.control_id = identity
+        elif (session := self._session(message, "control", identity)) is not None:
+            session.control_id = identity
+            self._receive_of(session, message)
+
+    def _receive_of(self, session: Session, message: Message) -> None:
         if message.kind == message_types.PING:
             session.timeout_s = codec.field({"timeout_s": 0.0} | message.header, "timeout_s", float)
             self._status(session)
@@ -119,8 +114,8 @@ class ControlChannel:
             raise WireError(f"unknown kind {message.kind!r}")
 
     def _inspect(self, message: Message, key: str) -> list[Frame]:
-        """What an actor would be told, and how this learner stands; no peer is admitted."""
-        asked = probe.StatusRequest.decode(message)
+        """Return the answer that an actor would get, and this learner's state; no peer is admitted."""
+        request = probe.StatusRequest.decode(message)
         live = [s for s in self._sessions if s.live]
         authenticator = self._sockets.authenticator
         try:
@@ -130,8 +125,8 @@ class ControlChannel:
             not_ready = str(e)
         return probe.LearnerStatus(
             run=self._run_id,
-            differs=self._sessions.compare(asked.contract) if asked.contract else "",
-            taken_by=next((s.info.peer for s in live if s.info.actor_id == asked.actor_id), ""),
+            differs=self._sessions.compare(request.contract) if request.contract else "",
+            taken_by=next((s.info.peer for s in live if s.info.actor_id == request.actor_id), ""),
             not_ready=not_ready,
             stalled=self._receiver.stalled,
             finished=self.finished,
@@ -145,9 +140,9 @@ class ControlChannel:
 
     def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
         try:
-            self._sessions.check(hello)  # first: an actor of another experiment need not wait to be told
+            self._sessions.check(hello)  # first: an actor of another experiment need not wait for its refusal
             fields, arrays = self._welcome()
-            # Last: an actor that is to come back later must not count as connected meanwhile.
+            # Last: an actor that is to come back later does not count as connected.
             admission = self._sessions.admit(hello, peer, time.monotonic())
         except RefuseError as e:
             self._counters["refused"] += not e.retry
@@ -176,15 +171,14 @@ class ControlChannel:
         log.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
-        """Return the session of a message's token; a peer without one receives a request to say hello."""
+        """Return the session of a message's token; a peer without one receives a request for a hello."""
         session = self._sessions.by_token(codec.field(message.header, "token", bytes))
         if session is None:
             self._counters["stale"] += 1
             if channel == "control":
                 self._send_outgoing()  # the reason why it has no session, where it was just refused
-                self._sockets.send(
-                    channel, identity, codec.encode(message_types.REJOIN, {"token": message.header["token"]})
-                )
+                rejoin = codec.encode(message_types.REJOIN, {"token": message.header["token"]})
+                self._sockets.send(channel, identity, rejoin)
             return None
         session.hear()
         return session
@@ -192,7 +186,7 @@ class ControlChannel:
     def _status_fields(self, session: Session) -> dict[str, Any]:
         return {
             "next": self._receiver.safe(session),
-            "stalled": self._receiver.waits(self._config.heartbeat),  # an actor must not connect anew for that
+            "stalled": self._receiver.waits(self._config.heartbeat),  # no reason for an actor to connect anew
             **self._receiver.allowance_fields(session),
             "finished": self.finished,
             "run": self._run_id,
@@ -215,7 +209,7 @@ class ControlChannel:
     # What happens without a message.
 
     def _drop_revoked(self, authenticator: Authenticator) -> None:
-        """Cut the sessions whose key was revoked. With another key they may come back and go on."""
+        """Cut the sessions whose key was revoked. With another key they may continue."""
         for session in self._sessions:
             if session.live and authenticator.gone(session.key):
                 sentence = authenticator.revoked(session.key)
@@ -253,7 +247,7 @@ class ControlChannel:
                 log.warning("actor %s is silent", session.info.actor_id)
                 self._sessions.leave(session, keep_parts=self._config.max_message_bytes)
                 return
-        # A session is allowed more once it is about to need it: no message goes to one that has enough.
+        # A session is allowed more once it is about to need it: one that has enough gets no message.
         if self._receiver.allowed(session) != session.allowance_told or (
             self.finished is not None and not session.finish_told
         ):

@@ -29,11 +29,11 @@ _BATCH = 64  # messages taken from one socket before the others get their turn
 
 
 class LearnerServer:
-    """Receives the actors' records exactly once and in order; hands out snapshots and allowances.
+    """Receives the actors' records exactly once and in order; sends snapshots and allowances.
 
     Two threads own three ROUTER sockets. The data thread takes records in and calls `on_record` and `on_silent`: where
     they or the journal are slow, acknowledgements wait and nothing else. The control thread answers heartbeats, hellos
-    and pulls, and calls `welcome` and `allowance`. What a peer sends can be refused, counted or dropped; it cannot stop
+    and pulls, and calls `welcome` and `allowance`. A peer's bytes can be refused, counted or dropped; they cannot stop
     the threads. An unforeseen exception, a callback's included, stops both: then `check` raises.
     """
 
@@ -59,19 +59,18 @@ class LearnerServer:
         Args:
             bind, port: address to listen on; `port` and the two after it are used.
             contract: named values an actor must share; compared as strings.
-            welcome: plain values and arrays for a new actor. A SerlChunkError refuses it with that sentence, for now.
+            welcome: returns plain values and arrays for a new actor. A SerlChunkError refuses it for now.
             on_record: takes one record; the acknowledgement follows its return. DataError refuses the session.
                 A `Begin` may follow an episode without an `End`: the actor died in it. Arrays are read-only views.
             allowance: session id -> number of that session's steps (as delivered to `on_record`) it may have
                 recorded in all; None for no limit. Cheap: called many times a second while the session lives, by either
                 thread. Each change is sent to the actor at once: return the same number while that suffices.
             on_silent: (session, gone). A session left, or was silent for `episode_timeout` seconds (default
-                `config.timeout_s`): called once per silence. With `gone` its open episode is over, else it may go on.
+                `config.timeout_s`). With `gone` its open episode is over, else it may go on.
             fetch: reads a checkpoint, in its own thread.
-            run_id: the same for every learner of one run, resumed or not; random by default. No record goes from
-                one run into another, and no snapshot version goes back within one.
+            run_id: the same for every learner of one run, resumed or not; random by default.
             store: where records are written before `on_record` (see `resume`); a full disk stops acknowledgements.
-            keys: let in machines that have joined with them, and no others; all is encrypted. Revoked keys are cut.
+            keys: admit machines that have joined with them, and no others; all is encrypted.
             insecure: without keys, permit an address that other machines reach.
 
         Raises ConfigError for a port in use, an address that is not this machine's, or a refused bind.
@@ -79,9 +78,10 @@ class LearnerServer:
         sockets.check_port(port)
         if keys is None and not insecure and not sockets.is_loopback(bind):
             raise ConfigError(
-                f"--bind={bind} lets other machines connect, without encryption or authentication. Make keys with "
-                "`serl-chunk keys init`, use 127.0.0.1 for actors on this machine, or add --insecure if every machine "
-                "on that network may be trusted"
+                f"{bind} lets other machines connect, without encryption or authentication. Make keys with "
+                "`serl-chunk keys init`, use 127.0.0.1 for actors on this machine, or set `insecure` if every machine "
+                "on that network may be trusted",
+                parameter="bind",
             )
         self.run_id = run_id or uuid.uuid4().hex
         limits = Limits(config.max_message_bytes, config.max_arrays)
@@ -92,21 +92,14 @@ class LearnerServer:
         self._error: BaseException | None = None
         self._stop = False
         shared = ("malformed", "ignored", "stale", "refused", "lost", "replies_dropped")
-        # Of either thread.
+        # One of either thread.
         self._data_counters = Counters(
             *shared, "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "rejected", "parts"
         )
         self._control_counters = Counters(
-            *shared,
-            "pieces",
-            "snapshot_bytes",
-            "keys_refused",
-            "handshakes_failed",
-            "probes",
-            "probes_dropped",
-            "connections_cut",
-            "statuses",
-        )
+            *shared, "pieces", "snapshot_bytes", "keys_refused", "handshakes_failed", "probes", "probes_dropped",
+            "connections_cut", "statuses",
+        )  # fmt: skip
         self._sockets = ServerSockets(config, bind, port, self._data_counters, self._control_counters, keys)
         self._data_waker, self._waker = Waker(), Waker()
         self._snapshots = SnapshotChannel(
@@ -126,22 +119,20 @@ class LearnerServer:
             episode_timeout=config.timeout_s if episode_timeout is None else episode_timeout,
         )  # fmt: skip
         self._max_malformed = config.max_malformed
-        self._thread = threading.Thread(
-            target=self._run, args=(self._serve_data,), name="serl-chunk-server", daemon=True
-        )
-        self._control_thread = threading.Thread(
-            target=self._run, args=(self._serve_control,), name="serl-chunk-control", daemon=True
-        )
+        self._threads = [
+            threading.Thread(target=self._run, args=(serve,), name=f"serl-chunk-{name}", daemon=True)
+            for name, serve in (("server", self._serve_data), ("control", self._serve_control))
+        ]
 
     # The learner's thread.
 
     def start(self) -> None:
         """Start to serve."""
-        self._thread.start()
-        self._control_thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def resume(self) -> None:
-        """Let the sessions in the store go on where they were. After it was read back, before `welcome` lets one in."""
+        """Continue the sessions in the store. Call it after the store was read back, before `welcome` admits one."""
         if self._store is not None:
             self._sessions.restore(self._store.session_states(), time.monotonic())
             self._receiver.retain()
@@ -156,7 +147,7 @@ class LearnerServer:
         self._snapshots.publish(snapshot, info)
 
     def finish(self, reason: str) -> None:
-        """Tell every actor, and any that still comes, that training is over."""
+        """Send every actor, and any that still connects, the reason why training is over."""
         self._control.finished = reason
         self._waker.wake()
 
@@ -166,7 +157,7 @@ class LearnerServer:
         return self._receiver.stalled
 
     def push_allowances(self) -> None:
-        """The allowances changed: tell the actors now."""
+        """Send the actors their allowances, which changed."""
         self._waker.wake()
 
     def check(self) -> None:
@@ -175,14 +166,13 @@ class LearnerServer:
             raise SerlChunkError(f"the transport stopped: {type(self._error).__name__}: {self._error}") from self._error
 
     def stats(self) -> dict[str, float]:
-        """Counts since the start, rates over the last seconds."""
-        live = [s for s in self._sessions if s.live]
-        counters = Counters(*self._data_counters, *self._control_counters)
-        counters.update(self._data_counters)
-        counters.update(self._control_counters)
+        """Return counts since the start, rates over the last seconds."""
         return {
-            **counters,
-            "sessions": len(live),
+            **{
+                name: self._data_counters[name] + self._control_counters[name]
+                for name in (*self._data_counters, *self._control_counters)
+            },
+            "sessions": sum(s.live for s in self._sessions),
             "steps_per_s": self._receiver.rate.per_second(),
             "insert_s": self._receiver.insert_s,
             "journal_s": self._receiver.journal_s,
@@ -192,14 +182,14 @@ class LearnerServer:
         }
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Every session known, live or not, as plain values."""
+        """Return every session, live or not, as plain values."""
         now = time.monotonic()
         return [s.report(now) for s in self._sessions]
 
     def close(self) -> None:
         """Stop serving and release the ports; what was not acknowledged stays with the actors."""
         self._halt()
-        for thread in (self._thread, self._control_thread):
+        for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
         self._snapshots.close()
@@ -222,7 +212,7 @@ class LearnerServer:
             serve()
         except BaseException as e:
             self._fail(e)
-            self._halt()  # an actor whose records go nowhere must not be told that all is well
+            self._halt()  # an actor whose records go nowhere must not receive that all is well
             raise
 
     def _serve_data(self) -> None:
@@ -252,7 +242,7 @@ class LearnerServer:
         peers: PeerRateLimiter,
         counters: Counters,
     ) -> None:
-        """Hand what a channel has to its handler, up to a batch."""
+        """Hand a channel's messages to its handler, up to a batch."""
         for _ in range(_BATCH):
             frames = self._sockets.receive(channel)
             if frames is None:
