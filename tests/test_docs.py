@@ -18,6 +18,7 @@ import pytest
 from serl_chunk import cli as command_modules
 from serl_chunk import main as command_line
 from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.cli import training
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
@@ -194,7 +195,8 @@ def test_pip_finds_the_extras(words: list[str]):
 
 def test_the_printed_help_is_accepted(calls: Calls, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
-    lines = re.findall(r"serl-chunk (--exp_name .*)", re.sub(r"\\\n +", "", command_line.EPILOG))
+    text = training.EXAMPLES + training.MORE_EXAMPLES
+    lines = re.findall(r"serl-chunk (--exp_name .*)", re.sub(r"\\\n +", "", text))
     for line in lines:
         assert command_line.main(shlex.split(line)) == 0, line
     assert len(calls) == len(lines) >= 4
@@ -303,8 +305,11 @@ def test_settings_exist(doc: Path):
 
 @pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
 def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
+    assert command_line.main(["--help_all"]) == 0
     for words in (
-        [],
+        ["config"],
+        ["new"],
+        ["experiments"],
         ["record"],
         ["report"],
         ["doctor"],

@@ -111,34 +111,6 @@ def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) ->
     return f"--config.{parameter}" if settable and (dot or group == "discount") else parameter
 
 
-def check_flag_combinations(
-    flags: argparse.Namespace, config: ExperimentConfig, *, networked: bool, evaluating: bool
-) -> None:
-    """Raise ConfigError for flags that have no effect with the others and this experiment.
-
-    `networked`: a flag decides how learner and actors find each other.
-    """
-    for flag in ("eval_episodes", "video_episodes"):
-        if getattr(flags, flag) is not None and not config.learner.eval_interval:
-            raise ConfigError(
-                "it is about a learner's own evaluations. Add --eval_interval N; the evaluation of a checkpoint has "
-                "--eval_n_trajs and --save_video.",
-                parameter=flag,
-            )
-    if flags.dataset_replace_interval is not None and flags.dataset_dir is None:
-        raise ConfigError(
-            "it is about the shards of a data set. Add --dataset_dir DIR.", parameter="dataset_replace_interval"
-        )
-    if config.learner.online_steps != 0 or evaluating:
-        return
-    if flags.actor:
-        raise ConfigError("0 trains without actors. Leave --actor out.", parameter="online_steps")
-    if networked:
-        raise ConfigError(
-            "0 has no network. Leave --bind, --port, --keys and --insecure out.", parameter="online_steps"
-        )
-
-
 def run_presets() -> int:
     """Print the presets, one a line."""
     width = max(map(len, PRESETS))

@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from serl_chunk.cli.logs import add_log_flags, configure
 from serl_chunk.types import ConfigError
@@ -68,7 +68,9 @@ def _record(arguments: list[str]) -> int:
         elif cameras == ("none",):
             cameras = ()
         if twice := [c for i, c in enumerate(cameras) if c in cameras[:i]]:
-            raise ConfigError(f"--cameras names {twice[0]!r} twice: leave one of them out")
+            raise ConfigError(f"{twice[0]!r} is named twice. Remove one of them.", parameter="cameras")
+    for camera in cameras:
+        spec_of(config).camera(camera)
     return run_record(config, flags.n_demos, flags.out, policy=flags.policy, noise=flags.noise, cameras=cameras)
 
 
@@ -107,6 +109,39 @@ def _presets(arguments: list[str]) -> int:
     from serl_chunk.cli.flags import run_presets
 
     return run_presets()
+
+
+def _experiments(arguments: list[str]) -> int:
+    p = Parser(prog="serl-chunk experiments", description="List the experiments: name, robot, purpose.")
+    p.parse_args(arguments)
+    from serl_chunk.cli.experiments import run_experiments
+
+    return run_experiments()
+
+
+def _config(arguments: list[str]) -> int:
+    p = Parser(
+        prog="serl-chunk config",
+        description="Show an experiment's settings: value, unit, meaning. * marks what differs from the default.",
+        allow_abbrev=False,
+    )
+    p.add_argument("exp_name", metavar="EXP", help="a packaged experiment, one in ./experiments, or a .py file")
+    p.add_argument("field", nargs="?", default="", metavar="FIELD", help="a setting or a group, such as agent.critic")
+    from serl_chunk.cli.experiments import run_config
+    from serl_chunk.cli.flags import add_experiment_flags, load_flags
+
+    add_experiment_flags(p)
+    flags, rest = p.parse_known_args(arguments)
+    return run_config(load_flags(flags, rest), flags.field)
+
+
+def _new(arguments: list[str]) -> int:
+    p = Parser(prog="serl-chunk new", description="Write an experiment with a small robot, to fill in with yours.")
+    p.add_argument("file", metavar="FILE", help="the file to write, such as my_robot.py; it must not exist")
+    flags = p.parse_args(arguments)
+    from serl_chunk.cli.experiments import run_new
+
+    return run_new(flags.file)
 
 
 def _data(arguments: list[str]) -> int:
@@ -194,11 +229,21 @@ def _doctor(arguments: list[str]) -> int:
     return run_doctor(config, where, flags.json)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "record": _record,
-    "report": _report,
-    "keys": _keys,
-    "doctor": _doctor,
-    "data": _data,
-    "presets": _presets,
+class Command(NamedTuple):
+    """A command of its own: what it runs, and a line for the help."""
+
+    run: Callable[[list[str]], int]
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {
+    "experiments": Command(_experiments, "list the experiments that --exp_name names"),
+    "config": Command(_config, "show an experiment's settings, with units and meaning"),
+    "new": Command(_new, "write an experiment for your own robot, which runs as it is"),
+    "record": Command(_record, "record demonstrations"),
+    "data": Command(_data, "convert, export, inspect and check demonstrations"),
+    "presets": Command(_presets, "list the algorithms that --preset names"),
+    "report": Command(_report, "write the report of a run"),
+    "keys": Command(_keys, "admit robot PCs to a learner over a network"),
+    "doctor": Command(_doctor, "check what lies between a robot PC and its learner"),
 }

@@ -162,6 +162,15 @@ def _problem(value: Any, meaning: Setting, hint: Any) -> str:
     return valid if all(map(math.isfinite, numbers)) else f"{valid} and finite".removeprefix(" and ")
 
 
+def range_in_words(config: Any, path: str) -> str:
+    """Return the values that the setting `path` of a configuration may have; empty where all of its type may."""
+    group, _, name = path.rpartition(".")
+    owner: Any = type(value_at(config, group) if group else config)
+    meaning, hint = settings_of(owner)[name]
+    parts = [meaning.valid(), choices_in_words(_choices(hint)), "none" if type(None) in typing.get_args(hint) else ""]
+    return " or ".join(part for part in parts if part)
+
+
 def _choices(hint: Any) -> tuple[Any, ...]:
     if typing.get_origin(hint) is Literal:
         return typing.get_args(hint)

@@ -18,7 +18,8 @@ from serl_chunk.config.renamed import rename_hint
 from serl_chunk.types import ConfigError, SerlChunkError
 
 
-def _packaged_folder() -> Path:
+def packaged_folder() -> Path:
+    """Return the folder of the experiments that come with the package."""
     spec = importlib.util.find_spec("serl_chunk.experiments")
     if spec is not None and spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
@@ -28,7 +29,7 @@ def _packaged_folder() -> Path:
 def known_experiments() -> dict[str, Path]:
     """`name -> file` of the packaged experiments and of those in ./experiments, which win."""
     found = {}
-    for folder in (_packaged_folder(), Path.cwd() / "experiments"):
+    for folder in (packaged_folder(), Path.cwd() / "experiments"):
         if folder.is_dir():
             found.update({p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")})
     return found
@@ -118,7 +119,7 @@ def _import_from(file: Path) -> None:
     would hide the package that its robot needs. The packaged experiments import nothing from beside them.
     """
     folder = str(file.parent)
-    if folder in sys.path or file.parent == _packaged_folder().resolve():
+    if folder in sys.path or file.parent == packaged_folder().resolve():
         return
     names = {f.stem for f in file.parent.glob("*.py")} | {f.parent.name for f in file.parent.glob("*/__init__.py")}
     last = file.parent == (Path.cwd() / "experiments").resolve()

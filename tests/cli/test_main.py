@@ -14,7 +14,10 @@ from errors import naming
 from serl_chunk.cli.actor import LearnerAddress
 from serl_chunk.cli.demos import DemoOptions
 from serl_chunk.cli.evaluate import EvaluationOptions
+from serl_chunk.cli.subcommands import COMMANDS
 from serl_chunk.main import main
+from serl_chunk.types import ConfigError, DataError
+from serl_chunk.version import version_info
 
 RUN = ["--exp_name", "fake_aloha"]
 EVALUATE = ["--eval_checkpoint_step", "5", "--eval_n_trajs", "2"]
@@ -48,7 +51,6 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], ("--exp_name", "fake_aloha", ".py")),
         (["--learner"], ("--exp_name", "fake_aloha", ".py")),
         (
             ["train"],
@@ -85,8 +87,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
         ([*RUN, "--learner", "--pin_cores"], ("--pin_cores", "--learner", "--actor")),
         ([*RUN, "--learner", "--ip", "gpu"], ("--ip", "--learner")),
         ([*RUN, "--learner", "--keys", "k", "--insecure"], ("--insecure", "--keys")),
-        ([*RUN, "--local", "--keys", "k"], ("--local", "--keys", "--insecure")),
-        ([*RUN, "--local", "--insecure"], ("--local", "--keys", "--insecure")),
+        ([*RUN, "--local", "--keys", "k"], ("--local", "--keys")),
+        ([*RUN, "--local", "--insecure"], ("--local", "--insecure")),
         (
             [*RUN, "--actor", *EVALUATE, "--checkpoint_path", "r", "--keys", "k"],
             ("--keys", "--ip", "--checkpoint_path"),
@@ -100,7 +102,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
         (["record", *RUN, "--out", "x", "--n_demo", "3"], ("--n_demo", "--n_demos")),
         (["record", "--out", "x"], ("--exp_name", "fake_aloha", ".py")),
         (["report"], ("run", "serl-chunk report --help")),
-        (["report", "a", "b"], ("b", "serl-chunk report --help")),
+        (["report", "a", "b", "--films", "1"], ("--films",)),
     ],
     ids=lambda v: " ".join(v) or "nothing" if isinstance(v, list) else "",
 )
@@ -283,20 +285,56 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "serl-chunk: interrupted\n"
 
 
-@pytest.mark.parametrize("command", [[], ["record"], ["report"], ["keys"], ["keys", "join"]])
+@pytest.mark.parametrize("command", [["record"], ["report"], ["keys"], ["keys", "join"], ["config"], ["new"]])
 def test_help_names_the_flags(command, capsys):
     with pytest.raises(SystemExit) as done:
         main([*command, "--help"])
     assert done.value.code == 0
+    assert " ".join(["usage: serl-chunk", *command]) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["--help_all"]])
+def test_the_help_is_short_unless_all_of_it_is_wanted(arguments, capsys):
+    assert main(arguments) == 0
     text = capsys.readouterr().out
-    assert " ".join(["usage: serl-chunk", *command]) in text
-    if not command:
-        flags = (
-            "exp_name learner actor ip demo_path checkpoint_path save_video eval_checkpoint_step eval_n_trajs bind port"
-            " keys insecure"
-        )
-        for flag in flags.split():
-            assert f"--{flag}" in text
+    flags = set(re.findall(r"^  --(\w+)", text, re.MULTILINE))
+    most_used = {"exp_name", "learner", "actor", "local", "demo_path", "checkpoint_path", "ip", "bind", "preset"}
+    assert most_used | {"eval_checkpoint_step", "eval_n_trajs", "help_all", "version"} <= flags
+    assert text.count("  serl-chunk ") >= 3  # examples
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +\w", text, re.MULTILINE)
+    if arguments == ["--help_all"]:
+        assert flags > most_used | {"save_video", "port", "keys", "insecure", "utd_ratio"}
+    else:
+        assert len(flags) <= 14
+        assert len(text.splitlines()) < 55
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version_info().text
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "named"),
+    [
+        (ConfigError("must be above 0, got 0", parameter="agent.lr"), 2, ("--config.agent.lr", 0)),
+        (ConfigError("must be above 0, got 0", parameter="learner.utd_ratio"), 2, ("--utd_ratio", 0)),
+        (ConfigError("no such file", parameter="demo_path"), 2, ("--demo_path", "no such file")),
+        (ConfigError("it is slow", parameter="somewhere.else"), 2, ("somewhere.else",)),
+        (DataError("episode_0.hdf5: it is damaged"), 1, ("episode_0.hdf5",)),
+        (OSError(28, "No space left on device", "runs/x"), 1, ("runs/x", "No space left on device", "Free space")),
+        (PermissionError(13, "Permission denied", "runs/x"), 1, ("runs/x", "Permission denied", "permissions")),
+        (TimeoutError(), 1, ("TimeoutError",)),
+    ],
+    ids=repr,
+)
+def test_an_error_is_one_line_with_a_status(monkeypatch, capsys, error, status, named):
+    def fails(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr("serl_chunk.cli.local.run_local", fails)
+    assert re.search(naming(*named), refused(capsys, [*RUN, "--local", "--utd_ratio", "0.5"], status))
 
 
 def test_the_package_is_a_command_too():
@@ -309,4 +347,4 @@ def test_the_package_is_a_command_too():
         timeout=120,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("serl-chunk: unknown experiment 'nothing'")
+    assert done.stderr.startswith("serl-chunk: --exp_name: unknown experiment 'nothing'")

@@ -1,0 +1,304 @@
+"""The command without a name: flags of training, acting and evaluation, and what each of them belongs to."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from serl_chunk.cli.flags import add_experiment_flags, add_learner_flags, load_flags
+from serl_chunk.cli.logs import add_log_flags, configure
+from serl_chunk.cli.subcommands import COMMANDS, Parser, quiet_libraries
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.types import ConfigError
+from serl_chunk.version import version_info
+
+LOOPBACK = "127.0.0.1"
+EVALUATION = "an evaluation (--actor --eval_checkpoint_step N --eval_n_trajs K)"
+MODES = {"l": "--learner", "a": "--actor", "b": "--learner --actor", "o": "--local", "e": EVALUATION}
+"""Letter of a mode -> the flags that start it. A flag has the letters of the modes in which it has an effect."""
+DESCRIPTION = "Reinforcement learning for real robots in action chunks, with a human in the loop."
+EXAMPLES = """\
+examples:
+  serl-chunk record --exp_name fake_aloha --n_demos 20 --out demos/fake_aloha
+  serl-chunk --exp_name fake_aloha --learner --actor --demo_path demos/fake_aloha --checkpoint_path runs/first
+  serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 --checkpoint_path runs/first
+"""
+MORE_EXAMPLES = """\
+two machines:
+  GPU box    serl-chunk --exp_name fake_aloha --learner --bind 0.0.0.0 --demo_path demos/fake_aloha
+  robot PC   serl-chunk keys join '...' (once: the line that the learner prints), then
+             serl-chunk --exp_name fake_aloha --actor --ip GPU_BOX
+
+an algorithm by its name, on data alone, evaluated meanwhile (serl-chunk presets lists the names):
+  serl-chunk --exp_name fake_aloha --learner --preset qc --demo_path demos/fake_aloha \\
+      --offline_steps 20000 --online_steps 0 --eval_interval 5000
+"""
+SHORT = (
+    "exp_name", "learner", "actor", "local", "demo_path", "checkpoint_path", "preset", "bind", "ip",
+    "eval_checkpoint_step", "eval_n_trajs", "help_all", "version",
+)  # fmt: skip
+"""Flags of the short help."""
+
+
+def _epilog() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return (
+        "Any setting of the experiment is a flag too: --config.agent.lr=1e-4 (serl-chunk config EXP lists them).\n\n"
+        + "\n".join(["commands (each with --help):", *lines])
+        + f"\n\n{EXAMPLES}"
+    )
+
+
+def training_parser() -> Parser:
+    """Return the parser of all flags; an action's `modes` are the letters of `MODES` in which it has an effect."""
+    p = Parser(
+        prog="serl-chunk",
+        usage="serl-chunk --exp_name NAME (--learner | --actor | --learner --actor | --local) [flags]\n"
+        "       serl-chunk COMMAND ...",
+        description=DESCRIPTION,
+        epilog=f"{_epilog()}\n{MORE_EXAMPLES}",
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    group: argparse._ActionsContainer = p
+
+    def add(name: str, help: str, metavar: str | None = None, modes: str = "labeo", **options: Any) -> None:
+        if metavar is not None:
+            options["metavar"] = metavar
+        elif "default" not in options and "type" not in options and "choices" not in options:
+            options.setdefault("action", "store_true")
+        group.add_argument(f"--{name}", help=help, **options).modes = modes  # type: ignore[attr-defined]
+
+    p.add_argument("-h", "--help", action="store_true", help="show the most used flags")
+    add("help_all", "show all flags")
+    add("version", "show version and commit")
+    add("exp_name", "a packaged experiment, one in ./experiments, or the path of a .py file", "NAME")
+    add("learner", "run the training process (GPU box)")
+    add("actor", "run the control loop (robot PC); with --learner: both, here")
+    add("local", "both loops in this process, reproducible, without sockets")
+    add("seed", "seed of everything random (default: the experiment's)", "N", type=int)
+    add("debug", "no wandb")
+    add_log_flags(p)
+    add_experiment_flags(p)
+    add("pin_cores", "one core for the actor, the others to learn", modes="b")
+    add("launched_with_learner", argparse.SUPPRESS)  # flags of both processes are given to each
+
+    learner = group = p.add_argument_group("learner")
+    add(
+        "demo_path",
+        "demonstrations: a file, folder, data set, run or pattern; repeatable",
+        "PATH",
+        "lbo",
+        action="append",
+        default=[],
+    )
+    add("demo_format", "what --demo_path is (default: what it looks like)", "FORMAT", "lbo")
+    add("demo_color", "order of stored channels where files have none", modes="lbo", choices=("rgb", "bgr"))
+    add("demo_hz", "steps a second where files do not record it", "HZ", "lbo", type=float)
+    add("demo_env", "OGBench task whose rewards are computed", "TASK", "lbo", default="")
+    add(
+        "demo_keep_solved",
+        "steps of OGBench's data that begin in a solved state are examples of success, or left out",
+        modes="lbo",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+    )
+    add("demo_solved", argparse.SUPPRESS, modes="lbo", choices=("drop", "keep"))  # a former name
+    learner.add_argument(
+        "--demo_proportion",
+        "--dataset_proportion",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="use the first P of them (of OGBench's and D4RL's data: of the steps), and of every shard",
+    ).modes = "lbo"  # type: ignore[attr-defined]
+    add("dataset_dir", "OGBench's .npz files, one after the other, for data larger than memory", "DIR", "lbo")
+    group = learner.add_mutually_exclusive_group()
+    add("demo_success", "demonstrations that record no outcome succeeded", modes="lbo")
+    add("demo_failure", "they failed", modes="lbo")
+    add("demo_scores", "rewards by folder, such as score_5=1,score_1=0", "DIR=R,...", "lbo")
+    group = learner
+    add_learner_flags(learner)
+    add("checkpoint_path", "run folder: created, or resumed (default: runs/EXP_NAME/TIME)", "DIR", "lboe")
+    add(
+        "bind",
+        "address to listen on; 0.0.0.0 for all. Beyond this machine keys are used, and made where there are "
+        "none (default: this machine only)",
+        "ADDRESS",
+        "lb",
+        default=LOOPBACK,
+    )
+
+    group = p.add_argument_group("actor")
+    add("ip", "the learner's host name or address (default: 127.0.0.1)", "HOST", "ae")
+    add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
+    add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
+    add(
+        "actor_id",
+        "name of this robot; differs between simultaneous actors (default: the name of its key, else actor)",
+        "NAME",
+        "abe",
+    )
+    add("eval_checkpoint_step", "evaluate checkpoint N, latest or best", "N")
+    add("eval_n_trajs", "episodes of the evaluation", "K", type=int, default=0)
+    add("save_video", "film the evaluation's episodes", modes="e")
+    add("eval_stochastic", "evaluate the mean policy and the sampled one", modes="e")
+    add("eval_validation", "use the start states that checkpoints are chosen on (for best)", modes="e")
+
+    group = p.add_argument_group("keys (both sides; see serl-chunk keys --help)")
+    add("keys", "folder of the keys (default: ~/.config/serl-chunk/keys, used beyond this machine)", "DIR", "labe")
+    add(
+        "insecure",
+        "no keys: any machine that reaches a learner can feed and read it (you are warned); on both sides",
+        modes="labe",
+    )
+    return p
+
+
+def short_help(parser: Parser) -> str:
+    """Return the help of the most used flags."""
+    short = Parser(
+        prog="serl-chunk", usage=parser.usage, description=DESCRIPTION, epilog=_epilog(), add_help=False,
+        formatter_class=parser.formatter_class,
+    )  # fmt: skip
+    for action in parser._actions:
+        if action.dest in SHORT:
+            short._add_action(action)
+    return short.format_help()
+
+
+def run_training(arguments: list[str]) -> int:
+    """Train, act or evaluate as the flags say, or print help or the version; return the exit status."""
+    parser = training_parser()
+    flags, rest = parser.parse_known_args(arguments)
+    if not arguments or flags.help or flags.help_all:
+        print(parser.format_help() if flags.help_all else short_help(parser), end="")
+        return 0
+    if flags.version:
+        print(version_info().text)
+        return 0
+    configure(flags)
+    quiet_libraries()
+    if flags.preset == "help":
+        return COMMANDS["presets"].run([])
+    config = load_flags(flags, rest)
+    mode = check_flags(parser, flags, config)
+    if mode == "b":
+        return _run_both(flags, arguments)
+    if mode in "lo":
+        return _run_learning(config, flags)
+    from serl_chunk.cli.actor import LearnerAddress, run_training_actor
+
+    address = LearnerAddress(flags.ip or LOOPBACK, _port(flags), flags.actor_id, flags.keys, flags.insecure)
+    if mode == "a":
+        return run_training_actor(config, address, flags.spool_path)
+    from serl_chunk.cli.evaluate import EvaluationOptions, run_evaluation
+
+    options = EvaluationOptions(
+        flags.eval_checkpoint_step,
+        flags.eval_n_trajs,
+        save_video=flags.save_video,
+        stochastic=flags.eval_stochastic,
+        validation=flags.eval_validation,
+    )
+    return run_evaluation(config, options, Path(flags.checkpoint_path) if flags.checkpoint_path else address)
+
+
+def _port(flags: argparse.Namespace) -> int:
+    from serl_chunk.transport.sockets import DEFAULT_PORT
+
+    return DEFAULT_PORT if flags.port is None else flags.port
+
+
+def _run_both(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from serl_chunk.cli.keys import learner_keys
+    from serl_chunk.cli.launch import run_both
+
+    learner_keys(flags.bind, flags.keys, insecure=flags.insecure)  # before an actor looks for the one of its own
+    shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
+    shared.append("--launched_with_learner")  # flags of the other process are no mistake
+    # An actor on this machine reaches what listens everywhere, but not what listens at one other address only.
+    anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
+    return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
+
+
+def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
+    from serl_chunk.cli.demos import DemoOptions
+
+    data, options = (flags.demo_path, flags.checkpoint_path), DemoOptions.of(flags)
+    wandb = not flags.debug
+    if config.learner.online_steps == 0:
+        from serl_chunk.cli.learner import run_offline
+
+        return run_offline(config, *data, wandb=wandb, threaded=not flags.local, demo_options=options)
+    if flags.local:
+        from serl_chunk.cli.local import run_local
+
+        return run_local(config, *data, wandb=wandb, demo_options=options)
+    from serl_chunk.cli.learner import run_learner
+
+    return run_learner(
+        config, *data, bind=flags.bind, port=_port(flags), insecure=flags.insecure, wandb=wandb, keys=flags.keys,
+        demo_options=options,
+    )  # fmt: skip
+
+
+def _mode(flags: argparse.Namespace) -> str:
+    """Return the letter of what the flags start; raise ConfigError for contradictions."""
+    evaluating = flags.eval_n_trajs > 0  # without it, 0 asks for none, as in HIL-SERL
+    if not (flags.learner or flags.actor or flags.local):
+        raise ConfigError("no mode selected. Give --learner, --actor, both, or --local.")
+    if flags.local and (flags.learner or flags.actor):
+        raise ConfigError("it runs both loops in this process. Remove --learner and --actor.", parameter="local")
+    if flags.eval_n_trajs < 0:
+        raise ConfigError(f"must be at least 1, got {flags.eval_n_trajs}", parameter="eval_n_trajs")
+    if evaluating != (flags.eval_checkpoint_step not in ((None, "") if evaluating else (None, "", "0"))):
+        raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
+    if evaluating and (flags.learner or not flags.actor):
+        raise ConfigError("an evaluation is run by --actor alone. Remove --learner and --local.")
+    return "e" if evaluating else "o" if flags.local else "ab"[flags.learner] if flags.actor else "l"
+
+
+def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, config: ExperimentConfig) -> str:
+    """Return the letter of the mode; raise ConfigError for flags without an effect in it or in this experiment."""
+    mode = _mode(flags)
+    evaluating = mode == "e"
+    for action in () if flags.launched_with_learner else parser._actions:
+        modes = getattr(action, "modes", mode)
+        if mode not in modes and getattr(flags, action.dest) != action.default:
+            raise ConfigError(
+                f"has no effect with {MODES[mode]}. It belongs to {', '.join(MODES[m] for m in modes)}.",
+                parameter=action.dest,
+            )
+    given = {name for name, value in vars(flags).items() if value not in (None, False)}
+    for wrong, name, text in (
+        ({"checkpoint_path", "ip"} <= given and evaluating, "ip", "--checkpoint_path too says where the checkpoint is"),
+        ({"keys", "checkpoint_path"} <= given and evaluating, "keys", "it is for a learner at --ip; --checkpoint_path"
+         " needs none"),
+        ({"keys", "insecure"} <= given, "insecure", "it means no keys, and --keys is given"),
+    ):  # fmt: skip
+        if wrong:
+            raise ConfigError(f"{text}. Remove one of them.", parameter=name)
+    for flag in ("eval_episodes", "video_episodes"):
+        if flag in given and not config.learner.eval_interval:
+            raise ConfigError(
+                "it is about a learner's own evaluations. Add --eval_interval N; the evaluation of a checkpoint has "
+                "--eval_n_trajs and --save_video.",
+                parameter=flag,
+            )
+    if "dataset_replace_interval" in given and "dataset_dir" not in given:
+        raise ConfigError(
+            "it is about the shards of a data set. Add --dataset_dir DIR.", parameter="dataset_replace_interval"
+        )
+    if config.learner.online_steps != 0 or evaluating:
+        return mode
+    if flags.actor:
+        raise ConfigError("0 trains without actors. Remove --actor.", parameter="online_steps")
+    if flags.bind != LOOPBACK or {"port", "keys", "insecure"} & given:
+        raise ConfigError("0 has no network. Remove --bind, --port, --keys and --insecure.", parameter="online_steps")
+    return mode

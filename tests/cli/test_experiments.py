@@ -1,0 +1,95 @@
+"""`serl-chunk experiments`, `config` and `new`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from errors import naming
+
+import serl_chunk
+from serl_chunk.config.loader import known_experiments, load_experiment
+from serl_chunk.data.demos import load_demos
+from serl_chunk.main import main
+from serl_chunk.robots.registry import make_env, robot_spec
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    return capsys.readouterr().err.removeprefix("serl-chunk: ")
+
+
+def test_experiments_are_listed_with_robot_and_purpose(capsys, folder):
+    (folder / "experiments").mkdir()
+    (folder / "experiments" / "broken.py").write_text("1 / 0")
+    lines = {line.split()[0]: line for line in printed(capsys, "experiments").splitlines()}
+    assert set(lines) == set(known_experiments())
+    assert "fake_aloha  " in lines["fake_aloha"]
+    assert "bimanual" in lines["fake_aloha"]
+    assert "ZeroDivisionError" in lines["broken"]
+
+
+def test_settings_are_shown_with_unit_meaning_and_mark(capsys):
+    text = printed(capsys, "config", "fake_aloha", "--config.agent.lr=0.001")
+    assert re.search(r"^\* agent\.lr +0\.001 +learning rate", text, re.MULTILINE)
+    assert re.search(r"^  transport\.timeout_s +5\.0 s +\w", text, re.MULTILINE)
+    assert re.search(r"^  chunk\.execute_steps +none +\w", text, re.MULTILINE)
+    group = printed(capsys, "config", "fake_aloha", "agent.critic").splitlines()[1:]
+    assert group
+    assert all(line[2:].startswith("agent.critic.") for line in group)
+
+
+def test_one_setting_is_explained(capsys):
+    text = printed(capsys, "config", "fake_aloha", "agent.critic.loss", "--config.agent.critic.loss", "hl_gauss")
+    assert "hl_gauss" in text
+    assert "squared, bounded, hl_gauss" in text
+    assert "--config.agent.critic.loss=VALUE" in text
+    assert "agent.critic.loss=hl_gauss" in printed(capsys, "config", "fake_aloha", "agent.critic.bins")
+    assert "above 0 or none" in printed(capsys, "config", "fake_aloha", "agent.gripper.lr")
+    assert re.search(naming("agent.crtic", "agent.critic"), refused(capsys, "config", "fake_aloha", "agent.crtic"))
+    assert re.search(naming("fake_aloa", "fake_aloha"), refused(capsys, "config", "fake_aloa"))
+
+
+def test_a_new_experiment_runs_as_it_is(capsys, folder):
+    text = printed(capsys, "new", "rig.py")
+    assert "serl-chunk record --exp_name ./rig.py" in text
+    config = load_experiment("./rig.py")
+    assert (config.name, config.robot.task) == ("rig", "move the gripper over the target")
+    spec = robot_spec(config.robot)
+    assert [camera.name for camera in spec.cameras] == ["top"]
+    env = make_env(config.robot)
+    first = [env.reset(seed=3)[0]["state"] for _ in range(2)]
+    np.testing.assert_array_equal(*first)
+    assert main(["record", "--exp_name", "./rig.py", "--n_demos", "2", "--out", "demos"]) == 0
+    demos = load_demos(["demos"], spec)
+    assert [e.end.terminated for e in demos.episodes] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [("there.py", "there.py"), ("a-b.py", "a-b.py"), ("x.txt", "x.txt"), ("no/x.py", "no")],
+)
+def test_a_file_is_not_overwritten_and_needs_a_place(capsys, folder, file, named):
+    (folder / "there.py").write_text("mine")
+    assert re.search(naming(named), refused(capsys, "new", file))
+    assert (folder / "there.py").read_text() == "mine"
+
+
+def test_what_an_experiment_needs_comes_from_the_package():
+    for name in serl_chunk.__all__:
+        assert getattr(serl_chunk, name).__name__ == name
