@@ -34,7 +34,7 @@ def experiment():
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, Any]]]:
     """(command, arguments, keywords) of what would have been run."""
     calls: list[tuple[str, tuple, dict[str, Any]]] = []
-    for path in ("local.run_local", "launch.run_both", "learner.run_learner", "offline.run_offline",
+    for path in ("local.run_local", "launch.run_both", "learner.run_learner", "learner.run_offline",
                  "actor.run_training_actor", "doctor.doctor.run_doctor", "record.run_record"):  # fmt: skip
         name = path.rpartition(".")[2]
         monkeypatch.setattr(f"serl_chunk.cli.{path}", lambda *a, name=name, **k: calls.append((name, a, k)) or 0)
