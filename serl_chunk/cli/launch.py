@@ -1,4 +1,4 @@
-"""`--learner --actor`: both processes on this machine, each in its own session of the operating system."""
+"""`--learner --actor`: both processes on this machine, each in its own operating system session."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from serl_chunk.cli.signals import INTERRUPTED, SIGNALS, exit_at_once_while, nev
 
 PROGRAM = (sys.executable, "-m", "serl_chunk")
 STOP_GRACE = 60.0  # seconds a child has for its last checkpoint or its last records
-DONE_GRACE = 5.0  # seconds an actor has to end after its learner; one that never met it would wait for ever
-OUTPUT_GRACE = 2.0  # seconds for what ended processes printed; a grandchild may hold their pipe open
+DONE_GRACE = 5.0  # seconds an actor has to end after its learner; an unconnected one would wait forever
+OUTPUT_GRACE = 2.0  # seconds for the output of ended processes; a grandchild may hold their pipe open
 WATCH_PERIOD = 0.1  # seconds between looks at the processes
 
 logger = logging.getLogger(__name__)
 
 
 def core_sets(pin: bool) -> tuple[set[int] | None, set[int] | None]:
-    """The cores of the learner and of the actor: all but one, and the last one; None leaves them alone."""
+    """Cores of the learner (all but the last) and of the actor (the last); None for no restriction."""
     if not pin:
         return None, None
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -38,16 +38,17 @@ def core_sets(pin: bool) -> tuple[set[int] | None, set[int] | None]:
 def run_both(
     arguments: Sequence[str], *, pin: bool, ip: str = "127.0.0.1", program: Sequence[str] = PROGRAM
 ) -> int:  # fmt: skip
-    """Start `serl-chunk ARGUMENTS` twice, with --learner and with --actor; end both when one ends badly.
+    """Start `serl-chunk ARGUMENTS` with --learner and with --actor; end both when one fails. Signals are passed on.
 
-    What they print is printed here as `learner | LINE` and `actor | LINE`. Signals are passed on.
+    Their output is shown as `learner | LINE` and `actor | LINE`.
 
     Args:
-        pin: give the actor a core of its own.
-        ip: where the actor finds the learner.
-        program: what is run.
+        pin: reserve a core for the actor.
+        ip: the learner's address for the actor.
+        program: the command.
 
-    Returns the exit status of the one that failed first, else 0; 130 where a signal ended one that had hardly begun.
+    Returns:
+        The exit status of the process that failed first, else 0; 130 where a signal ended one during its start.
     """
     exit_at_once_while(never)  # the children end first
     relay = Relay(current_screen())
@@ -67,7 +68,7 @@ def run_both(
 
 
 class _Pair:
-    """A learner and an actor, from their start to their end."""
+    """A learner process and an actor process."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -75,13 +76,13 @@ class _Pair:
         self._stopping = False
 
     def start(self, name: str, command: list[str], cores: set[int] | None) -> None:
-        """Start one; not where a signal came first."""
+        """Start one process, unless a signal came before."""
         if self._stopping:
             return
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         if self._relay.live:
             environment[LIVE] = "1"
-        # A terminal's Ctrl-C reaches the whole foreground group; one signal, sent by the parent, is enough.
+        # A terminal's Ctrl-C would reach the whole foreground group in addition to the parent's signal.
         child = subprocess.Popen(
             command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -94,23 +95,23 @@ class _Pair:
             child.send_signal(signal.SIGTERM)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler: passes it on as SIGTERM. Prints nothing, as the relay may be printing just now."""
+        """Pass a signal on as SIGTERM. It must not log, because it may interrupt the thread that logs."""
         self._stopping = True
         note_signal(number)
         for child in self._children.values():
             child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End at once what still runs."""
+        """Kill the processes that still run."""
         for child in self._children.values():
             if child.poll() is None:
                 child.kill()
             child.wait()
 
     def watch(self) -> int:
-        """Wait for the end of both; returns the exit status of the pair."""
+        """Wait for the end of both processes; returns the exit status of the pair."""
         first = ""  # the process that failed before the other
-        deadline = 0.0  # of an actor whose learner is done
+        deadline = 0.0  # for an actor whose learner is done
         while any(c.poll() is None for c in self._children.values()):
             time.sleep(WATCH_PERIOD)
             for name, child in self._children.items():
@@ -121,7 +122,7 @@ class _Pair:
                     first = name
                     logger.error(f"the {name} {_end(child.returncode)}: stopping the other process")
                     self._end_one(other)
-                elif name == "learner":  # an actor it knew is about to end; another one would wait for ever
+                elif name == "learner":  # its connected actor is about to end; another would wait forever
                     deadline = deadline or time.monotonic() + DONE_GRACE
                     if time.monotonic() >= deadline:
                         logger.info("the learner is done and the actor has not ended: stopping the actor")
@@ -146,10 +147,10 @@ class _Pair:
 
 
 def _end(returncode: int) -> str:
-    """How a process ended, in words."""
+    """The end of a process as text."""
     return f"ended with status {returncode}" if returncode > 0 else f"was ended by {signal.Signals(-returncode).name}"
 
 
 def _status(returncode: int) -> int:
-    """An exit status as a shell names it; what our own SIGTERM ended before it listened was interrupted."""
+    """An exit status as in a shell; the launcher's SIGTERM during a start counts as an interruption."""
     return INTERRUPTED if returncode == -signal.SIGTERM else 128 - returncode if returncode < 0 else returncode

@@ -150,8 +150,7 @@ class ScreenHandler(logging.Handler):
         if self.screen.live:
             level = f"\x1b[{COLOURS.get(record.levelno, '31')}m{level}\x1b[0m"
         source = "" if _of_package(record) else f"{record.name}: "
-        time = _SHORT.formatTime(record, "%H:%M:%S")
-        return f"{time} {level} {source}{_SHORT.format(record)}"
+        return f"{_PLAIN.formatTime(record, '%H:%M:%S')} {level} {source}{_PLAIN.format(record)}"
 
 
 class FileHandler(logging.Handler):
@@ -171,24 +170,19 @@ class FileHandler(logging.Handler):
 
     def open(self, path: Path) -> None:
         """Append to `path` from now on; a second call changes nothing."""
-        with self.lock or contextlib.nullcontext():
-            if self.path is not None:
-                return
-            self.path = path
-            try:
-                self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
-            except OSError as error:
-                failure: OSError | None = error
-            else:
-                failure = None
-                self._thread = OutputThread()
-                self._stream = BackgroundStream(self._file, self._thread, self._failed)
-                for line in self._early:
-                    self._stream.write(line)
-                before_exit(lambda: self._drain(TELLING))
-            self._early.clear()
-        if failure is not None:
-            self._failed(failure)
+        if self.path is not None:
+            return
+        self.path = path
+        try:
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            self._failed(error)
+            return
+        self._thread = OutputThread()
+        self._stream = BackgroundStream(self._file, self._thread, self._failed)
+        while self._early:
+            self._stream.write(self._early.popleft())
+        before_exit(lambda: self._drain(TELLING))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -215,7 +209,7 @@ class FileHandler(logging.Handler):
         logger.warning(f"{self.path}: the log file cannot be written ({error}). The process continues without it.")
 
 
-_SHORT = logging.Formatter("%(message)s")
+_PLAIN = logging.Formatter("%(message)s")
 _screen: ScreenHandler | None = None  # of this process, while `logging_to_stdout` lasts
 _file: FileHandler | None = None
 

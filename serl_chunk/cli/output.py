@@ -1,7 +1,7 @@
-"""Standard output and error of a run, written by a thread of their own.
+"""Standard output and error of a run, written by a separate thread.
 
-A terminal may take nothing for hours (Ctrl-S, a pager, a stopped `tee`) or be gone (a closed window, a lost ssh
-connection). Neither may stop or fail the thread that commands a robot, wherever in it a line is printed.
+A terminal may accept nothing for hours (Ctrl-S, a pager, a stopped `tee`) or be closed (a window, an ssh connection).
+Neither may stop or fail the thread that commands a robot.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-QUEUE_CHARS = 1 << 18  # what waits for a terminal at most: minutes of a live status line, days of a log
-FLUSH_SECONDS = 5.0  # at the end of a run; a terminal that takes nothing until then gets no more
+QUEUE_CHARS = 1 << 18  # queued for a terminal at most: minutes of a live status line, days of a log
+FLUSH_SECONDS = 5.0  # at the end of a run, for what is queued
 
 
 class BackgroundStream(io.TextIOBase):
-    """A text stream that only queues what is written, and neither blocks nor raises, whatever `stream` does.
+    """A text stream that queues what is written, and neither blocks nor raises, whatever `stream` does.
 
     A line is queued when it is complete or flushed, so that lines of several threads stay whole.
+
+    Args:
+        on_error: called once, by the queue's thread, when `stream` fails; nothing more is then written to it.
     """
 
     def __init__(
@@ -34,18 +37,16 @@ class BackgroundStream(io.TextIOBase):
         self._stream, self._queue, self._on_error = stream, queue, on_error
         try:
             self._descriptor: int | None = stream.fileno()
-        except (OSError, ValueError, AttributeError):  # of a test, in memory
+        except (OSError, ValueError, AttributeError):  # a stream in memory, of a test
             self._descriptor = None
-        self._partial: dict[int, str] = {}  # thread -> what it has written of a line
-        self._gone = False  # whether `stream` takes no more
+        self._partial: dict[int, str] = {}  # thread -> the part of a line that it wrote
+        self._failed = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """Queue `text`, or keep it until the line is complete."""
         line = self._partial.pop(threading.get_ident(), "") + text
         if line.endswith("\n") or len(line) > QUEUE_CHARS:
             self._queue.put(self, line)
@@ -54,22 +55,20 @@ class BackgroundStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Queue what this thread has written of a line; waits for nothing."""
+        """Queue this thread's part of a line, without waiting."""
         if line := self._partial.pop(threading.get_ident(), ""):
             self._queue.put(self, line)
 
     def flush_all(self) -> None:
-        """Queue what any thread has written of a line."""
+        """Queue every thread's part of a line."""
         for thread in list(self._partial):
             if line := self._partial.pop(thread, ""):
                 self._queue.put(self, line)
 
     def writable(self) -> bool:
-        """True."""
         return True
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
@@ -79,42 +78,41 @@ class BackgroundStream(io.TextIOBase):
         return self._descriptor
 
     def deliver(self, text: str) -> None:
-        """Write `text` at last, however long that takes; by the queue's thread."""
-        if self._gone:
+        """Write `text` from the queue's thread, however long that takes."""
+        if self._failed:
             return
         try:
             if self._descriptor is None:
                 self._stream.write(text)
                 self._stream.flush()
                 return
-            # Not by the stream: a thread that waits within it holds a lock that the interpreter wants at its end.
+            # Not by the stream: a thread that waits in it holds a lock that the interpreter needs at its end.
             data = memoryview(text.encode(self.encoding, "backslashreplace"))
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:  # another program made the terminal so
+                except BlockingIOError:  # another program made the terminal non-blocking
                     select.select([], [self._descriptor], [], 1.0)
         except (OSError, ValueError) as error:  # EIO, EPIPE, a full disk; a stream that was closed
-            self._gone = True
+            self._failed = True
             if self._on_error is not None:
                 self._on_error(error)
 
 
 class OutputThread:
-    """A bounded queue of text and the thread that writes it; lines that find it full are counted and dropped."""
+    """A bounded queue of text and the thread that writes it; lines that do not fit are counted and dropped."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # its lock may be taken again by a signal's handler
+        self._changed = threading.Condition()  # reentrant: a signal's handler may take its lock again
         self._pieces: collections.deque[tuple[BackgroundStream, str]] = collections.deque()
         self._chars = 0
         self._writing = False
         self._ended = False
         self.dropped = 0  # lines so far
-        self._not_noted = 0  # of them, those that no line of the output counts yet
+        self._not_noted = 0  # dropped lines that the output does not mention yet
         threading.Thread(target=self._run, name="output", daemon=True).start()
 
     def put(self, stream: BackgroundStream, text: str) -> None:
-        """Queue `text` for `stream`, or drop it."""
         with self._changed:
             if not self._ended:
                 if self._chars + len(text) > QUEUE_CHARS:
@@ -126,11 +124,11 @@ class OutputThread:
                 self._changed.notify_all()
                 return
             written = not self._pieces and not self._writing
-        if written:  # what a library prints at the interpreter's end
+        if written:  # printed by a library at the interpreter's end
             stream.deliver(text)
 
     def close(self, timeout: float) -> bool:
-        """Take no more and wait until all is written, `timeout` seconds at most; returns whether it is."""
+        """Accept no more and wait, `timeout` seconds at most; returns whether everything is written."""
         deadline = time.monotonic() + timeout
         with self._changed:
             self._ended = True
@@ -144,7 +142,9 @@ class OutputThread:
 
     def _note(self, stream: BackgroundStream) -> None:
         if self._not_noted:
-            self._append(stream, f"WARNING: {self._not_noted} lines of output were dropped: nothing took them\n")
+            self._append(
+                stream, f"WARNING: {self._not_noted} lines of output were dropped: the output accepted nothing\n"
+            )
             self._not_noted = 0
 
     def _append(self, stream: BackgroundStream, text: str) -> None:
@@ -167,9 +167,9 @@ class OutputThread:
 
 @contextlib.contextmanager
 def background_output() -> Iterator[OutputThread]:
-    """Let `sys.stdout` and `sys.stderr` be such streams within the block; what is queued is written at its end."""
+    """Replace `sys.stdout` and `sys.stderr` by background streams in the block; its end writes what is queued."""
     before = sys.stdout, sys.stderr
-    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone already
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is closed already
         for stream in before:
             stream.flush()
     thread = OutputThread()

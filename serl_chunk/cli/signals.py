@@ -14,52 +14,51 @@ from collections.abc import Callable
 INTERRUPTED = 130  # exit status
 HANGUP = 128 + signal.SIGHUP
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 1.4  # seconds in which a learner without anything to save may end by itself; a compilation takes longer
-TELLING = 0.2  # seconds for what `before_exit` sends to other machines
+GRACE = 1.4  # seconds in which a learner with nothing to save may end by itself; a compilation takes longer
+TELLING = 0.2  # seconds for what `before_exit` sends or writes
 
 logger = logging.getLogger(__name__)
 
 
 def always() -> bool:
-    """For `exit_at_once_while`: there is nothing to save yet."""
+    """Condition of `exit_at_once_while`: there is nothing to save yet."""
     return True
 
 
 def never() -> bool:
-    """For `exit_at_once_while`: signals always unwind the process."""
+    """Condition of `exit_at_once_while`: signals always unwind the process."""
     return False
 
 
-_answering = False  # whether this process is the command's own
-_first: int | None = None  # the signal that this process ends by
+_answering = False  # whether this is the command's own process
+_first: int | None = None  # the signal that ends this process
 _expendable: Callable[[], bool] = always
 _grace = 0.0
-_passed_on = False  # whether a signal was left to the thread that ends the process
+_passed_on = False  # whether a signal was passed to the thread that ends the process
 _cleanups: list[Callable[[], object]] = []
 
 
 def answer_signals() -> None:
-    """Prepare this process, in its main thread, for signals from its first moment on; once, before heavy imports.
+    """Prepare the main thread for signals; call it once, before heavy imports.
 
-    Until `exit_at_once_while` gives another condition, a thread ends the process at once. Python's own way, an
-    exception in the main thread, is no alternative: it comes minutes late where something is compiled, and a native
-    library whose import it interrupts may crash.
+    Until `exit_at_once_while` sets another condition, a thread ends the process at once. An exception in the main
+    thread would come minutes late during a compilation, and a native library whose import it interrupts may crash.
     """
     global _answering
     _answering = True
     _install(_interrupt)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written when the signal comes, whatever Python does
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # written at once, whatever Python does
     threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True).start()
 
 
 def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], bool] = lambda: True) -> None:
     """Let a signal set `stop` and log `how` the process ends, and a second one raise KeyboardInterrupt.
 
-    So does the first while not `listening`, unless it ends the process at once (`exit_at_once_while`). A SIGHUP that
-    was ignored (nohup) stays ignored, and one that follows another signal changes nothing: shells and service managers
-    send it in addition. Call it in the main thread.
+    The first also raises it while not `listening`, unless it ends the process at once (`exit_at_once_while`). An
+    ignored SIGHUP (nohup) stays ignored, and one after another signal has no effect: shells and service managers send
+    it in addition. Call it in the main thread.
     """
     first = True
 
@@ -83,12 +82,14 @@ def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], boo
 
 
 def exit_at_once_while(expendable: Callable[[], bool], grace: float = 0.0) -> None:
-    """Replace the condition under which a signal ends the process without unwinding it; raises KeyboardInterrupt where
-    the condition of before has just let one pass.
+    """Replace the condition under which a signal ends the process without unwinding it.
 
     Args:
-        expendable: whether nothing has to be saved and no robot is open; called on a thread of its own.
-        grace: seconds for which it has to hold after a signal.
+        expendable: whether nothing has to be saved and no robot is open; called on another thread.
+        grace: seconds for which it must hold after a signal.
+
+    Raises:
+        KeyboardInterrupt: a signal has just passed under the previous condition.
     """
     global _expendable, _grace
     if not _answering:
@@ -99,23 +100,23 @@ def exit_at_once_while(expendable: Callable[[], bool], grace: float = 0.0) -> No
 
 
 def before_exit(cleanup: Callable[[], object]) -> None:
-    """Call `cleanup` where a signal ends the process without unwinding it; on a thread, errors are dropped.
+    """Call `cleanup`, the last one first, on a thread where a signal ends the process without unwinding it.
 
-    The last one given comes first.
+    Errors of `cleanup` are dropped.
     """
     if _answering:
         _cleanups.append(cleanup)
 
 
 def note_signal(number: int) -> None:
-    """Remember what the process ends by, for its exit status; the first counts."""
+    """Remember the first signal for the exit status."""
     global _first
     if _first is None:
         _first = number
 
 
 def exit_status(status: int) -> int:
-    """`status`, or that of a closed terminal where it ended a process that did not fail."""
+    """`status`, or that of a closed terminal where it ended a process without a failure."""
     return HANGUP if _first == signal.SIGHUP and status in (0, INTERRUPTED) else status
 
 
@@ -133,7 +134,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _end_start() -> None:
-    """Leave the end to the thread, or raise KeyboardInterrupt where there is something to unwind."""
+    """Pass the signal to the thread, or raise KeyboardInterrupt where there is something to unwind."""
     global _passed_on
     if not (_answering and _expendable()):
         raise KeyboardInterrupt
@@ -149,7 +150,7 @@ def _watch(reading: int) -> None:
 
 
 def _exit(number: int) -> None:
-    """End at once. Locks and ports are the kernel's to release; child processes and `before_exit` are not."""
+    """End at once. The kernel releases locks and ports; child processes and `before_exit` are handled here."""
     note_signal(number)
     for cleanup in reversed(_cleanups):
         with contextlib.suppress(Exception):
