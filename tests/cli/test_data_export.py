@@ -120,7 +120,6 @@ def test_a_resumed_export_does_without_what_the_run_has_dropped_since(run, tmp_p
 def test_a_run_is_a_source_for_every_data_command(run, tmp_path):
     source = open_any(str(run.path), ReadOptions(), None)
     assert isinstance(source, RunSource)
-    assert open_any(source, ReadOptions(), None) is source
     assert isinstance(open_any(str(run.path), ReadOptions(), "run"), RunSource)
     assert (
         main(["data", "convert", str(run.path), "--to", "hdf5", "--out", str(tmp_path / "out"), "--workers", "0"]) == 0

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ from serl_chunk.cli.data.options import (
 from serl_chunk.data.convert.convert import ConversionError, Progress, Report, convert
 from serl_chunk.data.convert.manifest import NAME as MANIFEST
 from serl_chunk.data.formats.episodes import EpisodeFiles
-from serl_chunk.data.source import Json, ReadOptions, Sink
+from serl_chunk.data.source import Json, ReadOptions, Sink, Source
 from serl_chunk.types import ConfigError, DataError
 
 _EVERY = 5.0  # seconds between lines where there is no terminal
@@ -57,20 +58,33 @@ def add_parsers(commands: Any) -> None:
 
 def run_convert(flags: argparse.Namespace) -> int:
     """Convert, and return the exit status. Raises ConfigError, DataError."""
-    _check_combinations(flags)
-    if flags.push_to_hub:
-        _hub()
-    folder = Path(flags.out).expanduser()
+    check_target(flags)
     options = options_of(flags)
     source = open_any(flags.path, options, flags.from_format)
     keys = keys_of(source, parse_episodes(flags.episodes))
+    return write_data_set(flags, options, source, keys, max_samples=flags.max_samples, tolerance_s=flags.tolerance_s)
+
+
+def write_data_set(
+    flags: argparse.Namespace,
+    options: ReadOptions,
+    source: Source,
+    keys: Sequence[str],
+    notes: Sequence[str] = (),
+    *,
+    max_samples: int | None = None,
+    tolerance_s: float | None = None,
+) -> int:
+    """Convert the episodes `keys` of `source` with the flags of `add_writing`, and return the exit status."""
+    folder = Path(flags.out).expanduser()
     if options.spec is None:
         options = dataclasses.replace(options, spec=getattr(source, "spec", None))
     joints: tuple[int, ...] | None = None
     if flags.to == "hdf5" and options.spec is None and isinstance(source, EpisodeFiles):
         joints = source.joints()
-    sink, target = _sink(flags, folder, options, joints)
-    notes = source.notes()
+    tolerance_s = None if tolerance_s is None or math.isinf(tolerance_s) else tolerance_s
+    sink, target = _sink(flags, folder, options, joints, tolerance_s)
+    notes = [*source.notes(), *notes]
     if flags.to == "hdf5" and options.spec is None and joints is None:
         notes.append("the robot is not known: /observations/qpos is the whole state; --exp_name keeps its joints alone")
     for note in notes:
@@ -88,8 +102,8 @@ def run_convert(flags: argparse.Namespace) -> int:
                 skip_bad=flags.skip_bad,
                 progress=display.update,
                 settings={"reading": _plain(options), "target": target},
-                max_samples=flags.max_samples,
-                tolerance_s=_finite(flags.tolerance_s) if flags.to == "hdf5" else None,
+                max_samples=max_samples,
+                tolerance_s=tolerance_s if flags.to == "hdf5" else None,
             )
     except ConversionError as error:
         remedy = "--resume --skip-bad" if error.bad_episode else "--resume"
@@ -103,7 +117,8 @@ def run_convert(flags: argparse.Namespace) -> int:
     return 1 if report.skipped and not flags.skip_bad else 0
 
 
-def _check_combinations(flags: argparse.Namespace) -> None:
+def check_target(flags: argparse.Namespace) -> None:
+    """Raise ConfigError where flags of `add_writing` exclude each other, or the library for an upload is missing."""
     if flags.to == "hdf5":
         for name in ("mode", "image_codec", "repo_id", "push_to_hub"):
             if getattr(flags, name):
@@ -114,10 +129,16 @@ def _check_combinations(flags: argparse.Namespace) -> None:
         raise ConfigError("--image_codec is for --mode image. Remove it, or --mode video")
     if flags.push_to_hub and not flags.repo_id:
         raise ConfigError("--push_to_hub needs --repo_id USER/NAME")
+    if flags.push_to_hub:
+        _hub()
 
 
 def _sink(
-    flags: argparse.Namespace, folder: Path, options: ReadOptions, joints: tuple[int, ...] | None
+    flags: argparse.Namespace,
+    folder: Path,
+    options: ReadOptions,
+    joints: tuple[int, ...] | None,
+    tolerance_s: float | None,
 ) -> tuple[Sink, Json]:
     """Return the target, and its settings that the data set depends on."""
     if flags.to == "hdf5":
@@ -131,14 +152,9 @@ def _sink(
         "version": "v2.1" if flags.to == "lerobot-v2.1" else "v3.0",
         "mode": flags.mode or "image",
         "image_codec": flags.image_codec or "png",
-        # Its own time is the number of the row; a robot's clock never is exactly that.
-        "tolerance_s": _finite(flags.tolerance_s),
+        "tolerance_s": tolerance_s,  # its own time is the number of the row; a robot's clock never is exactly that
     }
     return LeRobotSink(folder, task=options.task, **target), {"to": flags.to, **target}
-
-
-def _finite(tolerance_s: float | None) -> float | None:
-    return None if tolerance_s is None or math.isinf(tolerance_s) else tolerance_s
 
 
 def _plain(options: ReadOptions) -> Json:

@@ -5,39 +5,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.cli.data.convert import run_convert
-from serl_chunk.cli.data.options import TARGETS, add_writing, options_of
+from serl_chunk.cli.data.convert import check_target, write_data_set
+from serl_chunk.cli.data.options import TARGETS, add_writing, parse_cameras
 from serl_chunk.data.convert.manifest import NAME
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.demos import RunDemos
 from serl_chunk.runs.episodes import RunSource, is_run
-from serl_chunk.types import ConfigError, Episode, Outcome
+from serl_chunk.types import ConfigError, Outcome
 from serl_chunk.types import Source as Acted
 
 ONLY = ("success", "interventions")
 _HEAD = 3  # lines of a manifest among which the list of its episodes is
-
-
-class SelectedEpisodes:
-    """A `data.source.Source` of some of a run's episodes, with notes on the choice."""
-
-    def __init__(self, source: RunSource | RunDemos, keys: list[str], notes: Sequence[str] = ()) -> None:
-        self._source, self._keys, self._notes = source, keys, notes
-        self.format: str = source.format
-        self.path, self.hz, self.spec = source.path, source.hz, source.spec
-
-    def keys(self) -> list[str]:
-        return list(self._keys)
-
-    def read(self, key: str) -> Episode:
-        return self._source.read(key)
-
-    def notes(self) -> list[str]:
-        return [*self._source.notes(), *self._notes]
 
 
 def add_parsers(commands: Any) -> None:
@@ -70,34 +51,22 @@ def run_export(flags: argparse.Namespace) -> int:
     run = Path(flags.path).expanduser()
     if not is_run(run):
         raise ConfigError(f"{run} is not a run folder. `serl-chunk data convert` reads files and data sets")
-    not_given = {
-        "from_format": None, "exp_name": None, "color": None, "hz": None, "success": False, "failure": False,
-        "scores": None, "reward_every_step": False, "env": "", "proportion": 1.0,
-        "episodes": None, "max_samples": None, "tolerance_s": None,
-    }  # fmt: skip
-    full = argparse.Namespace(**(not_given | vars(flags)))
-    full.path = selected_episodes(run, options_of(full), flags.store, flags.only, Path(flags.out), flags.resume)
-    return run_convert(full)
-
-
-def selected_episodes(
-    run: Path, options: ReadOptions, store: str, only: str | None, out: Path, resume: bool
-) -> SelectedEpisodes:
-    """Return the episodes to export: of a resumed export, those that there were when it began. Raises ConfigError."""
-    source: RunSource | RunDemos = RunSource(run, options) if store == "online" else RunDemos(run, options)
+    check_target(flags)
+    options = ReadOptions(cameras=parse_cameras(flags.cameras), task=flags.task)
+    source = RunSource(run, options) if flags.store == "online" else RunDemos(run, options)
     keys, notes = source.keys(), []
     whole = len(keys)
-    if only is not None:
-        keys = [key for key in keys if _is(source, key, only)]
-        notes.append(f"{len(keys)} of {whole} episodes are chosen by --only {only}")
+    if flags.only is not None:
+        keys = [key for key in keys if _is(source, key, flags.only)]
+        notes.append(f"{len(keys)} of {whole} episodes are chosen by --only {flags.only}")
     if not keys:
-        filtered = f", none by --only {only}" if only else ""
-        raise ConfigError(f"{run}: no episode to export ({whole} in store {store}{filtered})")
-    if resume and (begun := keys_begun_with(out.expanduser())) is not None:
+        filtered = f", none by --only {flags.only}" if flags.only else ""
+        raise ConfigError(f"{run}: no episode to export ({whole} in store {flags.store}{filtered})")
+    if flags.resume and (begun := _keys_begun_with(Path(flags.out).expanduser())) is not None:
         if newer := len(set(keys) - set(begun)):
             notes.append(f"{newer} episodes ended after this export began: export them into another folder")
         keys = begun
-    return SelectedEpisodes(source, keys, notes)
+    return write_data_set(flags, options, source, keys, notes)
 
 
 def _is(source: RunSource | RunDemos, key: str, only: str) -> bool:
@@ -110,7 +79,7 @@ def _is(source: RunSource | RunDemos, key: str, only: str) -> bool:
     return outcome is Outcome.SUCCESS if only == "success" else human > 0
 
 
-def keys_begun_with(folder: Path) -> list[str] | None:
+def _keys_begun_with(folder: Path) -> list[str] | None:
     """Return the episodes with which the export in `folder` began, dropped ones included; None for no export."""
     try:
         with (folder / NAME).open() as file:

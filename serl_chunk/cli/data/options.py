@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.types import ConfigError, RobotSpec
@@ -69,11 +68,10 @@ def options_of(flags: argparse.Namespace) -> ReadOptions:
         raise ConfigError(f"must be above 0, got {flags.hz:g}", parameter="hz")
     if not 0 < flags.proportion <= 1:
         raise ConfigError(f"must lie in (0, 1], got {flags.proportion:g}", parameter="proportion")
-    cameras = None if flags.cameras in (None, "all") else tuple(c for c in flags.cameras.split(",") if c)
     success = True if flags.success else False if flags.failure else None
     return ReadOptions(
         spec=_spec(flags.exp_name),
-        cameras=() if cameras == ("none",) else cameras,
+        cameras=parse_cameras(flags.cameras),
         color=flags.color,
         hz=flags.hz,
         task=flags.task,
@@ -85,13 +83,18 @@ def options_of(flags: argparse.Namespace) -> ReadOptions:
     )
 
 
-def open_any(path: str | Source, options: ReadOptions, format: str | None) -> Source:
-    """Open a source as `data.formats.open_source` does, run folders too; an open source is returned."""
+def parse_cameras(text: str | None) -> tuple[str, ...] | None:
+    """Parse `top,wrist`, `none` or `all`; None for all."""
+    if text in (None, "all"):
+        return None
+    return () if text == "none" else tuple(c for c in text.split(",") if c)
+
+
+def open_any(path: str, options: ReadOptions, format: str | None) -> Source:
+    """Open a source as `data.formats.open_source` does, run folders too."""
     from serl_chunk.data.formats import open_source
     from serl_chunk.runs.episodes import FORMAT
 
-    if not isinstance(path, str | Path):
-        return path
     return open_source(path, options, format, (FORMAT,))
 
 

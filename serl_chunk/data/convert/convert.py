@@ -124,37 +124,33 @@ def convert(
             raise ConversionError(f"{folder}: cannot be written ({error}). Make room, and resume") from error
 
 
+@dataclasses.dataclass
 class _Conversion:
     """A conversion in progress. The episodes before number `self.decided` are placed or skipped."""
 
-    def __init__(
-        self,
-        source: Source,
-        keys: Sequence[str],
-        sink: Sink,
-        manifest: Manifest,
-        skip_bad: bool,
-        progress: Callable[[Progress], None] | None,
-        max_samples: int | None,
-    ) -> None:
-        self.source, self.keys, self.sink, self.manifest = source, keys, sink, manifest
-        self.skip_bad, self.progress, self.max_samples = skip_bad, progress, max_samples
+    source: Source
+    keys: Sequence[str]
+    sink: Sink
+    manifest: Manifest
+    skip_bad: bool
+    progress: Callable[[Progress], None] | None
+    max_samples: int | None
+
+    def __post_init__(self) -> None:
         self.began = time.monotonic()
-        self.layout: Json = {}
-        self.already = len(manifest.of_kind("placed"))
+        self.already = len(self.manifest.of_kind("placed"))
         self.frames = self.nbytes = 0
 
     def prepare(self) -> None:
         """Choose the layout, or read how far a previous process came."""
         if not self.manifest.of_kind("keys"):  # a source may grow or shrink until a resume, which needs these
             self.manifest.append({"kind": "keys", "keys": list(self.keys)})
-        layout = self.manifest.layout
-        if layout is None:
-            layout = self.decide_layout()
-            self.manifest.append({"kind": "layout", "layout": layout})
-        self.layout = layout
+        layouts = self.manifest.of_kind("layout")
+        self.layout: Json = layouts[0]["layout"] if layouts else self.decide_layout()
+        if not layouts:
+            self.manifest.append({"kind": "layout", "layout": self.layout})
         staged = [e["staged"] for e in self.manifest.of_kind("placed")]
-        self.already = self.sink.placed(layout, staged)
+        self.already = self.sink.placed(self.layout, staged)
         self.manifest.keep_placed(self.already)
         self.placed = self.manifest.of_kind("placed")
         self.steps = sum(e["steps"] for e in self.placed)
@@ -215,15 +211,8 @@ class _Conversion:
         """Place or skip the next episode, or end the conversion with it."""
         number, key = result.job
         if isinstance(result, Staged):
-            entry = {
-                "kind": "placed",
-                "number": number,
-                "key": key,
-                "staged": result.staged,
-                "steps": result.steps,
-                "frames": result.frames,
-                "bytes": result.nbytes,
-            }
+            sizes = {"steps": result.steps, "frames": result.frames, "bytes": result.nbytes}
+            entry = {"kind": "placed", "number": number, "key": key, "staged": result.staged, **sizes}
             self.manifest.append(entry)
             self.sink.place(self.layout, len(self.placed), result.staged)
             self.placed.append(entry)

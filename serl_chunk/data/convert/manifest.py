@@ -81,11 +81,6 @@ class Manifest:
     ) -> None:
         self.close()
 
-    @property
-    def layout(self) -> Json | None:
-        """The sink's layout, None before it was chosen."""
-        return next((e["layout"] for e in self.entries if e["kind"] == "layout"), None)
-
     def of_kind(self, kind: str) -> list[Json]:
         return [e for e in self.entries if e["kind"] == kind]
 
