@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,74 +30,63 @@ class Jump(NamedTuple):
     spike: bool  # the tick after it is back where it was
 
 
-def cameras(data: InspectionReport) -> list[Issue]:
+def cameras(data: InspectionReport) -> Iterator[Issue]:
     """Find sizes that differ, cameras that some episodes lack, frames that stand still or are of one colour."""
-    found = []
-    for name, facts in data.cameras().items():
-        sizes = Counter((c.height, c.width) for c in facts)
-        usual = sizes.most_common(1)[0][0]
+    for name, stats in data.cameras().items():
+        usual = Counter((c.height, c.width) for c in stats).most_common(1)[0][0]
+        having = [e for e in data.episodes if name in e.cameras]
         for e in data.episodes:
             if name not in e.cameras:
                 has = ", ".join(e.cameras) or "none"
-                text = f"{e.key}: no frames of camera {name}, which {len(facts)} other episodes have (it has: {has})"
-                found.append(Issue("fault", "cameras", text, e.key))
+                text = f"{e.key}: no frames of camera {name}, which {len(stats)} other episodes have (it has: {has})"
+                yield Issue("fault", "cameras", text, e.key)
             elif (size := e.cameras[name][:2]) != usual:
                 text = f"{e.key}: camera {name} has {size[0]}x{size[1]} pixels, elsewhere {usual[0]}x{usual[1]}"
-                found.append(Issue("fault", "cameras", text, e.key))
-        moved, frozen = sum(c.moved for c in facts), sum(c.frozen for c in facts)
+                yield Issue("fault", "cameras", text, e.key)
+        moved, frozen = sum(c.moved for c in stats), sum(c.frozen for c in stats)
         if frozen > FROZEN * moved:
-            worst = max((e for e in data.episodes if name in e.cameras), key=lambda e: e.cameras[name].frozen)
+            worst = max(having, key=lambda e: e.cameras[name].frozen)
             text = (
                 f"camera {name}: {frozen} of {moved} pairs of consecutive frames are identical although the state "
                 f"moved, most of them in {worst.key}; does the camera run at the rate of the steps?"
             )
-            found.append(Issue("remark", "duplicate frames", text, worst.key))
-        if blank := sum(c.blank for c in facts):
-            first = next(e for e in data.episodes if name in e.cameras and e.cameras[name].blank)
-            text = (
-                f"camera {name}: {blank} of {sum(c.decoded for c in facts)} frames are of one colour, "
-                f"the first in {first.key}"
-            )
-            found.append(Issue("remark", "blank frames", text, first.key))
-    return found
+            yield Issue("remark", "duplicate frames", text, worst.key)
+        if blank := sum(c.blank for c in stats):
+            first = next(e for e in having if e.cameras[name].blank)
+            decoded = sum(c.decoded for c in stats)
+            text = f"camera {name}: {blank} of {decoded} frames are of one colour, the first in {first.key}"
+            yield Issue("remark", "blank frames", text, first.key)
 
 
-def time(data: InspectionReport) -> list[Issue]:
+def time(data: InspectionReport) -> Iterator[Issue]:
     """Find rates that differ from the declared one, or between episodes, and missing stamps."""
-    found = []
     measured, declared = data.measured_hz, data.declared_hz
-    untimed = [e for e in data.episodes if e.period is None and e.length > 1]
-    if data.episodes and len(untimed) == len(data.episodes):
+    if data.episodes and all(e.period is None and e.length > 1 for e in data.episodes):
         text = "the episodes have no time stamps" + ("" if declared else ", and no rate is declared. Give hz")
-        return [Issue("remark", "rate", text)]
+        yield Issue("remark", "rate", text)
+        return
     if measured and declared and abs(measured / declared - 1) > RATE:
         text = f"the stamps are {measured:.4g} Hz, {declared:.4g} Hz is declared; which one is true?"
-        found.append(Issue("remark", "rate", text))
+        yield Issue("remark", "rate", text)
     for e in data.episodes:
         if measured and e.period and abs(1 / e.period / measured - 1) > RATE:
             text = f"{e.key}: {1 / e.period:.4g} Hz by its stamps, {measured:.4g} Hz in most episodes"
-            found.append(Issue("remark", "rate", text, e.key))
-    return found
+            yield Issue("remark", "rate", text, e.key)
 
 
-def dimensions(data: InspectionReport) -> list[Issue]:
+def dimensions(data: InspectionReport) -> Iterator[Issue]:
     """Find values that never move, stay at an extreme, or leave the robot's limits."""
-    found = []
     switches: dict[str, set[int]] = {"state": set(), "action": set()}  # a closed gripper is meant to be at its extreme
     if data.spec is not None:
         switches["action"] = set(data.spec.grippers)
         switches["state"] = {data.spec.joint_of_action[j] for j in data.spec.grippers}
     for name, dims in (("state", data.state), ("action", data.action)):
-        still = [j for j, d in enumerate(dims) if d.constant]
-        if still:
-            listed = _listed((f"{j} (at {dims[j].mean:.3g})" for j in still), len(still))
-            found.append(Issue("remark", "constant", f"{name}: constant in {_dimensions(still)} {listed}"))
-        clipped = [(j, d) for j, d in enumerate(dims) if _clipped(d) and j not in switches[name]]
+        if still := [f"{j} (at {d.mean:.3g})" for j, d in enumerate(dims) if d.constant]:
+            yield Issue("remark", "constant", f"{name}: constant in {_listed(still)}")
+        clipped = [f"{j} ({_extreme(d)})" for j, d in enumerate(dims) if _clipped(d) and j not in switches[name]]
         if clipped:
-            parts = (f"{j} ({_extreme(d)})" for j, d in clipped)
-            listed = _listed(parts, len(clipped))
-            text = f"{name}: at its extreme value on many steps in {_dimensions(clipped)} {listed}; clipped?"
-            found.append(Issue("remark", "clipped", text))
+            text = f"{name}: at its extreme value on many steps in {_listed(clipped)}; clipped?"
+            yield Issue("remark", "clipped", text)
     if data.spec is not None and len(data.action) == data.spec.action_dim:
         beyond = []
         for j, (d, low, high) in enumerate(zip(data.action, data.spec.action_low, data.spec.action_high, strict=True)):
@@ -105,77 +94,67 @@ def dimensions(data: InspectionReport) -> list[Issue]:
             if d.low < low - slack or d.high > high + slack:
                 beyond.append(f"{j} ({d.low:.5g}..{d.high:.5g}, limits {low:.5g}..{high:.5g})")
         if beyond:
-            text = f"action: beyond the limits of {data.spec.name} in {_dimensions(beyond)} "
-            found.append(Issue("remark", "limits", text + _listed(beyond, len(beyond))))
-    return found
+            text = f"action: beyond the limits of {data.spec.name} in {_listed(beyond)}"
+            yield Issue("remark", "limits", text)
 
 
-def jumps(data: InspectionReport, largest: Sequence[Jump]) -> list[Issue]:
+def jumps(data: InspectionReport, largest: Sequence[Jump]) -> Iterator[Issue]:
     """Find changes of an action far beyond its usual ones; `largest` are the candidates."""
     if data.changes is None:
-        return []
-    found = []
+        return
     grippers = data.spec.grippers if data.spec else ()
     usual, _, rare, _ = data.changes
     back = {(j.episode, j.tick + 1, j.dimension) for j in largest if j.spike}
     for jump in sorted(largest, key=lambda j: -j.size / max(_range(data.action[j.dimension]), 1e-12)):
         j, size = jump.dimension, jump.size
         d = data.action[j]
-        if (j in grippers or d.distinct is not None) and not jump.spike:  # a switch does nothing but jump
-            continue
-        if jump[:3] in back:
+        switch = j in grippers or d.distinct is not None  # it does nothing but jump
+        if (switch and not jump.spike) or jump[:3] in back:
             continue
         if size > JUMP_RANGE * _range(d) and size > JUMP * usual[j] and size > JUMP_RARE * rare[j]:
             what = f"jumps by {size:.3g}" + (" for one tick" if jump.spike else "")
             text = f"{jump.episode}: tick {jump.tick}: action {j} {what}, its usual change is {usual[j]:.2g}"
-            found.append(Issue("remark", "jump", text, jump.episode, jump.tick))
-    return found
+            yield Issue("remark", "jump", text, jump.episode, jump.tick)
 
 
-def followed(data: InspectionReport, distance: np.ndarray | None) -> list[Issue]:
+def followed(data: InspectionReport, distance: np.ndarray | None) -> Iterator[Issue]:
     """Find commands that are far from the joints they command; `distance` float64[A] is their mean distance."""
     if data.spec is None or distance is None:
-        return []
-    apart = []
-    for j, joint in enumerate(data.spec.joint_of_action):
-        if joint >= 0 and distance[j] > max(APART * _range(data.state[joint]), 0.05):
-            apart.append(f"{j} (mean distance {distance[j]:.3g})")
-    if not apart:
-        return []
-    text = (
-        f"action: far from the measured joint in {_dimensions(apart)} {_listed(apart, len(apart))}; are these "
-        "differences, or in other units?"
-    )
-    return [Issue("remark", "mismatch", text)]
+        return
+    apart = [
+        f"{j} (mean distance {distance[j]:.3g})"
+        for j, joint in enumerate(data.spec.joint_of_action)
+        if joint >= 0 and distance[j] > max(APART * _range(data.state[joint]), 0.05)
+    ]
+    if apart:
+        text = f"action: far from the measured joint in {_listed(apart)}; are these differences, or in other units?"
+        yield Issue("remark", "mismatch", text)
 
 
-def rewards(data: InspectionReport) -> list[Issue]:
+def rewards(data: InspectionReport) -> Iterator[Issue]:
     """Find missing rewards, and rewards and outcomes that contradict each other."""
     if data.episodes and not any(e.rewarded for e in data.episodes):
         unknown = data.count(Outcome.UNKNOWN) == len(data.episodes)
         text = "no step has a reward" + (", and no episode an outcome. Give success or scores" if unknown else "")
-        return [Issue("remark", "reward", text)]
-    return [
-        Issue("remark", "reward", f"{e.key}: a success without any reward", e.key)
-        for e in data.episodes
-        if e.outcome is Outcome.SUCCESS and not e.rewarded
-    ]
+        yield Issue("remark", "reward", text)
+        return
+    for e in data.episodes:
+        if e.outcome is Outcome.SUCCESS and not e.rewarded:
+            yield Issue("remark", "reward", f"{e.key}: a success without any reward", e.key)
 
 
-def episodes(data: InspectionReport, horizon: int | None) -> list[Issue]:
+def episodes(data: InspectionReport, horizon: int | None) -> Iterator[Issue]:
     """Find episodes that are shorter than a chunk, and those that occur twice."""
-    found = []
     for e in data.episodes:
         if horizon is not None and e.length < horizon:
             text = f"{e.key}: {e.length} steps, fewer than the {horizon} of a chunk"
-            found.append(Issue("remark", "short", text, e.key))
+            yield Issue("remark", "short", text, e.key)
     first: dict[str, EpisodeInfo] = {}
     for e in data.episodes:
         other = first.setdefault(e.digest, e)
         if other is not e:
             text = f"{e.key}: the same states and actions as {other.key}"
-            found.append(Issue("remark", "duplicate episode", text, e.key))
-    return found
+            yield Issue("remark", "duplicate episode", text, e.key)
 
 
 def _range(d: Dimension) -> float:
@@ -192,10 +171,8 @@ def _extreme(d: Dimension) -> str:
     return f"{value:.3g} on {share:.0%}"
 
 
-def _dimensions(some: Sequence[object]) -> str:
-    return "dimension" if len(some) == 1 else f"{len(some)} dimensions:"
-
-
-def _listed(parts: Iterable[str], n: int, at_most: int = 8) -> str:
-    shown = [part for _, part in zip(range(at_most), parts, strict=False)]
-    return ", ".join(shown) + (f" and {n - at_most} more" if n > at_most else "")
+def _listed(parts: Sequence[str], at_most: int = 8) -> str:
+    """`dimension 3 (...)`, or `12 dimensions: 0 (...), ... and 4 more`."""
+    counted = "dimension" if len(parts) == 1 else f"{len(parts)} dimensions:"
+    more = f" and {len(parts) - at_most} more" if len(parts) > at_most else ""
+    return f"{counted} {', '.join(parts[:at_most])}{more}"

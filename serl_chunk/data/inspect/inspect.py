@@ -73,10 +73,10 @@ def inspect(
         notes=tuple(source.notes()),
         findings=(),
     )
-    found += checks.cameras(findings) + checks.time(findings) + checks.dimensions(findings)
+    found += [*checks.cameras(findings), *checks.time(findings), *checks.dimensions(findings)]
     if tally is not None:
-        found += checks.jumps(findings, tally.jumps) + checks.followed(findings, tally.mean_distance())
-    found += checks.rewards(findings) + checks.episodes(findings, horizon)
+        found += [*checks.jumps(findings, tally.jumps), *checks.followed(findings, tally.mean_distance())]
+    found += [*checks.rewards(findings), *checks.episodes(findings, horizon)]
     found.sort(key=lambda f: f.severity != "fault")  # stable: faults first, else as found
     return dataclasses.replace(findings, findings=tuple(found))
 
