@@ -1,4 +1,4 @@
-"""Records out of the steps that an actor hands over: consecutive ones travel as one block."""
+"""Packs consecutive steps into StepBlock records for sending."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from serl_chunk.types import DECISION_PREFIX, IMAGE_PREFIX, Record, Step, StepBl
 _MAX_BLOCK_STEPS = 512
 # Measured with camera rows: more means fresh memory pages for every block, less means more calls.
 MAX_BLOCK_BYTES = 1 << 20
-TURN_BYTES = 4 * MAX_BLOCK_BYTES  # made at a time, so that sending and heartbeats get their turn
+_TURN_BYTES = 4 * MAX_BLOCK_BYTES  # made at a time, so that sending and heartbeats get their turn
 _TURN_RECORDS = 256  # the same for small ones: each takes some 50 us to pack and send
-FIXED_STEP_BYTES = 64  # of a step beside its arrays, rounded up
+FIXED_STEP_BYTES = 64  # of a step in addition to its arrays, rounded up
 
 QueuedRecord = tuple[str, Step | Record, int]  # episode, what was handed over, bytes of its arrays
 PackedRecord = tuple[Record, int, int]  # a record, bytes of its arrays, how many things handed over are in it
@@ -29,12 +29,12 @@ def make_records(
     moved = 0
 
     def finish() -> None:
-        nonlocal block, nbytes_of_block
+        nonlocal block, nbytes_of_block, shapes
         if block:
             made.append((StepBlock.from_steps(block_episode, block), nbytes_of_block, len(block)))
-            block, nbytes_of_block = [], 0
+            block, nbytes_of_block, shapes = [], 0, _Shapes()
 
-    while queue and moved < TURN_BYTES and len(made) < _TURN_RECORDS:
+    while queue and moved < _TURN_BYTES and len(made) < _TURN_RECORDS:
         episode, record, nbytes = queue.popleft()
         moved += nbytes + FIXED_STEP_BYTES
         if not isinstance(record, Step):
@@ -46,12 +46,9 @@ def make_records(
             or record.tick != block[-1].tick + 1
             or len(block) == _MAX_BLOCK_STEPS
             or nbytes_of_block + nbytes > block_bytes
-            or not shapes.fit(record)
+            or not shapes.fit(block[-1], record)
         ):
             finish()
-        if not block:
-            shapes = _Shapes()
-            shapes.fit(record)
         block.append(record)
         nbytes_of_block, block_episode = nbytes_of_block + nbytes, episode
     finish()
@@ -64,8 +61,18 @@ class _Shapes:
         self._dense: dict[str, Any] | None = None
         self._sparse: dict[str, tuple[Any, ...]] = {}
 
-    def fit(self, step: Step) -> bool:
-        """Whether a step goes into the block; one that does adds its images' and decision's shapes."""
+    def fit(self, first: Step, step: Step) -> bool:
+        """Whether a step fits those before it, or `first` where there is one alone. Adds its sparse shapes then."""
+        if self._dense is None:
+            self._dense, self._sparse = self._of(first)
+        dense, sparse = self._of(step)
+        if dense != self._dense or any(self._sparse.get(key, shape) != shape for key, shape in sparse.items()):
+            return False
+        self._sparse.update(sparse)
+        return True
+
+    @staticmethod
+    def _of(step: Step) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
         dense: dict[str, Any] = {"": step.action.shape}
         sparse = {DECISION_PREFIX + k: np.asarray(v) for k, v in step.decision.items()} if step.decision else {}
         for key, value in step.observation.items():
@@ -73,10 +80,4 @@ class _Shapes:
                 sparse[key] = value
             else:
                 dense[key] = value.shape
-        if self._dense is not None and dense != self._dense:
-            return False
-        if any(self._sparse.get(k, (v.shape, v.dtype)) != (v.shape, v.dtype) for k, v in sparse.items()):
-            return False
-        self._dense = dense
-        self._sparse.update({k: (v.shape, v.dtype) for k, v in sparse.items()})
-        return True
+        return dense, {key: (value.shape, value.dtype) for key, value in sparse.items()}
