@@ -18,7 +18,7 @@ from serl_chunk.transport.client.sender import Arrived
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
 from serl_chunk.transport.security.client import KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.sockets import CHANNELS, Waker, try_receive, try_send
+from serl_chunk.transport.sockets import CHANNELS, try_receive, try_send
 from serl_chunk.transport.wire import codec, handshake, message_types
 from serl_chunk.transport.wire.codec import Limits, Message, WireError
 from serl_chunk.transport.wire.handshake import Hello, RefusedError, Welcome
@@ -75,7 +75,7 @@ class Connection:
         self._waited_s = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._waker = Waker()
+        self._waker = out.waker
         self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
 
     @property
@@ -127,8 +127,8 @@ class Connection:
         if not self._sockets and time.monotonic() >= self._open_at:
             self._open()
         poller = zmq.Poller()
-        if self._key_exchange.monitor is not None:
-            poller.register(self._key_exchange.monitor, zmq.POLLIN)
+        if (monitor := self._key_exchange.monitor) is not None:
+            poller.register(monitor, zmq.POLLIN)
         for channel, s in self._sockets.items():
             writing = (channel == "control" and self._may_greet()) or (channel == "data" and self._out.sender.blocked)
             poller.register(s, zmq.POLLIN | (zmq.POLLOUT if writing else 0))
@@ -140,7 +140,8 @@ class Connection:
         # A list in both places: every socket is read, and a lost connection empties the table.
         changed = any([self._receive(c, s) for c, s in list(self._sockets.items()) if ready.get(s, 0) & zmq.POLLIN])
         self._out.pack()
-        self._check_keys()
+        if monitor is not None and monitor in ready:
+            self._check_keys()
         if not self._sockets:  # lost while receiving, or not open yet
             self._notify()
             return

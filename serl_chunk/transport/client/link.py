@@ -17,7 +17,7 @@ from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
-from serl_chunk.types import Amend, Begin, ConfigError, End, Snapshot, Step
+from serl_chunk.types import ConfigError, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,12 @@ class LearnerLink(Connection):
         except (OSError, UnicodeError) as e:
             why = e.strerror if isinstance(e, OSError) else "no name is like that"
             raise ConfigError(f"--ip={host}: no such host ({why}); give the learner's name or IP address") from e
-        super().__init__(config, host, port, actor_id, contract, Outbox(config, spools, largest_episode_bytes), keys)
+        out = Outbox(config, spools, largest_episode_bytes)
+        super().__init__(config, host, port, actor_id, contract, out, keys)
+        # RecordSink. Arrays are handed over, not copied: they must not change afterwards.
+        self.act_for, self.begin, self.step, self.end, self.amend = (
+            out.act_for, out.begin, out.step, out.end, out.amend,
+        )  # fmt: skip
         self._keys = keys
         self._largest_episode = largest_episode_bytes
         self._fetch_count = 0
@@ -119,34 +124,7 @@ class LearnerLink(Connection):
                     on_waiting(f"{e}; waiting ({waited:.0f} s)")
                 time.sleep(min(1.0, math.inf if timeout is None else max(0.0, timeout - waited)))
 
-    # Records (RecordSink). Arrays are handed over, not copied: they must not change afterwards.
-
-    def act_for(self, run: str) -> None:
-        """Episodes that begin from now on are of `run`: they stay here if the learner is of another one by then.
-
-        Without a call, or with an empty string, they are of whichever run the learner has.
-        """
-        self._out.act_for(run)
-
-    def begin(self, record: Begin) -> None:
-        """Open an episode; raises DataError while another is open."""
-        self._out.begin(record)
-        self._waker.wake()
-
-    def step(self, record: Step) -> None:
-        """Append one step; raises DataError outside an episode."""
-        self._out.step(record)
-        self._waker.wake()
-
-    def end(self, record: End) -> None:
-        """Close the open episode; raises DataError where it is another."""
-        self._out.end(record)
-        self._waker.wake()
-
-    def amend(self, record: Amend) -> None:
-        """Correct a closed episode."""
-        self._out.amend(record)
-        self._waker.wake()
+    # Records.
 
     @property
     def steps_recorded(self) -> int:

@@ -19,7 +19,7 @@ from serl_chunk.transport.client.step_blocks import (
     QueuedRecord,
     make_records,
 )
-from serl_chunk.transport.sockets import Counters, Rate, in_words
+from serl_chunk.transport.sockets import Counters, Rate, Waker, in_words
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import Item
@@ -75,6 +75,7 @@ class Outbox:
 
     def __init__(self, config: TransportConfig, spools: Spools | None, largest_episode_bytes: int = 0) -> None:
         """`spools`: None for an outbox that takes no records and writes no files."""
+        self.waker = Waker()  # wakes the network thread
         self.stuck = ""  # why the spool takes nothing
         self.sender = Sender(config.credit_bytes, config.timeout_s)
         self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
@@ -155,6 +156,7 @@ class Outbox:
         self._handed += 1
         self._handed_bytes += nbytes
         self._queue.append((episode, record, nbytes))
+        self.waker.wake()
 
     # Any thread.
 

@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from serl_chunk.transport.server.sessions import TOKEN_BYTES, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets, plain_bytes
@@ -24,16 +23,6 @@ log = logging.getLogger(__name__)
 
 _BOUND = 2**62  # of what is counted: sums of a few stay within 64 bits
 _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
-
-
-class _End(NamedTuple):
-    """See `RecordReceiver.end_later`."""
-
-    session: Session
-    gone: bool
-    settle: bool
-    retire: bool
-    closes: bool  # its open episode is over, or waits
 
 
 class RecordReceiver:
@@ -69,7 +58,7 @@ class RecordReceiver:
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
         self._send_control, self._wake = send_control, wake
         self._store, self._wait_for_disk = store, wait_for_disk and store is not None
-        self._ends: collections.deque[_End] = collections.deque()
+        self._ends: collections.deque[tuple[Session, Callable[[], None]]] = collections.deque()
         self._retry_at, self._trim_at = 0.0, math.inf
         self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
@@ -158,7 +147,7 @@ class RecordReceiver:
         session.assembly = None
         self._counters["lost"] += span
         log.error("actor %s: %d records were lost on its disk", session.info.actor_id, span)
-        self.settle(session)  # the rest of its episode are orphans
+        self._settle(session)  # the rest of its episode are orphans
 
     def _take(self, session: Session, first: int, record: Record, frames: list[Frame]) -> None:
         item, expected = Item.of(record, first), session.state.expected
@@ -310,31 +299,35 @@ class RecordReceiver:
         `settle`: numbers were stepped over. `retire`: its actor has ended it, and all of it is here.
         """
         closes = not settle and self._sessions.close(session, gone=gone)
+
+        def act() -> None:
+            if settle:
+                self._settle(session)
+                return
+            if retire and self._store is not None:
+                self._store.retire(session.state)
+            if closes and (gone or not session.live):  # else it is back already
+                self._end(session, gone=gone)
+
         if settle or retire or closes:
-            self._ends.append(_End(session, gone, settle, retire, closes))
+            self._ends.append((session, act))
             self._wake()
 
     def end_episodes(self) -> None:
         """Do what `end_later` was called for."""
         while self._ends:
-            session, gone, settle, retire, closes = self._ends.popleft()
+            session, act = self._ends.popleft()
             with self._sessions.taking(session):
-                if settle:
-                    self.settle(session)
-                    continue
-                if retire and self._store is not None:
-                    self._store.retire(session.state)
-                if closes and (gone or not session.live):  # else it is back already
-                    self._end(session, gone=gone)
+                act()
 
     def _end(self, session: Session, *, gone: bool) -> None:
         if gone and session.state.open_episode is not None:
             session.state = session.state._replace(open_episode=None)
-            self.settle(session)
+            self._settle(session)
         else:
             self._on_silent(session.info, gone)
 
-    def settle(self, session: Session) -> None:
+    def _settle(self, session: Session) -> None:
         """The session's place changed without a record: write that down. An episode that was open ends there."""
         if self._store is not None:
             try:
