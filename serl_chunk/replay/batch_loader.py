@@ -1,9 +1,8 @@
-"""Batches of training windows for the current phase, prepared ahead by a thread where that helps."""
+"""Batches of training windows for the current phase, prepared ahead by a thread where that is configured."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,13 +17,12 @@ from serl_chunk.types import CameraSpec, ChunkBatch
 class BatchStream:
     """Batches of `updates` x `batch_size` windows, one for each compiled update.
 
-    With `prefetch=0` a batch is drawn when it is asked for: nothing runs beside the caller, and a seed reproduces a
-    run. With `prefetch=P` a thread, started by the first `next`, keeps up to P batches ready; only it uses `rng`.
-    Every batch has arrays of its own, which nothing writes again: JAX reads numpy memory after the call that was
-    given it has returned, and may keep it as the device array itself.
+    With `prefetch=0` a batch is drawn by `next`, and a seed reproduces a run. With `prefetch=P` a thread, started by
+    the first `next`, keeps up to P batches ready; only it uses `rng`. Every batch has fresh arrays: JAX reads them
+    after a call has returned, and may keep them as the device array itself.
 
     Args:
-        half: the half that whole batches are drawn from; None for both, as the configuration has it.
+        half: the half that whole batches are drawn from; None for both, as configured.
         put: applied to every batch where it is prepared, for example to copy it to a device.
     """
 
@@ -46,18 +44,13 @@ class BatchStream:
         self._error: BaseException | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._batches, self._wait = 0, 0.0
 
     def next(self) -> Any:
-        """The next batch, arrays of shape [updates, batch_size, ...], after `put`.
+        """Return the next batch, arrays of shape [updates, batch_size, ...], after `put`.
 
         Raises what the preparing thread raised, and RuntimeError after `close`.
         """
-        start = time.perf_counter()
-        batch = self._take() if self._prefetch else self._prepare()
-        self._wait += time.perf_counter() - start
-        self._batches += 1
-        return batch
+        return self._take() if self._prefetch else self._prepare()
 
     def _prepare(self) -> Any:
         if self._closed:
@@ -94,12 +87,6 @@ class BatchStream:
                 self._error = error
                 self._changed.notify_all()
 
-    def stats(self) -> dict[str, float]:
-        """Batches given out, batches ready, and the seconds `next` made its caller wait."""
-        with self._changed:
-            ready = len(self._ready)
-        return {"sampler/batches": self._batches, "sampler/ready": ready, "sampler/wait_seconds": self._wait}
-
     def close(self) -> None:
         """Stop the thread and drop what it prepared; may be called twice."""
         with self._changed:
@@ -110,12 +97,12 @@ class BatchStream:
         self._ready.clear()
 
 
-SCAN = 20  # updates of a phase before training in one compiled call (lengths are rounded up): amortises the dispatch
-PIECE_BYTES = 256 << 20  # of their images; several such pieces are on their way at a time
+SCAN = 20  # updates in one compiled call of a phase before training: amortises the dispatch
+PIECE_BYTES = 256 << 20  # of their images; several such pieces are in memory at a time
 
 
 def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
-    """How many batches are drawn and brought to the device as one piece in the phases before training; 1 at least."""
+    """Return how many batches go to the device as one piece in the phases before training; 1 at least."""
     pixels = sum(c.height * c.width * 3 for c in cameras)  # of an observation; a window has two
     return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
 
@@ -134,14 +121,9 @@ class BatchLoader:
             self.close()
             self._of = updates, half
             self._stream = BatchStream(
-                self._replay,
-                self._rng,
-                self._batch_size,
-                updates,
-                half=half,
-                put=jax.device_put,
-                prefetch=self._prefetch,
-            )
+                self._replay, self._rng, self._batch_size, updates,
+                half=half, put=jax.device_put, prefetch=self._prefetch,
+            )  # fmt: skip
         return self._stream
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Episodes as the replay holds them: one partition's state, returns, and what is reported when an episode ends."""
+"""Episodes as the replay holds them: a partition's state, returns, and the figures of a finished episode."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.config.experiment import RewardConfig
-from serl_chunk.types import (
-    Begin,
-    DataError,
-    End,
-    Episode,
-    Outcome,
-    Source,
-    StepBlock,
-)
+from serl_chunk.types import Begin, DataError, End, Episode, Outcome, Source, StepBlock
 
 Key = tuple[str, str]  # (session, episode id)
 
@@ -56,8 +48,8 @@ _Q = "decision/q"
 class EpisodeStats(NamedTuple):
     """Figures of one finished online episode.
 
-    `decisions` pairs, for every decision that recorded a value `q`, that value with the discounted sum of effective
-    rewards that followed it. `human_ticks` counts the ticks of the human's segments, idle ones included.
+    `decisions` pairs the recorded value `q` of a decision with the discounted sum of effective rewards that followed.
+    `human_ticks` counts the ticks of the human's segments, idle ones included.
     """
 
     session: str
@@ -74,7 +66,7 @@ class EpisodeStats(NamedTuple):
 
 @dataclasses.dataclass
 class StoredEpisode:
-    """Bookkeeping of one episode: where its rows and frames lie, and what its records said.
+    """Bookkeeping of one episode: where its rows and frames lie, and the content of its records.
 
     `rows[t]` is the storage row of step t; after the end, `rows[length]` is the row of the final observation.
     """
@@ -91,10 +83,10 @@ class StoredEpisode:
     human: bool = False  # some step was executed by a human
     cuts: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks windows stop at
     gaps: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # ticks of steps after one
-    frames: list[list[np.ndarray]] = dataclasses.field(default_factory=list)  # per camera, slots in arrays
-    latest_frame: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] slot or -1
-    latest_frame_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] last given
-    recorded_tick: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [C] of it, or -1
+    frames: list[list[np.ndarray]] = dataclasses.field(init=False)  # per camera, slots in arrays
+    latest_frame: np.ndarray = dataclasses.field(init=False)  # [C] slot or -1
+    latest_frame_tick: np.ndarray = dataclasses.field(init=False)  # [C] last given
+    recorded_tick: np.ndarray = dataclasses.field(init=False)  # [C] of it, or -1
     decisions: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (tick, q)
     indexed: int = 0  # starts before this tick have been considered
     eligible: int = 0  # windows in the views
@@ -125,8 +117,8 @@ class StoredEpisode:
     def last(self) -> int:
         """Index into `rows` of the last observation a window may end on.
 
-        Open: the newest step, whose own action is not yet known to be followed by anything. Truncated without a
-        final observation (the actor died): the last step, which then starts and extends no window.
+        Open: the newest step. Truncated without a final observation (the actor died): the last step, which then starts
+        and extends no window.
         """
         if self.end is None or (self.end.final_observation is None and not self.end.terminated):
             return self.length - 1
@@ -143,11 +135,11 @@ class StoredEpisode:
 
 
 def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) -> np.ndarray:
-    """Runs of ticks on which a human had the robot: int64[K, 2], first and past-last tick.
+    """Return the runs of ticks on which a human had the robot: int64[K, 2], first and past-last tick.
 
-    A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a human who holds still is still in
-    control. HOLD ticks that follow the policy belong to no segment. Given `decision_tick` int32[T], a segment ends
-    where the policy decided again: from there on the robot waits, uncontrolled, for the chunk (a delay).
+    A segment starts on a HUMAN tick and goes on through HUMAN and HOLD ticks: a human who holds still is in control.
+    HOLD ticks that follow the policy belong to no segment. Given `decision_tick` int32[T], a segment ends where the
+    policy decided again: from there on the robot waits for the chunk (a delay).
     """
     n = len(source)
     human = source == Source.HUMAN
@@ -166,11 +158,10 @@ def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) 
 
 
 def interventions(source: np.ndarray) -> np.ndarray:
-    """Ticks between which a human took the robot from what moved it, from source uint8[T]: int64[K, 2], increasing.
+    """Return the ticks between which a human took the robot over, from source uint8[T]: int64[K, 2], increasing.
 
-    First column: the last tick on which the robot acted by itself; second: the first human tick. HOLD ticks between
-    the two are the approach: the human is already coming, or nothing was planned. A human who had the robot from the
-    beginning, or after HOLD ticks alone, is left out.
+    First column: the last tick on which the robot acted by itself; second: the first human tick. HOLD ticks may lie
+    between them. A human who had the robot from the beginning, or after HOLD ticks alone, is left out.
     """
     begins = human_segments(source)[:, 0]
     acted = np.flatnonzero(source != Source.HOLD)
@@ -180,10 +171,7 @@ def interventions(source: np.ndarray) -> np.ndarray:
 
 
 def decision_values(block: StepBlock) -> list[tuple[int, float]]:
-    """(tick, value q of the executed chunk) of the decisions in `block` that recorded one.
-
-    Raises DataError where a record of values is empty.
-    """
+    """Return (tick, value q of the executed chunk) of the decisions in `block` that recorded one; raises DataError."""
     q = block.sparse.get(_Q)
     if q is None:
         return []
@@ -197,7 +185,7 @@ def decision_values(block: StepBlock) -> list[tuple[int, float]]:
 
 
 def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
-    """sum_{i >= t} gamma^(i - t) r_i of rewards float32[T] for each t, and 0 behind the last: float64[T + 1]."""
+    """Return sum_{i >= t} gamma^(i - t) r_i of rewards float32[T] for each t, then 0: float64[T + 1]."""
     to_go = np.zeros(len(rewards) + 1)
     total = 0.0
     for t, reward in zip(range(len(rewards) - 1, -1, -1), reversed(rewards.tolist()), strict=True):
@@ -207,9 +195,9 @@ def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
 
 
 def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool) -> np.ndarray:
-    """What is trained on, float32[T], of recorded rewards float32[T]; `failed`: a declared failure is their end.
+    """Return the rewards that are trained on, float32[T], of recorded ones; penalties of interventions come on top.
 
-    Penalties of interventions come on top.
+    `failed`: a declared failure is their end.
     """
     out = reward * config.scale + config.offset
     if failed:
@@ -218,7 +206,7 @@ def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool)
 
 
 def realised_returns(episode: Episode, config: RewardConfig, discount: float) -> np.ndarray | None:
-    """What a demonstration achieved from each step on, float64[T]; None where the task did not end it."""
+    """Return a demonstration's return from each step on, float64[T]; None where the task did not end it."""
     _, steps, end = episode
     if not end.terminated or not steps.n:
         return None
@@ -229,17 +217,10 @@ def realised_returns(episode: Episode, config: RewardConfig, discount: float) ->
 
 
 def summarise(
-    episode: StoredEpisode,
-    source: np.ndarray,
-    decision_tick: np.ndarray,
-    reward: np.ndarray,
-    effective: np.ndarray,
+    episode: StoredEpisode, source: np.ndarray, decision_tick: np.ndarray, reward: np.ndarray, effective: np.ndarray,
     discount: float,
-) -> EpisodeStats:
-    """Figures of a closed `episode` from its columns.
-
-    Columns: source uint8[T], decision_tick int32[T], reward and effective reward float32[T].
-    """
+) -> EpisodeStats:  # fmt: skip
+    """Return the figures of a closed episode; source uint8[T], decision_tick int32[T], both rewards float32[T]."""
     to_go = returns_to_go(effective, discount)
     segments = human_segments(source, decision_tick)
     before = episode.gaps[-1] if len(episode.gaps) else -1  # what was realised across a gap took longer than it counts

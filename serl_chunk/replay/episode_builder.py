@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,12 +60,13 @@ class EpisodeBuilder:
         partition.put(self._current[session])
         return finished
 
-    def demonstration(self, session: str, episode: Episode, returns: np.ndarray | None) -> None:
-        """A whole demonstration whose arrays were checked, its realised returns float64[T] where they are known."""
-        self._begin(session, episode.begin, self._partitions.demo)
-        self._current[session].returns = returns
-        self._steps(session, episode.steps, checked=True)
-        self._end(session, episode.end, checked=True)
+    def demonstrations(self, session: str, episodes: Sequence[Episode], returns: Sequence[np.ndarray | None]) -> None:
+        """Add demonstrations whose arrays were checked, with their realised returns float64[T] where known."""
+        for (begin, steps, end), realised in zip(episodes, returns, strict=True):
+            self._begin(session, begin, self._partitions.demo)
+            self._current[session].returns = realised
+            self._steps(session, steps, checked=True)
+            self._end(session, end, checked=True)
 
     def _steps(self, session: str, block: StepBlock, *, checked: bool = False) -> int:
         """Append steps to the session's open episode; return how many are stored."""

@@ -1,4 +1,4 @@
-"""What a frozen backbone makes of stored frames, computed once for each and kept beside it."""
+"""Features of stored frames, computed once by a frozen backbone and kept next to them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
 
 
 class PendingFetch(Protocol):
-    """A part of a batch that is still to come; no thread holds a lock while it does."""
+    """A part of a batch that is still to be filled in, without a lock; raises DataError."""
 
     def fetch(self) -> None: ...
 
 
 class FeatureMask(NamedTuple):
-    """Different frames without features: their slots int64[K], and how often each slot had been written, int64[K]."""
+    """Frames without features: their slots int64[K], and how often each slot had been written, int64[K]."""
 
     slots: np.ndarray
     writes: np.ndarray
@@ -44,11 +44,11 @@ class FeatureMask(NamedTuple):
 class FrameFeatures:
     """Features of one camera's frames by their slots; safe to use from several threads.
 
-    A slot's features are those of the frame that is in it: each write of a frame calls `placed`, and features that were
-    computed of the one before are then not kept. Memory becomes resident as it is filled.
+    Each write of a frame calls `placed`: features that were computed of the one before are not kept. Memory becomes
+    resident as it is filled.
 
     Args:
-        places: slots there are at first; more are made where frames come to lie in them.
+        places: slots at first; more are made as frames need them.
     """
 
     def __init__(self, embed: Embedder, camera: CameraSpec, places: int) -> None:
@@ -97,10 +97,7 @@ class FrameFeatures:
             )
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features float16[B, h, w, C] of the frames in `slots` int64[B], and bool[B], whether they are known.
-
-        The array is fresh; what is not known is undefined in it.
-        """
+        """Return fresh features float16[B, h, w, C] of `slots` int64[B], and bool[B], which of them are defined."""
         with self._lock:
             self.asked += len(slots)
             return self._values[slots], self._holds[slots] == _KNOWN
@@ -125,7 +122,7 @@ class FrameFeatures:
 
 
 class MissingFeatures(NamedTuple):
-    """Where a batch lacks features: `out[at] = those of frames[which]`, at and which int64[M]."""
+    """The places of a batch without features: `out[at] = those of frames[which]`, at and which int64[M]."""
 
     out: np.ndarray
     at: np.ndarray
@@ -133,9 +130,9 @@ class MissingFeatures(NamedTuple):
 
 
 class UncachedFrames(NamedTuple):
-    """Frames whose features are still to be computed, and the batch that lacks them, if one does.
+    """Frames whose features are to be computed, and the batch that lacks them, if one does.
 
-    `images` uint8[K, H, W, 3] are of the frames in `gaps`; those that lie in files come with `files`.
+    `images` uint8[K, H, W, 3] are of the frames in `gaps`; those in files come with `files`.
     """
 
     features: FrameFeatures

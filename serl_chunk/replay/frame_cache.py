@@ -1,6 +1,6 @@
 """Images that are decoded when a batch shows them: those of demonstrations' files, and those that arrive encoded.
 
-A window shows the frames at its start and at its end, so that only these are decoded, never the H between them.
+Of a window, the frames at its start and at its end are decoded, never the H between them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ THREADS = 4  # decoding: image libraries and files release the interpreter for m
 class FrameCache:
     """The deferred frames of one camera, numbered from 0 as they are added, and the latest used ones decoded.
 
-    Safe to use from several threads. Memory: `capacity` frames, resident as they are first filled, and 24 bytes for
-    each frame that is deferred.
+    Safe to use from several threads. Memory: `capacity` frames, and 24 bytes for each frame that is deferred.
     """
 
     def __init__(self, camera: CameraSpec, capacity: int, threads: ThreadPoolExecutor | None = None) -> None:
@@ -71,9 +70,9 @@ class FrameCache:
             return np.arange(first, first + n)
 
     def fill(self, out: np.ndarray, at: np.ndarray, numbers: np.ndarray) -> None:
-        """`out[at[k]] = frame numbers[k]`, for `out` uint8[B, H, W, 3]; every frame is decoded at most once.
+        """Set `out[at[k]]` to frame `numbers[k]`, for `out` uint8[B, H, W, 3]; each is decoded at most once.
 
-        Raises DataError where a file is not what it was when it was deferred.
+        Raises DataError where a file changed since it was deferred.
         """
         with self._lock:
             self._clock += 1
@@ -126,10 +125,9 @@ class FrameCache:
 
 
 class EncodedFrames:
-    """Which slots of `images` uint8[K, H, W, 3] wait for their frame, and what they wait for.
+    """Encoded frames that wait for their slots of `images` uint8[K, H, W, 3]; its caller holds the replay's lock.
 
-    Its caller holds the replay's lock. A frame that was decoded is held decoded alone; until then its slot of `images`
-    was never touched and takes no memory, and its file, which is smaller, does.
+    A slot that waits takes no memory, where it was never used; its file, which is smaller, does.
     """
 
     def __init__(self, images: np.ndarray, camera: str) -> None:
@@ -170,7 +168,7 @@ class EncodedFrames:
 
 
 def copy_frames(out: np.ndarray, at: np.ndarray, images: np.ndarray, places: np.ndarray) -> None:
-    """`out[at] = images[places]`, without a second copy of the images where they are large."""
+    """Set `out[at] = images[places]`, without a second copy of the images where they are large."""
     if out[0].nbytes < _SMALL:
         out[at] = images[places]
     elif len(at) == len(out) and (np.diff(at) == 1).all():
@@ -181,12 +179,12 @@ def copy_frames(out: np.ndarray, at: np.ndarray, images: np.ndarray, places: np.
 
 
 def frame_caches(cameras: Sequence[CameraSpec], nbytes: int, most: int) -> list[FrameCache]:
-    """One cache per camera, of as many frames each as fit into `nbytes` together, `most` at most."""
+    """Make one cache per camera, of as many frames each as fit into `nbytes` together, `most` at most."""
     frames = cached_frames(cameras, nbytes, most)
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="frames") if cameras else None
     return [FrameCache(camera, frames, threads) for camera in cameras]
 
 
 def cached_frames(cameras: Sequence[CameraSpec], nbytes: int, most: int) -> int:
-    """Frames per camera that a bound of `nbytes` for all `cameras` allows, `most` at most."""
+    """Return the frames per camera that `nbytes` for all `cameras` allow, `most` at most."""
     return min(most, nbytes // max(1, sum(c.height * c.width * 3 for c in cameras)))

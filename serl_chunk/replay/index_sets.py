@@ -1,19 +1,20 @@
-"""Index views: the sets of rows a sampler may draw from."""
+"""Sets of storage rows that a sampler draws from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 
 class Windows(Protocol):
-    """What a half of a batch draws from."""
+    """Windows that a half of a batch is drawn from."""
 
     def __len__(self) -> int: ...
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Pool rows of windows drawn with replacement: of their starts, int64[shape], or of all their steps."""
+        """Draw with replacement: storage rows of windows' starts, int64[shape], or of all their steps."""
         ...
 
 
@@ -71,13 +72,13 @@ class IndexSet:
 
 
 class StratifiedSampler:
-    """Draws from `view` such that of the members in `positive` or `negative` a share of `share` is positive.
+    """Draws from `view` such that of the members in one of two `sides` a share of `share` is of the first.
 
-    Members of neither keep their share. Where one of the two is empty the draw is uniform.
+    Members of neither keep their share. Where one of the sides is empty the draw is uniform.
     """
 
-    def __init__(self, view: IndexSet, positive: IndexSet, negative: IndexSet, share: float) -> None:
-        self._view, self._positive, self._negative, self._share = view, positive, negative, share
+    def __init__(self, view: IndexSet, sides: Sequence[IndexSet], share: float) -> None:
+        self._view, (self._positive, self._negative), self._share = view, sides, share
 
     def __len__(self) -> int:
         return len(self._view)

@@ -1,4 +1,4 @@
-"""How much memory a replay may need, and how much there is."""
+"""The memory that a replay may need, and the memory that there is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _MIB = 1 << 20
 def estimate_bytes(
     spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], features: Sequence[int] = ()
 ) -> int:
-    """Bytes a replay takes when every partition is full: columns, index views, free lists, the images of `cameras`
-    and the decoded ones of demonstrations that stay in their files.
+    """Return the bytes of a replay whose partitions are full: columns, index views, free lists, images.
 
-    `features`: bytes of a frame's features, of each camera, where they are kept. Then no decoded image is, and
-    demonstrations whose images stay in their files have features as well.
+    `features`: bytes of a frame's features, of each camera, where they are kept; then no decoded image of
+    demonstrations' files is.
     """
     floats = 4 * (spec.state_dim + spec.action_dim + 5)  # reward, effective, mc_return, is_demo, bc_weight
     fixed = 1 + 4 + 4 + 8 + 4 + 8 + 4 + 8 + 8  # source, tick, decision, version, age, stamp, lost, succ, pred
@@ -42,16 +41,13 @@ def estimate_bytes(
 
 
 def online_steps_held(config: ExperimentConfig) -> int:
-    """Steps that the online partition holds when full, at the rate at which `actor.frames` records frames.
-
-    Human ticks have a frame each and make them fewer; frames that a slow camera repeats make them more.
-    """
+    """Return the steps that the online partition holds when full, at the rate at which `actor.frames` records."""
     r = config.replay
     return min(r.capacity, int(r.image_capacity / config.frames_per_tick)) if config.agent.image_keys else r.capacity
 
 
 def replay_size(config: ExperimentConfig, nbytes: int) -> str:
-    """A line about a full replay, which takes `nbytes`, and the online steps in it where frames limit them."""
+    """Return a line about a full replay, which takes `nbytes`, and its online steps where frames limit them."""
     line, held = f"replay: {nbytes / 2**20:.0f} MiB when full", online_steps_held(config)
     if held == config.replay.capacity:
         return line
@@ -63,23 +59,22 @@ def replay_size(config: ExperimentConfig, nbytes: int) -> str:
 
 
 def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec]) -> int:
-    """Bytes of the journal that refills the online and the human partition, with every step a message."""
+    """Return the bytes of the journal that refills the online and the human partition, with a message per step."""
     per_step = MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim)
     per_frame = sum(c.height * c.width * 3 for c in cameras)
     return (config.capacity + config.human_capacity) * per_step + 2 * config.image_capacity * per_frame
 
 
 def available_bytes(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory this process can still take: the system's, or less where a control group limits it; None if unknown.
+    """Return the memory left to this process, by the system or its control group; None if unknown.
 
-    Args:
-        proc, group: where the kernel tells; given by tests.
+    `proc`, `group`: folders of the kernel.
     """
     found = [1024 * int(line.split()[1]) for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
     limit, current, stat = group / "memory.max", group / "memory.current", group / "memory.stat"
     if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
-        # File pages that no process uses count as the group's memory, and are given up on demand: reading a folder of
-        # demonstrations once must not look like having no memory left.
+        # File pages that no process uses, as of demonstrations that were read, count as the group's memory, and are
+        # freed on demand.
         cache = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith("inactive_file "))
         found.append(max(0, int(text) - int(current.read_text()) + cache))
     return min(found, default=None)
@@ -96,7 +91,7 @@ def check_memory(
     available: int | None,
     features: Sequence[int] = (),
 ) -> int:
-    """The estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available` bytes."""
+    """Return the estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available`."""
     need = estimate_bytes(spec, config, cameras, features)
     if available is not None and need > available:
         fields = "replay.capacity, replay.demo_capacity or replay.human_capacity"

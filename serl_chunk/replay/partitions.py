@@ -1,4 +1,4 @@
-"""The partitions: who may hold how much of the storage, who leaves first, and which windows the views offer."""
+"""The partitions: their quotas of the storage, the order in which episodes leave, and the windows that are sampled."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcom
 
 
 class Partitions:
-    """The partitions `online`, `demo` and `human`, over one storage and three index views.
+    """The partitions `online`, `demo` and `human`, over one storage and three index views; for one thread at a time.
 
     Demonstrations stay. Online episodes leave whole, oldest first; those with interventions move to the human
-    partition, without being copied, and leave that one the same way. Not safe to use from two threads at once.
+    partition, without being copied, and leave that one the same way.
 
     The views are sets of windows within episodes: `view_online` and `view_demo` of the halves, `view_all` their union.
     The halves of a batch draw from `windows_online` and `windows_demo`, a batch without halves from `windows_all`:
-    the views, or the neighbouring steps of the partitions (`replay.windows=qc`; those of `human` are not drawn then).
+    the views, or the neighbouring steps of `online` and `demo` (`replay.windows=qc`).
     """
 
     def __init__(
@@ -42,15 +42,9 @@ class Partitions:
         r = config.replay
         rows = r.capacity + r.demo_capacity + r.human_capacity
         self.storage = StepStorage(
-            spec,
-            cameras,
-            rows=rows,
-            frames=STORES * r.image_capacity,
-            max_image_age=r.max_image_age,
-            cache_bytes=r.frame_cache_bytes,
-            deferred=r.demo_capacity,
-            embed=embed,
-        )
+            spec, cameras, rows=rows, frames=STORES * r.image_capacity, max_image_age=r.max_image_age,
+            cache_bytes=r.frame_cache_bytes, deferred=r.demo_capacity, embed=embed,
+        )  # fmt: skip
         self.online, self.demo, self.human = (
             Partition(name, size, r.image_capacity, np.zeros(len(cameras), np.int64))
             for name, size in (("online", r.capacity), ("demo", r.demo_capacity), ("human", r.human_capacity))
@@ -62,9 +56,7 @@ class Partitions:
         self.windows_demo: Windows = self.view_demo
         self.windows_all: Windows = self.view_all
         if r.positive_fraction is not None:
-            self.windows_demo = StratifiedSampler(
-                self.view_demo, self._balanced[0], self._balanced[1], r.positive_fraction
-            )
+            self.windows_demo = StratifiedSampler(self.view_demo, self._balanced, r.positive_fraction)
         if r.windows == "qc":
             length = max(config.chunk.carried, config.chunk.returned)
             self.windows_online, self.windows_demo, self.windows_all = (
@@ -127,9 +119,9 @@ class Partitions:
             self.storage.release(episode)
 
     def relabel(self, episode: StoredEpisode, first: int = 0) -> None:
-        """Effective rewards, realised returns and imitation weights of the steps from tick `first` on.
+        """Set effective rewards, realised returns and imitation weights of the steps from tick `first` on.
 
-        A realised return is known of demonstrations whose end the task made, and they come whole (`first` is 0).
+        Realised returns are known of demonstrations that the task ended, which come whole (`first` is 0).
         """
         storage, reward = self.storage, self._config.reward
         rows = episode.rows[first : episode.length]
@@ -149,12 +141,9 @@ class Partitions:
             self._mark_interventions(episode, first)
         storage.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
         storage.bc_weight[rows] = imitation_weights(
-            source,
-            bc_on=self._bc_on,
-            demonstration=episode.demonstration,
-            outcome=episode.outcome,
+            source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,
             exclude_before_takeover=self._config.replay.exclude_before_takeover,
-        )
+        )  # fmt: skip
 
     def _mark_interventions(self, episode: StoredEpisode, first: int) -> None:
         """Cut windows at the interventions, and charge those from tick `first` on to the steps that led to them."""
@@ -173,15 +162,10 @@ class Partitions:
         """Offer the windows that have become complete since the last call."""
         returned = self._config.chunk.returned
         ticks, excluded = eligible_starts(
-            self.storage.recent[episode.rows],
-            first=episode.indexed,
-            last=episode.last,
-            terminated=episode.terminated,
-            returned=returned,
-            keep_terminal=self._config.replay.terminal_windows == "keep",
-            cuts=episode.cuts,
-            gaps=episode.gaps,
-        )
+            self.storage.recent[episode.rows], first=episode.indexed, last=episode.last, terminated=episode.terminated,
+            returned=returned, keep_terminal=self._config.replay.terminal_windows == "keep",
+            cuts=episode.cuts, gaps=episode.gaps,
+        )  # fmt: skip
         episode.indexed = max(episode.indexed, episode.last - returned + 1, *episode.cuts[-1:].tolist())
         episode.eligible += len(ticks)
         episode.excluded += excluded
@@ -211,10 +195,9 @@ class Partitions:
             view.discard(rows)
 
     def check_demos(self, episodes: Sequence[Episode], *, files: bool = True) -> None:
-        """Raise DataError unless demonstrations `episodes` are this robot's.
+        """Raise DataError unless demonstrations `episodes` are this robot's and all different; reads no partition.
 
-        Also for one that is given twice and, unless `files`, for images that are still in their files. Nothing of what
-        the partitions hold is looked at.
+        Unless `files`, also for images that are still in their files.
         """
         storage = self.storage
         seen: set[str] = set()
@@ -224,9 +207,8 @@ class Partitions:
                 storage.check_final(begin.episode_id, end.final_observation)
             if not files and storage.deferred_in(steps, end.final_observation):
                 raise DataError(
-                    f"episode {begin.episode_id}: its images are still in their files, and the episodes of a data set "
-                    "that takes turns leave again; train on the state alone (agent.image_keys), or give the data with "
-                    "--demo_path"
+                    f"episode {begin.episode_id}: its images are still in their files, and episodes of data sets leave "
+                    "again. Train on the state alone (agent.image_keys), or give the data as demonstrations (demo_path)"
                 )
             if begin.episode_id in seen:
                 raise DataError(f"episode {begin.episode_id} is given twice")
@@ -245,7 +227,7 @@ class Partitions:
             raise ConfigError(
                 f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "
                 f"{max(frames.tolist(), default=0)} frames per camera; replay.demo_capacity is {partition.max_rows}, "
-                f"replay.image_capacity {partition.max_frames}: raise the one that is too small (demonstrations stay)"
+                f"replay.image_capacity {partition.max_frames}. Raise the one that is too small"
             )
 
     def check_balance(self) -> None:
@@ -256,14 +238,14 @@ class Partitions:
         found = ", ".join(f"{outcomes[o]} {o}" for o in Outcome if outcomes[o]) or "none"
         lacks = "a successful" if not len(self._balanced[0]) else "an unsuccessful"
         raise DataError(
-            f"replay.positive_fraction={self._config.replay.positive_fraction} balances windows of successful "
-            f"demonstrations and of others, but there is no window of {lacks} one (outcomes of the demonstrations: "
-            f"{found}). Give demonstrations of both, say how they ended (--demo_success, --demo_failure, "
-            "--demo_scores), or leave it out"
+            f"{self._config.replay.positive_fraction} balances windows of successful demonstrations and of others, and "
+            f"there is no window of {lacks} one (outcomes of the demonstrations: {found}). Give both, "
+            "set how they ended (demo_success, demo_failure, demo_scores), or leave the setting out",
+            parameter="replay.positive_fraction",
         )
 
     def stats(self) -> dict[str, float]:
-        """Sizes of partitions and views, and the share of windows left out for want of a recent image."""
+        """Sizes of partitions and views, and the share of windows without a recent image."""
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
         storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes

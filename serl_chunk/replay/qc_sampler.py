@@ -1,13 +1,12 @@
-"""Q-chunking's published sampler: windows of neighbouring rows, whatever episode they are of.
+"""Q-chunking's published sampler: windows of neighbouring rows, whatever episode they are of; for comparisons.
 
 The code of Li, Zhou and Levine (2025) draws a row uniformly and takes the H rows from there on, as they lie in its
-buffer. Where an episode ends among them, weights tell: the critic's loss leaves the window out unless the end comes
-with the window's last row, and imitation stops there. So of an episode's H windows that contain its success one is
-learnt from. It is here for comparisons; our own windows (`windows`) lie within their episode.
+buffer. Where an episode ends among them, the critic's loss leaves the window out unless the end comes with its last
+row, and imitation stops there. So of an episode's H windows that contain its success one is learnt from.
 
-In published offline data a trajectory goes on after a success, and only its last row is an end. We cut it into episodes
-(`data.relabel`), which join here again: a demonstration that begins in the very state in which a terminated one ended
-goes on with it, so that a window across the two keeps its weight, and its mask is 0.
+In published offline data a trajectory goes on after a success, and only its last row is an end. Our data cut it into
+episodes, which join here again: a demonstration that begins in the very state in which a terminated one ended goes on
+with it, so that a window across the two keeps its weight, and its mask is 0.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ if TYPE_CHECKING:
 
 
 def check_adjacent(config: ExperimentConfig, cameras: Sequence[CameraSpec]) -> None:
-    """Raise ConfigError where `config` asks these windows for what they do not have."""
+    """Raise ConfigError where `config` requires what these windows do not have."""
     if cameras:
         names = ", ".join(c.name for c in cameras)
         raise ConfigError(
-            f"replay.windows=qc has states only, and agent.image_keys names {names}: leave out agent.image_keys, "
-            "or set replay.windows=episode"
+            f"qc has states only, and agent.image_keys names {names}. Leave agent.image_keys out, or set "
+            "replay.windows=episode",
+            parameter="replay.windows",
         )
-    if config.replay.positive_fraction is not None:
+    if (share := config.replay.positive_fraction) is not None:
         raise ConfigError(
-            f"replay.positive_fraction={config.replay.positive_fraction} balances whole episodes, and "
-            "replay.windows=qc knows none: leave one of them out"
+            f"qc has no episodes to balance by replay.positive_fraction={share}. Leave one of them out",
+            parameter="replay.windows",
         )
 
 
@@ -55,12 +55,11 @@ class Rows(NamedTuple):
 
 
 def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: int, discount: float) -> ChunkBatch:
-    """The windows of `max(horizon, returned)` rows that start at `starts` int64[B], in the units of `rows`.
+    """Gather the windows of `max(horizon, returned)` rows that start at `starts` int64[B], in the units of `rows`.
 
     `valid[b, i]` is 1 until the first end, its own step included; `weight` is that of the return's last step. Rewards
     are those of all R = `returned` rows, also after an end; `mask` is 0 where any of them terminated; `discount_n` is
-    gamma^R always, and the next observation that of row R - 1. All steps count as demonstrated and imitated as far as
-    they are valid. Raises nothing: the caller keeps `starts` to where the rows suffice.
+    gamma^R, and the next observation that of row R - 1. Valid steps count as demonstrated and imitated.
     """
     length = max(horizon, returned)
     at = starts[:, None] + np.arange(length)
@@ -94,7 +93,7 @@ def gather_qc_windows(
     discount: float,
     bc_all: bool,
 ) -> Gathered:
-    """The windows of storage rows `rows` int64[B, L], L = max(horizon, returned), in model space; every array is fresh.
+    """Gather windows of storage rows `rows` int64[B, L], L = max(horizon, returned), in model space; arrays are fresh.
 
     As `gather_adjacent`, with the storage's own marks of demonstrated and, unless `bc_all`, imitated steps. An end lies
     where a row's successor is not the next of the window: also where the actor died, or is still writing. It is none
@@ -132,9 +131,9 @@ def gather_qc_windows(
 
 
 def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether the episodes that begin with storage rows `first` int64[K] are the same trajectories as those before.
+    """Whether the episodes from storage rows `first` int64[K] on are the same trajectories as those before, bool[K].
 
-    `last` and `final` are the last step of each of those and the row of its final observation; returns bool[K].
+    `last` and `final` are the last step of each of those and the row of its final observation.
     """
     same = (storage.state[final] == storage.state[first]).all(1) & storage.terminal[final]
     return same & (storage.tick[first] == 0) & (storage.is_demo[last] > 0) & (storage.is_demo[first] > 0)
@@ -143,8 +142,7 @@ def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: n
 class PartitionOrder:
     """The steps of one partition in the order in which its episodes began, oldest first.
 
-    The rows of the closed episodes at the front are kept until one of them changes; those of the few behind them are
-    looked up every time, for they grow.
+    The rows of the closed episodes at the front are kept until one of them changes; the few behind them grow.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -172,7 +170,6 @@ class QCWindowSampler:
         self._orders, self._length = [PartitionOrder(s) for s in partitions], length
 
     def __len__(self) -> int:
-        """How many starts there are, N - length + 1 for N steps, or 0."""
         return max(0, sum(map(len, self._parts())) - self._length + 1)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""The learner's memory: records of any number of sessions go in, training windows come out."""
+"""The learner's memory: takes the records of any number of sessions, gives training windows."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -31,8 +31,14 @@ _COUNTED = (  # reported from the start, so that a metric's absence never means 
 Half = Literal["demo", "online"]
 
 
+class _Lengths(TypedDict):
+    horizon: int
+    returned: int
+    discount: float
+
+
 class Ready(NamedTuple):
-    """What a training loop waits for."""
+    """Counts that a training loop waits for."""
 
     steps: int  # online steps ever inserted
     online: int  # windows the online half draws from
@@ -48,11 +54,11 @@ class Replay:
     Args:
         spec: the robot whose episodes are kept.
         config: lengths, discount, rewards and capacities.
-        normaliser: how observations and chunks enter model space.
-        image_keys: cameras whose frames are kept and sampled; frames of others are not stored.
-        bc_on: which steps carry weight in an imitation loss.
-        embed: what a frozen backbone makes of frames; batches then show it as `features/<camera>` in place of images.
-            It is computed once for each stored frame, at the latest when a batch first shows it.
+        normaliser: transform of observations and chunks to model space.
+        image_keys: cameras whose frames are kept and sampled.
+        bc_on: the steps that carry weight in an imitation loss.
+        embed: computes features of frames; batches then have `features/<camera>` in place of images. They are computed
+            once for each stored frame, at the latest when a batch first shows it.
 
     Raises:
         ConfigError: unknown camera, a capacity below one episode, more memory than there is, or
@@ -91,29 +97,27 @@ class Replay:
         self._lock = threading.RLock()
 
     def add_demo(self, *episodes: Episode) -> None:
-        """Add demonstrations; they are never evicted.
+        """Add demonstrations, which are never evicted. Images that come as `Frames` stay in their files.
 
-        Images that come as `Frames` stay in their files, and are decoded for the batches that show them.
-
-        Raises ConfigError naming the capacity to set if they do not fit (nothing is added then), DataError if one
-        does not belong to this robot or is there already, or if `replay.positive_fraction` finds none to balance.
+        Raises:
+            ConfigError: they do not fit; names the capacity to set. Nothing is added.
+            DataError: one is not of this robot, is there already, or there is none for `replay.positive_fraction`.
         """
         self._partitions.check_demos(episodes)
         returns = self._returns(episodes)
         with self._lock:
             self._partitions.check_room(episodes, leaving=())
-            self._add_demos(DEMO_SESSION, episodes, returns)
+            self._builder.demonstrations(DEMO_SESSION, episodes, returns)
             self._partitions.check_balance()
 
     def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
-        """Put `episodes` in the place of the demonstrations that the last call with this `tag` put there.
+        """Put copies of `episodes` in the place of the demonstrations that the last call with this `tag` put there.
 
-        All others stay: those of `add_demo`, of other tags, and human steps online. No batch sees some of the old
-        with some of the new; one that was drawn before keeps what it shows. The arrays are copied.
+        All others stay: those of `add_demo`, of other tags, and human steps online. No batch has some of the old with
+        some of the new. What `replay.positive_fraction` balances is checked when the first ones come.
 
         Raises as `add_demo`, and DataError for images that are still in their files (`Frames`), which might be read
-        when they have gone; the old episodes then stay. What `replay.positive_fraction` balances is checked when the
-        first ones come; later ones of which all or none succeeded are drawn from uniformly.
+        when they are gone. The old episodes then stay.
         """
         if tag == DEMO_SESSION:
             raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
@@ -124,16 +128,12 @@ class Replay:
             leaving = [e for key, e in self._partitions.demo.episodes.items() if key[0] == tag]
             self._partitions.check_room(episodes, leaving=leaving)
             self._partitions.remove_all(leaving)
-            self._add_demos(tag, episodes, returns)
+            self._builder.demonstrations(tag, episodes, returns)
             if not leaving:
                 self._partitions.check_balance()
 
     def _returns(self, episodes: Sequence[Episode]) -> list[np.ndarray | None]:
         return [realised_returns(e, self._config.reward, self._config.discount) for e in episodes]
-
-    def _add_demos(self, session: str, episodes: Sequence[Episode], returns: Sequence[np.ndarray | None]) -> None:
-        for episode, realised in zip(episodes, returns, strict=True):
-            self._builder.demonstration(session, episode, realised)
 
     def insert(self, session: str, record: Record) -> Added:
         """Insert the next record of `session`; return the steps stored and the episode that it finished.
@@ -190,7 +190,7 @@ class Replay:
         return out.batch if updates is None else _lead(out.batch, updates, batch_size)
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
-        """Pool rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
+        """Storage rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
         partitions, share = self._partitions, self._config.replay.demo_fraction
         if half is not None:
             windows = partitions.windows_demo if half == "demo" else partitions.windows_online
@@ -243,27 +243,12 @@ class Replay:
     def _gather(self, drawn: np.ndarray) -> Gathered:
         """The windows that `_draw` drew, of shape [updates * batch_size, ...]."""
         c, storage = self._config, self._partitions.storage
-        horizon, returned = c.chunk.carried, c.chunk.returned
-        if c.replay.windows == "episode":
-            return gather(
-                storage,
-                self._normaliser,
-                drawn.ravel(),
-                horizon=horizon,
-                returned=returned,
-                discount=c.discount,
-                cut=c.replay.intervention_windows == "cut",
-                with_prev_action=c.agent.gripper.reads_before,
-            )
-        return gather_qc_windows(
-            storage,
-            self._normaliser,
-            drawn.reshape(-1, drawn.shape[-1]),
-            horizon=horizon,
-            returned=returned,
-            discount=c.discount,
-            bc_all=self._bc_on == "all",
-        )
+        lengths: _Lengths = {"horizon": c.chunk.carried, "returned": c.chunk.returned, "discount": c.discount}
+        if c.replay.windows == "qc":
+            rows = drawn.reshape(-1, drawn.shape[-1])
+            return gather_qc_windows(storage, self._normaliser, rows, **lengths, bc_all=self._bc_on == "all")
+        cut, before = c.replay.intervention_windows == "cut", c.agent.gripper.reads_before
+        return gather(storage, self._normaliser, drawn.ravel(), **lengths, cut=cut, with_prev_action=before)
 
     @property
     def frames_unseen(self) -> int:
@@ -272,9 +257,9 @@ class Replay:
             return sum(f.missing for f in self._partitions.storage.features)
 
     def embed_frames(self, limit: int) -> int:
-        """Compute features of up to `limit` stored frames that lack them; returns of how many, 0 where none does.
+        """Compute features of up to `limit` stored frames that lack them, without the lock; returns of how many.
 
-        Nothing is held up meanwhile. Raises DataError for a file that cannot be read.
+        Raises DataError for a file that cannot be read.
         """
         with self._lock:
             unseen = self._partitions.storage.unseen(limit)

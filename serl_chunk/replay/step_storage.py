@@ -27,8 +27,7 @@ from serl_chunk.types import (
 
 
 class FreeList:
-    """Which of `capacity` places are free. Returned places are handed out before fresh ones, so that memory which
-    was never needed is never touched."""
+    """The free ones of `capacity` places. Returned places are handed out first: memory not needed is never touched."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -46,7 +45,7 @@ class FreeList:
 
     def take(self, n: int) -> np.ndarray:
         """`n` places, int64[n]. The caller knows that they exist: quotas are its business."""
-        if self.used + n > self.capacity:
+        if self.used + n > self.capacity:  # quotas are the caller's business
             raise RuntimeError(f"{n} places asked for, {self.capacity - self.used} of {self.capacity} are free")
         old = min(n, self._n_returned)
         self._n_returned -= old
@@ -64,7 +63,7 @@ NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in t
 
 
 class PendingImages(NamedTuple):
-    """Images that a batch still lacks. Only demonstrations that never leave have such: no lock has to be held."""
+    """Images that a batch still lacks: of demonstrations that never leave, so that no lock has to be held."""
 
     cache: FrameCache
     out: np.ndarray
@@ -76,20 +75,17 @@ class PendingImages(NamedTuple):
 
 
 class StepStorage:
-    """Columns with one row per step, and one more per closed episode for its final observation.
+    """Columns with one row per step, and one more per closed episode for its final observation; for all partitions.
 
-    Rows of an episode need not be neighbours (several robots write at once): `succ[row]` leads to the next tick's
-    row. Where no window may go further, because the row is a final observation or the newest step of an open
-    episode, `live[row]` is False and `succ[row]` is the row itself, so that following it is always safe.
+    Rows of an episode need not be neighbours (several robots write at once): `succ[row]` is the next tick's row. Where
+    windows end, at a final observation or the newest step of an open episode, `live[row]` is False and `succ[row]` is
+    the row itself, so that following it is always safe.
 
-    Images are held once, `images[c][slot]` uint8[H, W, 3], also where several ticks gave the same. `frame[row, c]` is
-    the slot of camera c's newest frame at or before the row within the episode, or -1; `age[row, c]` the ticks since
-    the camera last gave it; `recent[row]` says whether all ages are at most `max_image_age`. JPEG frames are decoded
-    when they are first shown (`encoded[c]`). Images of demonstrations that come as `Frames` stay in their files: slots
-    beyond those of `images[c]` are the numbers of `deferred[c]`. With `embed`, `features[c]` has what it makes of them.
-
-    One storage serves all partitions, a quota and a set of episodes each: an episode changes partitions without being
-    copied. Arrays are mapped, not filled: memory becomes resident when it is first written.
+    Images are held once, `images[c][slot]` uint8[H, W, 3]. `frame[row, c]` is the slot of camera c's newest frame at or
+    before the row within the episode, or -1; `age[row, c]` the ticks since the camera gave it; `recent[row]`, whether
+    all ages are at most `max_image_age`. JPEG frames are decoded when they are first shown (`encoded[c]`). Images of
+    demonstrations that come as `Frames` stay in their files: slots beyond those of `images[c]` are the numbers of
+    `deferred[c]`. `features[c]` has what `embed` computes of frames. Arrays become resident as they are written.
     """
 
     def __init__(
@@ -207,14 +203,9 @@ class StepStorage:
         rows = self.row_slots.take(n)
         self.state[rows] = block.observation[STATE]
         self.action[rows] = block.action
-        self.reward[rows] = block.reward
-        self.source[rows] = block.source
         self.tick[rows] = np.arange(episode.length, episode.length + n)
-        self.decision_tick[rows] = block.decision_tick
-        self.policy_version[rows] = block.policy_version
-        self.policy_age[rows] = block.policy_age
-        self.stamp[rows] = block.stamp
-        self.lost_ticks[rows] = block.lost_ticks
+        for name in STEP_COLUMNS:
+            getattr(self, name)[rows] = getattr(block, name)
         for c, camera in enumerate(self.cameras):
             new, same = block.sparse.get(IMAGE_PREFIX + camera.name), block.sparse.get(REPEAT_PREFIX + camera.name)
             self._place_frames(episode, c, rows, episode.length, new, same)
@@ -252,8 +243,8 @@ class StepStorage:
     ) -> None:
         """Store `new` frames of camera c and point `rows` at the newest frame each of them may show.
 
-        `same` are the rows whose frame is that of an earlier tick. Where that tick's is not the newest frame there, it
-        is not held: the row has none of its own, rather than another one.
+        `same` are the rows whose frame is that of an earlier tick. Where that is not the newest one there, it is not
+        held, and the row has none of its own.
         """
         index, values = (np.empty(0, np.int32), None) if new is None else new
         if isinstance(values, Frames) and episode.demonstration:  # demonstrations stay, and their files with them
@@ -349,8 +340,7 @@ class StepStorage:
         return out, PendingImages(self.deferred[c], out, at, slots[at] - held)
 
     def observation_at(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, PendingFetch | None]:
-        """What batches have of camera c at `slots` int64[B]: its key in an observation, an array of its own, and what
-        is still to be fetched into it.
+        """Return what batches have of camera c at `slots` int64[B]: key, fresh array, what is to be fetched into it.
 
         `images/<camera>` uint8[B, H, W, 3], or with features `features/<camera>` float16[B, h, w, C].
         """

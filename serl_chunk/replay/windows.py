@@ -1,4 +1,4 @@
-"""Windows of consecutive steps: which starts are sampled, what is imitated, and the batch they make.
+"""Windows of consecutive steps: the starts that are sampled, imitation weights, and the batch they make.
 
 A window starts at step t of an episode of T steps and reaches n = min(R, T - t) steps, R being the steps of the return:
 the critic's horizon, or more for n-step returns. Its target is `sum_i gamma^i r_i + gamma^n * mask * Q'(o_{t+n}, a')`
@@ -33,7 +33,7 @@ def eligible_starts(
     cuts: np.ndarray = _NO_TICKS,
     gaps: np.ndarray = _NO_TICKS,
 ) -> tuple[np.ndarray, int]:
-    """Starts at tick `first` or later that may be sampled, and how many were left out for want of a recent image.
+    """Return the starts at tick `first` or later that are sampled, and how many lack a recent image.
 
     Args:
         recent: bool[>= last + 1], whether each observation shows every camera recently enough.
@@ -45,9 +45,6 @@ def eligible_starts(
         cuts: int64[K] ticks up to `last`, increasing, at which every window that began before ends, and bootstraps.
         gaps: int64[G] ticks of the steps after a gap, increasing. No window contains one of them, nor its observation,
             nor the step before: its effect one tick later was not observed.
-
-    Returns:
-        int64[K] ticks, increasing, and the number of windows excluded.
     """
     stop = last if terminated and keep_terminal else last - returned + 1
     if len(cuts):
@@ -67,10 +64,10 @@ def eligible_starts(
 def imitation_weights(
     source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_before_takeover: int
 ) -> np.ndarray:
-    """Weight of each step of one episode in an imitation loss, float32[T], from source uint8[T].
+    """Return the weight of each step of an episode in an imitation loss, float32[T], from source uint8[T].
 
-    Holds and failed demonstrations are never imitated. A successful episode's policy steps shortly before an
-    intervention are not either: they are what had to be corrected.
+    Never imitated are holds, failed demonstrations, and policy steps shortly before an intervention: those had to be
+    corrected.
     """
     human = source == Source.HUMAN
     if bc_on == "all":
@@ -94,7 +91,7 @@ def imitation_weights(
 class Gathered(NamedTuple):
     """A batch, and how many encoded action numbers of its valid steps left [-1, 1], out of how many.
 
-    What is in `deferred` (images, or their features) is to be fetched before the batch is used.
+    `deferred` (images, or their features) is to be fetched before the batch is used.
     """
 
     batch: ChunkBatch
@@ -114,14 +111,13 @@ def gather(
     cut: bool,
     with_prev_action: bool = False,
 ) -> Gathered:
-    """The windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
+    """Gather the windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
     Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
-    `rewards` are 0. There are as many rewards as the return has steps (`returned`), which may be fewer or more than the
-    actions. `delay[b]` is the index in the window of the first action that came from a decision made on its first
-    observation; 0 where the window does not start on a decision. With `cut` a window also ends at an intervention after
-    its first step (`storage.cut`): as at an episode's end, but its mask is 1. `with_prev_action`: also the action
-    executed on the tick before.
+    `rewards` are 0. There are `returned` rewards, which may be fewer or more than the actions. `delay[b]` is the index
+    of the first action that came from a decision on the window's first observation, or 0. With `cut` a window also ends
+    at an intervention after its first step (`storage.cut`): as at an episode's end, but its mask is 1.
+    `with_prev_action`: also the action executed on the tick before.
     """
     b, reach = len(starts), max(horizon, returned)
     rows = np.empty((b, reach + 1), np.int64)
@@ -160,20 +156,18 @@ def gather(
         delay=decided.argmax(1).astype(np.int32),
         weight=np.ones(b, np.float32),
         mc_return=storage.mc_return[starts],
-        prev_action=normaliser.encode(state, storage.action[storage.pred[starts]][:, None])[:, 0]
-        if with_prev_action
-        else None,
     )
+    if with_prev_action:
+        before = storage.action[storage.pred[starts]][:, None]
+        batch = batch._replace(prev_action=normaliser.encode(state, before)[:, 0])
     beyond = (np.abs(actions) > 1).sum(2)
     counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]
     return Gathered(batch, *counted, deferred)
 
 
 def _stop_at_cuts(storage: StepStorage, rows: np.ndarray, exists: np.ndarray) -> None:
-    """Let windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
-    crossed = np.logical_or.accumulate(
-        storage.cut[rows[:, 1:]], axis=1
-    )  # by the step that leads to each row, and later
+    """Make windows `rows` int64[B, L + 1] stay on the first cut after their start; `exists` bool[B, L] ends there."""
+    crossed = np.logical_or.accumulate(storage.cut[rows[:, 1:]], axis=1)  # by the step that leads to each row
     exists[:, 1:] &= ~crossed[:, :-1]
     stay = np.where(crossed.any(1), crossed.argmax(1) + 1, rows.shape[1] - 1)
     rows[:] = np.take_along_axis(rows, np.minimum(np.arange(rows.shape[1]), stay[:, None]), axis=1)

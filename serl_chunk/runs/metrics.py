@@ -1,6 +1,6 @@
-"""What a run measures, written to `metrics.jsonl` in the run folder and mirrored to Weights & Biases.
+"""Writes a run's metric rows to `metrics.jsonl` in the run folder, and mirrors them to Weights & Biases.
 
-`run_metrics.py` says what a row is, and reads them back.
+`metric_rows.py` defines the rows, and reads them back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, Row, RunMetrics, parse_row, read_metrics
 from serl_chunk.runs.wandb import WandbMirror
@@ -25,13 +25,24 @@ __all__ = ["METRICS_FILE", "Counters", "MetricsLog", "RunMetrics", "read_metrics
 logger = logging.getLogger(__name__)
 
 
+# argument -> name in the row; `metric_rows` describes them
+EPISODE_FIELDS = {
+    "actor_id": "actor_id", "ret": "episode/r", "length": "episode/l", "succeed": "succeed",
+    "intervention_steps": "intervention_steps", "intervention_count": "intervention_count", "phase": "phase",
+    "success_without_intervention": "success_without_intervention", "number": "number",
+}  # fmt: skip
+EVALUATION_FIELDS = {name: name for name in (
+    "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",
+    "seconds", "by", "starts_repeat",
+)}  # fmt: skip
+
+
 class MetricsLog:
     """Appends rows to `run_dir/metrics.jsonl` and mirrors their numbers to wandb. Safe to call from several threads.
 
     Each row is one appending `write` to an unbuffered file: it outlives a kill of this process, and an evaluation may
-    add its row while the learner writes. A torn last line, as a power cut leaves it, costs that row and is
-    reported. Rows that a full disk refuses are counted and reported by the next row that succeeds: metrics never stop
-    a training run, and never vanish silently.
+    add its row while the learner writes. A torn last line, as a power cut leaves it, costs that row and is reported.
+    Rows that a full disk refuses are counted and reported by the next row that succeeds.
 
     Args:
         run_dir: the run folder; created if absent, continued if not.
@@ -76,13 +87,13 @@ class MetricsLog:
             )
 
     def wall(self) -> float:
-        """Seconds this run has been running, all its lives together, without the time between them and `pause`."""
+        """Seconds that all processes of this run have been running, without `pause`."""
         now = self._clock() if self._paused_at is None else self._paused_at
         return self._wall_before + now - self._start
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the run's clock meanwhile: for what is no part of training, such as evaluations. Not nested."""
+        """Stop the run's clock within the block, for what is no part of training. Not nested."""
         self._paused_at = self._clock()
         try:
             yield
@@ -92,102 +103,40 @@ class MetricsLog:
                 self._paused_at = None
 
     def train(self, counters: Counters, values: Mapping[str, Any]) -> None:
-        """A period of training, since the previous train row.
+        """Write a period of training: agent metrics, rates, waits, timers and replay counts since the previous row.
 
-        `values` holds the agent's metrics (`critic/critic_loss`, `critic/predicted_qs`, `actor/actor_loss`, ...),
-        `rates/updates_per_s`, `rates/env_steps_per_s`, `wait/learner_s` and `wait/actor_s` (seconds waited *within
-        this period*), `timer/<what>` (mean seconds per call), `replay/online_windows`, `replay/demo_windows`
-        and `replay/excluded_share` (0..1). Scalars of Python, numpy or JAX.
+        Times are seconds (`wait/...` within this period, `timer/...` the mean of a call), shares 0..1. Scalars of
+        Python, numpy or JAX.
         """
         self._write("train", counters, values)
 
-    def episode(
-        self,
-        counters: Counters,
-        *,
-        actor_id: str,
-        ret: float,
-        length: int,
-        succeed: bool | None,
-        intervention_steps: int,
-        intervention_count: int,
-        phase: Literal["warmup", "train"],
-        success_without_intervention: float | None = None,
-        number: int | None = None,
-        q: Sequence[float] = (),
-        g: Sequence[float] = (),
-    ) -> None:
-        """A finished episode: its return, its length in steps, and per decision Q beside the realised return.
+    def episode(self, counters: Counters, *, q: Sequence[float] = (), g: Sequence[float] = (), **fields: Any) -> None:
+        """Write a finished episode; `fields` are those of `EPISODE_FIELDS`, absent ones null.
 
-        `success_without_intervention`: share of the last 20 judged episodes that succeeded without a human, 0..1.
-        `number`: how many episodes the run then has, this one included.
+        Args:
+            q, g: per decision, the critic's value and the realised return.
 
-        Raises DataError where `q` and `g` differ in length.
+        Raises:
+            DataError: `q` and `g` differ in length.
         """
         if len(q) != len(g):
             raise DataError(f"an episode needs one realised return g per value q, got {len(q)} q and {len(g)} g")
-        fields = {
-            "actor_id": actor_id,
-            "episode/r": ret,
-            "episode/l": length,
-            "succeed": None if succeed is None else int(succeed),
-            "intervention_steps": intervention_steps,
-            "intervention_count": intervention_count,
-            "phase": phase,
-            "success_without_intervention": success_without_intervention,
-            "number": number,
-            "q": list(q),
-            "g": list(g),
-        }
-        self._write("episode", counters, fields, mirror_as="environment/")
+        row = _row(EPISODE_FIELDS, fields)
+        row["succeed"] = None if row["succeed"] is None else int(row["succeed"])
+        self._write("episode", counters, row | {"q": list(q), "g": list(g)}, mirror_as="environment/")
 
-    def evaluation(
-        self,
-        counters: Counters,
-        *,
-        success_rate: float,
-        n: int,
-        low: float,
-        high: float,
-        mode: Literal["mean", "sampled"],
-        mean_time_s: float | None,
-        mean_length: float,
-        checkpoint: int,
-        mean_return: float | None = None,
-        seconds: float | None = None,
-        by: str | None = None,
-        starts_repeat: bool | None = None,
-    ) -> None:
-        """An evaluation of the policy of `checkpoint` over `n` episodes.
-
-        `low` and `high` bound the rate (95 % Wilson interval). `mean_return`: of the episodes' rewards, undiscounted,
-        before scale and offset. `seconds`: what it took. `by`: "learner" where training stopped for it.
-        `starts_repeat`: whether two resets with one seed agree; None where that was not compared.
-        """
-        fields = {
-            "success_rate": success_rate,
-            "n": n,
-            "low": low,
-            "high": high,
-            "mode": mode,
-            "mean_time_s": mean_time_s,
-            "mean_length": mean_length,
-            "checkpoint": checkpoint,
-            "mean_return": mean_return,
-            "seconds": seconds,
-            "by": by,
-            "starts_repeat": starts_repeat,
-        }
-        self._write("eval", counters, fields, mirror_as=f"eval/{mode}/")
+    def evaluation(self, counters: Counters, **fields: Any) -> None:
+        """Write an evaluation of a checkpoint's policy; `fields` are those of `EVALUATION_FIELDS`, absent ones null."""
+        self._write("eval", counters, _row(EVALUATION_FIELDS, fields), mirror_as=f"eval/{fields['mode']}/")
 
     def event(self, text: str, counters: Counters | None = None) -> None:
-        """A sentence about the run; `counters` default to those of the previous row."""
+        """Write a text about the run; `counters` default to those of the previous row."""
         self._write("event", counters or self._counters, {"text": text})
 
     def resumed(self, counters: Counters, episodes: int | None = None) -> None:
-        """Training continues from the checkpoint of `counters.step`, with `counters` and `episodes` as they now stand.
+        """Write that training continues from the checkpoint of `counters.step`, with `episodes` of them counted.
 
-        What the previous life wrote after that point stays in the file; `read_metrics` leaves it out.
+        Rows that the previous process wrote after that point stay in the file; `read_metrics` leaves them out.
         """
         self._write("event", counters, {"text": f"resumed at step {counters.step}", "episodes": episodes})
 
@@ -244,6 +193,12 @@ class MetricsLog:
         self._lost_rows += 1
         if self._lost_rows == 1:
             logger.warning("cannot write %s (%s): training goes on, its metrics are lost", self._file.name, reason)
+
+
+def _row(names: Mapping[str, str], fields: Mapping[str, Any]) -> Row:
+    if unknown := fields.keys() - names.keys():
+        raise TypeError(f"unknown fields of a metric row: {', '.join(sorted(unknown))}")
+    return {name: fields.get(argument) for argument, name in names.items()}
 
 
 def _read_end(path: Path) -> tuple[Row | None, bytes]:

@@ -31,7 +31,7 @@ def test_a_completed_run_that_is_started_again_ends(processes, trained, tmp_path
     """Its learner is gone before its actor is there."""
     run = trained.copy(tmp_path / "run")
     output = processes.both(run).ends()
-    assert "learner | resumed at step 40: training is complete" in output
+    assert "resumed at step 40: training is complete" in output
     assert checkpoints(run) == [0, 20, 40]
 
 
