@@ -140,10 +140,7 @@ def append_hint(message: str, config: ExperimentConfig) -> str:
 
 
 def open_dataset(
-    config: ExperimentConfig,
-    spec: RobotSpec,
-    demo_options: DemoOptions,
-    updates: int = 0,
+    config: ExperimentConfig, spec: RobotSpec, demo_options: DemoOptions, updates: int = 0
 ) -> ShardedSource | None:
     """The shards of `--dataset_dir`, None where it is not given; raises DataError or ConfigError.
 

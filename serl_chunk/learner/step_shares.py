@@ -35,10 +35,7 @@ class StepShares:
     """
 
     def __init__(
-        self,
-        steps_left: Callable[[], int | None],
-        gone_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, steps_left: Callable[[], int | None], gone_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`steps_left`: steps that all sessions together may record beyond those delivered; None: no limit."""
         self._steps_left, self._gone_s, self._clock = steps_left, gone_s, clock

@@ -22,11 +22,7 @@ def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
     """What `demos.json` holds: the demonstrations of the run's present life, in their order."""
     options = options or ReadOptions()
     origins = [o._asdict() | {"path": str(o.path.expanduser().resolve())} for o in demos.origins]
-    return {
-        "digest": demos.digest,
-        "options": {name: getattr(options, name) for name in _SAID},
-        "episodes": origins,
-    }
+    return {"digest": demos.digest, "options": {name: getattr(options, name) for name in _SAID}, "episodes": origins}
 
 
 class RunDemos:

@@ -31,12 +31,7 @@ class TimedCheckpoints:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        *,
-        period: float = PERIOD,
-        share: float = SHARE,
-        now: Callable[[], float] = time.monotonic,
+        self, run_dir: Path, *, period: float = PERIOD, share: float = SHARE, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._dir = Path(run_dir).absolute() / TIMED
         self._period, self._share, self._now = period, share, now
