@@ -186,24 +186,12 @@ def run_learner(
     return finish_run(learner)
 
 
-def run_offline(
-    config: ExperimentConfig,
-    demo_paths: Sequence[str],
-    checkpoint_path: str | None,
-    *,
-    wandb: bool,
-    threaded: bool = True,
-    demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
-) -> int:
+def run_offline(config: ExperimentConfig, demo_paths: Sequence[str], run: str | None, **options: Any) -> int:
     """Train until `offline_steps` or a signal, then write the last checkpoint and the report.
 
-    `threaded`: batches are prepared in parallel to the training thread; without, a seed reproduces a run.
+    `run`: its folder. `options`: `wandb`, `threaded` and `demo_options` of `train_offline`.
     """
-    learner = train_offline(
-        config, demo_paths, checkpoint_path,
-        stop=threading.Event(), signals=True, wandb=wandb, threaded=threaded, demo_options=demo_options,
-    )  # fmt: skip
-    return finish_run(learner)
+    return finish_run(train_offline(config, demo_paths, run, signals=True, **options))
 
 
 def train_offline(
@@ -217,7 +205,11 @@ def train_offline(
     threaded: bool = False,
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> Learner:
-    """What `run_offline` does, for benchmarks and tests; returns the closed learner. Raises as `build_learner`."""
+    """Train until `offline_steps`, `stop` or, with `signals`, a signal; returns the closed learner.
+
+    `threaded`: batches are prepared in parallel to the training thread; without, a seed reproduces a run. Raises as
+    `build_learner`.
+    """
     stop = stop or threading.Event()
     spec = spec_of(config)
     print_config(config, spec)

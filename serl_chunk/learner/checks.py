@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import effective_rewards, returns_to_go
@@ -70,23 +69,6 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
     cameras = [spec.camera(key) for key in config.agent.image_keys]
     features = [2 * math.prod(shape) for shape in agent.cached_shapes()]  # float16
     return check_memory(spec, config.replay, cameras, available_bytes(), features)
-
-
-def warn_of_random_backbone(agent: AgentConfig) -> None:
-    """Warn where a fresh run freezes a backbone that no file of weights initialised."""
-    if agent.image_keys and agent.encoder.frozen_backbone and not agent.encoder.weights:
-        logger.warning(
-            "agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions are random and stay "
-            "so. Set agent.encoder.weights (serl-chunk data encoder makes the file), or frozen_backbone=False"
-        )
-
-
-def warn_of_imitated_critic() -> None:
-    """Warn of an offline phase in which the policy imitates a critic that has seen no failure."""
-    logger.warning(
-        "agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks that climb a critic "
-        "which has seen no failure. Set agent.improve.imitate=0 until that phase is over, or add failed demonstrations"
-    )
 
 
 def restored_normaliser(saved: Normaliser, fresh: Normaliser, *, same_data: bool) -> Normaliser:

@@ -6,6 +6,7 @@ own, which sleeps when there is none, and the single-process mode, where the act
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -18,7 +19,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.state import AgentState, Metrics
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.learner.checks import ValueRange, restored_normaliser, warn_of_random_backbone
+from serl_chunk.learner.checks import ValueRange, restored_normaliser
 from serl_chunk.learner.offline_data import FeaturePrecomputation, InitialData
 from serl_chunk.learner.phases import TrainingProgress
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
@@ -71,7 +72,11 @@ class Learner:
         restored = self.checkpoints.restore_state(jax.eval_shape(lambda: self.state))
         if restored is None:  # else the weights are in the checkpoint, and their file may be gone
             self.state = agent.pretrained(self.state)
-            warn_of_random_backbone(a)
+            if a.image_keys and a.encoder.frozen_backbone and not a.encoder.weights:
+                logger.warning(
+                    "agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions stay random. "
+                    "Set agent.encoder.weights (serl-chunk data encoder makes the file), or frozen_backbone=False"
+                )
         else:
             saved = Normaliser.from_arrays(restored.meta["normaliser_mode"], restored.normaliser)
             normaliser = restored_normaliser(saved, normaliser, same_data=data.dataset is None)
@@ -235,7 +240,7 @@ class Learner:
             "normaliser_mode": self.normaliser.mode,
             "normaliser_digest": self.normaliser.digest(),
             "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
-            **progress.notes(),
+            **dataclasses.asdict(progress),
         }
         content = (self.updates, self.state, policy, self.normaliser.to_arrays(), meta)
         if timed:

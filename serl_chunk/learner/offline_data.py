@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import ConfigError, Episode, Outcome
 
@@ -18,26 +19,11 @@ FRAMES = 64  # of one piece of work: short enough for stops and progress in betw
 LOG_PERIOD = 5.0  # seconds between lines
 
 
-class Dataset(Protocol):
-    """Offline data of which a part is in use at a time (`data.rotating_dataset.ShardedSource`)."""
-
-    def take(self) -> list[Episode]:
-        """Return the episodes of the part in use, which it then need not hold."""
-
-    def advance(self) -> bool:
-        """Count one update; True where another part is in use now."""
-
-    def seek(self, updates: int) -> None:
-        """Go to where so many calls of `advance` lead from the beginning."""
-
-    def close(self) -> None: ...
-
-
 class InitialData(NamedTuple):
     """Demonstrations that stay for the whole run, and a data set, in the state it is opened in."""
 
     demos: Sequence[Episode] = ()
-    dataset: Dataset | None = None
+    dataset: ShardedSource | None = None
 
     def require(self, config: LearnerConfig) -> None:
         """Raise ConfigError where `config` trains on demonstrations and there are none."""

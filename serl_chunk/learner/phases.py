@@ -60,9 +60,6 @@ class TrainingProgress:
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in meta.items() if name in names})
 
-    def notes(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
 
 def resumed_phase(
     config: LearnerConfig, saved: str, *, offline_updates: int, online_updates: int, over: bool, missed: bool

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from serl_chunk.learner.checks import warn_of_imitated_critic
 from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.learner.phases import PRETRAINING, Phase, TrainingProgress, phases_of, resume_hint, resumed_phase
 from serl_chunk.learner.schedule import TrainingSchedule
@@ -285,7 +284,11 @@ class PhaseTrainer(Trainer):
             if phase is Phase.PRETRAIN and c.pretrain_steps:
                 self._data.require_imitated(self._learner.config.agent)
         if self._agent.imitates_critic and c.offline_steps and phase in ON_DATA and not self._data.has_failures:
-            warn_of_imitated_critic()
+            logger.warning(
+                "agent.improve.imitate in an offline phase on successes alone: the policy imitates chunks that climb a "
+                "critic which has seen no failure. Set agent.improve.imitate=0 until that phase is over, or add failed "
+                "demonstrations"
+            )
 
     def progress(self, env_steps: int) -> dict[str, Any]:
         """Fields of TrainingProgress that are the trainer's; `env_steps` of the checkpoint."""

@@ -85,7 +85,8 @@ class EpisodeBuilder:
             storage.check(block)
         decisions = decision_values(block)
         self._reopen(episode)
-        partition, frames = self._partitions.of(episode), storage.frames_in(block, demonstration=episode.demonstration)
+        partition = self._partitions.of(episode)
+        frames = storage.frames_in(block.sparse, demonstration=episode.demonstration)
         if not self._partitions.make_room(partition, episode, block.n, frames):
             return self._orphan(block)
         storage.append(episode, block)
@@ -168,7 +169,7 @@ class EpisodeBuilder:
         if end.final_observation is not None and not checked:
             storage.check_final(end.episode_id, end.final_observation)
         partition = partitions.of(episode)
-        frames = storage.final_frames(end.final_observation, demonstration=episode.demonstration)
+        frames = storage.frames_in(end.final_observation, demonstration=episode.demonstration)
         if not partitions.make_room(partition, episode, 1, frames):
             return
         storage.append_final(episode, end.final_observation, end.repeats)

@@ -221,8 +221,8 @@ class Partitions:
         frames = partition.frames - sum((e.frame_counts for e in leaving), np.zeros_like(partition.frames))
         for _, steps, end in episodes:
             rows += steps.n + 1
-            frames += storage.frames_in(steps, demonstration=True)
-            frames += storage.final_frames(end.final_observation, demonstration=True)
+            frames += storage.frames_in(steps.sparse, demonstration=True)
+            frames += storage.frames_in(end.final_observation, demonstration=True)
         if rows > partition.max_rows or (frames > partition.max_frames).any():
             raise ConfigError(
                 f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "

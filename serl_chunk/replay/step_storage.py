@@ -147,18 +147,12 @@ class StepStorage:
         self._check_vector(block.episode_id, "state", block.observation.get(STATE), (n, spec.state_dim))
         self._check_vector(block.episode_id, "action", block.action, (n, spec.action_dim))
         self._check_vector(block.episode_id, "reward", block.reward, (n,))
-        for camera in self.cameras:
-            rows = block.sparse.get(IMAGE_PREFIX + camera.name)
-            if rows is not None:
-                self._check_image(block.episode_id, camera, rows.values, len(rows.index))
+        self._check_images(block.episode_id, block.sparse)
 
     def check_final(self, episode_id: str, observation: Observation) -> None:
         """Raise DataError unless a final observation fits this robot."""
         self._check_vector(episode_id, "final state", observation.get(STATE), (self.spec.state_dim,))
-        for camera in self.cameras:
-            image = observation.get(IMAGE_PREFIX + camera.name)
-            if image is not None:
-                self._check_image(episode_id, camera, image[None], 1)
+        self._check_images(episode_id, _rows_of(observation))
 
     def _check_vector(self, episode_id: str, name: str, value: np.ndarray | None, shape: tuple[int, ...]) -> None:
         if value is None or value.shape != shape:
@@ -170,32 +164,26 @@ class StepStorage:
         if not np.isfinite(value).all():
             raise DataError(f"episode {episode_id}: {name} holds a number that is not finite; check the driver")
 
-    def _check_image(self, episode_id: str, camera: CameraSpec, values: np.ndarray | Frames, n: int) -> None:
-        need = (n, camera.height, camera.width, 3)
-        if values.shape != need or values.dtype != np.uint8:
-            raise DataError(
-                f"episode {episode_id}: frames of camera {camera.name!r} are {values.dtype}{values.shape}, "
-                f"robot {self.spec.name!r} needs uint8{need}"
-            )
+    def _check_images(self, episode_id: str, rows: Mapping[str, SparseRows]) -> None:
+        for camera in self.cameras:
+            index, values = rows.get(IMAGE_PREFIX + camera.name, (None, None))
+            need = (0 if index is None else len(index), camera.height, camera.width, 3)
+            if values is not None and (values.shape != need or values.dtype != np.uint8):
+                raise DataError(
+                    f"episode {episode_id}: frames of camera {camera.name!r} are {values.dtype}{values.shape}, "
+                    f"robot {self.spec.name!r} needs uint8{need}"
+                )
 
-    def frames_in(self, block: StepBlock, *, demonstration: bool) -> np.ndarray:
-        """Frames per camera that `block` would add to `images`, int64[C]."""
-        rows = [block.sparse.get(IMAGE_PREFIX + c.name) for c in self.cameras]
-        stay = [r is None or (demonstration and isinstance(r.values, Frames)) for r in rows]
-        return np.array([0 if s or r is None else len(r.index) for r, s in zip(rows, stay, strict=True)], np.int64)
-
-    def final_frames(self, observation: Observation | None, *, demonstration: bool) -> np.ndarray:
-        """Frames per camera that a final observation would add to `images`, int64[C]."""
-        found = [(observation or {}).get(IMAGE_PREFIX + c.name) for c in self.cameras]
-        stay = [f is None or (demonstration and isinstance(f[None], Frames)) for f in found]
-        return np.array([not s for s in stay], np.int64)
+    def frames_in(self, rows: Mapping[str, SparseRows] | Observation | None, *, demonstration: bool) -> np.ndarray:
+        """Frames per camera that sparse rows or a final observation would add to `images`, int64[C]."""
+        found = [_rows_of(rows).get(IMAGE_PREFIX + c.name) for c in self.cameras]
+        stay = [r is None or (demonstration and isinstance(r.values, Frames)) for r in found]
+        return np.array([0 if s or r is None else len(r.index) for r, s in zip(found, stay, strict=True)], np.int64)
 
     def deferred_in(self, block: StepBlock, final: Observation | None) -> bool:
         """Whether an image of this storage's cameras in `block` or `final` is still in its file."""
-        keys = [IMAGE_PREFIX + c.name for c in self.cameras]
-        images = [block.sparse[k].values for k in keys if k in block.sparse]
-        images += [final[k][None] for k in keys if final is not None and k in final]
-        return any(isinstance(image, Frames) for image in images)
+        both = [rows.get(IMAGE_PREFIX + c.name) for rows in (block.sparse, _rows_of(final)) for c in self.cameras]
+        return any(r is not None and isinstance(r.values, Frames) for r in both)
 
     def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
         """Write checked steps behind those `episode` has; returns their rows, int64[N]."""
@@ -224,12 +212,11 @@ class StepStorage:
         self.reward[rows] = self.lost_ticks[rows] = 0
         self.tick[rows] = episode.length
         self.state[rows] = self.state[last] if observation is None else observation[STATE]
+        images = _rows_of(observation)
         for c, camera in enumerate(self.cameras):
-            image = None if observation is None else observation.get(IMAGE_PREFIX + camera.name)
-            new = None if image is None else SparseRows(np.zeros(1, np.int32), image[None])
             tick = (repeats or {}).get(camera.name)
             same = None if tick is None else SparseRows(np.zeros(1, np.int32), np.array([tick], np.int32))
-            self._place_frames(episode, c, rows, episode.length, new, same)
+            self._place_frames(episode, c, rows, episode.length, images.get(IMAGE_PREFIX + camera.name), same)
         self._finish_rows(episode, rows)
 
     def _place_frames(
@@ -380,3 +367,13 @@ class StepStorage:
                 self.frame_slots[c].give_back(part)
                 if self.features:
                     self.features[c].released(part)
+
+
+def _rows_of(rows: Mapping[str, SparseRows | np.ndarray] | None) -> dict[str, SparseRows]:
+    """Sparse rows as they are; the images of a final observation as rows of one step."""
+    first = np.zeros(1, np.int32)
+    return {
+        key: value if isinstance(value, SparseRows) else SparseRows(first, value[None])
+        for key, value in (rows or {}).items()
+        if key != STATE
+    }

@@ -13,7 +13,7 @@ from serl_chunk.learner.phases import Phase, TrainingProgress, phases_of, resume
 
 def test_notes_survive_a_file_and_other_notes():
     progress = TrainingProgress(9, 2, 1, {"state": 5}, journal_position=4, phase="train", updates_owed=1.5)
-    notes = json.loads(json.dumps({"agent": "acfql", **progress.notes()}))
+    notes = json.loads(json.dumps({"agent": "acfql", **dataclasses.asdict(progress)}))
     assert TrainingProgress.of(notes) == progress
 
 

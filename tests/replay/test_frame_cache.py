@@ -277,7 +277,7 @@ def test_interventions_keep_their_share():
     [
         (["failure", "limit"], ("replay.positive_fraction", 0.5, "1 failure", "1 unknown")),
         (["success", "success"], ("replay.positive_fraction", 0.5, "2 success")),
-        ([], ("replay.positive_fraction", 0.5, "none", "--demo_success")),
+        ([], ("replay.positive_fraction", 0.5, "none", "demo_success")),
     ],
 )
 def test_a_class_without_windows_is_said_at_the_start(ends, named):

@@ -197,7 +197,7 @@ def test_images_that_are_still_in_files_are_refused_where_they_are_used():
     sparse = {k: SparseRows(r.index, Files(r.values)) for k, r in steps.sparse.items()}
     lazy = Episode(begin, dataclasses.replace(steps, sparse=sparse), end)
     seeing, blind = build(config(), image_keys=("a",)), build(config())
-    with pytest.raises(DataError, match=naming("e0", "agent.image_keys", "--demo_path")):
+    with pytest.raises(DataError, match=naming("e0", "agent.image_keys", "demo_path")):
         seeing.replace_demos([lazy])
     assert seeing.episodes() == []
     blind.replace_demos([lazy])
