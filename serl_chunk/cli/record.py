@@ -60,6 +60,8 @@ def run_record(
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
         env = stack.enter_context(contextlib.closing(make_env(config.robot)))
+        for name in cameras:
+            env.robot_spec.camera(name)  # before the folder is made
         expert, seed = _expert(env, noise), next_seed(files)
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
