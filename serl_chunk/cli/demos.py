@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,21 +23,18 @@ from serl_chunk.types import ConfigError, DataError, RobotSpec
 
 logger = logging.getLogger(__name__)
 
-_FLAGS = re.compile(r"--(scores|success|failure|hz|color|env|proportion)\b")
+_READ_OPTIONS = {field.name for field in dataclasses.fields(ReadOptions)}
 
 
 @contextlib.contextmanager
 def _learner_flags() -> Iterator[None]:
-    """What is wrong with data names the flags of `serl-chunk data`; a learner's begin with --demo_."""
+    """Name the flag of a learner, which begins with demo_, where `serl-chunk data` has one without it."""
     try:
         yield
     except (ConfigError, DataError) as error:
-        raise type(error)(as_learner_flags(str(error))) from error
-
-
-def as_learner_flags(text: str) -> str:
-    """`text` with the learner's names of the flags that say how data are read."""
-    return _FLAGS.sub(r"--demo_\1", text)
+        if error.parameter not in _READ_OPTIONS:
+            raise
+        raise type(error)(error.message, parameter=f"demo_{error.parameter}") from error
 
 
 class DemoOptions(NamedTuple):
@@ -108,7 +104,7 @@ def read_demos(
         more = f", {demos.duplicates} duplicates left out" if demos.duplicates else ""
         more += f", {demos.dropped_steps} steps after a success dropped" if demos.dropped_steps else ""
         for note in demos.notes:
-            logger.info(f"demonstrations: {as_learner_flags(note)}")
+            logger.info(f"demonstrations: {note}")
         logger.info(f"demonstrations: {len(demos.episodes)} episodes, {steps} steps{more}")
     return demos
 

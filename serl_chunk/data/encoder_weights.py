@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ import numpy as np
 
 from serl_chunk.config.encoders import resnet10_leaves
 from serl_chunk.data.formats.restricted_pickle import load_plain
+from serl_chunk.io import atomic_path
 from serl_chunk.types import DataError
 
 
@@ -24,7 +24,7 @@ class Converted(NamedTuple):
 
 
 def read_resnet10(path: Path) -> Converted:
-    """The weights in HIL-SERL's `resnet10_params.pkl`; nothing in the file is run.
+    """Read the weights in HIL-SERL's `resnet10_params.pkl`; nothing in the file is run.
 
     Raises DataError: the file cannot be read or holds more than arrays, or a weight is missing or of another shape.
     """
@@ -41,29 +41,26 @@ def read_resnet10(path: Path) -> Converted:
         theirs, value = found[name]
         if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != "f":
             what = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise DataError(f"{path}: {theirs!r} is {what}, floats of shape {shape} were expected; is it a ResNet-10?")
+            raise DataError(f"{path}: {theirs!r} is {what}, expected floats of shape {shape}; is it a ResNet-10?")
         if not np.isfinite(value).all():
-            raise DataError(f"{path}: {theirs!r} holds numbers that are not finite; copy the file again")
+            raise DataError(f"{path}: {theirs!r} is not finite. Copy the file again")
         weights[name] = np.asarray(value, np.float32)
     return Converted(weights, sorted(found[name][0] for name in set(found) - set(weights)))
 
 
 def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Write the file that `agent.encoder.weights` names, whole or not at all; raises DataError.
+    """Write the file for `agent.encoder.weights`, whole or not at all. Raises DataError.
 
     An .npz archive whose bytes depend on the weights alone.
     """
-    part = path.with_name(path.name + ".part")
     try:
-        with zipfile.ZipFile(part, "w") as archive:
+        with atomic_path(path) as part, zipfile.ZipFile(part, "w") as archive:
             for name, value in weights.items():
-                # A member's time is the archive format's first: a file that is made twice is the same file.
+                # A member's time is the archive format's first, so that the bytes do not depend on the clock.
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.ascontiguousarray(value), allow_pickle=False)
-        os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        raise DataError(f"{path}: cannot write the file: {error}") from error
+        raise DataError(f"{path}: cannot write the file ({error})") from error
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -74,17 +71,16 @@ def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{key}", value
 
 
-_NAMES = ((r"^ResNetBlock_(\d)/", r"block_\1/"), (r"/Conv_(\d)/", r"/conv_\1/"), (r"/MyGroupNorm_(\d)/", r"/norm_\1/"))
-_BACK = ((r"^block_(\d)/", r"ResNetBlock_\1/"), (r"/conv_(\d)/", r"/Conv_\1/"), (r"/norm_(\d)/", r"/MyGroupNorm_\1/"))
+_NAMES = (("ResNetBlock_", "block_"), ("Conv_", "conv_"), ("MyGroupNorm_", "norm_"))
 
 
 def _renamed(name: str) -> str:
-    for pattern, ours in _NAMES:
-        name = re.sub(pattern, ours, name)
+    for theirs, ours in _NAMES:
+        name = re.sub(rf"(^|/){theirs}(\d)/", rf"\1{ours}\2/", name)
     return name
 
 
 def _theirs(name: str) -> str:
-    for pattern, theirs in _BACK:
-        name = re.sub(pattern, theirs, name)
+    for theirs, ours in _NAMES:
+        name = re.sub(rf"(^|/){ours}(\d)/", rf"\1{theirs}\2/", name)
     return name

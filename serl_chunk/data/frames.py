@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import os
+import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, REPEAT_PREFIX, End, Observation, SparseRows, StepBlock
+from serl_chunk.types import IMAGE_PREFIX, REPEAT_PREFIX, DataError, End, Observation, SparseRows, StepBlock
 
 Codec = Literal["jpeg", "png"]
+_JPEG, _JPEG_END, _PNG = b"\xff\xd8\xff", b"\xff\xd9", b"\x89PNG\r\n\x1a\n"
 
 
 class Encoded(NamedTuple):
@@ -21,16 +29,15 @@ class Encoded(NamedTuple):
 
 
 class Frames(ABC):
-    """Images uint8[N, H, W, 3], RGB, of one camera, each decoded anew when it is asked for.
+    """Images uint8[N, H, W, 3], RGB, of one camera, decoded on each access.
 
-    It looks like such an array where only single frames and selections of frames are asked for: `len`, `shape`,
-    `dtype`, `ndim`, `nbytes`; an integer gives the image uint8[H, W, 3], a slice, a mask or an array of integers gives
-    the Frames of these; `np.asarray` decodes them all. Subclasses hold paths and never open files, so that a process
-    may send them to another one.
+    Behaves like such an array for `len`, `shape`, `dtype`, `ndim` and `nbytes`. An integer index gives the image
+    uint8[H, W, 3]; a slice, a mask or an array of integers gives the Frames of these; `np.asarray` decodes all.
+    Subclasses hold paths and never open files, so that a process can send them to another one.
 
     Args:
         shape: [H, W, 3] of every frame.
-        at: where each frame lies, in the subclass's own numbering.
+        at: position of each frame, in the subclass's own numbering.
     """
 
     dtype = np.dtype(np.uint8)
@@ -42,14 +49,14 @@ class Frames(ABC):
 
     @abstractmethod
     def decode(self, at: int) -> np.ndarray:
-        """The image uint8[H, W, 3] that lies at `at`. Raises DataError naming the file and the place."""
+        """Decode the image uint8[H, W, 3] at position `at`. Raises DataError with the file and the position."""
 
     def encoded_at(self, at: int) -> Encoded | None:
-        """The stored file of that image, where it is stored as JPEG or PNG of RGB; raises DataError."""
+        """Return the stored file of that image if it is a JPEG or PNG of RGB. Raises DataError."""
         return None
 
     def encoded(self, i: int) -> Encoded | None:
-        """The stored file of frame `i`, None where it is stored otherwise. Converters copy it instead of encoding."""
+        """Return the stored file of frame `i`, or None. Converters copy it instead of encoding."""
         return self.encoded_at(int(self._at[i]))
 
     def __len__(self) -> int:
@@ -57,7 +64,7 @@ class Frames(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Of the decoded images."""
+        """Size of the decoded images."""
         return int(np.prod(self.shape))
 
     def __getitem__(self, i: Any) -> Any:
@@ -78,32 +85,8 @@ class Frames(ABC):
         return out if dtype is None else out.astype(dtype)
 
 
-def decode_image(data: bytes, where: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A JPEG or PNG file as uint8[H, W, 3] in the order of its channels; raises DataError beginning with `where`.
-
-    `shape`: what it must have; the file's header is checked before anything is decoded.
-    """
-    import io
-
-    from PIL import Image  # slow to import, and few episodes need it
-
-    from serl_chunk.types import DataError
-
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
-            if shape is not None and (image.height, image.width) != tuple(shape[:2]):
-                raise DataError(
-                    f"{where}: an image of {image.height}x{image.width} pixels among those of {shape[0]}x{shape[1]}"
-                )
-            return np.asarray(image.convert("RGB"))
-    except DataError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{where}: not a whole JPEG or PNG image ({error})") from error
-
-
 class SingleFrame:
-    """An image uint8[H, W, 3] of `frames`, which has one. `np.asarray` decodes it, `frame[None]` is `frames` itself."""
+    """The image uint8[H, W, 3] of `frames` with N = 1. `np.asarray` decodes it; `frame[None]` is `frames` itself."""
 
     dtype = np.dtype(np.uint8)
     ndim = 3
@@ -111,15 +94,10 @@ class SingleFrame:
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
         self.shape = frames.shape[1:]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the decoded image."""
-        return self._frames.nbytes
+        self.nbytes = frames.nbytes
 
     @property
     def encoded(self) -> Encoded | None:
-        """The stored file of the image, where it is stored as JPEG or PNG."""
         return self._frames.encoded(0)
 
     def __len__(self) -> int:
@@ -135,22 +113,139 @@ class SingleFrame:
         return image if dtype is None else image.astype(dtype)
 
 
+@contextlib.contextmanager
+def _opened(data: bytes, where: str, shape: Sequence[int] | None) -> Iterator[Any]:
+    from PIL import Image  # slow to import, and few episodes need it
+
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+            if shape is not None and (image.height, image.width) != tuple(shape[:2]):
+                raise DataError(
+                    f"{where}: the image has {image.height}x{image.width} pixels (expected {shape[0]}x{shape[1]})"
+                )
+            yield image
+    except DataError:
+        raise
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: not a whole JPEG or PNG image ({error})") from error
+
+
+def decode_image(data: bytes, where: str, shape: Sequence[int] | None = None) -> np.ndarray:
+    """Decode a JPEG or PNG file as uint8[H, W, 3] in the order of its channels.
+
+    Args:
+        where: start of error messages.
+        shape: expected [H, W, 3], checked in the file's header before anything is decoded.
+
+    Raises:
+        DataError: the file is damaged or of another size.
+    """
+    with _opened(data, where, shape) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def image_size(data: bytes, where: str) -> tuple[int, int]:
+    """Return height and width from the header of a JPEG or PNG file. Raises DataError starting with `where`."""
+    with _opened(data, where, None) as image:
+        return image.height, image.width
+
+
+def encoded_file(data: bytes, where: str, shape: Sequence[int]) -> Encoded | None:
+    """Return `data` as a file that can be copied without decoding, or None where its image is not RGB.
+
+    Raises DataError starting with `where`: the file is no JPEG or PNG, is cut off, or is not of `shape` [H, W, 3].
+    """
+    if data.startswith(_JPEG) and not data.endswith(_JPEG_END):
+        raise DataError(f"{where}: not a whole JPEG or PNG image (it has no end)")
+    with _opened(data, where, shape) as image:
+        return Encoded("png" if data.startswith(_PNG) else "jpeg", data) if image.mode == "RGB" else None
+
+
+class FileVersion(NamedTuple):
+    """Size and time of a file, which tell it from another one that took its name."""
+
+    size: int
+    modified: int  # ns
+
+    @classmethod
+    def of(cls, path: Path) -> FileVersion:
+        """Return the version of the file at `path` now. Raises OSError."""
+        now = os.stat(path)
+        return cls(now.st_size, now.st_mtime_ns)
+
+    def check(self, path: Path) -> None:
+        """Raise DataError unless the file at `path` still has this version. Raises OSError."""
+        if FileVersion.of(path) != self:
+            raise DataError(f"{path}: the file was changed while it was being read. Read it again")
+
+
+class OpenFiles:
+    """Keeps the files open that were read last, for one user at a time.
+
+    Args:
+        open_file: opens a path; the result has `close()`.
+        limit: number of files that one process keeps open.
+    """
+
+    def __init__(self, open_file: Callable[[Path], Any], limit: int) -> None:
+        self._open, self.limit = open_file, limit
+        self._files: OrderedDict[Path, tuple[FileVersion, Any]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._inherited: list[OrderedDict[Path, Any]] = []
+        os.register_at_fork(after_in_child=self._start_over)
+
+    def use(self, path: Path, version: FileVersion, get: Callable[[Any], Any]) -> Any:
+        """Return `get(opened file)`; the file stays open. Raises DataError where it no longer has that `version`."""
+        with self._lock:
+            try:
+                version.check(path)
+                if path in self._files and self._files[path][0] != version:
+                    self._forget(path)
+                if path not in self._files:
+                    self._files[path] = version, self._open(path)
+                self._files.move_to_end(path)
+                while len(self._files) > self.limit:
+                    self._forget(next(iter(self._files)))
+                return get(self._files[path][1])
+            except Exception:
+                self._forget(path)
+                raise
+
+    def close(self, path: Path | None = None) -> None:
+        """Close the file at `path`, or all: h5py opens no file for writing that its process holds open."""
+        with self._lock:
+            for each in [path] if path is not None else list(self._files):
+                self._forget(each)
+
+    def _forget(self, path: Path) -> None:
+        if path in self._files:
+            self._files.pop(path)[1].close()
+
+    def _start_over(self) -> None:
+        # A child of fork shares a library's state but not its place in the files, and has none of its threads. The
+        # parent's files are kept: freeing a decoder would wait for its threads forever.
+        self._inherited.append(self._files)
+        self._files, self._lock = OrderedDict(), threading.Lock()
+
+
 def observation_at(steps: StepBlock, i: int) -> Observation:
-    """As `steps.observation_at(i)`, but that images which are `Frames` stay where they are."""
+    """As `steps.observation_at(i)`, but images that are `Frames` stay encoded."""
     out: dict[str, Any] = {k: v[i] for k, v in steps.observation.items()}
     for key, rows in steps.sparse.items():
-        at = np.flatnonzero(rows.index == i)
-        if key.startswith(IMAGE_PREFIX) and len(at):
-            part = rows.values[at[:1]]
-            out[key] = SingleFrame(part) if isinstance(part, Frames) else part[0]
+        if key.startswith(IMAGE_PREFIX) and len(at := np.flatnonzero(rows.index == i)):
+            out[key] = _single(rows.values[at[:1]])
     return out
 
 
-def with_repeated_frames(steps: StepBlock, end: End) -> tuple[StepBlock, End]:
-    """Put an episode's frames in the place of the ticks by which `repeat/<camera>` and `end.repeats` name them.
+def _single(frames: Any) -> Any:
+    return SingleFrame(frames) if isinstance(frames, Frames) else frames[0]
 
-    `steps` are the episode's, from its first one on. A tick that recorded no frame there gives none: no other frame is
-    shown in its place. Images that are `Frames` stay where they are.
+
+def with_repeated_frames(steps: StepBlock, end: End) -> tuple[StepBlock, End]:
+    """Replace `repeat/<camera>` and `end.repeats` by the frames of the ticks that they name.
+
+    `steps` are the episode's, from its first one on. A tick that recorded no frame gives none. Images that are `Frames`
+    stay encoded.
     """
     if end.repeats is None and not any(key.startswith(REPEAT_PREFIX) for key in steps.sparse):
         return steps, end
@@ -166,8 +261,7 @@ def with_repeated_frames(steps: StepBlock, end: End) -> tuple[StepBlock, End]:
     for camera, tick in (end.repeats or {}).items():
         frames = steps.sparse.get(IMAGE_PREFIX + camera)
         if final is not None and frames is not None and len(at := np.flatnonzero(frames.index == tick)):
-            part = frames.values[at]
-            final[IMAGE_PREFIX + camera] = SingleFrame(part) if isinstance(part, Frames) else part[0]
+            final[IMAGE_PREFIX + camera] = _single(frames.values[at])
     return dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final, repeats=None)
 
 

@@ -1,8 +1,8 @@
-"""A data set larger than memory: a folder of shards, of which one after the other is there.
+"""A data set larger than memory: a folder of shards, of which one at a time is loaded.
 
-Each `replace_interval` calls of `advance` the shard in use gives way to the next, which a thread has read meanwhile. So
-at most two are in memory, as long as the caller keeps nothing of the one that has gone; one, beside the caller's copy,
-where he gets the episodes with `take`.
+Every `replace_interval` calls of `advance` the next shard, which a thread has read meanwhile, replaces the current one.
+So at most two are in memory, if the caller keeps no reference to the previous one; one, in addition to the caller's
+copy, if the caller takes the episodes with `take`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Open = Callable[[Path, ReadOptions], Source]
 
 
 class _Loader(threading.Thread):
-    """Reads one shard; the result, or what went wrong, is fetched with `take`."""
+    """Reads one shard; `take` returns the result or raises the error."""
 
     def __init__(self, read: Callable[[], list[Episode]], name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -36,7 +36,6 @@ class _Loader(threading.Thread):
             self._error = error
 
     def take(self) -> list[Episode]:
-        """Wait for the shard; raises what reading it raised."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -47,18 +46,17 @@ class _Loader(threading.Thread):
 class ShardedSource:
     """The episodes of one shard of a folder, and of another one later.
 
-    The order of the shards is drawn anew for every pass from `seed`, each shard once a pass and none twice in a row.
+    The order of the shards is drawn for every pass from `seed`, each shard once a pass and none twice in a row.
     `options.proportion` applies to every shard: the first of its episodes, whole ones, with that share of its steps.
     With a single shard nothing is replaced and no thread runs.
 
     Args:
         folder: .npz files of OGBench; `*-val.npz` are left out.
-        options: what is read of each, see `source.ReadOptions`.
+        options: how each is read, see `source.ReadOptions`.
         replace_interval: calls of `advance` between two shards.
         seed: of the order.
-        updates: begin where so many calls of `advance` lead, for a run that goes on where it stopped; the shards before
-            are not read.
-        open_shard: how one file is opened.
+        updates: start as after so many calls of `advance`, for a resumed run; the shards before are not read.
+        open_shard: opens one file.
 
     Raises:
         ConfigError: `replace_interval` is below 1.
@@ -76,7 +74,9 @@ class ShardedSource:
         open_shard: Open = OgbenchSource,
     ) -> None:
         if replace_interval < 1:
-            raise ConfigError(f"replace_interval must be at least 1 call of advance(), got {replace_interval}")
+            raise ConfigError(
+                f"must be at least 1 call of advance(), got {replace_interval}", parameter="replace_interval"
+            )
         self.path = Path(folder).expanduser()
         self.files = shard_files(self.path)
         self._options, self._interval, self._open = options, replace_interval, open_shard
@@ -85,28 +85,27 @@ class ShardedSource:
         self._turn, self._calls = divmod(updates, self._interval)
         self._loader: _Loader | None = None
         self.notes: list[str] = []
-        """What is to be known of the first shard that was read, see `source.Source`; the others are of its kind."""
+        """Notes of the first shard that was read, see `source.Source`; the others are of its kind."""
         self.episodes: list[Episode] = self._read(self._turn, self.notes)
         """Of the shard in use, in its order; none after `take`."""
         self._load_next()
 
     @property
     def current(self) -> Path:
-        """The shard in use."""
         return self.files[self._number(self._turn)]
 
     def advance(self) -> bool:
-        """Count one update; True where `episodes` now are those of another shard.
+        """Count one update; returns True where `episodes` now are those of another shard.
 
-        Returns at once unless the next shard is due and not read yet: then it waits for it. Raises DataError where the
-        next shard cannot be read, as soon as that is known; the shard in use stays.
+        Waits only where the next shard is due and not read yet. Raises DataError as soon as the next shard is found
+        unreadable; the current one stays.
         """
         self._calls += 1
         loader = self._loader
         if loader is None:
             return False
         if not loader.is_alive():
-            loader.take()  # an error is said when it is known, not only when the shard is due
+            loader.take()  # raises an error at once, not only when the shard is due
         if self._calls < self._interval:
             return False
         self.episodes = loader.take()
@@ -115,24 +114,24 @@ class ShardedSource:
         return True
 
     def seek(self, updates: int) -> None:
-        """Be where `updates` calls of `advance` lead from the beginning, without reading the shards between.
+        """Continue as after `updates` calls of `advance`, for a resumed run, without reading the shards between.
 
-        For a run that goes on where it stopped. Raises DataError where the shard cannot be read.
+        Raises DataError where the shard cannot be read.
         """
         turn, self._calls = divmod(updates, self._interval)
         if self._loader is not None and turn != self._turn:
-            self.close()  # what is being read is of no use: at the best it is the shard wanted
+            self.close()
             self._turn, self.episodes = turn, []  # first, so that there never are three
             self.episodes = self._read(turn)
             self._load_next()
 
     def take(self) -> list[Episode]:
-        """The episodes of the shard in use, which are kept here no longer: for a caller who copies them."""
+        """Return the episodes of the current shard and drop them here: for a caller that copies them."""
         taken, self.episodes = self.episodes, []
         return taken
 
     def close(self) -> None:
-        """Wait for the thread, and let go of what it read."""
+        """Wait for the thread, and drop its result."""
         if self._loader is not None:
             self._loader.join()
             self._loader = None
@@ -144,7 +143,6 @@ class ShardedSource:
         self.close()
 
     def _number(self, turn: int) -> int:
-        """Of the shard in that turn."""
         while len(self._order) <= turn:
             order = [int(i) for i in self._rng.permutation(len(self.files))]
             if order[:1] == self._order[-1:] and len(order) > 1:

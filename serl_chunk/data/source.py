@@ -22,7 +22,7 @@ from serl_chunk.types import ConfigError, Episode, Observation, RobotSpec, Spars
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """What files do not say about themselves, and what of them is wanted. Each format reads the fields it needs.
+    """Facts that files do not record, and the part of them to read. Each format reads the fields it needs.
 
     Fields:
         spec: the robot they must belong to; None takes the files' own dimensions.
@@ -35,13 +35,12 @@ class ReadOptions:
         reward_every_step: give that reward on every step instead of the last one (ACRLPD's data have it so; the value
             of a state then is the time left, not the chance of success).
         env: task of an environment whose rewards are computed from stored states (OGBench).
-        env_if_judged: `env` was not asked for, it is the robot's: files that have labels, and not what it is judged by,
-            keep theirs.
+        env_if_judged: `env` is the robot's default: files with labels but without the states to judge keep theirs.
         env_reward: "sparse", 1 at its success and 0 elsewhere, or "dense", 1 minus the parts of it still to be done.
-        solved: what becomes of steps that begin in a solved state, where the data go on after successes (OGBench):
-            "drop", or "keep" them, which helps a critic and no clone: those that stay in it as episodes of one step
-            each, the one that leaves it as the first of what follows.
-        proportion: of the episodes, from the first on; of data that tell the steps of each (OGBench, D4RL) the
+        solved: treatment of steps that begin in a solved state, where the data go on after successes (OGBench): "drop",
+            or "keep" them, which helps a critic and no clone: those that stay in it as episodes of one step each, the
+            one that leaves it as the first of what follows.
+        proportion: share of the episodes, from the first on; where the steps of each are known (OGBench, D4RL), the
             episodes that come nearest to this share of the steps.
     """
 
@@ -63,24 +62,21 @@ class ReadOptions:
 class Source(Protocol):
     """Episodes of one format at one path."""
 
-    format: str  # a key of FORMATS
+    format: str  # name of a Format
     path: Path
     hz: float | None  # rate of the steps, None where it is unknown
 
     def keys(self) -> list[str]:
-        """The episodes in their order: names that are unique in this source and the same in every run.
-
-        Raises DataError where the episodes cannot even be listed.
-        """
+        """List the episodes in their order: unique names, the same in every run. Raises DataError."""
 
     def read(self, key: str) -> Episode:
-        """One episode, checked (`checks.check_episode`); its images are `Frames`.
+        """Read one episode, checked (`validate.check_episode`); its images may be `Frames`.
 
-        Raises DataError beginning with the file, naming the episode and step, and saying what to do.
+        Raises DataError starting with the file, with the episode, the step and a remedy.
         """
 
     def notes(self) -> list[str]:
-        """What a reader should know of this data that its episodes do not say: guesses made, parts not recovered."""
+        """List facts about the data that its episodes do not hold: guesses made, parts not recovered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +90,7 @@ class Format:
 
 
 def decode_images(episode: Episode) -> Episode:
-    """`episode` with every image decoded, uint8 arrays in the place of Frames."""
+    """Return `episode` with every image decoded: uint8 arrays in place of Frames."""
     begin, steps, end = episode
     sparse = {k: SparseRows(rows.index, np.asarray(rows.values)) for k, rows in steps.sparse.items()}
     final: Observation | None = end.final_observation
@@ -104,15 +100,14 @@ def decode_images(episode: Episode) -> Episode:
 
 
 def take_fraction(keys: list[str], proportion: float, lengths: Sequence[int] | None = None) -> list[str]:
-    """The first `proportion` of the episodes, whole ones, at least one.
+    """Return the first `proportion` of the episodes, whole ones, at least one.
 
     With the `lengths` of all of them, as many as come nearest to that share of the steps: published shares are of a
-    data set's rows, and where solved steps are kept many of OGBench's episodes have one. Raises ConfigError outside
-    (0, 1].
+    data set's rows, and where solved steps are kept many of OGBench's episodes have one. Raises ConfigError.
     """
     if not 0 < proportion <= 1:
         of = "episodes" if lengths is None else "steps"
-        raise ConfigError(f"--proportion={proportion:g} must lie in (0, 1]: it is a share of the {of}")
+        raise ConfigError(f"a share of the {of} must lie in (0, 1], got {proportion:g}", parameter="proportion")
     if lengths is None:
         return keys[: max(1, round(proportion * len(keys)))]
     steps = np.cumsum(lengths)
@@ -126,23 +121,23 @@ class Sink(Protocol):
     """A data set being written to a folder. A plain value: worker processes get copies."""
 
     def layout(self, sample: Episode, hz: float | None) -> Json:
-        """What all episodes have in common, from one of them: dimensions, cameras and their sizes, rate.
+        """Return what all episodes have in common, from one of them: dimensions, cameras and their sizes, rate.
 
-        Decided once, kept in the manifest, and given back to every other method, also after an interruption.
-        Raises DataError where this format cannot hold such episodes (LeRobot needs a rate), saying what to pass.
+        Decided once, kept in the manifest, and passed to every other method, also after an interruption.
+        Raises DataError with the parameter to set where this format cannot hold such episodes (LeRobot needs a rate).
         """
 
     def stage(self, layout: Json, number: int, episode: Episode) -> Json:
         """In a worker: write episode `number` of the source aside; returns what `place` and `finish` need of it.
 
-        What exists of an earlier attempt is replaced. Raises DataError where the episode does not fit the layout.
+        Replaces the remains of an earlier attempt. Raises DataError where the episode does not fit the layout.
         """
 
     def placed(self, layout: Json, staged: list[Json]) -> int:
-        """After an interruption: how many of `staged` (in order) are in the data set for good. Cleans up the rest."""
+        """After an interruption: count how many of `staged` (in order) are in the data set; removes the rest."""
 
     def place(self, layout: Json, index: int, staged: Json) -> None:
         """Put a staged episode into the data set as its number `index`; called in order, without holes."""
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
-        """Write what describes the whole data set, last; remove what was staged. May be called again."""
+        """Write the description of the whole data set; remove what was staged. May be called again."""

@@ -1,16 +1,18 @@
-"""Checks of episodes at rest, and the defaults that imported episodes get for what their files lack."""
+"""Checks of episodes at rest, and the construction of imported episodes from what their files hold."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.source import ReadOptions
+from serl_chunk.data.source import Json, ReadOptions
 from serl_chunk.types import (
     DECISION_PREFIX,
     IMAGE_PREFIX,
@@ -32,74 +34,80 @@ _OTHER_ROBOT = "is this a demonstration of another robot?"
 
 
 def check_episode(where: str, episode: Episode, spec: RobotSpec | None) -> None:
-    """Raise DataError, beginning with `where`, unless `episode` is whole, finite and of the robot `spec`.
+    """Raise DataError, starting with `where`, unless `episode` is whole, finite and of the robot `spec`.
 
     Whole: ticks from 0, columns of one length, one episode id, frames `uint8[M, H, W, 3]` at increasing ticks.
     Finite: states, actions and rewards. `spec` None skips the comparison with a robot.
     """
     begin, steps, end = episode
+    n = steps.n
     if not begin.episode_id == steps.episode_id == end.episode_id:
-        raise DataError(
-            f"{where}: begin, steps and end belong to different episodes "
-            f"({begin.episode_id!r}, {steps.episode_id!r}, {end.episode_id!r})"
-        )
-    if steps.first_tick != 0 or steps.n < 1:
-        raise DataError(
-            f"{where}: an episode starts at tick 0 and has steps, this one has {steps.n} from tick {steps.first_tick}"
-        )
+        ids = f"{begin.episode_id!r}, {steps.episode_id!r}, {end.episode_id!r}"
+        raise DataError(f"{where}: begin, steps and end belong to different episodes ({ids})")
+    if steps.first_tick != 0 or n < 1:
+        raise DataError(f"{where}: {n} steps from tick {steps.first_tick} (expected 1 or more from tick 0)")
     if list(steps.observation) != [STATE]:
         raise DataError(
-            f"{where}: an observation holds 'state' and 'images/<camera>', this one {sorted(steps.observation)}"
+            f"{where}: an observation has {sorted(steps.observation)} (expected 'state' and 'images/<camera>')"
         )
-    if end.length != steps.n:
-        raise DataError(f"{where}: the end says {end.length} steps, /action has {steps.n}")
+    if end.length != n:
+        raise DataError(f"{where}: the end has length {end.length}, /action has {n} steps")
     state = steps.observation[STATE]
-    _check_column(where, "state", state, steps.n, 2)
-    _check_column(where, "action", steps.action, steps.n, 2)
-    for name in STEP_COLUMNS:
-        _check_column(where, name, getattr(steps, name), steps.n, 1)
+    columns = {"state": (state, 2), "action": (steps.action, 2)}
+    columns |= {name: (getattr(steps, name), 1) for name in STEP_COLUMNS}
+    for name, (values, ndim) in columns.items():
+        if values.ndim != ndim:
+            raise DataError(f"{where}: {name} has the shape {values.shape} (expected {ndim} dimensions)")
+        if len(values) != n:
+            raise DataError(f"{where}: {name} has {len(values)} rows, /action has {n}; the file is incomplete")
+        check_finite(where, name, values, "tick", "Remove the file or record it again")
     if spec is not None:
-        if steps.action.shape[1] != spec.action_dim:
-            raise DataError(
-                f"{where}: robot {spec.name} has {spec.action_dim} actions, /action has {steps.action.shape[1]}; "
-                f"{_OTHER_ROBOT}"
-            )
-        if state.shape[1] != spec.state_dim:
-            raise DataError(
-                f"{where}: robot {spec.name} has {spec.state_dim} state values, the file has {state.shape[1]}; "
-                f"{_OTHER_ROBOT}"
-            )
+        check_width(where, spec, "actions", spec.action_dim, "/action", steps.action)
+        check_width(where, spec, "state values", spec.state_dim, "the file", state)
     for key, rows in steps.sparse.items():
-        _check_rows(where, key, rows, steps.n)
+        _check_rows(where, key, rows, n)
         if key.startswith(IMAGE_PREFIX):
             _check_frames(where, key, rows.values, 4, spec)
     if end.final_observation is not None:
-        _check_final(where, episode, spec)
+        _check_final(where, end.final_observation, state.shape[1], spec)
 
 
-def _check_column(where: str, name: str, values: np.ndarray, n: int, ndim: int) -> None:
-    if values.ndim != ndim:
-        raise DataError(f"{where}: {name} must have {ndim} dimensions, its shape is {values.shape}")
-    if len(values) != n:
-        raise DataError(f"{where}: {name} has {len(values)} rows, /action has {n}; the file is incomplete")
+def check_finite(where: object, name: str, values: np.ndarray, row: str, remedy: str) -> None:
+    """Raise DataError with the first `row` ("tick", "row") of `values` that is not finite, and a remedy."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        tick = int(np.argwhere(~np.isfinite(values))[0][0])
-        raise DataError(f"{where}: {name} is not finite at tick {tick}; remove the file or record it again")
+        at = int(np.argwhere(~np.isfinite(values))[0][0])
+        raise DataError(f"{where}: {name} is not finite at {row} {at}. {remedy}")
+
+
+def check_width(where: object, spec: RobotSpec, what: str, expected: int, name: str, values: np.ndarray) -> None:
+    """Raise DataError unless `values` [T, D], which `name` holds, has as many columns as the robot has of `what`."""
+    if values.shape[1] != expected:
+        raise DataError(
+            f"{where}: robot {spec.name} has {expected} {what}, {name} has {values.shape[1]}; {_OTHER_ROBOT}"
+        )
 
 
 def _check_rows(where: str, key: str, rows: SparseRows, n: int) -> None:
     if not key.startswith((IMAGE_PREFIX, DECISION_PREFIX)) or key.count("/") != 1:
         raise DataError(f"{where}: unknown column {key!r}; valid: images/<camera>, decision/<name>")
     if rows.index.ndim != 1 or len(rows.index) != len(rows.values):
-        raise DataError(f"{where}: {key} has {len(rows.values)} rows and ticks of shape {rows.index.shape}")
-    if len(rows.index) and (rows.index[0] < 0 or rows.index[-1] >= n or (np.diff(rows.index) <= 0).any()):
+        raise DataError(f"{where}: {key} has {len(rows.values)} rows, its ticks have the shape {rows.index.shape}")
+    if len(rows.index) and not are_ticks(rows.index, n):
         raise DataError(f"{where}: the ticks of {key} must increase within 0..{n - 1}")
+
+
+def are_ticks(values: np.ndarray, n: int) -> bool:
+    """Return whether `values` are one or more ticks of an episode of `n` steps, in increasing order."""
+    if values.dtype.kind not in "iu" or values.ndim != 1 or not len(values):
+        return False
+    wide = values.astype(np.int64)
+    return bool(wide[0] >= 0 and wide[-1] < n and (np.diff(wide) > 0).all())
 
 
 def _check_frames(where: str, key: str, frames: np.ndarray, ndim: int, spec: RobotSpec | None) -> None:
     """Frames `uint8[M, H, W, 3]` (`ndim` 4) or one frame (3), of the size the robot's camera has."""
     if frames.dtype != np.uint8 or frames.ndim != ndim or frames.shape[-1] != 3:
-        raise DataError(f"{where}: {key} must be uint8[…, H, W, 3], it is {frames.dtype}{list(frames.shape)}")
+        raise DataError(f"{where}: {key} is {frames.dtype}{list(frames.shape)}, expected uint8[…, H, W, 3]")
     if spec is None:
         return
     name = key.removeprefix(IMAGE_PREFIX)
@@ -107,40 +115,118 @@ def _check_frames(where: str, key: str, frames: np.ndarray, ndim: int, spec: Rob
     if name not in known:
         raise DataError(
             f"{where}: robot {spec.name} has no camera {name!r}, it has: {', '.join(known) or 'none'}; "
-            f"{_OTHER_ROBOT} (cameras= chooses what is read)"
+            f"{_OTHER_ROBOT} Set cameras to choose which are read"
         )
     if frames.shape[-3:-1] != known[name]:
         raise DataError(
             f"{where}: camera {name!r} of robot {spec.name} has frames of {known[name][0]}x{known[name][1]} pixels "
-            f"(height x width), the file's are {frames.shape[-3]}x{frames.shape[-2]}; set the robot's image size to "
-            "the file's or record again (cameras= chooses what is read)"
+            f"(height x width), the file's have {frames.shape[-3]}x{frames.shape[-2]}. Set the robot's image size to "
+            "the file's, record again, or set cameras to choose which are read"
         )
 
 
-def _check_final(where: str, episode: Episode, spec: RobotSpec | None) -> None:
-    final = episode.end.final_observation or {}
+def _check_final(where: str, final: Observation, width: int, spec: RobotSpec | None) -> None:
     if STATE not in final:
         raise DataError(f"{where}: the final observation has no state; it has {sorted(final)}")
-    width = episode.steps.observation[STATE].shape[1]
     if final[STATE].shape != (width,) or not np.isfinite(final[STATE]).all():
-        raise DataError(
-            f"{where}: the final observation's state must be {width} finite values, its shape is {final[STATE].shape}"
-        )
+        raise DataError(f"{where}: the final state has the shape {final[STATE].shape} ({width} finite values expected)")
     for key, value in final.items():
         if key.startswith(IMAGE_PREFIX):
             _check_frames(where, key, value, 3, spec)
         elif key != STATE:
-            raise DataError(f"{where}: the final observation holds 'state' and 'images/<camera>', not {key!r}")
+            raise DataError(f"{where}: the final observation has {key!r} (expected 'state' and 'images/<camera>')")
+
+
+def check_columns(where: object, shapes: Mapping[str, Sequence[int]], ndims: Mapping[str, int], by: str) -> int:
+    """Check the dimensions of arrays, and that each has as many rows as array `by`; returns that number.
+
+    Args:
+        shapes: name -> shape, of the arrays that are there.
+        ndims: name -> dimensions, for those that are read.
+
+    Raises:
+        DataError: starts with `where` and names the array.
+    """
+    n = shapes[by][0] if shapes[by] else 0
+    for name, ndim in ndims.items():
+        if name in shapes and len(shapes[name]) != ndim:
+            raise DataError(f"{where}: {name} has the shape {[*shapes[name]]} (expected {ndim} dimensions)")
+        if name in shapes and shapes[name][0] != n:
+            raise DataError(f"{where}: {name} has {shapes[name][0]} rows, {by} {n}. Download the file again")
+    return n
+
+
+def choose_cameras(where: object, present: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
+    """Return the cameras `present`, or those of them that are `wanted`. Raises DataError for one that is missing."""
+    present = list(present)
+    missing = sorted(set(wanted or ()) - set(present))
+    if missing:
+        raise DataError(
+            f"{where}: no camera {', '.join(missing)}; it has: {', '.join(present) or 'none'}. Set cameras, or "
+            "agent.image_keys, to those, or record with all cameras"
+        )
+    return present if wanted is None else [c for c in present if c in wanted]
+
+
+def cameras_of(episode: Episode) -> dict[str, SparseRows]:
+    """Return the cameras that were read at all, in the order of their names."""
+    found = {k.removeprefix(IMAGE_PREFIX): v for k, v in episode.steps.sparse.items() if k.startswith(IMAGE_PREFIX)}
+    return {name: found[name] for name in sorted(found) if len(found[name].index)}
+
+
+def shapes_of(episode: Episode) -> Json:
+    """Return the dimensions that all episodes of a data set must share."""
+    return {
+        "state_dim": episode.steps.observation[STATE].shape[1],
+        "action_dim": episode.steps.action.shape[1],
+        "cameras": {name: list(rows.values.shape[1:3]) for name, rows in cameras_of(episode).items()},
+    }
+
+
+def check_shapes(where: str, episode: Episode, layout: Json) -> None:
+    """Raise DataError where `shapes_of(episode)` differ from those in a data set's `layout`."""
+    for name, value in shapes_of(episode).items():
+        if value != layout[name]:
+            raise DataError(
+                f"{where}: {name} is {value} (expected {layout[name]}, as in the other episodes). Set cameras to "
+                "choose which are read, and write episodes of two robots as two data sets"
+            )
 
 
 class Ending(NamedTuple):
-    """How an imported episode ended: fields of `types.End`."""
+    """End of an imported episode: fields of `types.End`."""
 
     final_observation: Observation | None
     terminated: bool
     outcome: Outcome
-    outcome_by: str = "import"
     reward: float | None = None
+
+
+_DEFAULTS = {"reward": 0, "decision_tick": -1, "policy_version": -1, "policy_age": -1, "lost_ticks": 0}
+
+
+def make_steps(
+    episode_id: str,
+    state: np.ndarray,
+    action: np.ndarray,
+    hz: float | None,
+    sparse: dict[str, SparseRows] | None = None,
+    **columns: Any,
+) -> StepBlock:
+    """Build the steps of an episode from `state` [T, S], `action` [T, A] and the `STEP_COLUMNS` that its file holds.
+
+    Of the others, `_DEFAULTS` are taken; stamps count from 0 at `hz`, and are all 0 where it is unknown.
+    """
+    n = len(action)
+    given = _DEFAULTS | {"stamp": np.arange(n) / hz if hz else 0.0} | columns
+    return StepBlock(
+        episode_id=episode_id,
+        first_tick=0,
+        observation={STATE: np.ascontiguousarray(state, np.float32)},
+        action=np.ascontiguousarray(action, np.float32),
+        **{k: np.ascontiguousarray(np.broadcast_to(given[k], n).astype(dtype)) for k, dtype in STEP_COLUMNS.items()},
+        sparse=sparse or {},
+    )
 
 
 def imported_episode(
@@ -157,63 +243,79 @@ def imported_episode(
     task: str = "",
     sparse: dict[str, SparseRows] | None = None,
 ) -> Episode:
-    """T steps in columns as a checked episode; `state [T, S]`, `action [T, A]`, `reward [T]` become float32.
+    """Build a checked episode of T steps from columns; `state [T, S]`, `action [T, A]`, `reward [T]` become float32.
 
     Its id is `name` and twelve digits that depend on states and actions: names like demo_0 occur in every data set.
-    Stamps count from 0 at `hz`, and are all 0 where it is unknown. Raises DataError beginning with `where`.
+    Raises DataError starting with `where`.
     """
-    n = len(action)
-    state, action = np.ascontiguousarray(state, np.float32), np.ascontiguousarray(action, np.float32)
-    episode_id = f"{name}-{hashlib.sha256(state.tobytes() + action.tobytes()).hexdigest()[:12]}"
-    steps = StepBlock(
-        episode_id=episode_id,
-        first_tick=0,
-        observation={STATE: state},
-        action=action,
-        reward=np.array(reward, np.float32),
-        source=np.array(np.broadcast_to(source, n), np.uint8),
-        decision_tick=np.full(n, -1, np.int32),
-        policy_version=np.full(n, -1, np.int64),
-        policy_age=np.full(n, -1, np.float32),
-        stamp=np.arange(n, dtype=np.float64) / hz if hz else np.zeros(n),
-        lost_ticks=np.zeros(n, np.int32),
-        sparse=sparse or {},
-    )
-    final, terminated, outcome, outcome_by, end_reward = ending
-    end = End(episode_id, n, final, terminated, not terminated, outcome, outcome_by, end_reward)
-    episode = Episode(Begin(episode_id, task=task or options.task), steps, end)
+    for column, values in (("reward", reward), ("source", np.asarray(source))):
+        if values.ndim and len(values) != len(action):
+            raise DataError(
+                f"{where}: {column} has {len(values)} rows, /action has {len(action)}; the file is incomplete"
+            )
+    steps = make_steps("", state, action, hz, sparse, reward=reward, source=source)
+    episode_id = f"{name}-{content_id(steps.observation[STATE], steps.action)}"
+    final, terminated, outcome, end_reward = ending
+    end = End(episode_id, steps.n, final, terminated, not terminated, outcome, "import", end_reward)
+    begin = Begin(episode_id, task=task or options.task)
+    episode = Episode(begin, dataclasses.replace(steps, episode_id=episode_id), end)
     check_episode(where, episode, options.spec)
     return episode
 
 
-def resolve_rate(options: ReadOptions, recorded: float | None = None, where: object = "") -> float | None:
-    """Steps a second: what the file records, else what the caller says, else the robot's, else unknown.
+def content_id(state: np.ndarray, action: np.ndarray) -> str:
+    """Return twelve digits that tell episodes of one name apart."""
+    return hashlib.sha256(state.tobytes() + action.tobytes()).hexdigest()[:12]
 
-    Raises DataError beginning with `where`: the file and the caller say different things.
+
+def unfinished(begin: Begin, steps: StepBlock) -> Episode:
+    """Build an episode of unknown outcome whose last observation was not recorded: truncated, without a final one."""
+    return Episode(begin, steps, End(begin.episode_id, steps.n, None, False, True, Outcome.UNKNOWN))
+
+
+def finished(
+    where: str, begin: Begin, steps: StepBlock, final: Observation, reward: np.ndarray, outcome: Outcome
+) -> Episode:
+    """Build an episode of known outcome from T rows, the last of which lacks the observation after its action.
+
+    The last observation becomes `final`, and the last action, whose effect was not recorded, is left out. The T - 1
+    steps that remain end in a termination. Raises DataError where none remains.
+
+    Args:
+        reward: float32[T]; the last one is left out.
+    """
+    if steps.n < 2:
+        raise DataError(f"{where}: an episode with an outcome needs at least 2 steps, it has {steps.n}")
+    steps = dataclasses.replace(steps, reward=reward).slice(0, steps.n - 1)
+    return Episode(begin, steps, End(begin.episode_id, steps.n, final, True, False, outcome, outcome_by="import"))
+
+
+def resolve_rate(options: ReadOptions, recorded: float | None = None, where: object = "") -> float | None:
+    """Return the steps a second: those that the file records, else the options', else the robot's, else None.
+
+    Raises DataError starting with `where` where file and options differ.
     """
     if recorded:
         if options.hz is not None and not math.isclose(recorded, options.hz, rel_tol=1e-6):
-            raise DataError(f"{where}: recorded at {recorded:g} Hz, not at {options.hz:g}; leave --hz out")
+            raise DataError(f"{where}: recorded at {recorded:g} Hz, not at hz={options.hz:g}. Leave hz out")
         return recorded
     return options.hz or (options.spec.control_hz if options.spec else None)
 
 
 def index_of(keys: list[str], key: str, path: Path) -> int:
-    """The index of `key` in `keys`; raises DataError."""
+    """Return the index of `key` in `keys`. Raises DataError."""
     try:
         return keys.index(key)
     except ValueError:
-        raise DataError(
-            f"{path}: there is no episode {key!r}; there are {len(keys)}, {keys[0]!r} to {keys[-1]!r}"
-        ) from None
+        raise DataError(f"{path}: no episode {key!r}; it has {len(keys)}, {keys[0]!r} to {keys[-1]!r}") from None
 
 
 def natural_sort_key(text: str) -> list[tuple[int, int, str]]:
-    """A sort key under which `demo_2` comes before `demo_10`."""
+    """Return a sort key under which `demo_2` comes before `demo_10`."""
     parts = re.findall(r"\d+|\D+", text, flags=re.ASCII)
     return [(0, int(p), p) if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 episode`, `2 episodes`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def sorted_files(paths: Iterable[Path]) -> list[Path]:
+    """Sort paths of one folder by name, `demo_2` before `demo_10`."""
+    return sorted(paths, key=lambda p: natural_sort_key(p.name))

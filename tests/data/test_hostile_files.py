@@ -329,7 +329,7 @@ def test_a_rate_that_contradicts_the_files(tmp_path: Path) -> None:
     path = robomimic_file(tmp_path / "a.hdf5", '{"env_kwargs": {"control_freq": 20}}')
     for hz in (None, 20.0):
         assert robomimic.RobomimicSource(path, ReadOptions(hz=hz)).hz == 20
-    with pytest.raises(DataError, match=naming("a.hdf5", 20, 10, "--hz")):
+    with pytest.raises(DataError, match=naming("a.hdf5", 20, 10, "hz")):
         robomimic.RobomimicSource(path, RGB)
     assert resolve_rate(RGB) == 10
 

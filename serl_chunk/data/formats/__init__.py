@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.data.source import Format, ReadOptions, Source
-from serl_chunk.types import (
-    ConfigError,
-)
-from serl_chunk.types import (
-    Episode as Episode,
-)
-from serl_chunk.types import (
-    Observation as Observation,
-)
-from serl_chunk.types import (
-    RobotSpec as RobotSpec,
-)
-from serl_chunk.types import (
-    SparseRows as SparseRows,
-)
+from serl_chunk.types import ConfigError
 
 _MODULES = (
     "serl_chunk.data.lerobot.reader",
@@ -32,36 +19,37 @@ _MODULES = (
 )
 
 
-def formats() -> dict[str, Format]:
-    """Name -> format."""
-    import importlib
-
-    modules = [importlib.import_module(name) for name in _MODULES]
-    return {f.name: f for f in (m.FORMAT for m in modules)}
+def formats(more: Sequence[Format] = ()) -> dict[str, Format]:
+    """Return name -> format: `more` formats of other rooms, then this room's."""
+    found = (importlib.import_module(name).FORMAT for name in _MODULES)
+    return {f.name: f for f in more} | {f.name: f for f in found}
 
 
-def choose(path: Path, name: str | None, more: Sequence[Format] = ()) -> Format:
-    """The format named, or the first that `path` looks like, of `more` and this room's; raises ConfigError."""
-    known = {f.name: f for f in more} | formats()
+def choose(path: Path, name: str | None, more: Sequence[Format] = (), *, parameter: str = "format") -> Format:
+    """Return the format `name`, or the first that `path` looks like, of `more` and this room's.
+
+    `parameter` is the setting that holds `name`, for messages. Raises ConfigError.
+    """
+    known = formats(more)
     if name is not None and name not in known:
-        raise ConfigError(f"--from={name}: no such format; valid: {', '.join(known)}")
+        raise ConfigError(f"no such format: {name}; valid: {', '.join(known)}", parameter=parameter)
     if not path.exists():
-        raise ConfigError(f"{path}: there is nothing; give a file or folder of episodes")
-    if name is not None:
-        return known[name]
-    for format in known.values():
-        if format.matches(path):
-            return format
-    what = "a folder" if path.is_dir() else "a file"
-    raise ConfigError(f"{path}: {what} of no format that is known; valid with --from: {', '.join(known)}")
+        raise ConfigError(f"{path}: no such file or folder. Pass a file or folder of episodes")
+    chosen = known[name] if name is not None else matching(path, more)
+    if chosen is None:
+        what = "folder" if path.is_dir() else "file"
+        raise ConfigError(f"{path}: a {what} of no known format. Set {parameter}; valid: {', '.join(known)}")
+    return chosen
+
+
+def matching(path: Path, more: Sequence[Format] = ()) -> Format | None:
+    """Return the first format that `path` looks like, or None."""
+    return next((f for f in formats(more).values() if f.matches(path)), None)
 
 
 def open_source(
     path: Path | str, options: ReadOptions, format: str | None = None, more: Sequence[Format] = ()
 ) -> Source:
-    """The source at `path`, of the format that it looks like, or of the one named; `more`: formats of other rooms.
-
-    Raises ConfigError where there is nothing, for an unknown format, and where no format fits (naming what is there).
-    """
-
-    return choose(Path(path).expanduser(), format, more).open(Path(path).expanduser(), options)
+    """Open the source at `path`, of the format that it looks like, or of `format`. Raises ConfigError, DataError."""
+    path = Path(path).expanduser()
+    return choose(path, format, more).open(path, options)

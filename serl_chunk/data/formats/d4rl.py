@@ -2,12 +2,12 @@
 
     /observations [N, S], /actions [N, A], /rewards [N], /terminals [N], mostly /timeouts [N], rarely /next_observations
 
-An episode ends where `terminals` or `timeouts` says so. Where the file has no timeouts, it also ends where the next
-observation is not the next row's (`next_observations`), or after the robot's longest episode (`ReadOptions.spec`).
+An episode ends at `terminals` and `timeouts`. Where the file has no timeouts, it also ends where the next observation
+is not the next row's (`next_observations`), or after the robot's longest episode (`ReadOptions.spec`).
 
 Without `next_observations` the observation after an episode's last action is not stored: a terminated episode's last
 observation stands in for it, because no target looks past a termination; a truncated one has none, and its last step
-starts and extends no window. Rewards stay as they are; where all are 0 or 1, a termination with 1 is a success.
+starts and extends no window. Rewards stay unchanged; where all are 0 or 1, a termination with 1 is a success.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_io import member, numbers, opened, rows
+from serl_chunk.data.formats.hdf5_io import looks_like, member, numbers, opened, rows
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import Ending, imported_episode, index_of, plural, resolve_rate
+from serl_chunk.data.validate import Ending, check_columns, check_finite, imported_episode, index_of, resolve_rate
+from serl_chunk.io import plural
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, Observation, Outcome, Source
 
 _BLOCK = 100_000  # rows that are compared at a time
+_NEEDED = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1}  # dimensions
+_OPTIONAL = {"timeouts": 1, "next_observations": 2}
 
 
 class _Span(NamedTuple):
@@ -36,30 +39,35 @@ class _Span(NamedTuple):
 
 
 class D4rlSource:
-    """See the module. Nothing is kept in memory but where the episodes lie.
+    """See the module. Only the positions of the episodes are kept in memory.
 
-    `rewards_tell`: whether a reward of 1 or more is a success, after which an episode may be cut. It is where all
-    rewards are 0 and 1, or -1 and 0; dense rewards reach 1 on the way.
+    `rewards_tell`: whether a reward of 1 or more is a success, after which an episode may be cut: where all rewards are
+    0 and 1, or -1 and 0. Dense rewards reach 1 on the way.
     """
 
     format = "d4rl"
 
     def __init__(self, path: Path, options: ReadOptions) -> None:
         if options.success is not None:
-            raise ConfigError(
-                f"{path}: D4RL's data records rewards and terminations; leave --success and --failure out"
-            )
+            raise ConfigError(f"{path}: D4RL's data records rewards and terminations. Leave success and failure out")
         self.path, self._options = path, options
         self.hz = resolve_rate(options)
         self._after_goal = 0
         with opened(path) as file:
-            n = self._checked_length(file)
+            there = {name: ndim for name, ndim in _OPTIONAL.items() if member(path, file, name) is not None}
+            ndims = _NEEDED | there
+            shapes = {name: numbers(path, file, name, ndim).shape for name, ndim in ndims.items()}
+            n = check_columns(path, shapes, ndims, "actions")
+            if n == 0:
+                raise DataError(f"{path}: no steps")
+            self._successors = "next_observations" in shapes
+            if self._successors and shapes["next_observations"] != shapes["observations"]:
+                both = f"{[*shapes['next_observations']]}, observations {[*shapes['observations']]}"
+                raise DataError(f"{path}: next_observations {both}")
             terminal = file["terminals"][()].astype(bool)
             reward = rows(file["rewards"])
-            if not np.isfinite(reward).all():
-                raise DataError(f"{path}: rewards are not finite in row {int(np.argmin(np.isfinite(reward)))}")
+            check_finite(path, "rewards", reward, "row", "Download the file again")
             self._by, closed = self._ends(file, terminal, n)
-            self._successors = member(path, file, "next_observations") is not None
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
         self.rewards_tell = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
         spans = self._spans_of(closed, terminal)
@@ -67,7 +75,7 @@ class D4rlSource:
         self._spans = spans[: len(self._keys)]
 
     def keys(self) -> list[str]:
-        """See `source.Source`: the row of the first step."""
+        """See Source: the row of the first step."""
         return list(self._keys)
 
     def lengths(self) -> list[int]:
@@ -75,35 +83,25 @@ class D4rlSource:
         return [s.stop - s.start for s in self._spans]
 
     def read(self, key: str) -> Episode:
-        """See `source.Source`."""
         start, stop, closed = self._spans[index_of(self._keys, key, self.path)]
-        where = str(self.path)
         with opened(self.path) as file:
-            state = rows(numbers(where, file, "observations", 2), start, stop)
-            action = rows(numbers(where, file, "actions", 2), start, stop)
-            reward = rows(numbers(where, file, "rewards", 1), start, stop)
+            state, action, reward = (
+                rows(numbers(self.path, file, name, _NEEDED[name]), start, stop)
+                for name in ("observations", "actions", "rewards")
+            )
             final: Observation | None = None
             if self._successors:
-                final = {STATE: rows(numbers(where, file, "next_observations", 2), stop - 1, stop)[0]}
+                final = {STATE: rows(numbers(self.path, file, "next_observations", 2), stop - 1, stop)[0]}
             elif closed == "terminal":
                 final = {STATE: state[-1].copy()}
-        outcome = Outcome.UNKNOWN
-        if self._sparse and closed == "terminal" and reward[-1] == 1:
-            outcome = Outcome.SUCCESS
+        success = self._sparse and closed == "terminal" and reward[-1] == 1
+        ending = Ending(final, closed == "terminal", Outcome.SUCCESS if success else Outcome.UNKNOWN)
+        where, name = f"{self.path}, row {start}", f"{self.path.stem}-{start}"
         return imported_episode(
-            f"{self.path}, row {start}",
-            f"{self.path.stem}-{start}",
-            state,
-            action,
-            reward,
-            Ending(final, closed == "terminal", outcome),
-            self._options,
-            source=self._who(),
-            hz=self.hz,
+            where, name, state, action, reward, ending, self._options, source=self._source(), hz=self.hz
         )
 
     def notes(self) -> list[str]:
-        """See `source.Source`."""
         closed = Counter(span.closed for span in self._spans)
         out = [f"episodes end by {self._by}"]
         if closed["last"]:
@@ -120,33 +118,14 @@ class D4rlSource:
                 "reached, and the recording went on) are left out"
             )
         if not self._sparse:
-            out.append(
-                "rewards are not 0 and 1: no outcome is known, and whatever ends episodes at a reward of 1 or more "
-                "does not apply"
-            )
-        out.append(f"every action is taken for a {self._who().name.lower()} one, by the file's name")
+            out.append("rewards are not 0 and 1: no outcome is known, and a reward of 1 or more ends no episode")
+        out.append(f"every action is taken for a {self._source().name.lower()} one, by the file's name")
         if self.hz is None:
-            out.append("the file records no time: all stamps are 0 (--hz)")
+            out.append("the file records no time: all stamps are 0; hz sets it")
         return out
 
-    def _checked_length(self, file: h5py.File) -> int:
-        """N; raises DataError where the arrays are not N rows each."""
-        where = str(self.path)
-        n = len(numbers(where, file, "actions", 2))
-        if n == 0:
-            raise DataError(f"{where}: no steps")
-        shape = numbers(where, file, "observations", 2).shape
-        optional = [k for k in ("timeouts", "next_observations") if member(where, file, k) is not None]
-        for name in ("observations", "rewards", "terminals", *optional):
-            dataset = numbers(where, file, name, 2 if name.endswith("observations") else 1)
-            if len(dataset) != n:
-                raise DataError(f"{where}: {name} has {len(dataset)} rows, actions {n}; download the file again")
-            if name == "next_observations" and dataset.shape != shape:
-                raise DataError(f"{where}: next_observations {[*dataset.shape]}, observations {[*shape]}")
-        return n
-
     def _ends(self, file: h5py.File, terminal: np.ndarray, n: int) -> tuple[str, dict[int, str]]:
-        """How it is known where episodes end, and last row -> what closed it, without terminals."""
+        """The fields that end episodes, and last row -> what closed it, without terminals."""
         if "timeouts" in file:
             return "`terminals` and `timeouts`", {int(i): "timeout" for i in np.flatnonzero(file["timeouts"][()])}
         if "next_observations" in file:
@@ -166,8 +145,8 @@ class D4rlSource:
             return f"`terminals`, and after {spec.max_episode_steps} steps (there are no timeouts)", limits
         if not terminal[-1]:
             raise DataError(
-                f"{self.path}: it has neither timeouts nor next_observations, so that where time limits ended episodes "
-                "is not known; name a robot with --exp_name, whose max_episode_steps is taken, or add timeouts"
+                f"{self.path}: without timeouts and next_observations the ends by time limit are unknown. Add "
+                "timeouts, or set exp_name to a robot, whose max_episode_steps is taken"
             )
         return "`terminals` alone (there are no timeouts: an episode that a time limit ended is not noticed)", {}
 
@@ -175,8 +154,7 @@ class D4rlSource:
         closed = closed | {int(i): "terminal" for i in np.flatnonzero(terminal)}
         closed.setdefault(len(terminal) - 1, "last")
         spans: list[_Span] = []
-        start = 0
-        before = ""
+        start, before = 0, ""
         for end in sorted(closed):
             if start == end and before == closed[end] == "terminal":
                 self._after_goal += 1
@@ -185,22 +163,13 @@ class D4rlSource:
             start, before = end + 1, closed[end]
         return spans
 
-    def _who(self) -> Source:
+    def _source(self) -> Source:
         name = self.path.stem.lower()
         return Source.HUMAN if "human" in name else Source.RANDOM if "random" in name else Source.POLICY
 
 
 def _matches(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        with h5py.File(path, "r") as file:
-            needed = ("observations", "actions", "rewards", "terminals")
-            return all(isinstance(member(path, file, name), h5py.Dataset) for name in needed)
-    except DataError:
-        return True  # such a data set, but one that is refused: opening it says why
-    except (OSError, RuntimeError, KeyError, ValueError):
-        return False
+    return looks_like(path, lambda file: all(isinstance(member(path, file, name), h5py.Dataset) for name in _NEEDED))
 
 
 FORMAT = Format("d4rl", "D4RL's HDF5 data set", _matches, D4rlSource)

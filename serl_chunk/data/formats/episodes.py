@@ -1,74 +1,68 @@
 """HDF5, one file an episode: this project's own files, and those of ALOHA, ACT, mobile ALOHA and openpi.
 
-A path is one such file, a folder of them, or a folder of folders whose names say how well their episodes went
+A path is one such file, a folder of them, or a folder of folders whose names give the quality of their episodes
 (`score_5/`, `score_1/`): `ReadOptions.scores` gives the reward of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 
-from serl_chunk.data.formats.aloha import IMAGES, recorded_hz
+from serl_chunk.data.formats.aloha import BASE_ACTIONS, IMAGES, recorded_hz
 from serl_chunk.data.formats.hdf5 import joints_in, open_episode
 from serl_chunk.data.formats.hdf5_io import ERRORS, member, names
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import natural_sort_key
+from serl_chunk.data.validate import natural_sort_key, resolve_rate, sorted_files
 from serl_chunk.types import DataError, Episode
 
 SUFFIXES = (".hdf5", ".h5")
-SCORES = {"score_5": 1.0, "score_1": 0.0}  # what these two names have always meant to those who use them
+SCORES = {"score_5": 1.0, "score_1": 0.0}  # the meaning that these two names have in published data
 _READ = {"action", "observations", "observations/qpos", "observations/images", "image_indices", "chunk_starts"}
-_SAID = {  # of datasets that are left out: why
+_NOT_READ = {  # dataset -> reason
     "observations/qvel": "a state is made of joint positions",
     "observations/effort": "a state is made of joint positions",
-    "compress_len": "the zeros behind a JPEG file tell its length",
-    "base_action": "the mobile base; read where --exp_name names a robot that has these two actions more",
+    "compress_len": "the zeros behind a JPEG file give its length",
+    "base_action": "the mobile base, read where the robot (exp_name) has these two actions more",
 }
 
 
 @dataclasses.dataclass
 class EpisodeFiles:
-    """See `data.source.Source`; a key is a file's path below `path`.
+    """A `data.source.Source`; a key is a file's path below `path`.
 
     `rewards_tell`: whether a reward of 1 or more is a success, after which an episode may be cut; a reward that is
-    given on every step says nothing of the step.
+    given on every step is none.
     """
 
     path: Path
     options: ReadOptions
     files: dict[str, Path]
     rewards: dict[str, float]  # of the episodes in a scored folder
-    hz: float | None
+    hz: float | None = None
     format: str = "episodes"
+
+    def __post_init__(self) -> None:
+        recorded, where = self._first(lambda key, file: (recorded_hz(self.path, file), self.files[key])) or (None, "")
+        self.hz = resolve_rate(self.options, recorded, where)
 
     @property
     def rewards_tell(self) -> bool:
-        """See the class."""
         return not self.options.reward_every_step
 
     def keys(self) -> list[str]:
-        """See Source."""
         return take_fraction(list(self.files), self.options.proportion)
 
     def read(self, key: str) -> Episode:
-        """See Source."""
-        options = dataclasses.replace(self.options, hz=self.hz)
-        return open_episode(self.files[key], options, self.rewards.get(key))
+        return open_episode(self.files[key], dataclasses.replace(self.options, hz=self.hz), self.rewards.get(key))
 
     def joints(self) -> tuple[int, ...] | None:
-        """The state columns that are joints, by the first file that can be read; None where it does not say."""
-        for path in self.files.values():
-            try:
-                with h5py.File(path, "r") as file:
-                    return joints_in(file)
-            except ERRORS:
-                continue
-        return None
+        """Return the state columns that are joints in the first file that can be read; None where it has none."""
+        return self._first(lambda _, file: joints_in(file))
 
     def notes(self) -> list[str]:
         """See Source. Files are taken to be like the first one that can be read."""
@@ -76,14 +70,18 @@ class EpisodeFiles:
         if self.rewards and not self.options.scores:
             folders = {Path(key).parts[0] for key in self.rewards}
             means = ", ".join(f"{name} = {SCORES[name]:g}" for name in sorted(folders))
-            notes.append(f"rewards by folder: {means}; --scores changes that")
+            notes.append(f"rewards by folder: {means}; scores changes that")
+        return notes + (self._first(self._notes_on) or [])
+
+    def _first(self, get: Callable[[str, h5py.File], Any]) -> Any:
+        """`get` (key, file) of the first file that can be read; reading the others names their fault."""
         for key, path in self.files.items():
             try:
                 with h5py.File(path, "r") as file:
-                    return notes + self._notes_on(key, file)
+                    return get(key, file)
             except ERRORS:
-                continue  # reading that episode says what is wrong with it
-        return notes
+                continue
+        return None
 
     def _notes_on(self, key: str, file: h5py.File) -> list[str]:
         if member(key, file, "rl") is not None:
@@ -91,40 +89,29 @@ class EpisodeFiles:
             return [f"{key} is of this project's own layout{kept}"] if kept else []
         notes = []
         if self.hz is None:
-            notes.append("no file records its rate: time stamps are all 0; --hz gives it")
+            notes.append("no file records its rate: time stamps are all 0; hz sets it")
         if self.options.success is None and key not in self.rewards:
-            notes.append("files record no outcome: episodes are unfinished ones; --success, --failure or --scores say")
+            notes.append("files record no outcome: episodes are unfinished ones; success, failure or scores sets it")
         else:
             notes.append(
                 "files lack the observation after the last action: episodes end one step earlier, with the last "
                 "observation as the final one"
             )
         if "chunk_starts" not in names(file):
-            who = "a script's (attribute sim)" if file.attrs.get("sim", False) else "a human's"
-            notes.append(f"nothing says who acted: all steps are taken for {who}")
+            actor = "a script's (attribute sim)" if file.attrs.get("sim", False) else "a human's"
+            notes.append(f"the source of actions is not recorded: all steps are taken for {actor}")
         else:
-            notes.append("chunk_starts: all steps are taken for the policy's; what a human did is not recorded")
+            notes.append("chunk_starts: all steps are taken for the policy's; interventions are not recorded")
         read = _READ | {f"{IMAGES[1:]}/{camera}" for camera in member(key, file, IMAGES) or ()}
         spec = self.options.spec
         action = member(key, file, "action")
-        wide = isinstance(action, h5py.Dataset) and spec is not None and spec.action_dim == action.shape[-1] + 2
-        if wide and "base_action" in names(file):
-            read.add("base_action")
-        for name in sorted(_names(file) - read):
-            notes.append(f"{name} is not read" + (f": {_SAID[name]}" if name in _SAID else ""))
+        if isinstance(action, h5py.Dataset) and spec is not None:
+            read |= {"base_action"} if spec.action_dim == action.shape[-1] + BASE_ACTIONS else set()
+        datasets: list[str] = []
+        file.visititems(lambda name, item: datasets.append(name) if isinstance(item, h5py.Dataset) else None)
+        for name in sorted(set(datasets) - read):
+            notes.append(f"{name} is not read" + (f": {_NOT_READ[name]}" if name in _NOT_READ else ""))
         return notes
-
-
-def _names(file: h5py.File) -> set[str]:
-    """Of all datasets."""
-    names: list[str] = []
-
-    def add(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            names.append(name)
-
-    file.visititems(add)
-    return set(names)
 
 
 def matches(path: Path) -> bool:
@@ -138,9 +125,9 @@ def matches(path: Path) -> bool:
 def open_files(path: Path, options: ReadOptions) -> EpisodeFiles:
     """See Format."""
     if not path.exists():
-        raise DataError(f"{path}: there is nothing; give an HDF5 file or a folder of episodes")
+        raise DataError(f"{path}: no such file or folder. Pass an HDF5 file or a folder of episodes")
     files, rewards = ({path.name: path}, {}) if path.is_file() else _find(path, options)
-    return EpisodeFiles(path, options, files, rewards, _rate(files, options))
+    return EpisodeFiles(path, options, files, rewards)
 
 
 def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, float]]:
@@ -148,16 +135,13 @@ def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, 
     folders = {folder.name: folder for folder in _folders(path)}
     absent = sorted(set(dict(options.scores)) - set(folders))
     if absent:
-        raise DataError(
-            f"{path}: no folder {', '.join(absent)} with episodes, which --scores names; there are: "
-            f"{', '.join(folders) or 'none'}"
-        )
+        there = ", ".join(folders) or "none"
+        raise DataError(f"{path}: scores names {', '.join(absent)}, folders with episodes are: {there}")
     unknown = sorted(set(folders) - set(scores), key=natural_sort_key)
     if unknown:
         raise DataError(
-            f"{path}: the folders {', '.join(unknown)} have episodes, and nothing says what these are worth; pass "
-            f"--scores {','.join(f'{name}=REWARD' for name in unknown)} (and the others', if any), or read one folder "
-            "alone"
+            f"{path}: the rewards of the episodes in {', '.join(unknown)} are unknown. Set scores to "
+            f"{','.join(f'{name}=REWARD' for name in unknown)} (and the others', if any), or read one folder alone"
         )
     files = {file.name: file for file in _files(path)}
     rewards: dict[str, float] = {}
@@ -166,40 +150,19 @@ def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, 
             files[f"{name}/{file.name}"] = file
             rewards[f"{name}/{file.name}"] = scores[name]
     if not files:
-        raise DataError(f"{path}: no *.hdf5 file, and no folder with such files; give a folder of episodes")
+        raise DataError(f"{path}: no *.hdf5 file, and no folder with such files. Pass a folder of episodes")
     return files, rewards
 
 
-def _rate(files: dict[str, Path], options: ReadOptions) -> float | None:
-    """That of the first file which can be read, else of the options, else of the robot.
-
-    Raises DataError where the options say another one than that file.
-    """
-    recorded = None
-    said = options.hz
-    for path in files.values():
-        try:
-            with h5py.File(path, "r") as file:
-                recorded = recorded_hz(path, file)
-                break
-        except ERRORS:
-            continue  # reading that episode says what is wrong with it
-    if recorded is not None and said is not None and not math.isclose(recorded, said, rel_tol=1e-6):
-        raise DataError(f"{path}: recorded at {recorded:g} steps a second, not at {said:g} (--hz): leave the flag out")
-    return recorded or said or (options.spec.control_hz if options.spec else None)
-
-
 def _files(folder: Path) -> list[Path]:
-    # A link to nothing is an episode that is missing: reading it says so.
+    # A link to nothing is an episode that is missing: reading it raises.
     there = (p for p in folder.iterdir() if p.suffix in SUFFIXES and not p.name.startswith("."))
-    found = (p for p in there if p.is_file() or (p.is_symlink() and not p.exists()))
-    return sorted(found, key=lambda p: natural_sort_key(p.name))
+    return sorted_files(p for p in there if p.is_file() or (p.is_symlink() and not p.exists()))
 
 
 def _folders(path: Path) -> list[Path]:
     """Those below `path` that have episodes."""
-    found = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and _files(p))
-    return sorted(found, key=lambda p: natural_sort_key(p.name))
+    return sorted_files(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and _files(p))
 
 
 FORMAT = Format(

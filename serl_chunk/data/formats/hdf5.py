@@ -1,4 +1,4 @@
-"""Episodes at rest in HDF5: ALOHA's layout, with an `/rl` group for what reinforcement learning needs beside it.
+"""Episodes at rest in HDF5: ALOHA's layout, and an `/rl` group with what reinforcement learning needs in addition.
 
 One file is one episode of T steps; J joints, A actions, S state values, M_c frames of camera c:
 
@@ -15,13 +15,12 @@ One file is one episode of T steps; J joints, A actions, S state values, M_c fra
     /rl attributes                  schema, and the fields of `types.Begin` and `types.End`
 
 (*) the whole state for a robot whose actions are not all measured by a joint. `compress` keeps ALOHA's meaning (JPEG
-rows) and is always False here: smaller files use HDF5's own lossless filter, which every reader undoes by itself.
+rows) and is always False here: smaller files use HDF5's own lossless filter, which every reader undoes.
 Plain ALOHA and ACT files have no `/rl`; `serl_chunk.data.formats.aloha` reads those.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -35,16 +34,17 @@ from serl_chunk.data.formats.aloha import (
     IMAGES,
     array,
     attribute_text,
-    choose_cameras,
+    cameras_in,
     joint_columns,
     open_aloha,
     recorded_hz,
 )
-from serl_chunk.data.formats.hdf5_frames import FileVersion, close_files, frames_of
-from serl_chunk.data.formats.hdf5_io import ERRORS, member, names, new_hdf5, raise_machine_fault
-from serl_chunk.data.frames import Frames
+from serl_chunk.data.formats.hdf5_frames import close_files, frames_of
+from serl_chunk.data.formats.hdf5_io import member, names, new_hdf5, opened
+from serl_chunk.data.frames import FileVersion, Frames
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
+from serl_chunk.io import fsync_path
 from serl_chunk.types import (
     ABSENT_COLUMNS,
     DECISION_PREFIX,
@@ -75,7 +75,7 @@ def write_episode(
 ) -> None:
     """Write `episode` to `path` so that a crash at any moment leaves either the whole file there or none.
 
-    Frames are looked at one by one, so that lazy ones (`data.frames.Frames`) never lie decoded in memory.
+    Frames are decoded one by one, so that lazy ones (`data.frames.Frames`) never lie decoded in memory together.
 
     Args:
         path: the final name; its folder must exist.
@@ -92,17 +92,17 @@ def write_episode(
         DataError: the episode is inconsistent or not of this robot, or the file cannot be written (full disk).
     """
     path = Path(path)
-    # Not *.hdf5, so that what a killed process leaves behind is never taken for an episode.
+    # Not *.hdf5, so that the remains of a killed process are never taken for an episode.
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         write_file(part, episode, spec, compress=compress, sim=sim, hz=hz, where=str(path))
         _publish(part, path, replace)
-        sync_folder(path.parent)
+        fsync_path(path.parent)
     except FileExistsError:
         raise
     except OSError as error:  # a full disk
         raise DataError(
-            f"{path}: cannot write the episode: {error}; check the folder, its free space and the record's values"
+            f"{path}: cannot write the episode ({error}). Check the folder, its free space and the record's values"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -121,10 +121,10 @@ def write_file(
 ) -> None:
     """Write `episode` to the new file `part` and wait until it is on disk; arguments as for `write_episode`.
 
-    `joints`: the state columns that are `qpos`, where no `spec` says so.
+    `joints`: the state columns that are `qpos`, for `spec` None.
 
-    Raises DataError, beginning with `where`, for an episode that cannot be written, and OSError where the disk is at
-    fault. What then is at `part` is the caller's to remove.
+    Raises DataError, starting with `where`, for an episode that cannot be written, and OSError where the disk is at
+    fault. The caller then removes `part`.
     """
     where = where or str(part)
     check_episode(where, episode, spec)
@@ -135,7 +135,7 @@ def write_file(
     except (DataError, OSError):
         raise
     except (RuntimeError, ValueError, TypeError) as error:  # values h5py has no type for
-        raise DataError(f"{where}: cannot write the episode: {error}; check the record's values") from error
+        raise DataError(f"{where}: cannot write the episode ({error}). Check the record's values") from error
 
 
 def read_episode(
@@ -146,17 +146,14 @@ def read_episode(
     success: bool | None = None,
     color: str | None = None,
 ) -> Episode:
-    """The episode at `path`, checked, its frames decoded; what `write_episode` wrote comes back exactly.
+    """Read the episode at `path`, checked, its frames decoded; `write_episode` and this are exact inverses.
 
     Args:
         path: an HDF5 file in this module's layout, or a plain ALOHA or ACT file.
-        spec: check the dimensions and frame sizes against this robot; None takes the file's.
-        cameras: read the frames of these only; () reads none. None reads every camera in the file.
-        success: the outcome of an episode whose file records none (see `data.aloha.open_foreign`).
-        color: "rgb" or "bgr", the order of the channels where the file does not record it.
+        spec, cameras, success, color: see `data.source.ReadOptions`.
 
     Raises:
-        DataError: names the file, the field, and what to do.
+        DataError: names the file, the field, and a remedy.
     """
     path = Path(path)
     chosen = None if cameras is None else tuple(cameras)
@@ -164,42 +161,33 @@ def read_episode(
         return decode_images(open_episode(path, ReadOptions(spec=spec, cameras=chosen, success=success, color=color)))
     except MemoryError as error:
         raise DataError(
-            f"{path}: its frames do not fit into memory, or the file is damaged ({error}); remove it or record it again"
+            f"{path}: its frames do not fit into memory, or the file is damaged ({error}). Remove it or record it again"
         ) from error
     finally:
-        close_files(path)  # the caller may want to write it next
+        close_files(path)  # the caller may write it next
 
 
 def open_episode(path: Path, options: ReadOptions, reward: float | None = None) -> Episode:
-    """The episode at `path`, checked, its frames still in the file.
+    """Read the episode at `path`, checked, its frames still in the file.
 
     Args:
         path: as for `read_episode`.
-        options: what the file does not say, and what of it is wanted. A rate there must be the file's own, if it
-            records one.
-        reward: of the last step of an episode whose file records none (see `data.aloha.open_foreign`).
+        options: its rate must be the file's own, if the file records one.
+        reward: of the last step of an episode whose file records none (see `aloha.open_aloha`).
 
-    Raises DataError, and MachineError and NoMemoryError (`hdf5_reading`) where the file may be whole.
+    Raises DataError, and MachineError and NoMemoryError (`hdf5_io`) where the file may be whole.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    try:
-        version = FileVersion.of(path)
-        with h5py.File(path, "r") as file:
-            hz = recorded_hz(path, file)
-            if hz is not None and options.hz is not None and not math.isclose(hz, options.hz, rel_tol=1e-6):
-                raise DataError(f"{path}: recorded at {hz:g} Hz, the other episodes at {options.hz:g}; separate them")
-            if member(path, file, "rl") is not None:
-                episode = open_own(path, version, file, options)
-            else:
-                episode = open_aloha(path, version, file, options, reward)
-    except DataError:
-        raise
-    except ERRORS as error:
-        raise_machine_fault(path, error)
-        raise DataError(
-            f"{path}: the file is truncated, damaged or not HDF5 ({error}); remove it or record it again"
-        ) from error
+    version = FileVersion.of(path)
+    with opened(path) as file:
+        hz = recorded_hz(path, file)
+        if hz is not None and options.hz is not None and abs(hz - options.hz) > 1e-6 * max(hz, options.hz):
+            raise DataError(f"{path}: recorded at {hz:g} Hz, the other episodes at {options.hz:g}. Separate them")
+        if member(path, file, "rl") is not None:
+            episode = _read(path, version, file, options)
+        else:
+            episode = open_aloha(path, version, file, options, reward)
     check_episode(str(path), episode, options.spec)
     return episode
 
@@ -241,15 +229,12 @@ def _write(
             rl.require_group("decision_index")[name] = rows.index
     for key, value in sorted((end.final_observation or {}).items()):
         group = rl.require_group("final_observation")
-        (group.require_group("images") if key.startswith(IMAGE_PREFIX) else group)[key.removeprefix(IMAGE_PREFIX)] = (
-            value
-        )
-
+        if key.startswith(IMAGE_PREFIX):
+            group = group.require_group("images")
+        group[key.removeprefix(IMAGE_PREFIX)] = value
     hz = spec.control_hz if hz is None and spec is not None else hz
-    attributes: dict[str, Any] = {"compress": False, "color": "rgb"}
-    attributes |= {} if hz is None else {"hz": hz}
-    attributes |= {} if sim is None else {"sim": sim}
-    file.attrs.update(attributes)
+    attributes = {"compress": False, "color": "rgb", "hz": hz, "sim": sim}
+    file.attrs.update({name: value for name, value in attributes.items() if value is not None})
     file.attrs.create("cameras", cameras, shape=(len(cameras),), dtype=h5py.string_dtype())
     rl.attrs["schema"] = SCHEMA
     texts = begin._asdict() | {"outcome": end.outcome.value, "outcome_by": end.outcome_by}
@@ -292,27 +277,23 @@ def _publish(part: Path, path: Path, replace: bool) -> None:
     os.replace(part, path)
 
 
-def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 SCHEMA = 1
 
 
-def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOptions) -> Episode:
-    """The episode in `file`, unchecked, its frames still there. Raises DataError, and what h5py raises."""
+def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOptions) -> Episode:
+    """The episode in `file`, unchecked, its frames still there."""
     rl = file["rl"]
     there = names(rl)
-    attributes = dict(rl.attrs)
-    schema = _attribute(path, attributes, "schema")
+
+    def attribute(name: str) -> Any:
+        if name not in rl.attrs:
+            raise DataError(f"{path}: /rl has no attribute {name!r}; the file is incomplete. Record it again")
+        return rl.attrs[name]
+
+    schema = attribute("schema")
     if schema != SCHEMA:
-        raise DataError(f"{path}: /rl has schema {schema}, this version reads {SCHEMA}; update serl_chunk")
-    begin = Begin(**{name: _text(path, attributes, name) for name in Begin._fields})
+        raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
+    begin = Begin(**{name: attribute_text(attribute(name)) for name in Begin._fields})
     begin = begin._replace(task=begin.task or options.task)
     state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos", np.float32)
     action = array(path, file, "/action", np.float32)
@@ -322,31 +303,33 @@ def open_own(path: Path, version: FileVersion, file: h5py.File, options: ReadOpt
         for name, dtype in STEP_COLUMNS.items()
     }
     sparse = {}
-    for camera in choose_cameras(path, file, options.cameras):
+    for camera in cameras_in(path, file, options.cameras):
         index = array(path, file, f"/rl/image_index/{camera}", np.int32)
         frames = frames_of(path, version, file, f"{IMAGES}/{camera}", index, swap=False)
         sparse[IMAGE_PREFIX + camera] = SparseRows(index, frames)
     for name in member(path, rl, "decision") or ():
         index = array(path, file, f"/rl/decision_index/{name}", np.int32)
         sparse[DECISION_PREFIX + name] = SparseRows(index, array(path, file, f"/rl/decision/{name}"))
-    reward = attributes.get("end_reward")
+    reward, outcome = rl.attrs.get("end_reward"), attribute_text(attribute("outcome"))
+    if outcome not in list(Outcome):
+        raise DataError(f"{path}: /rl outcome is {outcome!r}; valid: {', '.join(Outcome)}")
     end = End(
         episode_id=begin.episode_id,
         length=len(action),
         final_observation=_read_final(path, file, options.cameras),
-        terminated=bool(_attribute(path, attributes, "terminated")),
-        truncated=bool(_attribute(path, attributes, "truncated")),
-        outcome=_outcome(path, _text(path, attributes, "outcome")),
-        outcome_by=_text(path, attributes, "outcome_by"),
+        terminated=bool(attribute("terminated")),
+        truncated=bool(attribute("truncated")),
+        outcome=Outcome(outcome),
+        outcome_by=attribute_text(attribute("outcome_by")),
         reward=None if reward is None else float(reward),
     )
     return Episode(begin, StepBlock(begin.episode_id, 0, {STATE: state}, action, **columns, sparse=sparse), end)
 
 
 def joints_in(file: h5py.File) -> tuple[int, ...] | None:
-    """The state columns that `qpos` of a file of this layout holds; None where it is the whole state, or no part of it.
+    """Return the state columns in `qpos` of a file of this layout; None where it is the whole state, or no part of it.
 
-    Raises what h5py raises.
+    Raises h5py's errors.
     """
     if member("", file, "/rl/state") is None:
         return None
@@ -371,20 +354,3 @@ def _read_final(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> O
         if cameras is None or camera in cameras:
             final[IMAGE_PREFIX + camera] = array(path, file, f"/rl/final_observation/images/{camera}")
     return final
-
-
-def _attribute(path: Path, attributes: dict[str, Any], name: str) -> Any:
-    if name not in attributes:
-        raise DataError(f"{path}: /rl has no attribute {name!r}; the file was not written to its end, record it again")
-    return attributes[name]
-
-
-def _text(path: Path, attributes: dict[str, Any], name: str) -> str:
-    return attribute_text(_attribute(path, attributes, name))
-
-
-def _outcome(path: Path, value: str) -> Outcome:
-    try:
-        return Outcome(value)
-    except ValueError:
-        raise DataError(f"{path}: /rl outcome is {value!r}; valid: {', '.join(Outcome)}") from None

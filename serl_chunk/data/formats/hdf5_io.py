@@ -1,11 +1,11 @@
-"""Low-level HDF5: foreign files opened with errors that name the fault, and files written piece by piece.
+"""Low-level HDF5: untrusted files opened with errors that name the fault, and files written piece by piece.
 
 Nothing in a file is trusted: it may name other files of this machine, or declare arrays far larger than itself.
 
 When a write fails (a full disk), the HDF5 library (seen with 2.0) cannot close the file any more and kills the process.
-Here it never sees a failing write: it writes through an object that keeps the first error for our own code, and from
-then on claims to write. That holds for every error of a disk, where reserving the space beforehand holds for a full one
-only (and not on file systems that copy on write), and costs no second process and no copy of the file in memory.
+Here it writes through an object that keeps the first error for our own code and reports success from then on. That
+covers every error of a disk, where reserving the space beforehand covers a full one only (and not on file systems that
+copy on write), and costs no second process and no copy of the file in memory.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ import numpy as np
 from serl_chunk.types import DataError, SerlChunkError
 
 ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
-"""How h5py reports one damaged byte, or an item of another kind than was looked for: it depends on the structure."""
+"""What h5py raises for a damaged byte, or for an item of another kind than expected: it depends on the structure."""
 MAX_RATIO = 1100
 """Bytes that a stored byte may stand for: gzip reaches 1032."""
-_FLOOR = 4096  # bytes; below, any ratio is harmless
+FLOOR = 4096
+"""Bytes below which any ratio is harmless."""
 _MACHINE = {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EACCES}
 _MAX_LINKS = 16  # soft links on the way to an item, as in HDF5
 
 
 class MachineError(SerlChunkError, OSError):
-    """The machine could not read a file that may well be whole: not the episode's fault, so never a DataError."""
+    """This machine could not read a file that may be whole: not the episode's fault, so never a DataError."""
 
 
 class NoMemoryError(SerlChunkError, MemoryError):
-    """As MachineError, for want of memory."""
+    """As MachineError, for lack of memory."""
 
 
 def raise_machine_fault(where: object, error: Exception) -> None:
@@ -47,20 +48,20 @@ def raise_machine_fault(where: object, error: Exception) -> None:
     if isinstance(error, MachineError | NoMemoryError):
         raise error
     if isinstance(error, MemoryError):
-        raise NoMemoryError(f"{where}: there is not enough memory to read it ({error})") from error
+        raise NoMemoryError(f"{where}: not enough memory to read it ({error})") from error
     number = getattr(error, "errno", None)
-    said = re.findall(r"errno = (\d+), error message", str(error))  # h5py sets no errno where a read fails
-    if number is None and said:
-        number = int(said[-1])
+    in_text = re.findall(r"errno = (\d+), error message", str(error))  # h5py sets no errno where a read fails
+    if number is None and in_text:
+        number = int(in_text[-1])
     if number in _MACHINE:
         raise MachineError(
-            f"{where}: this machine could not read the file ({error}); see to that and try again"
+            f"{where}: this machine could not read the file ({error}). Correct that and try again"
         ) from error
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """The file at `path` for reading.
+    """Open the file at `path` for reading.
 
     Raises DataError for every way in which h5py reports damage, MachineError and NoMemoryError for what is no damage.
     """
@@ -72,14 +73,30 @@ def opened(path: Path) -> Iterator[h5py.File]:
     except ERRORS as error:
         raise_machine_fault(path, error)
         raise DataError(
-            f"{path}: the file is truncated, damaged or not HDF5 ({error}); download it again or leave it out"
+            f"{path}: the file is truncated, damaged or not HDF5 ({error}). Copy or record it again, or leave it out"
         ) from error
 
 
-def member(where: object, group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | h5py.Datatype | None:
-    """What `name` is in `group`, None where nothing is; a dataset can be read safely.
+def looks_like(path: Path, fits: Callable[[h5py.File], bool]) -> bool:
+    """Return whether `path` is an HDF5 file that `fits`; never raises.
 
-    Raises DataError beginning with `where`: it lies in other files, or is larger than what is stored can fill.
+    True also where `fits` raises DataError: opening such a file names the reason.
+    """
+    try:
+        if not path.is_file():
+            return False
+        with h5py.File(path, "r") as file:
+            return fits(file)
+    except DataError:
+        return True
+    except (OSError, RuntimeError, KeyError, ValueError):
+        return False
+
+
+def member(where: object, group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | h5py.Datatype | None:
+    """Return item `name` of `group`, None where there is none; a dataset can be read safely.
+
+    Raises DataError starting with `where`: it lies in other files, or is larger than what is stored can fill.
     """
     _refuse_external_links(where, group, name, _MAX_LINKS)
     item = group.get(name)
@@ -89,22 +106,22 @@ def member(where: object, group: h5py.Group, name: str) -> h5py.Group | h5py.Dat
 
 
 def names(group: h5py.Group) -> set[str]:
-    """What is in `group`; unlike `in`, looks at nothing that a link names."""
+    """Return the names in `group`; unlike `in`, opens nothing that a link names."""
     return set(group)
 
 
 def checked(where: object, dataset: h5py.Dataset) -> h5py.Dataset:
-    """`dataset`, whose own file holds all its values; raises DataError as `member` does."""
+    """Return `dataset`, whose own file holds all its values. Raises DataError as `member` does."""
     if dataset.is_virtual or dataset.external:
         raise DataError(f"{where}: dataset {dataset.name} takes its values from other files, which are not read")
     stored = dataset.id.get_storage_size()
     declared = int(dataset.nbytes)
     if dataset.chunks and stored:  # a chunk is unpacked whole, and may reach beyond the dataset
         declared = max(declared, math.prod(dataset.chunks) * dataset.dtype.itemsize)
-    if declared > MAX_RATIO * max(stored, _FLOOR):
+    if declared > MAX_RATIO * max(stored, FLOOR):
         raise DataError(
             f"{where}: dataset {dataset.name} declares {declared} bytes, {stored} are stored: it was not written to "
-            "its end, or was made to fill this machine's memory; leave the file out"
+            "its end, or was made to fill this machine's memory. Leave the file out"
         )
     return dataset
 
@@ -125,20 +142,39 @@ def _refuse_external_links(where: object, group: h5py.Group, name: str, links: i
         at = at.get(part)
 
 
-def numbers(where: str, group: h5py.Group, name: str, ndim: int) -> h5py.Dataset:
-    """The dataset `name` of real numbers and `ndim` dimensions, not read yet; raises DataError."""
+def dataset_of(where: object, group: h5py.Group, name: str) -> h5py.Dataset:
+    """Return the dataset `name`, not read yet. Raises DataError where there is none, or as `member` does."""
     dataset = member(where, group, name)
     if not isinstance(dataset, h5py.Dataset):
-        raise DataError(f"{where}: no dataset {name}; it has: {', '.join(sorted(group)) or 'nothing'}")
+        raise DataError(f"{where}: no dataset {name}; it has: {listing(group)}. The file is incomplete or no such data")
+    return dataset
+
+
+def group_of(where: object, group: h5py.Group, name: str) -> h5py.Group:
+    """Return the group `name`. Raises DataError where there is none, or as `member` does."""
+    found = member(where, group, name)
+    if not isinstance(found, h5py.Group):
+        raise DataError(f"{where}: no group {name}; it has: {listing(group)}")
+    return found
+
+
+def listing(group: h5py.Group) -> str:
+    """Return the names in `group` for messages."""
+    return ", ".join(sorted(group)) or "nothing"
+
+
+def numbers(where: object, group: h5py.Group, name: str, ndim: int | None = None) -> h5py.Dataset:
+    """Return the dataset `name` of real numbers and `ndim` dimensions, not read yet. Raises DataError."""
+    dataset = dataset_of(where, group, name)
     if dataset.dtype.kind not in "biuf":
         raise DataError(f"{where}: {name} holds {dataset.dtype}, not numbers")
-    if dataset.ndim != ndim:
-        raise DataError(f"{where}: {name} must have {ndim} dimensions, its shape is {[*dataset.shape]}")
+    if ndim is not None and dataset.ndim != ndim:
+        raise DataError(f"{where}: {name} has the shape {[*dataset.shape]} (expected {ndim} dimensions)")
     return dataset
 
 
 def rows(dataset: h5py.Dataset, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Rows `start <= i < stop`, as float32 where they are not of that type already; raises DataError."""
+    """Read rows `start <= i < stop` as float32. Raises DataError."""
     checked(dataset.file.filename, dataset)
     with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as such
         return np.asarray(dataset[start:stop]).astype(np.float32, copy=False)
@@ -150,10 +186,10 @@ LIBVER = ("v110", "v110")
 
 @contextlib.contextmanager
 def new_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
-    """A new HDF5 file at `path`, on disk (synced) at the end, and a function to call between large writes.
+    """Create an HDF5 file at `path`, on disk (synced) at the end, and a function to call between large writes.
 
-    That function raises the OSError that a write so far has failed with; so does the end. What is at `path` then is no
-    HDF5 file: the caller removes it. Raises FileExistsError where `path` exists.
+    That function raises the OSError of an earlier write, and so does the end. The caller then removes what is at
+    `path`. Raises FileExistsError where `path` exists.
     """
     with path.open("xb+", buffering=0) as raw:
         output = _Output(raw.fileno())
@@ -164,7 +200,7 @@ def new_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
 
 
 class _Output(io.RawIOBase):
-    """What h5py's driver for Python file objects calls; none of its methods raises."""
+    """A file for h5py's driver for Python file objects; none of the methods that it calls raises."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -172,7 +208,6 @@ class _Output(io.RawIOBase):
         self._failure: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what a call has failed with."""
         if self._failure is not None:
             raise self._failure
 
@@ -184,7 +219,6 @@ class _Output(io.RawIOBase):
                 self._failure = error
 
     def write(self, data: Any) -> int:
-        """Write at the position, all of it."""
         view, start = memoryview(data).cast("B"), self._position
 
         def call() -> None:
@@ -197,9 +231,8 @@ class _Output(io.RawIOBase):
         return len(view)
 
     def readinto(self, data: Any) -> int:
-        """Fill `data` from the position, with zeros behind the file's end."""
         view, start = memoryview(data).cast("B"), self._position
-        view[:] = bytes(len(view))
+        view[:] = bytes(len(view))  # zeros behind the file's end
 
         def call() -> None:
             there = os.pread(self._descriptor, len(view), start)
@@ -210,33 +243,18 @@ class _Output(io.RawIOBase):
         return len(view)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """The new position."""
         if whence == os.SEEK_END:
             offset += os.fstat(self._descriptor).st_size
         self._position = self._position + offset if whence == os.SEEK_CUR else offset
         return self._position
 
     def tell(self) -> int:
-        """The position."""
         return self._position
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the file's length."""
         length = self._position if size is None else size
         self._attempt(lambda: os.ftruncate(self._descriptor, length))
         return length
 
     def flush(self) -> None:
         """Nothing is held back."""
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def writable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True

@@ -9,25 +9,14 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
-from serl_chunk.data.formats.hdf5 import read_episode, sync_folder, write_episode, write_file
+from serl_chunk.data.formats.hdf5 import read_episode, write_episode, write_file
 from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.data.source import Json
-from serl_chunk.types import (
-    IMAGE_PREFIX,
-    STATE,
-    Amend,
-    Begin,
-    ConfigError,
-    DataError,
-    End,
-    Episode,
-    RobotSpec,
-    Step,
-    StepBlock,
-)
+from serl_chunk.data.validate import check_shapes, shapes_of
+from serl_chunk.io import fsync_path
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Episode, RobotSpec, Step, StepBlock
 
 
 class _Closed(NamedTuple):
@@ -39,9 +28,9 @@ class _Closed(NamedTuple):
 class EpisodeWriter:
     """Collects records and writes each closed episode that `keep` accepts to `directory/episode_<i>.hdf5`.
 
-    Numbers continue after the highest one in the folder, and no file is ever overwritten but by an `Amend` of its own
-    episode; several writers may share a folder. No record call waits for the disk: a thread assembles, judges and
-    writes, so arrays handed over must not be changed afterwards. `flush` waits for it. A failed write is raised by the
+    Numbers continue after the highest one in the folder. No file is overwritten except by an `Amend` of its own
+    episode; several writers may share a folder. No record call waits for the disk: a thread builds and writes the
+    files, so the caller must not change the arrays afterwards. `flush` waits for it. A failed write is raised by the
     next `begin`, `flush` or `close`; a with-statement closes.
 
     Args:
@@ -68,13 +57,13 @@ class EpisodeWriter:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot create the folder {directory} for episodes: {error}") from error
+            raise ConfigError(f"{directory}: cannot create the folder for episodes ({error})") from error
         taken = (re.fullmatch(r"episode_(\d+)\.hdf5", p.name) for p in self._directory.iterdir())
         self._next = max((int(match[1]) for match in taken if match), default=-1) + 1
         self._begin: Begin | None = None
         self._steps: list[Step] = []
         self._written: dict[str, Path] = {}  # episode id -> file
-        self._rejected: Episode | None = None  # the latest one: the operator's verdict may still come and save it
+        self._rejected: Episode | None = None  # the latest one: an amendment can still accept it
         self._rejected_count = 0
         self._failure: Exception | None = None
         self._work: queue.SimpleQueue[_Closed | Amend | threading.Event | None] = queue.SimpleQueue()
@@ -92,20 +81,20 @@ class EpisodeWriter:
         return self._rejected_count
 
     def begin(self, record: Begin) -> None:
-        """Open an episode; raises DataError where one is open, or what an earlier write failed with."""
+        """Open an episode. Raises DataError where one is open, or the error of an earlier write."""
         self._raise_failure()
         if self._begin is not None:
             raise DataError(f"episode {record.episode_id} begins before the end of {self._begin.episode_id}")
         self._begin, self._steps = record, []
 
     def step(self, record: Step) -> None:
-        """Append one step; raises DataError where no episode is open."""
+        """Append one step. Raises DataError where no episode is open."""
         if self._begin is None:
             raise DataError(f"step {record.tick} belongs to no open episode")
         self._steps.append(record)
 
     def end(self, record: End) -> None:
-        """Close the open episode and hand it to the thread; an episode without steps is dropped."""
+        """Close the open episode and queue it for the thread; an episode without steps is dropped."""
         if self._begin is None or self._begin.episode_id != record.episode_id:
             opened = "none" if self._begin is None else self._begin.episode_id
             raise DataError(f"the end of episode {record.episode_id} does not match the open one ({opened})")
@@ -114,18 +103,18 @@ class EpisodeWriter:
         self._begin, self._steps = None, []
 
     def amend(self, record: Amend) -> None:
-        """Correct an episode of this writer: its file is rewritten, or removed where it is not to be kept any more.
+        """Correct an episode of this writer: its file is rewritten, or removed where `keep` no longer accepts it.
 
-        An episode that was not kept can be corrected until the next one that is not kept.
+        A rejected episode can be corrected until the next one is rejected.
         """
         self._work.put(record)
 
     def flush(self) -> None:
-        """Wait until everything handed over is on disk; raises what a write failed with."""
+        """Wait until everything queued is on disk. Raises the error of a failed write."""
         done = threading.Event()
         self._work.put(done)
         while not done.wait(1.0):
-            if not self._thread.is_alive():  # closed: what was handed over before is done
+            if not self._thread.is_alive():  # closed: what was queued before is done
                 break
         self._raise_failure()
 
@@ -139,9 +128,7 @@ class EpisodeWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _raise_failure(self) -> None:
@@ -193,26 +180,26 @@ class EpisodeWriter:
                 self._rejected_count -= 1
                 self._store(episode)
         else:
-            raise DataError(f"cannot amend episode {amend.episode_id}: this writer has neither written nor kept it")
+            raise DataError(f"episode {amend.episode_id}: cannot amend it, this writer has not written it")
 
 
 def amended(episode: Episode, amend: Amend) -> Episode:
-    """`episode` with the fields that `amend` gives; `discard` is the caller's to act on."""
+    """Return `episode` with the fields that `amend` gives, except `discard`, on which the caller acts."""
     return episode._replace(end=amend.correct(episode.end))
 
 
 @dataclasses.dataclass(frozen=True)
 class Hdf5Sink:
-    """See `data.sink.Sink`: `folder/episode_<index>.hdf5`, from 0 on.
+    """A `data.source.Sink` that writes `folder/episode_<index>.hdf5`, from 0 on.
 
     An episode is staged as a hidden file of the same folder and renamed when its index is known. The same episode
     always becomes the same bytes.
 
     Args:
-        folder: where the files go.
-        spec: the robot, if its layout (which state values are joints, its rate) is wanted.
-        compress: gzip the frames, see `data.hdf5.write_episode`.
-        joints: which state values are joints, where `spec` is not known.
+        folder: destination of the files.
+        spec: the robot, for its layout (state values that are joints) and rate.
+        compress: gzip the frames, see `hdf5.write_episode`.
+        joints: the state values that are joints, for `spec` None.
     """
 
     folder: Path
@@ -221,21 +208,15 @@ class Hdf5Sink:
     joints: tuple[int, ...] | None = None
 
     def layout(self, sample: Episode, hz: float | None) -> Json:
-        """See Sink. A rate is kept where one is known, and not demanded."""
-        return {"hz": hz, **_shapes(sample)}
+        return {"hz": hz, **shapes_of(sample)}
 
     def stage(self, layout: Json, number: int, episode: Episode) -> Json:
         """See Sink; raises OSError where the disk is at fault."""
-        for name, value in _shapes(episode).items():
-            if value != layout[name]:
-                raise DataError(
-                    f"{name} {value} among episodes with {name} {layout[name]}; --cameras chooses what is read, and "
-                    "episodes of two robots are two data sets"
-                )
+        where = f"episode {episode.begin.episode_id}"
+        check_shapes(where, episode, layout)
         part = self._part(number)
         part.unlink(missing_ok=True)
         try:
-            where = f"episode {episode.begin.episode_id}"
             write_file(
                 part, episode, self.spec, compress=self.compress, hz=layout["hz"], joints=self.joints, where=where
             )
@@ -245,19 +226,16 @@ class Hdf5Sink:
         return {"number": number}
 
     def placed(self, layout: Json, staged: list[Json]) -> int:
-        """See Sink."""
         for part in self.folder.glob(".staged_*.part"):
             part.unlink()
         there = (self._file(index).exists() for index in range(len(staged)))
         return next((index for index, is_there in enumerate(there) if not is_there), len(staged))
 
     def place(self, layout: Json, index: int, staged: Json) -> None:
-        """See Sink."""
         os.replace(self._part(staged["number"]), self._file(index))
-        sync_folder(self.folder)
+        fsync_path(self.folder)
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
-        """See Sink. There is nothing to describe."""
         self.placed(layout, staged)
 
     def _part(self, number: int) -> Path:
@@ -265,17 +243,3 @@ class Hdf5Sink:
 
     def _file(self, index: int) -> Path:
         return self.folder / f"episode_{index}.hdf5"
-
-
-def _shapes(episode: Episode) -> Json:
-    """What all episodes of a data set have in common."""
-    images = {name: rows.values for name, rows in episode.steps.sparse.items() if name.startswith(IMAGE_PREFIX)}
-    return {
-        "state_dim": episode.steps.observation[STATE].shape[1],
-        "action_dim": episode.steps.action.shape[1],
-        "cameras": {
-            name.removeprefix(IMAGE_PREFIX): list(frames.shape[1:3])
-            for name, frames in sorted(images.items())
-            if len(frames)
-        },
-    }

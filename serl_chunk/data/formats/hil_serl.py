@@ -1,15 +1,15 @@
 """HIL-SERL's pickled transitions: demonstrations, and the buffers an actor wrote during a run.
 
-The files hold one flat list of transitions (`data.transitions`) and no episodes. An episode ends where `dones` says so,
-and where a transition does not begin in the state in which the one before it ended (compared exactly): that one has no
+The files hold one flat list of transitions (`hil_serl_transitions`) and no episodes. An episode ends at `dones`, and
+before a transition that does not begin in the state in which the previous one ended (compared exactly): then it has no
 recorded end. Buffers (`buffer/transitions_1000.pkl`, ...) are cut anywhere; an episode goes on in the next file.
 
-Time limits are stored as terminal states. So an end without success may be a failure or a time-out: it is read as
-truncated with an unknown outcome, or as a failure where the caller says that episodes without a success failed.
+Time limits are stored as terminal states. An end without success may therefore be a failure or a time-out: it is read
+as truncated with an unknown outcome, or as a failure with `ReadOptions.success` False.
 
-Who acted: read from `infos` where they are stored (`intervene_action`: a human; zeros: the policy). Otherwise the
-transitions that also lie in the run's `demo_buffer` are human steps and the rest of `buffer` are the policy's; other
-files are taken for demonstrations.
+The source of an action comes from `infos` where they are stored (`intervene_action`: a human; zeros: the policy).
+Otherwise the transitions that also lie in the run's `demo_buffer` are human steps and the rest of `buffer` are the
+policy's; other files are taken for demonstrations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ import numpy as np
 
 from serl_chunk.data.formats.hil_serl_transitions import Transitions, load_transitions
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import Ending, imported_episode, index_of, natural_sort_key, plural, resolve_rate
+from serl_chunk.data.validate import (
+    Ending,
+    choose_cameras,
+    imported_episode,
+    index_of,
+    resolve_rate,
+    sorted_files,
+)
+from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Episode, Outcome, Source, SparseRows
 
 _SUFFIXES = (".pkl", ".pickle")
@@ -38,7 +46,7 @@ class _Part(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Where an episode lies, and what closed it: "success", "done", "limit", "gap" or "last"."""
+    """The parts of an episode, and what closed it: "success", "done", "limit", "gap" or "last"."""
 
     parts: tuple[_Part, ...]
     closed: str
@@ -47,8 +55,8 @@ class _Span(NamedTuple):
 class HilSerlSource:
     """Episodes in one pickle or a folder of them; see the module.
 
-    One file's transitions are kept in memory, those of the file that was read last. The first call reads every file
-    once, to find where episodes begin.
+    The transitions of the file that was read last are kept in memory. The first call reads every file once, to find the
+    beginnings of episodes.
     """
 
     format = "hil_serl"
@@ -56,8 +64,8 @@ class HilSerlSource:
     def __init__(self, path: Path, options: ReadOptions) -> None:
         if options.success:
             raise ConfigError(
-                f"{path}: HIL-SERL's transitions record their successes (reward > 0); --success would make successes "
-                "of time-outs. Leave it out; --failure says that episodes without a success failed"
+                f"{path}: HIL-SERL's transitions record their successes (reward > 0); success would turn time-outs "
+                "into successes. Leave success out; failure sets the outcome of episodes without a success"
             )
         self.path, self._options = path, options
         self.hz = resolve_rate(options)
@@ -74,12 +82,12 @@ class HilSerlSource:
         return self.__dict__ | {"_held": None}  # other processes read for themselves
 
     def keys(self) -> list[str]:
-        """See `source.Source`: file and number of the first transition."""
+        """See Source: file and number of the first transition."""
         self._index()
         return list(self._keys)
 
     def read(self, key: str) -> Episode:
-        """See `source.Source`. Its images are arrays: a pickle cannot be read in parts."""
+        """See Source. Its images are arrays: a pickle cannot be read in parts."""
         parts, closed = self._index()[index_of(self.keys(), key, self.path)]
         columns: dict[str, list[np.ndarray]] = {}
         for file, start, stop in parts:
@@ -94,10 +102,11 @@ class HilSerlSource:
         final = {STATE: t.next_state[last]}
         for camera, stored in self._cameras.items():
             final[IMAGE_PREFIX + camera] = self._rgb(t.next_frame(stored, last))
-        n = len(whole["action"])
+        ticks = np.arange(len(whole["action"]), dtype=np.int32)
+        first = self._files[parts[0].file]
         return imported_episode(
-            f"{self._files[parts[0].file]}, transition {parts[0].start}",
-            f"{self._files[parts[0].file].stem}-{parts[0].start}",
+            f"{first}, transition {parts[0].start}",
+            f"{first.stem}-{parts[0].start}",
             whole["state"],
             whole["action"],
             whole["reward"],
@@ -105,24 +114,20 @@ class HilSerlSource:
             self._options,
             source=whole["source"],
             hz=self.hz,
-            sparse={
-                k: SparseRows(np.arange(n, dtype=np.int32), v) for k, v in whole.items() if k.startswith(IMAGE_PREFIX)
-            },
+            sparse={k: SparseRows(ticks, v) for k, v in whole.items() if k.startswith(IMAGE_PREFIX)},
         )
 
     def notes(self) -> list[str]:
-        """See `source.Source`."""
-        spans = self._index()
-        closed = Counter(span.closed for span in spans)
+        closed = Counter(span.closed for span in self._index())
         count = self._counts
         out = [
             f"{plural(count['transitions'], 'transition')} in {plural(len(self._files), 'file')}; episodes were "
             "recovered from `dones` and from states that follow one another"
         ]
         if closed["done"]:
-            what = "truncated, outcome unknown (--failure: they failed)"
+            what = "truncated, outcome unknown; failure reads them as failures"
             if self._options.success is False:
-                what = "failures, as you said"
+                what = "failures, as failure sets"
             out.append(
                 f"{plural(closed['done'], 'episode')} ended without success: failure and time-out are stored alike; "
                 f"read as {what}"
@@ -130,7 +135,7 @@ class HilSerlSource:
         if closed["gap"]:
             out.append(
                 f"{plural(closed['gap'], 'episode')} broke off: the next transition begins in another state although "
-                "nothing says that the episode ended; read as truncated"
+                "no end is recorded; read as truncated"
             )
         if closed["last"]:
             out.append("the last episode has no end (the file stops in it); read as truncated")
@@ -140,11 +145,11 @@ class HilSerlSource:
             out.append(
                 f"{plural(count['raised'], 'episode')} succeeded by infos['succeed'] alone: their last reward is 1"
             )
-        told = {name: count[name] for name in ("infos", "demo_buffer", "file name") if count[name]}
-        who = ", ".join(f"{name} ({plural(n, 'step')})" for name, n in told.items())
-        rest = count["transitions"] - sum(told.values())
+        known = {name: count[name] for name in ("infos", "demo_buffer", "file name") if count[name]}
+        by = ", ".join(f"{name} ({plural(n, 'step')})" for name, n in known.items())
+        rest = count["transitions"] - sum(known.values())
         out.append(
-            (f"who acted is told by {who}" if who else "nothing tells who acted")
+            (f"the source of actions is known by {by}" if by else "the source of actions is not recorded")
             + (f"; {plural(rest, 'step')} taken for a human's" if rest else "")
         )
         if count["grasp_penalty"]:
@@ -158,9 +163,9 @@ class HilSerlSource:
         if self._ignored:
             out.append(f"observations that are neither the state nor an image are not read: {', '.join(self._ignored)}")
         if self._cameras and self._options.color is None:
-            out.append("colours: RGB, as HIL-SERL's cameras store them; the files do not record it (--color=bgr)")
+            out.append("colours: RGB, as HIL-SERL's cameras store them; the files do not record it (color=bgr)")
         if self.hz is None:
-            out.append("the files record no time: all stamps are 0 (--hz; HIL-SERL's robots run at 10)")
+            out.append("the files record no time: all stamps are 0; hz sets it (HIL-SERL's robots run at 10)")
         return out
 
     def _rgb(self, frames: np.ndarray) -> np.ndarray:
@@ -180,24 +185,23 @@ class HilSerlSource:
         return self._held[1]
 
     def _sources(self, file: int, t: Transitions) -> np.ndarray:
-        """Who acted, uint8[N]."""
+        """The source of each action, uint8[N]."""
         path = self._files[file]
         if self._marks and not _is_demo(path):
-            human = np.array([t.digest(i) in self._interventions for i in range(len(t.done))])
+            human = np.array([digest in self._interventions for digest in t.digests()])
         else:
             human = np.full(len(t.done), _is_demo(path) or not _is_buffer(path))
         source = np.where(human, Source.HUMAN, Source.POLICY)
         idle = (t.action == 0).all(axis=1)
         by_infos = np.where(t.human, Source.HUMAN, np.where(idle, Source.HOLD, Source.POLICY))
-        return np.where(t.told, by_infos, source).astype(np.uint8)
+        return np.where(t.has_infos, by_infos, source).astype(np.uint8)
 
     def _index(self) -> list[_Span]:
-        """Where the episodes lie, found at the first call by reading every file."""
+        """The positions of the episodes, found at the first call by reading every file."""
         if self._spans is not None:
             return self._spans
         for mark in self._marks:
-            t = load_transitions(mark)
-            self._interventions.update(t.digest(i) for i in range(len(t.done)))
+            self._interventions.update(load_transitions(mark).digests())
         spans: list[_Span] = []
         parts: list[_Part] = []
         end: np.ndarray | None = None  # the state in which the open episode's last transition ended
@@ -228,25 +232,21 @@ class HilSerlSource:
         return self._spans
 
     def _count(self, path: Path, t: Transitions) -> None:
-        told, n = int(t.told.sum()), len(t.done)
-        self._counts.update({"transitions": n, "grasp_penalty": t.penalised, "infos": told})
+        known, n = int(t.has_infos.sum()), len(t.done)
+        self._counts.update({"transitions": n, "grasp_penalty": t.penalised, "infos": known})
         if self._marks and not _is_demo(path):
-            self._counts["demo_buffer"] += n - told
+            self._counts["demo_buffer"] += n - known
         elif _is_demo(path) or _is_buffer(path):
-            self._counts["file name"] += n - told
+            self._counts["file name"] += n - known
 
     def _same_shapes(self, path: Path, t: Transitions, before: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What all files must have in common; sets the cameras by the first. Raises DataError."""
+        """Dimensions that all files must share; sets the cameras by the first. Raises DataError."""
         shapes = (t.state.shape[1], t.next_state.shape[1], t.action.shape[1], tuple(sorted(t.cameras.items())))
         if shapes[0] != shapes[1]:
             raise DataError(f"{path}: states have {shapes[0]} values, those that follow them {shapes[1]}")
         if not before:
             named = {stored.replace("/", "_"): stored for stored in t.cameras}
-            chosen = self._options.cameras
-            missing = sorted(set(chosen or ()) - set(named))
-            if missing:
-                raise DataError(f"{path}: no camera {', '.join(missing)}; it has: {', '.join(named) or 'none'}")
-            self._cameras = {k: v for k, v in named.items() if chosen is None or k in chosen}
+            self._cameras = {k: named[k] for k in choose_cameras(path, named, self._options.cameras)}
             self._ignored = t.ignored
         elif shapes != before:
             raise DataError(
@@ -257,20 +257,14 @@ class HilSerlSource:
 
 
 def _pickles(folder: Path) -> list[Path]:
-    found = (p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())
-    return sorted(found, key=lambda p: natural_sort_key(p.name))
+    return sorted_files(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())
 
 
 def _files_of(path: Path) -> tuple[list[Path], list[Path]]:
     """The files to read, and those of the interventions among them (a run's `demo_buffer`)."""
-    if not path.is_dir():
-        files = [path]
-    else:
-        files = next((f for f in map(_pickles, _folders(path)) if f), [])
-        if not files:
-            raise DataError(
-                f"{path}: no .pkl file in it, nor in its buffer; give HIL-SERL's demo_data or a run's folder"
-            )
+    files = [path] if not path.is_dir() else next((f for f in map(_pickles, _folders(path)) if f), [])
+    if not files:
+        raise DataError(f"{path}: no .pkl file in it, nor in its buffer. Pass HIL-SERL's demo_data or a run's folder")
     folder = files[0].parent
     marks = folder.parent / "demo_buffer"
     return files, _pickles(marks) if folder.name == "buffer" and marks.is_dir() else []

@@ -1,8 +1,8 @@
 """One file of HIL-SERL's transitions: a pickled `list[dict]` without episodes, times or a description.
 
 Each dict holds `observations` and `next_observations` (`state` [D] or [1, D]; cameras uint8[H, W, 3] or [1, H, W, 3]),
-`actions` [A], `rewards`, `dones`, mostly `masks` (0 where the file calls the state after the step terminal), and in
-recorded demonstrations `infos`.
+`actions` [A], `rewards`, `dones`, mostly `masks` (0 where the state after the step is terminal), and in recorded
+demonstrations `infos`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from serl_chunk.data.formats.restricted_pickle import load_plain
 from serl_chunk.types import STATE, DataError
 
+_OBSERVATIONS = ("observations", "next_observations")
 _REQUIRED = ("observations", "actions", "next_observations", "rewards", "dones")
 
 
@@ -29,7 +30,7 @@ class Transitions(NamedTuple):
     done: np.ndarray  # bool[N]
     mask: np.ndarray  # float32[N]
     success: np.ndarray  # bool[N]: a reward above 0, or infos["succeed"]
-    told: np.ndarray  # bool[N]: infos say who acted
+    has_infos: np.ndarray  # bool[N]: infos give the source of the action
     human: np.ndarray  # bool[N]: infos have an intervene_action
     penalised: int  # transitions with a grasp_penalty, which is not read
     cameras: dict[str, tuple[int, ...]]  # name in the file -> [H, W, 3]
@@ -37,63 +38,56 @@ class Transitions(NamedTuple):
     rows: list[dict[str, Any]]
 
     def frames(self, camera: str, start: int, stop: int) -> np.ndarray:
-        """Images uint8[stop - start, H, W, 3] before the steps `start..stop`, as stored."""
+        """Return the images uint8[stop - start, H, W, 3] before the steps `start..stop`, as stored."""
         shape = self.cameras[camera]
         return np.stack([row["observations"][camera].reshape(shape) for row in self.rows[start:stop]])
 
     def next_frame(self, camera: str, i: int) -> np.ndarray:
-        """The image uint8[H, W, 3] after step `i`, as stored."""
+        """Return the image uint8[H, W, 3] after step `i`, as stored."""
         return np.array(self.rows[i]["next_observations"][camera].reshape(self.cameras[camera]))
 
-    def digest(self, i: int) -> bytes:
-        """Twenty bytes by which the same transition is recognised in another file."""
-        values = (self.state[i], self.action[i], self.next_state[i])
-        return hashlib.sha1(b"".join(v.tobytes() for v in values)).digest()
+    def digests(self) -> list[bytes]:
+        """Return twenty bytes for each transition, by which it is recognised in another file."""
+        rows = zip(self.state, self.action, self.next_state, strict=True)
+        return [hashlib.sha1(b"".join(v.tobytes() for v in values)).digest() for values in rows]
 
 
 def load_transitions(path: Path) -> Transitions:
-    """The transitions in the file at `path`, all of it in memory.
-
-    Raises DataError beginning with the file and naming the transition.
-    """
+    """Load all transitions in the file at `path`. Raises DataError with the file and the transition."""
     rows = load_plain(path)
     if type(rows) is not list or not rows:
         what = "an empty list" if type(rows) is list else f"a {type(rows).__name__}"
-        raise DataError(f"{path}: holds {what}, not HIL-SERL's list of transitions; remove it from the folder")
+        raise DataError(f"{path}: holds {what}, not HIL-SERL's list of transitions. Remove it from the folder")
     for i, row in enumerate(rows):
         if type(row) is not dict:
             raise DataError(f"{path}: transition {i} is a {type(row).__name__}, not a dict; is this another pickle?")
         missing = [k for k in _REQUIRED if k not in row]
         if missing:
-            raise DataError(
-                f"{path}: transition {i} has no {' and no '.join(missing)}; "
-                f"it has: {', '.join(map(str, row)) or 'nothing'}"
-            )
-        for key in ("observations", "next_observations"):
+            keys = ", ".join(map(str, row)) or "nothing"
+            raise DataError(f"{path}: transition {i} has no {' and no '.join(missing)}; it has: {keys}")
+        for key in _OBSERVATIONS:
             if type(row[key]) is not dict or STATE not in row[key]:
                 raise DataError(
                     f"{path}: transition {i}: {key} must be a dict with a 'state' (SERLObsWrapper makes it)"
                 )
     cameras, ignored = _cameras(path, rows)
-    infos = [row.get("infos") for row in rows]
-    told = np.array([type(info) is dict for info in infos])
-    reward = _scalars(path, rows, "rewards")
-    done = _scalars(path, rows, "dones")
-    succeeded = [type(info) is dict and _succeeded(path, i, info) for i, info in enumerate(infos)]
+    infos = [info if type(info := row.get("infos")) is dict else None for row in rows]
+    reward, done = _scalars(path, rows, "rewards"), _scalars(path, rows, "dones") != 0
+    succeeded = [
+        info is not None and "succeed" in info and _number(path, i, "infos['succeed']", info["succeed"]) > 0
+        for i, info in enumerate(infos)
+    ]
     return Transitions(
         state=_vectors(path, [row["observations"][STATE] for row in rows], "observations['state']"),
         next_state=_vectors(path, [row["next_observations"][STATE] for row in rows], "next_observations['state']"),
         action=_vectors(path, [row["actions"] for row in rows], "actions"),
         reward=reward,
-        done=done != 0,
-        mask=_scalars(path, rows, "masks") if all("masks" in row for row in rows) else 1 - (done != 0),
+        done=done,
+        mask=_scalars(path, rows, "masks") if all("masks" in row for row in rows) else 1 - done,
         success=(reward > 0) | np.array(succeeded),
-        told=told,
-        human=np.array([type(info) is dict and "intervene_action" in info for info in infos]),
-        penalised=sum(
-            "grasp_penalty" in row or (type(info) is dict and "grasp_penalty" in info)
-            for row, info in zip(rows, infos, strict=True)
-        ),
+        has_infos=np.array([info is not None for info in infos]),
+        human=np.array([info is not None and "intervene_action" in info for info in infos]),
+        penalised=sum("grasp_penalty" in row | (info or {}) for row, info in zip(rows, infos, strict=True)),
         cameras=cameras,
         ignored=ignored,
         rows=rows,
@@ -108,15 +102,18 @@ def _vectors(path: Path, values: list[Any], name: str) -> np.ndarray:
         if array.ndim == 2 and len(array) == 1:
             array = array[0]
         if array.ndim != 1 or array.dtype.kind not in "biuf" or (out and array.shape != out[0].shape):
-            shape = f"{value.dtype}{[*value.shape]}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
             expected = f"[{len(out[0])}] as before" if out else "[D] or [1, D]; an observation horizon of 1 is read"
-            raise DataError(f"{path}: transition {i}: {name} is {shape}, it must be numbers of shape {expected}")
+            raise DataError(f"{path}: transition {i}: {name} is {_kind(value)}, expected numbers of shape {expected}")
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
         if not np.isfinite(array).all():
-            raise DataError(f"{path}: transition {i}: {name} is not finite; record the episode again or leave it out")
+            raise DataError(f"{path}: transition {i}: {name} is not finite. Record the episode again or leave it out")
         out.append(array)
     return np.stack(out)
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{[*value.shape]}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def _scalars(path: Path, rows: list[dict[str, Any]], name: str) -> np.ndarray:
@@ -126,16 +123,12 @@ def _scalars(path: Path, rows: list[dict[str, Any]], name: str) -> np.ndarray:
 def _number(path: Path, i: int, name: str, value: Any) -> float:
     array = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray) else np.asarray(None)
     if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise DataError(f"{path}: transition {i}: {name} must be one finite number, it is a {type(value).__name__}")
+        raise DataError(f"{path}: transition {i}: {name} is {_kind(value)}, expected one finite number")
     return float(array.reshape(()))
 
 
-def _succeeded(path: Path, i: int, info: dict[str, Any]) -> bool:
-    return "succeed" in info and _number(path, i, "infos['succeed']", info["succeed"]) > 0
-
-
 def _cameras(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, tuple[int, ...]], tuple[str, ...]]:
-    """The cameras that every observation has, checked, and what else the observations hold."""
+    """The cameras that every observation has, checked, and the names of the other observations."""
     first = rows[0]["observations"]
     cameras = {k: v.shape[-3:] for k, v in first.items() if k != STATE and _is_image(v)}
     unnamed = next((k for k in cameras if type(k) is not str), None)
@@ -143,24 +136,19 @@ def _cameras(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, tuple[in
         raise DataError(f"{path}: a camera's name is {unnamed!r}, which is no text; is this another pickle?")
     ignored = tuple(str(k) for k in first if k != STATE and k not in cameras)
     for i, row in enumerate(rows):
-        for key in ("observations", "next_observations"):
+        for key in _OBSERVATIONS:
             for camera, shape in cameras.items():
                 value = row[key].get(camera)
                 if not _is_image(value) or value.shape[-3:] != shape:
-                    what = f"{value.dtype}{[*value.shape]}" if isinstance(value, np.ndarray) else "missing"
+                    what = "missing" if value is None else _kind(value)
                     raise DataError(
-                        f"{path}: transition {i}: {key}[{camera!r}] is {what}, "
-                        f"it must be uint8{[*shape]} as in the first"
+                        f"{path}: transition {i}: {key}[{camera!r}] is {what}, expected uint8{[*shape]} as in the first"
                     )
     return cameras, ignored
 
 
 def _is_image(value: Any) -> bool:
     """Whether `value` is one image, uint8[H, W, 3] or [1, H, W, 3]."""
-    return (
-        isinstance(value, np.ndarray)
-        and value.dtype == np.uint8
-        and value.ndim in (3, 4)
-        and value.shape[-1] == 3
-        and (value.ndim == 3 or len(value) == 1)
-    )
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim not in (3, 4):
+        return False
+    return value.shape[-1] == 3 and (value.ndim == 3 or len(value) == 1)

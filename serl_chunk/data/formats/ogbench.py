@@ -1,14 +1,14 @@
 """OGBench's data sets: .npz files of `observations`, `actions` and `terminals`, and folders of such shards.
 
 A trajectory of T steps has T + 1 rows: the last one, where `terminals` is 1, holds the state after step T - 1, and an
-action that leads nowhere. So T steps and a final observation come out of it.
+action without effect. It becomes T steps and a final observation.
 
-Data sets have no rewards. `ReadOptions.env` names a task, and OGBench says which states solve it; files that were
-relabelled before have `rewards` and mostly `masks`; the robot's task (`env_if_judged`) leaves those as they are that
-cannot be judged anew. Either way an episode ends with reward 1 at the step that reaches a
-success, and the trajectory goes on as the next episode (`relabel.cut_at_successes`). Before that a step has reward 0,
-or with `ReadOptions.env_reward="dense"` 1 minus the parts of the task that are still to be done after it. Without a
-task a trajectory is one episode with rewards of 0 and an unknown outcome.
+Data sets have no rewards. With `ReadOptions.env`, OGBench labels the states that solve this task; files that were
+relabelled before have `rewards` and mostly `masks`; with `env_if_judged` those keep their labels that have no states to
+judge. Either way an episode ends with reward 1 at the step that reaches a success, and the trajectory goes on as the
+next episode (`success_labels.cut_at_successes`). Before that a step has reward 0, or with
+`ReadOptions.env_reward="dense"` 1 minus the parts of the task that are still to be done after it. Without a task a
+trajectory is one episode with rewards of 0 and an unknown outcome.
 """
 
 from __future__ import annotations
@@ -20,15 +20,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.formats import npz
-from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes, label_states
+from serl_chunk.data.formats import npz, success_labels
+from serl_chunk.data.formats.success_labels import Segment, SuccessMask, cut_at_successes
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import Ending, imported_episode, index_of, natural_sort_key, plural, resolve_rate
+from serl_chunk.data.validate import (
+    Ending,
+    check_columns,
+    check_finite,
+    imported_episode,
+    index_of,
+    resolve_rate,
+    sorted_files,
+)
+from serl_chunk.io import plural
 from serl_chunk.types import STATE, DataError, Episode, Outcome, Source
 
-_NEEDED = ("observations", "actions", "terminals")
-_LABELS = ("rewards", "masks")
-_JUDGED = ("qpos", "button_states")
+# array -> dimensions, kinds of dtype
+_NEEDED = {"observations": (2, "f"), "actions": (2, "f"), "terminals": (1, "biuf")}
+_LABELS = {"rewards": (1, "biuf"), "masks": (1, "biuf")}
+_JUDGED = {"qpos": (2, "f"), "button_states": (2, "biuf")}
+_KNOWN = _NEEDED | _LABELS | _JUDGED
 
 
 class _Span(NamedTuple):
@@ -41,7 +52,7 @@ class _Span(NamedTuple):
 
 
 class OgbenchSource:
-    """See the module. One file's arrays are kept in memory, those of the file that was read last."""
+    """See the module. The arrays of the file that was read last are kept in memory."""
 
     format = "ogbench"
 
@@ -51,17 +62,17 @@ class OgbenchSource:
         self._files = shard_files(path) if path.is_dir() else [path]
         self._spans: list[_Span] | None = None
         self._keys: list[str] = []
-        self._rows = self._empty = self._open = self._solved = 0
+        self._empty = self._open = self._solved = 0
         self._labelled: bool | None = None
         self._own: int = 0  # files whose own labels are used
-        self._dense: dict[int, np.ndarray] = {}  # file -> reward of the step that leads to a row, where they are wanted
+        self._dense: dict[int, np.ndarray] = {}  # file -> reward of the step into each row, with dense rewards
         self._held: tuple[int, dict[str, np.ndarray]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": None}  # other processes read for themselves
 
     def keys(self) -> list[str]:
-        """See `source.Source`: file and row of the first step."""
+        """See Source: file and row of the first step."""
         self._index()
         return list(self._keys)
 
@@ -70,7 +81,7 @@ class OgbenchSource:
         return [s.stop - s.start for s in self._index()]
 
     def read(self, key: str) -> Episode:
-        """See `source.Source`. States and actions are read-only views of the file's arrays."""
+        """See Source. States and actions are read-only views of the file's arrays."""
         file, start, stop, success = self._index()[index_of(self.keys(), key, self.path)]
         arrays = self._load(file)
         reward = np.zeros(stop - start, np.float32)
@@ -83,10 +94,9 @@ class OgbenchSource:
             ending = Ending(final, True, Outcome.SUCCESS)
         elif not self._labelled and self._options.success is False:
             ending = Ending(final, True, Outcome.FAILURE)
-        path = self._files[file]
         return imported_episode(
-            f"{path}, row {start}",
-            f"{path.stem}-{start}",
+            f"{self._files[file]}, row {start}",
+            f"{self._files[file].stem}-{start}",
             arrays["observations"][start:stop],
             arrays["actions"][start:stop],
             reward,
@@ -98,7 +108,6 @@ class OgbenchSource:
         )
 
     def notes(self) -> list[str]:
-        """See `source.Source`."""
         spans = self._index()
         out = ["every action is taken for a script's (OGBench's data was collected without humans)"]
         if self._labelled:
@@ -115,7 +124,7 @@ class OgbenchSource:
                 f"(OGBench's own is one less{'' if dense else ', or less,'} and one step later)"
             )
         elif self._options.success is None:
-            out.append("no rewards in the data: all are 0 and no outcome is known (--env names a task)")
+            out.append("no rewards in the data: all are 0 and no outcome is known; env names a task")
         if self._open:
             out.append(
                 f"{plural(self._open, 'file')} whose last trajectory no terminal closes: it ends in the last row"
@@ -123,94 +132,83 @@ class OgbenchSource:
         if self._empty:
             out.append(f"trajectories of one row, which hold no step, left out: {self._empty}")
         if self.hz is None:
-            out.append("the files record no time: all stamps are 0 (--hz)")
+            out.append("the files record no time: all stamps are 0; hz sets it")
         return out
 
     def _index(self) -> list[_Span]:
-        if self._spans is not None:
-            return self._spans
-        spans = [_Span(i, *stretch) for i in range(len(self._files)) for stretch in self._stretches(i)]
-        if not spans:
-            raise DataError(f"{self.path}: no trajectory has a step")
-        keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
-        self._keys = take_fraction(keys, self._options.proportion, [s.stop - s.start for s in spans])
-        self._spans = spans[: len(self._keys)]
+        if self._spans is None:
+            spans = [_Span(i, *segment) for i in range(len(self._files)) for segment in self._segments(i)]
+            if not spans:
+                raise DataError(f"{self.path}: no trajectory has a step")
+            keys = [f"{self._files[s.file].stem}:{s.start}" for s in spans]
+            self._keys = take_fraction(keys, self._options.proportion, [s.stop - s.start for s in spans])
+            self._spans = spans[: len(self._keys)]
         return self._spans
 
-    def _stretches(self, file: int) -> list[Segment]:
+    def _segments(self, file: int) -> list[Segment]:
         """The episodes of one file, in rows."""
         path = self._files[file]
         there = _checked_headers(path)
-        env = self._env(there)
+        # The task by which the file is judged, "" for its own labels or none.
+        keeps = self._options.env_if_judged and "rewards" in there and "qpos" not in there
+        env = "" if keeps else self._options.env
         labels = tuple(k for k in (_JUDGED if env else _LABELS) if k in there)
-        arrays = npz.load(path, ("terminals", *labels))
-        _check_finite(path, {k: v for k, v in arrays.items() if k != "button_states"})
+        arrays = _read(path, ("terminals", *labels))
         ends = np.flatnonzero(arrays["terminals"])
         n = len(arrays["terminals"])
         if not len(ends) or ends[-1] != n - 1:
             self._open += 1
             ends = np.append(ends, n - 1)
-        judged = self._judged(path, env, arrays, there["observations"].shape[1])
-        self._own += judged is not None and not env
+        mask = _labels(path, env, arrays, there["observations"].shape[1])
+        self._own += mask is not None and not env
         if self._options.env_reward == "dense":
-            if judged is None or judged.missing is None:
+            if mask is None or mask.missing is None:
                 raise DataError(
-                    f"{path}: its rewards, or their absence, do not say how much of a task is still to be done, and "
-                    "dense rewards are wanted: name the task with --env"
+                    f"{path}: dense rewards need the parts of a task that are still to be done, which its rewards do "
+                    "not give. Set env to the task"
                 )
-            self._dense[file] = 1 - judged.missing.astype(np.float32)
+            self._dense[file] = 1 - mask.missing.astype(np.float32)
         out = []
         start = 0
         for end in map(int, ends):
             self._empty += end == start
-            if judged is None:
+            if mask is None:
                 out += [Segment(start, end, False)] if end > start else []
             else:
-                cuts = cut_at_successes(judged.success[start : end + 1], keep_solved=self._options.solved == "keep")
-                self._solved += int(judged.success[start:end].sum())
+                cuts = cut_at_successes(mask.success[start : end + 1], keep_solved=self._options.solved == "keep")
+                self._solved += int(mask.success[start:end].sum())
                 out += [Segment(start + a, start + b, reached) for a, b, reached in cuts]
             start = end + 1
-        if self._labelled not in (None, judged is not None):
-            raise DataError(f"{path}: it has rewards and files before it none, or they do and it has not; use --env")
-        self._labelled = judged is not None
+        if self._labelled not in (None, mask is not None):
+            raise DataError(f"{path}: some files have rewards and others have none. Set env to a task")
+        self._labelled = mask is not None
         return out
-
-    def _env(self, there: Mapping[str, object]) -> str:
-        """The task by which a file with the arrays `there` is judged, "" for its own labels or none."""
-        labelled = "rewards" in there and "qpos" not in there
-        return "" if self._options.env_if_judged and labelled else self._options.env
-
-    def _judged(self, path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask | None:
-        if env:
-            from serl_chunk.data.formats.success_labels import relabel_for_task
-
-            states = {k: arrays[k] for k in _JUDGED if k in arrays}
-            return relabel_for_task(str(path), env, states, width)
-        if "rewards" in arrays:
-            return label_states(str(path), arrays["rewards"], arrays.get("masks"))
-        return None
 
     def _load(self, file: int) -> dict[str, np.ndarray]:
         if self._held is None or self._held[0] != file:
             self._held = None  # first, so that there never are two
-            path = self._files[file]
-            _checked_headers(path)
-            arrays = npz.load(path, ("observations", "actions"))
-            _check_finite(path, arrays)
-            self._held = (file, arrays)
+            _checked_headers(self._files[file])
+            self._held = (file, _read(self._files[file], ("observations", "actions")))
         return self._held[1]
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The .npz files in a folder, in their order, without validation sets (`*-val.npz`); raises DataError for none."""
-    found = (p for p in folder.glob("*.npz") if p.is_file() and not p.name.endswith("-val.npz"))
-    files = sorted(found, key=lambda p: natural_sort_key(p.name))
+    """Return the .npz files in a folder, in their order, without validation sets (`*-val.npz`). Raises DataError."""
+    files = sorted_files(p for p in folder.glob("*.npz") if p.is_file() and not p.name.endswith("-val.npz"))
     if not files:
-        raise DataError(f"{folder}: no .npz file in it (*-val.npz are not read); give a folder of shards")
+        raise DataError(f"{folder}: no .npz file in it (*-val.npz are not read). Pass a folder of shards")
     return files
 
 
-def _checked_headers(path: Path) -> dict[str, npz.Header]:
+def _labels(path: Path, env: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask | None:
+    if env:
+        return success_labels.relabel_for_task(str(path), env, {k: arrays[k] for k in _JUDGED if k in arrays}, width)
+    if "rewards" in arrays:
+        return success_labels.label_states(str(path), arrays["rewards"], arrays.get("masks"))
+    return None
+
+
+def _checked_headers(path: Path) -> Mapping[str, npz.Header]:
     """The file's arrays, if they are those of an OGBench data set of states; raises DataError before any is read."""
     there = npz.headers(path)
     missing = [k for k in _NEEDED if k not in there]
@@ -219,32 +217,28 @@ def _checked_headers(path: Path) -> dict[str, npz.Header]:
     for extra in ("next_observations", "valids"):
         if extra in there:
             raise DataError(
-                f"{path}: it has {extra}, so its rows are no longer as OGBench's files store them; give the file that "
-                "was downloaded or generated"
+                f"{path}: it has {extra}, so its rows are not in OGBench's order. Pass the file that was downloaded or "
+                "generated"
             )
-    n = there["terminals"].shape[0] if there["terminals"].shape else 0
-    known = {k: v for k, v in there.items() if k in (*_NEEDED, *_LABELS, *_JUDGED)}
-    for name, (shape, dtype) in known.items():
-        ndim = 1 if name in ("terminals", *_LABELS) else 2
-        if name == "observations" and len(shape) == 4:
-            raise DataError(f"{path}: observations are images {[*shape]}; visual data sets are not read")
-        if len(shape) != ndim:
-            raise DataError(f"{path}: {name} must have {ndim} dimensions, its shape is {[*shape]}")
-        if shape[0] != n:
-            raise DataError(f"{path}: {name} has {shape[0]} rows, terminals {n}")
-        if dtype.kind not in ("biuf" if name in ("terminals", "button_states", *_LABELS) else "f"):
-            raise DataError(f"{path}: {name} holds {dtype}, not real numbers")
+    if len(there["observations"].shape) == 4:
+        shape = [*there["observations"].shape]
+        raise DataError(f"{path}: observations are images {shape}; visual data sets are not read")
+    ndims = {name: ndim for name, (ndim, _) in _KNOWN.items()}
+    n = check_columns(path, {name: header.shape for name, header in there.items()}, ndims, "terminals")
+    for name, (_, kinds) in _KNOWN.items():
+        if name in there and there[name].dtype.kind not in kinds:
+            raise DataError(f"{path}: {name} holds {there[name].dtype}, not real numbers")
     if n < 2:
         raise DataError(f"{path}: {plural(n, 'row')}; a trajectory has two or more")
     return there
 
 
-def _check_finite(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    for name, array in arrays.items():
-        finite = np.isfinite(array)
-        if not finite.all():
-            row = int(np.argwhere(~finite)[0][0])
-            raise DataError(f"{path}: {name} is not finite in row {row}; download the file again or leave it out")
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    arrays = npz.load(path, names)
+    for name, values in arrays.items():
+        if name != "button_states":
+            check_finite(path, name, values, "row", "Download the file again or leave it out")
+    return arrays
 
 
 def _matches(path: Path) -> bool:

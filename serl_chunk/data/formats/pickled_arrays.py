@@ -1,7 +1,4 @@
-"""What the calls in a pickle of numpy arrays mean, and the arrays they stand for; nothing is called.
-
-For `restricted_pickle`, which interprets the program around them.
-"""
+"""Arrays from the calls in a pickle of numpy arrays, without calling anything; see `restricted_pickle`."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class MalformedPickleError(Exception):
 
 
 class DisallowedPickleError(Exception):
-    """The pickle asks for what is not on the list."""
+    """The pickle names something that is not on the list."""
 
 
 class Global:
@@ -55,7 +52,7 @@ class PendingDType:
 
 
 class PendingArray:
-    """A numpy array under construction: nothing is known of it before its BUILD."""
+    """A numpy array under construction, without shape or dtype before its BUILD."""
 
     __slots__ = ("memo",)
 
@@ -64,19 +61,19 @@ class PendingArray:
 
 
 def shortened(text: str) -> str:
-    """A name from the file as it may be printed."""
+    """Return a name from the file in printable characters."""
     return "".join(c if c.isprintable() else "?" for c in text[:80])
 
 
 def checked_key(value: Any) -> Any:
-    """Keys whose hash no file can choose, and whose hash is cheap."""
+    """Return `value` if it is text: no file can choose the hash of one, and it is cheap. Raises otherwise."""
     if type(value) is not str and type(value) is not bytes:
         raise DisallowedPickleError(f"has a {type(value).__name__.strip('_')} for a key; keys are texts")
     return value
 
 
 def call(name: str, arguments: tuple[Any, ...]) -> Any:
-    """What a call of a name on the list with these arguments gives; raises Refused for other arguments."""
+    """Return the result of a call of a name on the list. Raises DisallowedPickleError for unusual arguments."""
     types = tuple(type(a) for a in arguments)
     if name == "_reconstruct":
         first = arguments[0] if arguments else None
@@ -93,10 +90,7 @@ def call(name: str, arguments: tuple[Any, ...]) -> Any:
         return PendingDType(_known_code(arguments[0]))
     elif name == "scalar" and types == (PendingDType, bytes):
         return _array((), arguments[0], arguments[1])[()]
-    elif name == "_frombuffer" and types[:4] in (
-        (bytes, PendingDType, tuple, str),
-        (bytearray, PendingDType, tuple, str),
-    ):
+    elif name == "_frombuffer" and types[:1] in ((bytes,), (bytearray,)) and types[1:4] == (PendingDType, tuple, str):
         return _from_buffer(*arguments)
     elif name in ("encode", "bytearray") and types == (str, str) and arguments[1] in ("latin1", "latin-1"):
         data = arguments[0].encode("latin1")
@@ -121,7 +115,7 @@ def _known_code(code: str) -> str:
 
 
 def set_order(dtype: PendingDType, state: Any) -> None:
-    """`state`: (3, byte order, None, None, None, -1, -1, 0); the Nones are fields and sub-arrays."""
+    """Set the byte order from `state`: (3, byte order, None, None, None, -1, -1, 0); the Nones are fields."""
     if type(state) is not tuple or len(state) < 5 or state[2:5] != (None, None, None):
         raise DisallowedPickleError("holds an array of records")
     if state[1] not in ("<", ">", "|"):
@@ -130,24 +124,20 @@ def set_order(dtype: PendingDType, state: Any) -> None:
 
 
 def array_of(state: Any) -> np.ndarray:
-    """`state`: (1, shape, dtype, whether in Fortran's order, bytes); numpy's oldest pickles lack the 1."""
-    if type(state) is not tuple or len(state) not in (4, 5):
-        raise DisallowedPickleError("sets an array's state in a way that numpy does not")
-    shape, dtype, fortran, data = state[-4:]
-    if type(dtype) is not PendingDType or type(data) is not bytes:
-        raise DisallowedPickleError("sets an array's state in a way that numpy does not")
-    return _array(shape, dtype, data, "F" if fortran else "C")
+    """Build an array from `state`: (1, shape, dtype, Fortran order, bytes); numpy's oldest pickles lack the 1."""
+    if type(state) is tuple and len(state) in (4, 5):
+        shape, dtype, fortran, data = state[-4:]
+        if type(dtype) is PendingDType and type(data) is bytes:
+            return _array(shape, dtype, data, "F" if fortran else "C")
+    raise DisallowedPickleError("sets an array's state in a way that numpy does not")
 
 
 def _from_buffer(data: Any, dtype: PendingDType, shape: Any, order: str, axes: Any = None) -> np.ndarray:
-    if order == "K":
-        array = _array(shape, dtype, data)
-        if type(axes) is not tuple or any(type(a) is not int for a in axes):
-            raise DisallowedPickleError("orders the axes of an array in a way that numpy does not")
-        return array.transpose(axes)
-    if order not in ("C", "F"):
+    if order in ("C", "F"):
+        return _array(shape, dtype, data, order)
+    if order != "K" or type(axes) is not tuple or any(type(a) is not int for a in axes):
         raise DisallowedPickleError("orders the axes of an array in a way that numpy does not")
-    return _array(shape, dtype, data, order)
+    return _array(shape, dtype, data).transpose(axes)
 
 
 def _array(shape: Any, kind: PendingDType, data: Any, order: str = "C") -> np.ndarray:

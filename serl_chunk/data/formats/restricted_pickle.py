@@ -1,16 +1,16 @@
-"""Pickles of plain values and numpy arrays, read without running anything they ask for.
+"""Pickles of plain values and numpy arrays, read without running anything in them.
 
-A pickle is a small program. Python's own unpickler imports what it names and calls it; this module interprets the
-program itself. It keeps a stack of plain values, and of the calls that a pickle of numpy arrays makes it knows what
-they mean and builds the array from the bytes. No class or function is looked up, imported or called, so what is not
-on the list below cannot run: it is refused with its name.
+A pickle is a small program. Python's own unpickler imports and calls the names in it; this module interprets the
+program itself. It keeps a stack of plain values, and builds arrays from the bytes in the calls that a pickle of numpy
+arrays makes. No class or function is looked up, imported or called, so nothing outside the list below can run: it is
+refused with its name.
 
     values      None, bool, int, float, complex, str, bytes, bytearray
     containers  list, tuple, dict, set, frozenset; keys and members are str or bytes
     numpy       ndarray, dtype and scalars of bool, int, uint, float and complex, as numpy 1 and 2 pickle them
     jax, flax   jax.Array, read as the numpy array it holds, and FrozenDict, read as a dict
 
-Protocols 0 to 5. What a file may cost is bounded by its size: an array has exactly the bytes that the file holds, and
+Protocols 0 to 5. Memory is bounded by the file's size: an array has exactly the bytes that the file holds, and
 containers are counted.
 """
 
@@ -39,40 +39,32 @@ from serl_chunk.data.formats.pickled_arrays import (
 from serl_chunk.types import DataError
 
 _REFUSED = {
-    "PERSID": "refers to an object outside the file",
-    "BINPERSID": "refers to an object outside the file",
-    "EXT1": "names a class by its number in a registry",
-    "EXT2": "names a class by its number in a registry",
-    "EXT4": "names a class by its number in a registry",
+    **dict.fromkeys(("PERSID", "BINPERSID"), "refers to an object outside the file"),
+    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), "names a class by its number in a registry"),
+    **dict.fromkeys(("OBJ", "NEWOBJ", "NEWOBJ_EX"), "makes an object of a class"),
+    **dict.fromkeys(("NEXT_BUFFER", "READONLY_BUFFER"), "keeps an array outside the file"),
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), "was written by Python 2"),
     "INST": "makes an object of class {0}",
-    "OBJ": "makes an object of a class",
-    "NEWOBJ": "makes an object of a class",
-    "NEWOBJ_EX": "makes an object of a class",
-    "NEXT_BUFFER": "keeps an array outside the file",
-    "READONLY_BUFFER": "keeps an array outside the file",
-    "STRING": "was written by Python 2",
-    "BINSTRING": "was written by Python 2",
-    "SHORT_BINSTRING": "was written by Python 2",
 }
 _ADMITTED = "only numbers, texts, lists, tuples, dicts and numpy arrays of numbers are read"
 
 
 def load_plain(path: Path) -> Any:
-    """The value pickled at `path`. Arrays are read-only views of the bytes that were read.
+    """Return the value pickled at `path`. Arrays are read-only views of the bytes that were read.
 
-    Raises DataError: the file cannot be read, is no whole pickle, or asks for anything that is not on this module's
-    list; the message names it and says that it was not run.
+    Raises DataError: the file cannot be read, is no whole pickle, or has anything outside this module's list; the
+    message names it and states that it was not run.
     """
     try:
         with path.open("rb") as file:
             return _Machine(path, file, os.fstat(file.fileno()).st_size).run()
     except OSError as error:
         raise_machine_fault(path, error)
-        raise DataError(f"{path}: cannot read the file: {error}") from error
+        raise DataError(f"{path}: cannot read the file ({error})") from error
 
 
 class _Bounded:
-    """A file of which no more can be read, or have memory set aside for, than it has."""
+    """A file that refuses reads beyond its size before memory is set aside for them."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self._at = file, size, 0
@@ -102,20 +94,18 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: list[Any] = []
-        # An empty dict takes 64 times the byte that asks for it; transitions hold a container in 10 bytes or more.
+        # An empty dict takes 64 times the byte that makes it; transitions hold a container in 10 bytes or more.
         self._containers = 10_000 + size // 4
         self._at = 0
 
     def run(self) -> Any:
-        """See `load_plain`."""
-        operations = _OPERATIONS
         try:
             for opcode, argument, at in pickletools.genops(self._file):  # type: ignore[arg-type]
                 self._at = at or 0
                 name = opcode.name
                 if name == "STOP":
                     return self._result()
-                operation = operations.get(name)
+                operation = _OPERATIONS.get(name)
                 if operation is None:
                     raise DisallowedPickleError(_REFUSED.get(name, "uses " + name).format(argument))
                 operation(self, argument)
@@ -123,12 +113,12 @@ class _Machine:
         except DisallowedPickleError as error:
             raise DataError(
                 f"{self._path}: at byte {self._at} the pickle {error}; it was not run, and nothing of this file is "
-                f"used: {_ADMITTED}. Do not open the file with another program unless you know who wrote it"
+                f"used: {_ADMITTED}. Do not open the file with another program unless you trust its author"
             ) from None
         except (MalformedPickleError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise DataError(
-                f"{self._path}: not a whole pickle, at byte {self._at} of {self._size}: {error or type(error).__name__}"
-                "; copy the file again"
+                f"{self._path}: not a whole pickle, at byte {self._at} of {self._size} "
+                f"({error or type(error).__name__}). Copy the file again"
             ) from None
 
     def _result(self) -> Any:
@@ -140,14 +130,11 @@ class _Machine:
             )
         return self._stack[0]
 
-    # Stack
-
     def push(self, value: Any) -> None:
         self._stack.append(value)
 
     def pop(self) -> Any:
-        if not self._stack or (self._marks and self._marks[-1] == len(self._stack)):
-            raise MalformedPickleError("its stack is empty")
+        self._top()
         return self._stack.pop()
 
     def mark(self, _: Any) -> None:
@@ -176,10 +163,8 @@ class _Machine:
         """Push a new container, and count it."""
         self._containers -= 1
         if self._containers < 0:
-            raise DisallowedPickleError("makes more lists, tuples and dicts than a file of its size has reason to")
+            raise DisallowedPickleError("makes more lists, tuples and dicts than a file of its size needs")
         self._stack.append(container)
-
-    # Memo
 
     def memoize(self, _: Any) -> None:
         top = self._top()
@@ -196,8 +181,6 @@ class _Machine:
         if not 0 <= index < len(self._memo):
             raise MalformedPickleError(f"there is no memo {index}")
         self._stack.append(self._memo[index])
-
-    # Containers
 
     def append(self, _: Any) -> None:
         value = self.pop()
@@ -229,8 +212,6 @@ class _Machine:
         items = [self.pop() for _ in range(n)]
         self.contain(tuple(reversed(items)))
 
-    # Names and calls
-
     def name(self, argument: Any) -> None:
         if argument is None:
             name, module = self.pop(), self.pop()
@@ -240,7 +221,7 @@ class _Machine:
             module, _, name = argument.partition(" ")
         known = KNOWN_GLOBALS.get((module, name))
         if known is None:
-            raise DisallowedPickleError(f"asks for {shortened(module)}.{shortened(name)}")
+            raise DisallowedPickleError(f"names {shortened(module)}.{shortened(name)}")
         self._stack.append(Global(known))
 
     def reduce(self, _: Any) -> None:
@@ -268,10 +249,8 @@ def _pairs(items: list[Any]) -> dict[Any, Any]:
 
 
 _Operation = Callable[[_Machine, Any], Any]
-_ignore: _Operation = lambda machine, argument: None  # noqa: E731
 _OPERATIONS: dict[str, _Operation] = {
-    "PROTO": _ignore,
-    "FRAME": _ignore,
+    **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
     "MARK": _Machine.mark,
     "POP": _Machine.pop_or_unmark,
     "POP_MARK": _Machine.pop_mark,
@@ -279,9 +258,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "NEWTRUE": lambda m, a: m.push(True),
     "NEWFALSE": lambda m, a: m.push(False),
     **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2"), _Machine.push),
-    **dict.fromkeys(("FLOAT", "BINFLOAT"), _Machine.push),
+    **dict.fromkeys(("FLOAT", "BINFLOAT", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), _Machine.push),
     **dict.fromkeys(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), _Machine.push),
-    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), _Machine.push),
     "BYTEARRAY8": _Machine.contain,
     "EMPTY_LIST": lambda m, a: m.contain([]),
     "LIST": lambda m, a: m.contain(m.pop_mark()),
@@ -299,15 +277,10 @@ _OPERATIONS: dict[str, _Operation] = {
     "EMPTY_SET": lambda m, a: m.contain(set()),
     "ADDITEMS": _Machine.add_items,
     "FROZENSET": lambda m, a: m.contain(frozenset(map(checked_key, m.pop_mark()))),
-    "PUT": _Machine.put,
-    "BINPUT": _Machine.put,
-    "LONG_BINPUT": _Machine.put,
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine.put),
     "MEMOIZE": _Machine.memoize,
-    "GET": _Machine.get,
-    "BINGET": _Machine.get,
-    "LONG_BINGET": _Machine.get,
-    "GLOBAL": _Machine.name,
-    "STACK_GLOBAL": _Machine.name,
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), _Machine.name),
     "REDUCE": _Machine.reduce,
     "BUILD": _Machine.build,
 }

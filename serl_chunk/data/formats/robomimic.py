@@ -2,17 +2,18 @@
 
     /data/demo_<i>/actions [T, A], rewards [T], obs/<name> [T, ...], next_obs/<name> [T, ...]
     /data: attribute env_args, JSON: env_name, env_kwargs.control_freq
-    /mask/<filter key>: lists of demonstrations; all are read, whatever these say
+    /mask/<filter key>: lists of demonstrations, not applied: all are read
 
-The state is the concatenation of what robomimic's own low-dimensional agents see. A success is a step with a reward of
-1 (robomimic's rewards are 0 and 1; those of `dense` files reach 1 at success only). An episode is terminated where its
-last step is a success; steps after a success inside it are kept, `demos.end_at_first_success` drops them.
+The state is the concatenation of the observations of robomimic's own low-dimensional agents. A success is a step with a
+reward of 1 (robomimic's rewards are 0 and 1; those of `dense` files reach 1 at success only). An episode is terminated
+where its last step is a success; steps after a success inside it are kept, `demos.end_at_first_success` drops them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,19 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.demos import SUCCESS_REWARD
-from serl_chunk.data.formats.hdf5_frames import FileVersion, frames_of
-from serl_chunk.data.formats.hdf5_io import member, names, numbers, opened, rows
+from serl_chunk.data.formats.hdf5_frames import frames_of
+from serl_chunk.data.formats.hdf5_io import group_of, listing, looks_like, member, names, numbers, opened, rows
+from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import Ending, imported_episode, index_of, natural_sort_key, plural, resolve_rate
+from serl_chunk.data.validate import (
+    Ending,
+    choose_cameras,
+    imported_episode,
+    index_of,
+    natural_sort_key,
+    resolve_rate,
+)
+from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
 STATE_KEYS = (
@@ -35,7 +45,7 @@ STATE_KEYS = (
     "robot1_gripper_qpos",
     "object",
 )
-"""What a state is made of, in this order; data sets of one arm have no robot1, those of images mostly no object."""
+"""Parts of a state, in this order; data sets of one arm have no robot1, those of images mostly no object."""
 _SUFFIX = "_image"
 
 
@@ -54,14 +64,12 @@ class RobomimicSource:
                 raise DataError(f"{path}: no group data/demo_0; this is no robomimic data set, or an empty one")
             self._keys = take_fraction(demos, options.proportion)
             environment = _environment(path, data.attrs.get("env_args"))
-            obs = _group(f"{path}, {demos[0]}", _group(str(path), data, demos[0]), "obs")
+            obs = group_of(f"{path}, {demos[0]}", group_of(path, data, demos[0]), "obs")
             self._state_keys = [k for k in STATE_KEYS if k in names(obs)]
             if not self._state_keys:
-                raise DataError(
-                    f"{path}: obs has none of {', '.join(STATE_KEYS)}, of which a state is made; it has: "
-                    f"{', '.join(sorted(obs)) or 'nothing'}"
-                )
-            self._cameras = _cameras(path, obs, options.cameras)
+                raise DataError(f"{path}: obs has no part of a state ({', '.join(STATE_KEYS)}); it has: {listing(obs)}")
+            present = sorted(k.removesuffix(_SUFFIX) for k in obs if k.endswith(_SUFFIX))
+            self._cameras = choose_cameras(path, present, options.cameras)
             read = {*self._state_keys, *(f"{camera}{_SUFFIX}" for camera in self._cameras)}
             self._ignored = sorted(set(obs) - read)
             masks = member(path, file, "mask")
@@ -72,24 +80,23 @@ class RobomimicSource:
         self.hz = resolve_rate(options, _recorded_hz(path, recorded), path)
 
     def keys(self) -> list[str]:
-        """See `source.Source`: the names of the demonstrations."""
+        """See Source: the names of the demonstrations."""
         return list(self._keys)
 
     def read(self, key: str) -> Episode:
-        """See `source.Source`."""
         index_of(self._keys, key, self.path)
         where = f"{self.path}, {key}"
+        version = FileVersion.of(self.path)
         with opened(self.path) as file:
-            version = FileVersion.of(self.path)
-            demo = _group(where, _group(where, file, "data"), key)
-            obs = _group(where, demo, "obs")
+            demo = group_of(where, group_of(where, file, "data"), key)
+            obs = group_of(where, demo, "obs")
             action = rows(numbers(where, demo, "actions", 2))
             n = len(action)
             if n == 0:
-                raise DataError(f"{where}: no steps; leave it out with --episodes")
+                raise DataError(f"{where}: no steps. Leave it out of episodes")
             stated = demo.attrs.get("num_samples", n)
             if stated != n:
-                raise DataError(f"{where}: actions have {n} rows, num_samples says {stated}; the file is incomplete")
+                raise DataError(f"{where}: actions have {n} rows, num_samples is {stated}; the file is incomplete")
             reward = rows(numbers(where, demo, "rewards", 1)) if "rewards" in names(demo) else np.zeros(n, np.float32)
             sparse = {}
             for camera in self._cameras:
@@ -109,14 +116,13 @@ class RobomimicSource:
                 reward,
                 self._ending(reward, after, final),
                 self._options,
-                source=self._who(),
+                source=self._source(),
                 hz=self.hz,
                 task=self._task,
                 sparse=sparse,
             )
 
     def notes(self) -> list[str]:
-        """See `source.Source`."""
         out = [f"the state is {' + '.join(self._state_keys)}"]
         if self._ignored:
             out.append(f"of the observations these are not read: {', '.join(self._ignored)}")
@@ -124,51 +130,41 @@ class RobomimicSource:
             out.append(f"cameras are {', '.join(c + _SUFFIX for c in self._cameras)}, in RGB as robomimic stores them")
         if self._masks:
             out.append(f"all demonstrations are read; the filter keys {', '.join(self._masks)} are not applied")
-        after, unfinished, shaped, missing = self._survey()
-        if after:
-            out.append(
-                f"{plural(after, 'episode')} with a success that is not in its last step: an episode that ends at its "
-                "first success is shorter"
-            )
-        if shaped:
-            out.append(f"{plural(shaped, 'episode')} with rewards between 0 and 1: only a reward of 1 is a success")
-        if missing:
-            out.append(f"{plural(missing, 'episode')} without rewards: all are 0 (--success: they succeeded)")
-        if unfinished:
-            out.append(
-                f"{plural(unfinished, 'episode')} without next_obs: the observation after the last action is not stored"
-            )
-        out.append(
-            f"every action is taken for a {'policy' if self._who() is Source.POLICY else 'human'}'s"
-            " (a folder named mg would hold a policy's)"
-        )
+        texts = {
+            "after": "with a success that is not in its last step: one that ends at its first success is shorter",
+            "shaped": "with rewards between 0 and 1: only a reward of 1 is a success",
+            "missing": "without rewards: all are 0 (success sets their outcome)",
+            "unfinished": "without next_obs: the observation after the last action is not stored",
+        }
+        count = self._survey()
+        out += [f"{plural(count[name], 'episode')} {text}" for name, text in texts.items() if count[name]]
+        actor = "policy" if self._source() is Source.POLICY else "human"
+        out.append(f"every action is taken for a {actor}'s (a folder named mg would hold a policy's)")
         return out
 
-    def _who(self) -> Source:
+    def _source(self) -> Source:
         """robomimic's folders are ph and mh for humans, mg for machine-generated."""
         return Source.POLICY if "mg" in self.path.parts else Source.HUMAN
 
-    def _survey(self) -> tuple[int, int, int, int]:
+    def _survey(self) -> Counter[str]:
         """Episodes with steps after a success, without next_obs, with shaped rewards, without rewards."""
-        after = unfinished = shaped = missing = 0
+        count: Counter[str] = Counter()
         with opened(self.path) as file:
             for key in self._keys:
-                demo = _group(f"{self.path}, {key}", _group(str(self.path), file, "data"), key)
-                unfinished += "next_obs" not in names(demo)
-                missing += "rewards" not in names(demo)
+                where = f"{self.path}, {key}"
+                demo = group_of(where, group_of(self.path, file, "data"), key)
+                count["unfinished"] += "next_obs" not in names(demo)
+                count["missing"] += "rewards" not in names(demo)
                 if "rewards" in names(demo):
-                    reward = rows(numbers(f"{self.path}, {key}", demo, "rewards", 1))
-                    after += bool((reward[:-1] >= SUCCESS_REWARD).any())
-                    shaped += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
-        return after, unfinished, shaped, missing
+                    reward = rows(numbers(where, demo, "rewards", 1))
+                    count["after"] += bool((reward[:-1] >= SUCCESS_REWARD).any())
+                    count["shaped"] += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
+        return count
 
     def _states(self, where: str, obs: h5py.Group, n: int) -> np.ndarray:
         parts = []
         for name in self._state_keys:
-            dataset = member(where, obs, name)
-            if not isinstance(dataset, h5py.Dataset):
-                raise DataError(f"{where}: {obs.name} has no {name}, which the first demonstration has")
-            values = rows(numbers(where, obs, name, max(dataset.ndim, 1)))
+            values = rows(numbers(f"{where}, {obs.name}", obs, name))
             if len(values) != n:
                 raise DataError(f"{where}: {obs.name}/{name} has {len(values)} rows, actions {n}")
             parts.append(values.reshape(n, -1))
@@ -178,7 +174,7 @@ class RobomimicSource:
         """The observation after the last step, where it is stored."""
         if "next_obs" not in names(demo):
             return None
-        after = _group(where, demo, "next_obs")
+        after = group_of(where, demo, "next_obs")
         final = {STATE: self._states(where, after, n)[-1]}
         for camera in self._cameras:
             images = numbers(where, after, f"{camera}{_SUFFIX}", 4)
@@ -199,15 +195,8 @@ class RobomimicSource:
         return Ending(final, True, Outcome.FAILURE)
 
 
-def _group(where: str, parent: h5py.Group, name: str) -> h5py.Group:
-    group = member(where, parent, name)
-    if not isinstance(group, h5py.Group):
-        raise DataError(f"{where}: no group {name}; it has: {', '.join(sorted(parent)) or 'nothing'}")
-    return group
-
-
 def _recorded_hz(path: Path, value: Any) -> float | None:
-    """`control_freq` as a rate, None where it says nothing; raises DataError."""
+    """`control_freq` as a rate, None where it is none; raises DataError."""
     if not isinstance(value, int | float) or not value > 0:
         return None
     try:
@@ -215,7 +204,7 @@ def _recorded_hz(path: Path, value: Any) -> float | None:
     except OverflowError:  # JSON has integers of any length
         hz = math.inf
     if math.isinf(hz):
-        raise DataError(f"{path}: control_freq in env_args is no rate in steps a second; correct it or remove it")
+        raise DataError(f"{path}: control_freq in env_args is no rate in steps a second. Correct it or remove it")
     return hz
 
 
@@ -225,29 +214,16 @@ def _environment(path: Path, text: Any) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: attribute env_args of /data is not JSON ({error}); download it again") from error
+        raise DataError(f"{path}: attribute env_args of /data is not JSON ({error}). Download it again") from error
     return value if isinstance(value, dict) else {}
 
 
-def _cameras(path: Path, obs: h5py.Group, chosen: tuple[str, ...] | None) -> list[str]:
-    present = sorted(k.removesuffix(_SUFFIX) for k in obs if k.endswith(_SUFFIX))
-    missing = sorted(set(chosen or ()) - set(present))
-    if missing:
-        raise DataError(f"{path}: no camera {', '.join(missing)}; it has: {', '.join(present) or 'none'}")
-    return present if chosen is None else [c for c in present if c in chosen]
-
-
 def _matches(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        with h5py.File(path, "r") as file:
-            data = member(path, file, "data")
-            return isinstance(data, h5py.Group) and any(name.startswith("demo") for name in data)
-    except DataError:
-        return True  # such a data set, but one that is refused: opening it says why
-    except (OSError, RuntimeError, KeyError, ValueError):
-        return False
+    def fits(file: h5py.File) -> bool:
+        data = member(path, file, "data")
+        return isinstance(data, h5py.Group) and any(name.startswith("demo") for name in data)
+
+    return looks_like(path, fits)
 
 
 FORMAT = Format("robomimic", "robomimic's HDF5 data set of many demonstrations", _matches, RobomimicSource)

@@ -15,9 +15,11 @@ import numpy as np
 from serl_chunk import extras
 from serl_chunk.types import ConfigError, DataError
 
+_EXAMPLE = "cube-single-play-singletask-task1-v0"
+
 
 class Segment(NamedTuple):
-    """Steps `start <= t < stop` of a trajectory as an episode, and whether its last step reached success."""
+    """Steps `start <= t < stop` of a trajectory as an episode; `success`: its last step reached success."""
 
     start: int
     stop: int
@@ -25,15 +27,18 @@ class Segment(NamedTuple):
 
 
 def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[Segment]:
-    """A trajectory that goes on after successes as episodes that end at them.
+    """Cut a trajectory that goes on after successes into episodes that end at them.
 
-    `success` bool[T + 1] says it of the states; step t leads from state t to t + 1. An episode begins in a state that
-    is no success and ends with the first step into one. Steps that begin in a success belong to no episode: there the
-    task is over, and no action counts. With `keep_solved` every step belongs to one: those that stay in the success are
-    episodes of one step each, and the one that leaves it is the first of what follows. What such an episode begins in
-    is never reached, but it shows a critic more of what a success looks like than the few steps that lead into one.
+    An episode begins in a state that is no success and ends with the first step into one. Steps that begin in a success
+    belong to no episode: there the task is over, and no action counts.
+
+    Args:
+        success: bool[T + 1], of the states; step t leads from state t to t + 1.
+        keep_solved: every step belongs to an episode. Those that stay in the success are episodes of one step each; the
+            one that leaves it is the first of what follows. Such an episode shows a critic more of a success than the
+            few steps that lead into one.
     """
-    stretches = []
+    segments = []
     last = len(success) - 1
     start = 0
     while start < last:
@@ -42,24 +47,24 @@ def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[
             continue
         ahead = np.flatnonzero(success[start + 1 :])
         stop = start + 1 + int(ahead[0]) if len(ahead) else last
-        stretches.append(Segment(start, stop, bool(len(ahead))))
+        segments.append(Segment(start, stop, bool(len(ahead))))
         start = stop
-    return stretches
+    return segments
 
 
 class SuccessMask(NamedTuple):
-    """What is said of the states of N rows."""
+    """Labels of the states of N rows."""
 
     success: np.ndarray  # bool[N]
     missing: np.ndarray | None  # [N], parts of the task still to be done, 0 at a success alone; None: unknown
 
 
 def label_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> SuccessMask:
-    """Which states are successes, and what the others lack, by OGBench's rewards and masks of the rows [N].
+    """Label the states of rows [N] by OGBench's rewards and masks.
 
     OGBench (1.2 and later) judges the state in which an action begins: its mask is 0 where that state is a success, and
     its reward is then 0 and negative elsewhere, minus the number of parts still to be done. Without masks the rewards
-    decide; some data sets have 0 and 1 instead. Raises DataError beginning with `where` where neither fits.
+    decide; some data sets have 0 and 1 instead. Raises DataError starting with `where` where neither fits.
     """
     readings = []
     if rewards.max() <= 0:
@@ -68,52 +73,53 @@ def label_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> S
         readings.append(1 - rewards)
     if masks is not None:
         if not np.isin(masks, (0, 1)).all():
-            raise DataError(f"{where}: masks must be 0 (a success) or 1, they have {masks.min():g} to {masks.max():g}")
+            raise DataError(f"{where}: masks from {masks.min():g} to {masks.max():g} (expected 0, a success, or 1)")
         success = masks == 0
     elif readings and rewards.any():  # zeros alone could be either: all solved, or none
         success = readings[0] == 0
     else:
         raise DataError(
-            f"{where}: rewards from {rewards.min():g} to {rewards.max():g} do not say which states are successes: "
-            "OGBench's are negative and 0 at a success, others 0 and 1 at a success. Add `masks` (0 at a success), or "
-            "leave `rewards` out and name the task with --env"
+            f"{where}: rewards from {rewards.min():g} to {rewards.max():g} do not mark the successes (expected "
+            "negative and 0 at a success, or 0 and 1 at a success). Add `masks` (0 at a success), or leave `rewards` "
+            "out and set env to a task"
         )
     return SuccessMask(success, next((r for r in readings if np.array_equal(r == 0, success)), None))
 
 
-_EXAMPLE = "cube-single-play-singletask-task1-v0"
-
-
 def relabel_for_task(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask:
-    """What the task that OGBench calls `task` says of the state of every row.
+    """Label the state of every row by OGBench's task `task`.
 
     Args:
-        where: begins the messages.
+        where: starts the messages.
         task: a single-task name with the kind of data in it, such as cube-single-play-singletask-task1-v0.
         arrays: `qpos [N, Q]` and, where the environment has buttons, `button_states [N, B]`.
-        width: of the observations in the file; another width is another one's.
+        width: of the observations in the file.
 
     Raises:
-        ConfigError: `ogbench` is not installed, or does not know the task.
-        DataError: the file is of another one, or lacks what the task is judged by.
+        ConfigError: `ogbench` is not installed, or has no such task.
+        DataError: the file is of another environment, or lacks the states to judge.
     """
-    ogbench = extras.ogbench(f"{where}: --env={task}, whose rewards OGBench computes,")
+    ogbench = extras.ogbench(f"{where}: env={task}, whose rewards OGBench computes,")
     if "singletask" not in task.split("-"):
-        raise ConfigError(f"--env={task}: only single-task environments have rewards, such as {_EXAMPLE}")
+        raise ConfigError(
+            f"only single-task environments have rewards, got {task}. Example: {_EXAMPLE}", parameter="env"
+        )
     try:
         env: Any = ogbench.make_env_and_datasets(task, env_only=True)
     except Exception as error:  # gymnasium's errors have no base of their own below Exception
-        raise ConfigError(f"--env={task}: OGBench cannot make it ({error}); an example: {_EXAMPLE}") from error
+        raise ConfigError(f"OGBench cannot make {task} ({error}). Example: {_EXAMPLE}", parameter="env") from error
     try:
         shape = env.observation_space.shape
         if shape != (width,):
-            raise DataError(f"{where}: observations of {width} values, --env={task} has {[*shape]}: another one")
+            raise DataError(
+                f"{where}: observations have {width} values, env={task} has {[*shape]}: another environment"
+            )
         rows: dict[str, np.ndarray] = dict(arrays)
         try:
             ogbench.relabel_utils.relabel_dataset(env.unwrapped.spec.id, env, rows)
         except (KeyError, ValueError, IndexError) as error:
             raise DataError(
-                f"{where}: --env={task} cannot judge these states ({error}); it needs qpos, and button_states where "
+                f"{where}: env={task} cannot judge these states ({error}). It needs qpos, and button_states where "
                 f"there are buttons; the file has: {', '.join(arrays) or 'neither'}"
             ) from error
     finally:

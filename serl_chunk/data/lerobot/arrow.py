@@ -1,4 +1,4 @@
-"""pyarrow, imported when it is first used: without LeRobot data sets it need not be installed."""
+"""pyarrow, imported on first use (without LeRobot data sets it need not be installed), and tables in files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.types import ConfigError
+import numpy as np
+
+from serl_chunk.io import fsync_path
+from serl_chunk.types import ConfigError, DataError
 
 Table = Any  # pyarrow.Table
 Schema = Any  # pyarrow.Schema
 
 
 class _Late:
-    """A module that is imported when one of its names is asked for."""
+    """A module that is imported on the first access to one of its names."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,7 +28,8 @@ class _Late:
             module = importlib.import_module(self._name)
         except ImportError as error:
             raise ConfigError(
-                f"LeRobot data sets need pyarrow, which is not installed ({error}): pip install 'serl-chunk[lerobot]'"
+                f"LeRobot data sets need pyarrow, which is not installed ({error}). Run pip install "
+                "'serl-chunk[lerobot]'"
             ) from error
         return getattr(module, attribute)
 
@@ -34,35 +38,25 @@ pa: Any = _Late("pyarrow")
 pq: Any = _Late("pyarrow.parquet")
 
 
-def sync(path: Path) -> None:
-    """Wait until the file or folder at `path` is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_arrow(path: Path, schema: Schema, batches: Iterable[Any]) -> None:
     """Write record batches one by one to the new file `path`, and wait until it is on disk."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    sync(path)
+    fsync_path(path)
 
 
 def read_arrow(path: Path) -> Table:
-    """What `write_arrow` wrote; its columns stay in the file, which is mapped into memory."""
+    """Read what `write_arrow` wrote; its columns stay in the file, which is mapped into memory."""
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
 
 
 def write_parquet(part: Path, path: Path, schema: Schema, groups: Iterable[Table], **options: Any) -> None:
-    """Write tables, one row group each, to `part`, wait until it is on disk and name it `path`.
+    """Write tables, one row group each, to `part`, wait until it is on disk and rename it to `path`.
 
     After a crash at any moment there is either no file at `path` or all of it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     with pq.ParquetWriter(str(part), schema, **options) as writer:
         for table in groups:
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
@@ -70,8 +64,32 @@ def write_parquet(part: Path, path: Path, schema: Schema, groups: Iterable[Table
 
 
 def publish(part: Path, path: Path) -> None:
-    """Give the finished file `part` its name, in one step and for good."""
+    """Rename the finished file `part` to `path`, durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    sync(part)
+    fsync_path(part)
     os.replace(part, path)
-    sync(path.parent)
+    fsync_path(path.parent)
+
+
+def matrix(where: str, column: Any, first: int = 0) -> np.ndarray:
+    """Return a column of numbers, or of lists of them, as [N, D].
+
+    `first` is the row of the file that the column begins with. Raises DataError, starting with `where`, for lists of
+    unequal lengths and for other types.
+    """
+    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    if not pa.types.is_nested(array.type):
+        return array.to_numpy(zero_copy_only=False)[:, None]
+    if pa.types.is_struct(array.type) or pa.types.is_map(array.type) or pa.types.is_union(array.type):
+        raise DataError(f"{where} holds {array.type}, not numbers or lists of them")
+    if not pa.types.is_fixed_size_list(array.type):
+        # Cut anew by `reshape`, lists of 2 and 4 values would become two of 3.
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(lengths != lengths[0])
+        if len(wrong):
+            t = int(wrong[0])
+            raise DataError(
+                f"{where} has lists of several lengths: {int(lengths[0])} values in row {first}, {int(lengths[t])} in "
+                f"row {first + t}"
+            )
+    return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), -1)

@@ -1,4 +1,4 @@
-"""How LeRobot names things: columns, features, files. Sources: LeRobotDataset v3.0 and v2.1 as lerobot writes them."""
+"""LeRobot's names of columns, features and files. Sources: LeRobotDataset v3.0 and v2.1 as lerobot writes them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ VERSIONS = (V30, V21)
 STATE, ACTION = "observation.state", "action"
 CAMERA = "observation.images."
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
+REWARDS = (REWARD, "reward")  # columns of rewards that are read
 EXTRA = "complementary_info."
 INTERVENTION = EXTRA + "is_intervention"
 TIMESTAMP, FRAME_INDEX = "timestamp", "frame_index"
@@ -22,7 +23,7 @@ INFO = Path("meta/info.json")
 TASKS = Path("meta/tasks.parquet")
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
-# StepBlock's columns that LeRobot has no name for: dtype in the data set. Wide integers, since torch knows no others.
+# StepBlock's columns that LeRobot has no name for: dtype in the data set. Wide integers, since torch has no others.
 EXTRA_COLUMNS: dict[str, np.dtype[Any]] = {
     "source": np.dtype(np.int64),
     "decision_tick": np.dtype(np.int64),
@@ -43,10 +44,12 @@ SCALARS: dict[str, np.dtype[Any]] = {
     TASK_INDEX: np.dtype(np.int64),
 }
 """Columns of one value a row, in their order: those of LeRobot last."""
+READ = (STATE, ACTION, *REWARDS, SUCCESS, INTERVENTION, *(EXTRA + n for n in EXTRA_COLUMNS), *list(SCALARS)[-5:])
+"""Columns that are read."""
 
 
 class Patterns(NamedTuple):
-    """Where a version keeps what; `info.json` says the same."""
+    """Patterns of a version's file names, as in `info.json`."""
 
     data: str
     video: str
@@ -65,7 +68,7 @@ PATTERNS = {
 
 
 def file_of(pattern: str, number: int, video_key: str = "") -> str:
-    """The path, below the data set, of the `number`-th file (v3.0) or that of the `number`-th episode (v2.1)."""
+    """Return the path, below the data set, of the `number`-th file (v3.0) or episode (v2.1)."""
     chunk, index = divmod(number, CHUNK)
     return pattern.format(
         chunk_index=chunk, file_index=index, episode_chunk=chunk, episode_index=number, video_key=video_key
@@ -73,7 +76,7 @@ def file_of(pattern: str, number: int, video_key: str = "") -> str:
 
 
 def features(layout: dict[str, Any]) -> dict[str, Any]:
-    """`info.json`'s features of a data set with this layout (see `sink.LeRobotSink.layout`)."""
+    """Return `info.json`'s features of a data set with this layout (see `writer.LeRobotSink.layout`)."""
     out: dict[str, Any] = {
         STATE: {"dtype": "float32", "shape": [layout["state_dim"]], "names": None},
         ACTION: {"dtype": "float32", "shape": [layout["action_dim"]], "names": None},
@@ -101,5 +104,5 @@ def features(layout: dict[str, Any]) -> dict[str, Any]:
 
 
 def fps(hz: float) -> int | float:
-    """A rate as LeRobot writes it: whole where it is whole."""
+    """Return a rate as LeRobot writes it: whole where it is whole."""
     return int(hz) if float(hz).is_integer() else hz

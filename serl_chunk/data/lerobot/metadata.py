@@ -1,7 +1,8 @@
-"""What describes a whole data set, written last: LeRobot's `meta` folder and the file beside it."""
+"""The description of a whole data set, written last: LeRobot's `meta` folder with exact statistics, and the sidecar."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,81 +10,68 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.lerobot import column_stats, dataset_layout, sidecar
-from serl_chunk.data.lerobot.arrow import Table, pa, pq, publish, write_parquet
+from serl_chunk.data.lerobot import dataset_layout as ds
+from serl_chunk.data.lerobot import sidecar
+from serl_chunk.data.lerobot.arrow import Table, matrix, pa, pq, publish, write_parquet
 from serl_chunk.data.lerobot.shards import ROWS, PendingShards
 from serl_chunk.data.normalise.running_statistics import Statistics
 from serl_chunk.data.source import Json
-from serl_chunk.types import DataError
 
-_AT_ONCE = 256  # episodes of a row group of the table about them
-_VECTORS = (dataset_layout.STATE, dataset_layout.ACTION)
+_QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+_AT_ONCE = 256  # episodes of a row group of the table of episodes
+_VECTORS = (ds.STATE, ds.ACTION)
 
 
-def write_metadata(folder: Path, layout: Json, staged: Sequence[Json], piles: PendingShards) -> None:
+def write_metadata(folder: Path, layout: Json, staged: Sequence[Json], shards: PendingShards) -> None:
     """Write `meta`, `info.json` last. The data and video files are complete, the episodes still in their places."""
-    about = _About(folder, layout, staged, piles)
-    if layout["version"] == dataset_layout.V30:
-        about.write_episodes()
-        about.write_statistics()
-        about.write_tasks()
+    metadata = _Metadata(folder, layout, staged, shards)
+    if layout["version"] == ds.V30:
+        metadata.write_episodes()
+        metadata.write_statistics()
+        metadata.write_tasks()
     else:
-        about.write_lines()
-    about.write_beside()
-    about.write_info()
+        metadata.write_lines()
+    metadata.write_sidecar()
+    metadata.write_info()
 
 
-class _About:
+class _Metadata:
     """Args as for `write_metadata`."""
 
-    def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], piles: PendingShards) -> None:
-        self.folder, self.layout, self.staged, self.piles = folder, layout, staged, piles
-        self.columns = [*_VECTORS, *dataset_layout.SCALARS]
+    def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], shards: PendingShards) -> None:
+        self.folder, self.layout, self.staged, self.shards = folder, layout, staged, shards
+        self.columns = [*_VECTORS, *ds.SCALARS]
         self.lengths = [entry["length"] for entry in staged]
-        self.files = piles.groups(ROWS, staged)
+        self.files = shards.groups(ROWS, staged)
         self.frames = dict.fromkeys(layout["cameras"], 0)
         self.counts = {camera: np.zeros((3, 256), np.int64) for camera in layout["cameras"]}
-        dims = {dataset_layout.STATE: layout["state_dim"], dataset_layout.ACTION: layout["action_dim"]}
-        self.streams = {name: Statistics(dim, tuple(column_stats.QUANTILES.values())) for name, dim in dims.items()}
+        dims = {ds.STATE: layout["state_dim"], ds.ACTION: layout["action_dim"]}
+        self.streams = {name: Statistics(dim, tuple(_QUANTILES.values())) for name, dim in dims.items()}
 
     def write_episodes(self) -> None:
-        """`meta/episodes`: where each episode is, and its statistics; takes in those of all, too."""
-        columns: dict[str, Any] = {
-            dataset_layout.EPISODE_INDEX: pa.int64(),
-            "tasks": pa.list_(pa.string()),
-            "length": pa.int64(),
-            "data/chunk_index": pa.int64(),
-            "data/file_index": pa.int64(),
-            "dataset_from_index": pa.int64(),
-            "dataset_to_index": pa.int64(),
-            "meta/episodes/chunk_index": pa.int64(),
-            "meta/episodes/file_index": pa.int64(),
-        }
+        """`meta/episodes`: place and statistics of each episode; accumulates those of all."""
+        integer, real = pa.int64(), pa.float64()
+        place = ("chunk_index", "file_index")
+        columns: dict[str, Any] = {ds.EPISODE_INDEX: integer, "tasks": pa.list_(pa.string()), "length": integer}
+        columns |= {f"data/{name}": integer for name in place}
+        columns |= {"dataset_from_index": integer, "dataset_to_index": integer}
+        columns |= {f"meta/episodes/{name}": integer for name in place}
         for camera in self.layout["videos"]:
-            key = f"videos/{dataset_layout.CAMERA}{camera}"
-            columns |= {f"{key}/chunk_index": pa.int64(), f"{key}/file_index": pa.int64()}
-            columns |= {f"{key}/from_timestamp": pa.float64(), f"{key}/to_timestamp": pa.float64()}
-        for feature in (*self.columns, *(dataset_layout.CAMERA + c for c in self.layout["cameras"])):
-            image = feature.startswith(dataset_layout.CAMERA)
-            kind = pa.list_(pa.list_(pa.list_(pa.float64()))) if image else pa.list_(pa.float64())
-            for name in ("min", "max", "mean", "std", *column_stats.QUANTILES):
-                columns[f"stats/{feature}/{name}"] = kind
-            columns[f"stats/{feature}/count"] = pa.list_(pa.int64())
+            key = f"videos/{ds.CAMERA}{camera}"
+            columns |= {f"{key}/{name}": integer for name in place}
+            columns |= {f"{key}/{name}": real for name in ("from_timestamp", "to_timestamp")}
+        for feature in (*self.columns, *(ds.CAMERA + c for c in self.layout["cameras"])):
+            kind = pa.list_(pa.list_(pa.list_(real))) if feature.startswith(ds.CAMERA) else pa.list_(real)
+            columns |= {f"stats/{feature}/{name}": kind for name in ("min", "max", "mean", "std", *_QUANTILES)}
+            columns[f"stats/{feature}/count"] = pa.list_(integer)
         schema = pa.schema(list(columns.items()))
 
-        def tables() -> Iterator[Table]:
-            rows: list[Json] = []
-            for place, statistics in zip(self._places(), self._statistics(), strict=True):
-                flat = {f"stats/{f}/{name}": v for f, each in statistics.items() for name, v in each.items()}
-                rows.append(place | flat)
-                if len(rows) == _AT_ONCE:
-                    yield pa.Table.from_pylist(rows, schema=schema)
-                    rows = []
-            if rows:
-                yield pa.Table.from_pylist(rows, schema=schema)
+        def rows() -> Iterator[Json]:
+            for row, statistics in zip(self._places(), self._statistics(), strict=True):
+                yield row | {f"stats/{f}/{name}": v for f, each in statistics.items() for name, v in each.items()}
 
-        path = self.folder / dataset_layout.file_of(dataset_layout.EPISODES, 0)
-        write_parquet(self.piles.part("episodes"), path, schema, tables())
+        path = self.folder / ds.file_of(ds.EPISODES, 0)
+        write_parquet(self.shards.part("episodes"), path, schema, _tables(rows(), schema, _AT_ONCE))
 
     def write_statistics(self) -> None:
         """`meta/stats.json`, after `write_episodes`."""
@@ -91,92 +79,79 @@ class _About:
         for values in self._values() if again else ():
             for name in again:
                 self.streams[name].refine(values[name])
-        out = {name: column_stats.of_stream(stream) for name, stream in self.streams.items()}
-        for name in dataset_layout.SCALARS:  # one column at a time: 8 bytes a step
+        out = {name: _of_stream(stream) for name, stream in self.streams.items()}
+        for name in ds.SCALARS:  # one column at a time: 8 bytes a step
             parts = [pq.read_table(str(p), columns=[name]).column(0).to_numpy() for p in self._paths()]
-            out[name] = column_stats.of_values(np.concatenate(parts)[:, None])
+            out[name] = _of_values(np.concatenate(parts)[:, None])
         for camera, counts in self.counts.items():
-            out[dataset_layout.CAMERA + camera] = column_stats.of_frames(counts, self.frames[camera])
+            out[ds.CAMERA + camera] = _of_frames(counts, self.frames[camera])
         self._write("stats.json", json.dumps(out, indent=4))
 
     def write_tasks(self) -> None:
-        """`meta/tasks.parquet`: lerobot looks a text up by its place, in what pandas calls the index."""
-        texts = self.piles.tasks()
+        """`meta/tasks.parquet`: lerobot looks a text up by its place, in pandas' index."""
+        texts = self.shards.tasks()
         index = "__index_level_0__"
-        kinds = ({"pandas_type": "int64", "numpy_type": "int64"}, {"pandas_type": "unicode", "numpy_type": "object"})
+        number = {"pandas_type": "int64", "numpy_type": "int64"}
+        text = {"pandas_type": "unicode", "numpy_type": "object"}
         pandas = {
             "index_columns": [index],
-            "column_indexes": [{"name": None, "field_name": None, **kinds[1], "metadata": {"encoding": "UTF-8"}}],
+            "column_indexes": [{"name": None, "field_name": None, **text, "metadata": {"encoding": "UTF-8"}}],
             "columns": [
-                {
-                    "name": dataset_layout.TASK_INDEX,
-                    "field_name": dataset_layout.TASK_INDEX,
-                    **kinds[0],
-                    "metadata": None,
-                },
-                {"name": None, "field_name": index, **kinds[1], "metadata": None},
+                {"name": ds.TASK_INDEX, "field_name": ds.TASK_INDEX, **number, "metadata": None},
+                {"name": None, "field_name": index, **text, "metadata": None},
             ],
             "creator": {"library": "pyarrow", "version": pa.__version__},
             "pandas_version": "2.0.0",
         }
-        schema = pa.schema(
-            [(dataset_layout.TASK_INDEX, pa.int64()), (index, pa.string())], metadata={"pandas": json.dumps(pandas)}
-        )
+        schema = pa.schema([(ds.TASK_INDEX, pa.int64()), (index, pa.string())], metadata={"pandas": json.dumps(pandas)})
         table = pa.table([pa.array(range(len(texts)), pa.int64()), pa.array(texts, pa.string())], schema=schema)
-        write_parquet(self.piles.part("tasks"), self.folder / dataset_layout.TASKS, schema, [table])
+        write_parquet(self.shards.part("tasks"), self.folder / ds.TASKS, schema, [table])
 
     def write_lines(self) -> None:
         """Version 2.1's tables, one JSON object a line."""
-        tasks = [{"task_index": i, "task": text} for i, text in enumerate(self.piles.tasks())]
+        tasks = [{"task_index": i, "task": text} for i, text in enumerate(self.shards.tasks())]
         episodes = [
             {"episode_index": i, "tasks": [entry["task"]], "length": entry["length"]}
             for i, entry in enumerate(self.staged)
         ]
-        named = ("min", "max", "mean", "std", "count")
+        names = ("min", "max", "mean", "std", "count")
         statistics = (
-            {"episode_index": i, "stats": {f: {name: each[name] for name in named} for f, each in stats.items()}}
+            {"episode_index": i, "stats": {f: {name: each[name] for name in names} for f, each in stats.items()}}
             for i, stats in enumerate(self._statistics())
         )
         for name, rows in (("tasks", tasks), ("episodes", episodes), ("episodes_stats", statistics)):
             path = self.folder / "meta" / f"{name}.jsonl"
-            with self.piles.part(name).open("w", encoding="utf-8") as file:
+            with self.shards.part(name).open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            publish(self.piles.part(name), path)
+            publish(self.shards.part(name), path)
 
-    def write_beside(self) -> None:
-        """See `beside`."""
+    def write_sidecar(self) -> None:
         schema = sidecar.schema(staged=False)
-
-        def tables() -> Iterator[Table]:
-            for start in range(0, len(self.staged), sidecar.GROUP):
-                stop = min(start + sidecar.GROUP, len(self.staged))
-                rows = [{"episode_index": i, **self.piles.beside_row(i)} for i in range(start, stop)]
-                yield pa.Table.from_pylist(rows, schema=schema)
-
-        write_parquet(self.piles.part("beside"), self.folder / dataset_layout.SIDE, schema, tables())
+        rows = ({"episode_index": i, **self.shards.sidecar_row(i)} for i in range(len(self.staged)))
+        tables = _tables(rows, schema, sidecar.GROUP)
+        write_parquet(self.shards.part("beside"), self.folder / ds.SIDE, schema, tables)
 
     def write_info(self) -> None:
-        """`meta/info.json`."""
         layout, n = self.layout, len(self.staged)
-        v30 = layout["version"] == dataset_layout.V30
-        patterns = dataset_layout.PATTERNS[layout["version"]]
+        v30 = layout["version"] == ds.V30
+        patterns = ds.PATTERNS[layout["version"]]
         info = {
             "codebase_version": layout["version"],
             "robot_type": layout["robot_type"],
             "total_episodes": n,
             "total_frames": sum(self.lengths),
-            "total_tasks": len(self.piles.tasks()),
-            "chunks_size": dataset_layout.CHUNK,
-            "fps": dataset_layout.fps(layout["hz"]),
+            "total_tasks": len(self.shards.tasks()),
+            "chunks_size": ds.CHUNK,
+            "fps": ds.fps(layout["hz"]),
             "splits": {"train": f"0:{n}"},
             "data_path": patterns.data,
             "video_path": patterns.video if layout["videos"] else None,
-            "features": dataset_layout.features(layout),
+            "features": ds.features(layout),
         }
         if v30:
             info |= {"data_files_size_in_mb": layout["data_file_mb"], "video_files_size_in_mb": layout["video_file_mb"]}
         else:
-            info |= {"total_videos": n * len(layout["videos"]), "total_chunks": -(-n // dataset_layout.CHUNK)}
+            info |= {"total_videos": n * len(layout["videos"]), "total_chunks": -(-n // ds.CHUNK)}
         self._write("info.json", json.dumps(info, indent=4, ensure_ascii=False))
 
     def _places(self) -> Iterator[Json]:
@@ -184,36 +159,28 @@ class _About:
         first = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
         places = [_place("data", number) for number, group in enumerate(self.files) for _ in range(*group)]
         for camera in self.layout["videos"]:
-            key = f"videos/{dataset_layout.CAMERA}{camera}"
-            for number, group in enumerate(self.piles.groups(f"{camera}.mp4", self.staged)):
+            key = f"videos/{ds.CAMERA}{camera}"
+            for number, group in enumerate(self.shards.groups(f"{camera}.mp4", self.staged)):
                 for i in range(*group):
                     at = [(first[k] - first[group.start]) / self.layout["hz"] for k in (i, i + 1)]
                     times = {f"{key}/from_timestamp": at[0], f"{key}/to_timestamp": at[1]}
                     places[i] = places[i] | _place(key, number) | times
         for i, (entry, place) in enumerate(zip(self.staged, places, strict=True)):
-            yield (
-                place
-                | _place("meta/episodes", 0)
-                | {
-                    dataset_layout.EPISODE_INDEX: i,
-                    "tasks": [entry["task"]],
-                    "length": entry["length"],
-                    "dataset_from_index": first[i],
-                    "dataset_to_index": first[i + 1],
-                }
-            )
+            row = {ds.EPISODE_INDEX: i, "tasks": [entry["task"]], "length": entry["length"]}
+            rows = {"dataset_from_index": first[i], "dataset_to_index": first[i + 1]}
+            yield place | _place("meta/episodes", 0) | row | rows
 
     def _statistics(self) -> Iterator[Json]:
-        """Of every episode: feature -> statistics. On the way all streams and counts are fed."""
+        """Of every episode: feature -> statistics. Adds to all streams and counts."""
         for i, values in enumerate(self._values()):
             for name, stream in self.streams.items():
                 stream.add(values[name])
-            out = {name: column_stats.of_values(values[name]) for name in self.columns}
-            for each in self.piles.beside(i, "histograms"):
+            out = {name: _of_values(values[name]) for name in self.columns}
+            for each in self.shards.sidecar(i, "histograms"):
                 counts = np.frombuffer(each["counts"], np.int64).reshape(3, 256)
                 self.counts[each["name"]] += counts
                 self.frames[each["name"]] += each["frames"]
-                out[dataset_layout.CAMERA + each["name"]] = column_stats.of_frames(counts, each["frames"])
+                out[ds.CAMERA + each["name"]] = _of_frames(counts, each["frames"])
             yield out
 
     def _values(self) -> Iterator[dict[str, np.ndarray]]:
@@ -225,38 +192,70 @@ class _About:
                     yield {name: matrix(f"{path}: {name}", table.column(name)) for name in self.columns}
 
     def _paths(self) -> list[Path]:
-        return [self.piles.file(ROWS, number) for number in range(len(self.files))]
+        return [self.shards.file(ROWS, number) for number in range(len(self.files))]
 
     def _write(self, name: str, text: str) -> None:
-        part = self.piles.part(name)
+        part = self.shards.part(name)
         part.write_text(text, encoding="utf-8")
         publish(part, self.folder / "meta" / name)
 
 
-def matrix(where: str, column: Any, first: int = 0) -> np.ndarray:
-    """A column of numbers, or of lists of them, as [N, D].
-
-    Raises DataError, beginning with `where`, for lists of unequal lengths and for what are no lists. `first` is the row
-    of the file that the column begins with.
-    """
-    array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    if not pa.types.is_nested(array.type):
-        return array.to_numpy(zero_copy_only=False)[:, None]
-    if pa.types.is_struct(array.type) or pa.types.is_map(array.type) or pa.types.is_union(array.type):
-        raise DataError(f"{where} holds {array.type}, not numbers or lists of them")
-    if not pa.types.is_fixed_size_list(array.type):
-        # Cut anew by `reshape`, lists of 2 and 4 values would become two of 3.
-        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero(lengths != lengths[0])
-        if len(wrong):
-            t = int(wrong[0])
-            raise DataError(
-                f"{where} has lists of several lengths: {int(lengths[0])} values in row {first}, {int(lengths[t])} in "
-                f"row {first + t}"
-            )
-    return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), -1)
+def _tables(rows: Iterator[Json], schema: Any, size: int) -> Iterator[Table]:
+    while group := list(itertools.islice(rows, size)):
+        yield pa.Table.from_pylist(group, schema=schema)
 
 
 def _place(key: str, number: int) -> Json:
-    chunk, index = divmod(number, dataset_layout.CHUNK)
+    chunk, index = divmod(number, ds.CHUNK)
     return {f"{key}/chunk_index": chunk, f"{key}/file_index": index}
+
+
+def _of_values(values: np.ndarray) -> Json:
+    """Of numbers or flags [N >= 1, D], all of them in memory: lists of D numbers."""
+    x = values.astype(np.float64)
+    quantiles = np.quantile(x, list(_QUANTILES.values()), axis=0)
+    return {
+        "min": x.min(0).tolist(),
+        "max": x.max(0).tolist(),
+        "mean": x.mean(0).tolist(),
+        "std": x.std(0).tolist(),
+        "count": [len(x)],
+        **{name: q.tolist() for name, q in zip(_QUANTILES, quantiles, strict=True)},
+    }
+
+
+def _of_stream(statistics: Statistics) -> Json:
+    """Of the values added to `statistics`, which has the quantiles of _QUANTILES."""
+    moments = statistics.moments
+    return {
+        "min": moments.low.tolist(),
+        "max": moments.high.tolist(),
+        "mean": moments.mean.tolist(),
+        "std": moments.std.tolist(),
+        "count": [moments.count],
+        **{name: q.tolist() for name, q in zip(_QUANTILES, statistics.quantile(), strict=True)},
+    }
+
+
+def _of_frames(counts: np.ndarray, frames: int) -> Json:
+    """Of images by how often each value occurs in each channel, int64[3, 256]: in [0, 1], of shape [3, 1, 1]."""
+    value = np.arange(256) / 255
+    n = counts.sum(1)
+    mean = counts @ value / n
+    std = np.sqrt((counts * np.square(value - mean[:, None])).sum(1) / n)
+    present = counts > 0
+    rows: dict[str, Any] = {
+        "min": value[present.argmax(1)],
+        "max": value[255 - present[:, ::-1].argmax(1)],
+        "mean": mean,
+        "std": std,
+    }
+    ranks = np.cumsum(counts, 1)
+    for name, q in _QUANTILES.items():
+        at = q * (n - 1)
+        below, part = np.floor(at), at - np.floor(at)
+        low = [value[np.searchsorted(r, k, side="right")] for r, k in zip(ranks, below, strict=True)]
+        above = np.minimum(below + 1, n - 1)
+        high = [value[np.searchsorted(r, k, side="right")] for r, k in zip(ranks, above, strict=True)]
+        rows[name] = np.array(low) + part * (np.array(high) - np.array(low))
+    return {name: row.reshape(3, 1, 1).tolist() for name, row in rows.items()} | {"count": [frames]}

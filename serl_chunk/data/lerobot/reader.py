@@ -1,28 +1,34 @@
-"""A LeRobot data set as episodes: ours exactly as they were, those of lerobot and others as far as they say."""
+"""A LeRobot data set as episodes: ours exactly as they were, those of lerobot as far as they are recorded."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_frames import FileVersion
-from serl_chunk.data.frames import Frames
-from serl_chunk.data.lerobot import dataset_layout, sidecar
-from serl_chunk.data.lerobot.arrow import pa, pq
+from serl_chunk.data.frames import FileVersion, Frames
+from serl_chunk.data.lerobot import dataset_layout as ds
+from serl_chunk.data.lerobot import sidecar
+from serl_chunk.data.lerobot.arrow import matrix, pa, pq
 from serl_chunk.data.lerobot.index import EpisodePlace, Index, check_columns, read_index
-from serl_chunk.data.lerobot.metadata import matrix
-from serl_chunk.data.lerobot.outcome import ended, lacks_reward, outcome_of
-from serl_chunk.data.lerobot.stored_frames import ParquetFrames, VideoFrames
+from serl_chunk.data.lerobot.stored_frames import ParquetFrames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import check_episode
+from serl_chunk.data.validate import (
+    check_episode,
+    check_finite,
+    choose_cameras,
+    content_id,
+    finished,
+    make_steps,
+    resolve_rate,
+    unfinished,
+)
 from serl_chunk.types import (
     IMAGE_PREFIX,
     STATE,
-    STEP_COLUMNS,
+    Begin,
     DataError,
     Episode,
     Outcome,
@@ -33,23 +39,15 @@ from serl_chunk.types import (
 )
 
 TOLERANCE_S = 1e-4  # lerobot's own
-REWARDS = (dataset_layout.REWARD, "reward")
-_AUTOMATIC = (
-    dataset_layout.TIMESTAMP,
-    dataset_layout.FRAME_INDEX,
-    dataset_layout.EPISODE_INDEX,
-    dataset_layout.INDEX,
-    dataset_layout.TASK_INDEX,
-)
 
 
 @dataclasses.dataclass
 class LeRobotSource:
-    """See `data.source.Source`; a key is `episode_<index>`.
+    """A `data.source.Source`; a key is `episode_<index>`.
 
     Fields:
         cameras: name -> feature, of those that are read.
-        ours: whether the file is there that says what LeRobot cannot.
+        ours: whether the sidecar table is there.
     """
 
     path: Path
@@ -61,16 +59,15 @@ class LeRobotSource:
     format: str = "lerobot"
 
     def keys(self) -> list[str]:
-        """See Source."""
         return take_fraction([f"episode_{i:06d}" for i in range(len(self.index.lengths))], self.options.proportion)
 
     def read(self, key: str) -> Episode:
-        """See Source. What is not ours ends as `outcome.ended` says."""
+        """See Source. An episode that is not ours ends as by `_ended`."""
         number = int(key.removeprefix("episode_"))
         where = f"{self.path}: episode {number}"
         place = self.index.place(number)
         if not place.file.is_file():
-            raise DataError(f"{where}: there is no file {place.file}; the data set is not complete")
+            raise DataError(f"{where}: no file {place.file}; the data set is not complete")
         try:
             version = FileVersion.of(place.file)
             columns, groups = self._read_columns(where, place)
@@ -91,50 +88,39 @@ class LeRobotSource:
             steps.sparse[IMAGE_PREFIX + camera] = SparseRows(np.arange(place.length, dtype=np.int32), frames)
         task = self._task(where, columns)
         if self.ours:
-            episode = sidecar.restored(where, self._beside(where, number), task, steps, set(self.cameras))
+            episode = sidecar.restored(where, self._sidecar(where, number), task, steps, set(self.cameras))
         else:
-            content = hashlib.sha256(steps.observation[STATE].tobytes() + steps.action.tobytes()).hexdigest()[:12]
-            steps = dataclasses.replace(steps, episode_id=f"{key}-{content}")  # each data set has an episode_000000
-            success = columns[dataset_layout.SUCCESS][:, 0] if dataset_layout.SUCCESS in columns else None
-            has_reward = any(name in columns for name in REWARDS)
-            episode = ended(where, task, steps, success, has_reward, self.options)
+            # Each data set has an episode_000000.
+            episode_id = f"{key}-{content_id(steps.observation[STATE], steps.action)}"
+            steps = dataclasses.replace(steps, episode_id=episode_id)
+            has_reward = any(name in columns for name in ds.REWARDS)
+            success = columns[ds.SUCCESS][:, 0] if ds.SUCCESS in columns else None
+            episode = _ended(where, Begin(episode_id, task=task), steps, success, has_reward, self.options)
         check_episode(where, episode, self.options.spec)
         return episode
 
     def notes(self) -> list[str]:
-        """See Source."""
         if self.ours:
             return []
         features = self.index.features
         notes = []
-        if dataset_layout.SUCCESS not in features and self.options.success is None:
-            if any(name in features for name in REWARDS):
+        if ds.SUCCESS not in features and self.options.success is None:
+            if any(name in features for name in ds.REWARDS):
                 notes.append("no column next.success: episodes that end with a reward of 1 or more count as successes")
             else:
-                notes.append("no outcome is recorded: episodes are unfinished ones; --success or --failure says")
-        if not any(name in features for name in (dataset_layout.INTERVENTION, dataset_layout.EXTRA + "source")):
-            notes.append("nothing says who acted: all steps are taken for a human's")
+                notes.append("no outcome is recorded: episodes are unfinished ones; success or failure sets it")
+        if not any(name in features for name in (ds.INTERVENTION, ds.EXTRA + "source")):
+            notes.append("the source of actions is not recorded: all steps are taken for a human's")
         notes += self._notes_on_outcomes()
-        used = {
-            dataset_layout.STATE,
-            dataset_layout.ACTION,
-            *REWARDS,
-            dataset_layout.DONE,
-            dataset_layout.SUCCESS,
-            dataset_layout.INTERVENTION,
-            *_AUTOMATIC,
-        }
-        used |= {dataset_layout.EXTRA + name for name in dataset_layout.EXTRA_COLUMNS}
+        used = {*ds.READ, ds.DONE}
         left = [n for n, f in features.items() if n not in used and f["dtype"] not in ("image", "video")]
-        notes += [f"{name} is not read" for name in sorted(left)]
-        return notes
+        return notes + [f"{name} is not read" for name in sorted(left)]
 
     def _notes_on_outcomes(self) -> list[str]:
-        """What `outcome.ended` guesses or adds, counted over the episodes that are read."""
-        features = self.index.features
-        rewards = [name for name in REWARDS if name in features][:1]
-        judged = [name for name in (dataset_layout.SUCCESS,) if name in features]
-        if not judged and not (rewards and self.options.success):
+        """Guesses and additions of `_ended`, counted over the episodes that are read."""
+        rewards = [name for name in ds.REWARDS if name in self.index.features][:1]
+        successes = [name for name in (ds.SUCCESS,) if name in self.index.features]
+        if not successes and not (rewards and self.options.success):
             return []
         unknown = lacking = 0
         file: Path | None = None
@@ -143,21 +129,20 @@ class LeRobotSource:
             for key in self.keys():
                 place = self.index.place(int(key.removeprefix("episode_")))
                 if place.file != file:
-                    file, table = place.file, pq.read_table(str(place.file), columns=[*judged, *rewards])
+                    file, table = place.file, pq.read_table(str(place.file), columns=[*successes, *rewards])
                 rows = table.slice(place.first, place.length)
-                found = {name: matrix(name, rows.column(name))[:, 0] for name in (*judged, *rewards)}
-                success = found[dataset_layout.SUCCESS] if judged else None
+                found = {name: matrix(name, rows.column(name))[:, 0] for name in (*successes, *rewards)}
                 reward = found[rewards[0]] if rewards else None
-                outcome = outcome_of(success, reward, self.options)
+                outcome = _outcome(found.get(ds.SUCCESS), reward, self.options)
                 unknown += outcome is Outcome.UNKNOWN
-                lacking += reward is not None and lacks_reward(outcome, reward)
+                lacking += reward is not None and _lacks_reward(outcome, reward)
         except (DataError, OSError, ValueError, LookupError, TypeError, pa.ArrowException):
-            return []  # `read` says of which episode and what is wrong
+            return []  # `read` raises with the episode
         notes = []
         if unknown:
             notes.append(
-                f"{unknown} episodes without a true {dataset_layout.SUCCESS}, which may be failures or not: they are "
-                "unfinished ones; --failure says that they failed"
+                f"{unknown} episodes without a true {ds.SUCCESS}, which may be failures or not: they are unfinished "
+                "ones; failure reads them as failures"
             )
         if lacking:
             notes.append(f"{lacking} successes had no reward of 1 or more: their last step has 1")
@@ -171,19 +156,9 @@ class LeRobotSource:
             starts = np.concatenate([[0], np.cumsum(sizes)])
             if self.index.file_of is None and starts[-1] != place.length:
                 raise DataError(
-                    f"{where}: {place.file} has {int(starts[-1])} rows, meta/episodes.jsonl says {place.length}"
+                    f"{where}: {place.file} has {int(starts[-1])} rows, meta/episodes.jsonl has {place.length}"
                 )
-            extra = [dataset_layout.EXTRA + name for name in dataset_layout.EXTRA_COLUMNS]
-            used = [
-                dataset_layout.STATE,
-                dataset_layout.ACTION,
-                *REWARDS,
-                dataset_layout.SUCCESS,
-                dataset_layout.INTERVENTION,
-                *extra,
-                *_AUTOMATIC,
-            ]
-            used = [name for name in used if name in file.schema_arrow.names]
+            used = [name for name in ds.READ if name in file.schema_arrow.names]
             first = int(np.searchsorted(starts, place.first, side="right")) - 1
             last = int(np.searchsorted(starts, place.first + place.length, side="left"))
             table = file.read_row_groups(list(range(first, last)), columns=used)
@@ -191,7 +166,7 @@ class LeRobotSource:
         return {name: self._numbers(where, place, name, table.column(name)) for name in used}, starts[:-1]
 
     def _numbers(self, where: str, place: EpisodePlace, name: str, column: Any) -> np.ndarray:
-        """[T, D] of a column; raises DataError where it is not what info.json says."""
+        """[T, D] of a column; raises DataError where it does not fit info.json."""
         if column.null_count:
             step = int(np.flatnonzero(column.is_null().to_numpy())[0])
             raise DataError(f"{where}, step {step}: {name} has no value")
@@ -199,24 +174,22 @@ class LeRobotSource:
         shape = tuple(self.index.features[name].get("shape") or (values.shape[1],))
         if values.dtype.kind not in "biuf" or len(shape) != 1 or values.shape[1] != shape[0]:
             raise DataError(
-                f"{where}: {name} holds {values.dtype}[{values.shape[1]}] a row, a vector of numbers as long as "
-                f"meta/info.json says is expected ({list(shape)})"
+                f"{where}: {name} holds {values.dtype}[{values.shape[1]}] a row (expected a vector of numbers of "
+                f"{list(shape)}, as in meta/info.json)"
             )
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            step = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise DataError(f"{where}, step {step}: {name} is not finite; leave the episode out or record it again")
+        check_finite(where, name, values, "step", "Leave the episode out or record it again")
         return values
 
     def _seconds(self, where: str, columns: dict[str, np.ndarray], n: int) -> np.ndarray:
         """float64[T], checked against the rate: both must agree, or frames of videos are others than lerobot's."""
-        at = columns[dataset_layout.TIMESTAMP][:, 0].astype(np.float64) if dataset_layout.TIMESTAMP in columns else None
+        at = columns[ds.TIMESTAMP][:, 0].astype(np.float64) if ds.TIMESTAMP in columns else None
         hz = self.index.fps
         if at is None:
             hz = hz or self.hz
             if hz is None and any(self.index.features[name]["dtype"] == "video" for name in self.cameras.values()):
                 raise DataError(
-                    f"{where}: neither a column {dataset_layout.TIMESTAMP} nor fps in meta/info.json says which frame "
-                    "of a video belongs to which step; pass --hz, or leave the videos out (--cameras)"
+                    f"{where}: without a column {ds.TIMESTAMP} and fps in meta/info.json the frames of a video belong "
+                    "to unknown steps. Set hz, or leave the videos out of cameras"
                 )
             return np.arange(n) / hz if hz else np.zeros(n)
         if hz is None:
@@ -227,141 +200,171 @@ class LeRobotSource:
         if len(off):
             t = int(off[0])
             raise DataError(
-                f"{where}, step {t}: timestamp is {at[t]:.6f} s, at {hz:g} steps a second it is {expected[t]:.6f} s, "
-                f"more than {TOLERANCE_S:g} s off; correct the timestamps, or fps in meta/info.json"
+                f"{where}, step {t}: timestamp is {at[t]:.6f} s (expected {expected[t]:.6f} s at {hz:g} steps a "
+                f"second, within {TOLERANCE_S:g} s). Correct the timestamps, or fps in meta/info.json"
             )
         return expected
 
     def _steps(self, columns: dict[str, np.ndarray], n: int) -> StepBlock:
         """The steps without images, of an episode that has no name yet."""
-
-        def given(name: str, otherwise: Any) -> np.ndarray:
-            values = columns.get(dataset_layout.EXTRA + name)
-            found = values[:, 0] if values is not None else otherwise
-            return np.ascontiguousarray(np.broadcast_to(found, n).astype(STEP_COLUMNS[name]))
-
-        reward = next((columns[name][:, 0] for name in REWARDS if name in columns), np.zeros(n))
-        human = columns.get(dataset_layout.INTERVENTION)
-        acted = Source.HUMAN if human is None else np.where(human[:, 0] > 0, Source.HUMAN, Source.POLICY)
-        hz = self.hz
-        return StepBlock(
-            episode_id="",
-            first_tick=0,
-            observation={STATE: columns[dataset_layout.STATE].astype(np.float32)},
-            action=columns[dataset_layout.ACTION].astype(np.float32),
-            reward=reward.astype(np.float32),
-            source=given("source", acted),
-            decision_tick=given("decision_tick", -1),
-            policy_version=given("policy_version", -1),
-            policy_age=given("policy_age", -1),
-            stamp=given("stamp", np.arange(n) / hz if hz else np.zeros(n)),
-            lost_ticks=self._lost_ticks(columns.get(dataset_layout.EXTRA + "stamp"), n),
-        )
+        human = columns.get(ds.INTERVENTION)
+        source = Source.HUMAN if human is None else np.where(human[:, 0] > 0, Source.HUMAN, Source.POLICY)
+        extra = {name: columns[ds.EXTRA + name][:, 0] for name in ds.EXTRA_COLUMNS if ds.EXTRA + name in columns}
+        rewards = [columns[name][:, 0] for name in ds.REWARDS if name in columns][:1]
+        given: dict[str, Any] = {"source": source, "lost_ticks": self._lost_ticks(extra.get("stamp"), n)} | extra
+        given["reward"] = rewards[0] if rewards else 0
+        return make_steps("", columns[ds.STATE], columns[ds.ACTION], self.hz, **given)
 
     def _lost_ticks(self, stamp: np.ndarray | None, n: int) -> np.ndarray:
-        """LeRobot has no place for gaps; the times float64[n, 1] at which the robot's ticks began tell of them."""
+        """LeRobot has no place for gaps; they follow from float64[n], the times at which the robot's ticks began."""
         if stamp is None or not self.hz:
             return np.zeros(n, np.int32)
-        late = np.diff(stamp[:, 0], prepend=stamp[:1, 0] - 1 / self.hz) - 1 / self.hz
+        late = np.diff(stamp, prepend=stamp[:1] - 1 / self.hz) - 1 / self.hz
         # The tick before may have begun late itself, by less than a period: that much is not seen here.
         gap = late > gap_tolerance(1 / self.hz) - 1 / self.hz
         return np.where(gap, np.maximum(1, np.round(late * self.hz)), 0).astype(np.int32)
 
     def _task(self, where: str, columns: dict[str, np.ndarray]) -> str:
-        if dataset_layout.TASK_INDEX not in columns:
+        if ds.TASK_INDEX not in columns:
             return self.options.task
         texts = []
         # An episode of ours has one text: where the steps have several (parts of a task), all of them in their order.
-        for number in dict.fromkeys(map(int, columns[dataset_layout.TASK_INDEX][:, 0])):
+        for number in dict.fromkeys(map(int, columns[ds.TASK_INDEX][:, 0])):
             if not 0 <= number < len(self.index.tasks):
                 raise DataError(f"{where}: task_index is {number}, there are {len(self.index.tasks)} tasks, from 0 on")
             texts.append(self.index.tasks[number])
         return "; ".join(t for t in texts if t) or self.options.task
 
-    def _beside(self, where: str, number: int) -> dict[str, Any]:
-        path = self.path / dataset_layout.SIDE
+    def _sidecar(self, where: str, number: int) -> dict[str, Any]:
+        path = self.path / ds.SIDE
         try:
             with pq.ParquetFile(str(path)) as file:
                 group, row = divmod(number, sidecar.GROUP)
                 rows = file.read_row_group(group).slice(row, 1).to_pylist()
-            if rows[0][dataset_layout.EPISODE_INDEX] != number:
-                raise LookupError(f"row {number} is of episode {rows[0][dataset_layout.EPISODE_INDEX]}")
+            if rows[0][ds.EPISODE_INDEX] != number:
+                raise LookupError(f"row {number} is of episode {rows[0][ds.EPISODE_INDEX]}")
             missing = [name for name in sidecar.schema(staged=False).names if name not in rows[0]]
             if missing:
                 raise LookupError(f"no column {missing[0]}")
         except (OSError, ValueError, LookupError, pa.ArrowException) as error:
             raise DataError(
-                f"{where}: {path} is damaged, or of other episodes ({error}); remove it to read what LeRobot itself "
-                "records"
+                f"{where}: {path} is damaged, or of other episodes ({error}). Remove it to read only LeRobot's own "
+                "columns"
             ) from error
         return rows[0]
+
+
+def _outcome(success: np.ndarray | None, reward: np.ndarray | None, options: ReadOptions) -> Outcome:
+    """A success where `next.success` [T] is true on any row; without that column, with `options.success`, or else where
+    the reward of the last row is at least 1.
+
+    A column that is nowhere true may be a failure, a time-out or an episode without a verdict: only `options.success`
+    False makes a failure of it.
+    """
+    if success is not None and (success > 0).any():
+        return Outcome.SUCCESS
+    if options.success is False:
+        return Outcome.FAILURE
+    if success is None and (options.success or (reward is not None and reward[-1] >= 1)):
+        return Outcome.SUCCESS
+    return Outcome.UNKNOWN
+
+
+def _lacks_reward(outcome: Outcome, reward: np.ndarray) -> bool:
+    """Whether an episode is a success that none of its rewards [T], not even the last, shows."""
+    return outcome is Outcome.SUCCESS and not (reward >= 1).any()
+
+
+def _ended(
+    where: str, begin: Begin, steps: StepBlock, success: np.ndarray | None, has_reward: bool, options: ReadOptions
+) -> Episode:
+    """The episode of `steps`, of T rows, with the `_outcome`.
+
+    Of known outcome: `validate.finished` with the larger of the last two rewards, and with 1 where a success has no
+    reward of 1 on any of its rows; of data without rewards, 1 for success, 0 for failure. Of unknown outcome:
+    `validate.unfinished`. Raises DataError, also for a reward of 1 in an episode that `options.success` makes a
+    failure.
+    """
+    n = steps.n
+    outcome = _outcome(success, steps.reward if has_reward else None, options)
+    if outcome is Outcome.UNKNOWN:
+        if options.reward_every_step and not has_reward:
+            reason = "the data set records no outcome. Set success or failure"
+            if success is not None:
+                reason = f"{ds.SUCCESS} is nowhere true, which may be a failure or not. Set failure if it is"
+            raise DataError(f"{where}: no reward to give on every step: {reason}")
+        return unfinished(begin, steps)
+    reward = steps.reward.copy()
+    end = max(n - 2, 0)  # the last row is left out
+    if has_reward:
+        if outcome is Outcome.FAILURE and (reward >= 1).any():
+            t = int(np.argmax(reward >= 1))
+            raise DataError(
+                f"{where}, step {t}: a reward of {reward[t]:g} in an episode that failure makes a failure. Leave "
+                "failure out, or correct the rewards"
+            )
+        reward[end] = max(reward[end], reward[-1])  # a success may lie before the last row
+        if _lacks_reward(outcome, reward):
+            reward[end] = 1.0  # else a critic would learn that success has no value
+    else:
+        reward[0 if options.reward_every_step else end :] = float(outcome is Outcome.SUCCESS)
+    return finished(where, begin, steps, steps.observation_at(n - 1), reward, outcome)
 
 
 def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
     """See `data.source.Format`."""
     index = read_index(path)
-    for name in (dataset_layout.STATE, dataset_layout.ACTION):
+    for name in (ds.STATE, ds.ACTION):
         if name not in index.features:
-            raise DataError(f"{path / dataset_layout.INFO}: no feature {name}; it has: {', '.join(index.features)}")
-    if index.fps is not None and options.hz is not None and abs(index.fps - options.hz) > 1e-6 * index.fps:
-        raise DataError(
-            f"{path / dataset_layout.INFO}: recorded at {index.fps:g} steps a second, not at {options.hz:g} (--hz)"
-        )
-    hz = index.fps or options.hz or (options.spec.control_hz if options.spec else None)
-    ours = (path / dataset_layout.SIDE).exists()
-    return LeRobotSource(path, options, index, _choose_cameras(path, index, options), ours, hz)
-
-
-def _choose_cameras(path: Path, index: Index, options: ReadOptions) -> dict[str, str]:
+            raise DataError(f"{path / ds.INFO}: no feature {name}; it has: {', '.join(index.features)}")
     found: dict[str, str] = {}
     for feature, about in index.features.items():
         if about["dtype"] in ("image", "video"):
-            camera = feature.removeprefix(dataset_layout.CAMERA).removeprefix("observation.")
+            camera = feature.removeprefix(ds.CAMERA).removeprefix("observation.")
             if camera in found:
-                raise DataError(
-                    f"{path / dataset_layout.INFO}: {feature} and {found[camera]} are both camera {camera!r}"
-                )
+                raise DataError(f"{path / ds.INFO}: {feature} and {found[camera]} are both camera {camera!r}")
             found[camera] = feature
-    missing = sorted(set(options.cameras or ()) - set(found))
-    if missing:
-        raise DataError(f"{path}: no camera {', '.join(missing)}; it has: {', '.join(found) or 'none'}")
-    return {c: found[c] for c in sorted(found) if options.cameras is None or c in options.cameras}
+    cameras = {c: found[c] for c in choose_cameras(path, sorted(found), options.cameras)}
+    hz = resolve_rate(options, index.fps, path / ds.INFO)
+    return LeRobotSource(path, options, index, cameras, (path / ds.SIDE).exists(), hz)
 
 
 def _check_order(where: str, number: int, place: EpisodePlace, columns: dict[str, np.ndarray]) -> None:
     n = place.length
-    wanted = {dataset_layout.EPISODE_INDEX: np.full(n, number), dataset_layout.FRAME_INDEX: np.arange(n)}
+    wanted = {ds.EPISODE_INDEX: np.full(n, number), ds.FRAME_INDEX: np.arange(n)}
     if place.index is not None:
-        wanted[dataset_layout.INDEX] = np.arange(place.index, place.index + n)
+        wanted[ds.INDEX] = np.arange(place.index, place.index + n)
     for name, values in wanted.items():
-        if name not in columns:
-            continue
-        wrong = np.flatnonzero(columns[name][:, 0] != values)
+        wrong = np.flatnonzero(columns[name][:, 0] != values) if name in columns else values[:0]
         if len(wrong):
             t = int(wrong[0])
             raise DataError(
-                f"{where}, step {t}: {name} is {columns[name][t, 0]} where {values[t]} is expected, in {place.file}: "
-                "its rows are out of order, or the table of episodes is of other data; sort the rows by index"
+                f"{where}, step {t}: {name} is {columns[name][t, 0]} (expected {values[t]}), in {place.file}: its rows "
+                "are out of order, or the table of episodes is of other data. Sort the rows by index"
             )
 
 
 def _image_shape(where: str, name: str, feature: dict[str, Any]) -> tuple[int, int, int]:
     """[H, W, 3] from info.json, which may have the channels first."""
     shape, axes = list(feature.get("shape") or ()), feature.get("names")
-    axes = axes if isinstance(axes, list) else None  # a mapping says nothing of their order
+    axes = axes if isinstance(axes, list) else None  # a mapping does not give their order
     if len(shape) == 3 and ((axes and str(axes[0]).startswith("channel")) or (not axes and shape[2] != 3)):
         shape = [shape[1], shape[2], shape[0]]
     if len(shape) != 3 or shape[2] != 3:
-        raise DataError(f"{where}: {name} has the shape {feature.get('shape')}, not [H, W, 3]; --cameras leaves it out")
+        raise DataError(
+            f"{where}: {name} has the shape {feature.get('shape')} (expected [H, W, 3]). Leave it out of cameras"
+        )
     return shape[0], shape[1], 3
 
 
 def _video_frames(
     where: str, place: EpisodePlace, feature: str, shape: tuple[int, int, int], seconds: np.ndarray
 ) -> Frames:
+    from serl_chunk.data.lerobot.video import VideoFrames
+
     path, start = place.videos[feature]
     if not path.is_file():
-        raise DataError(f"{where}: there is no video {path}; --cameras leaves it out")
+        raise DataError(f"{where}: no video {path}. Leave it out of cameras")
     tolerance = TOLERANCE_S + float(np.spacing(np.float32(start + seconds[-1])))
     return VideoFrames(path, FileVersion.of(path), shape, start + seconds, tolerance, where)
 

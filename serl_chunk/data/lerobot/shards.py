@@ -1,8 +1,8 @@
-"""Episodes that wait for their file: how many of them share one, and putting them into it.
+"""Episodes that wait for the data or video file that they share.
 
-A pile is what waits for the next data file, or for the next video file of one camera. It is full when it has reached
-the size of a file; then, or at the end, it becomes one. Nothing is kept in memory between two calls: what waits is
-told by the files in the staging folder, and a file of the data set appears in one step.
+A pending shard holds the episodes of the next data file, or of the next video file of one camera. It becomes a file
+when it has reached a file's size, or at the end. No state is kept in memory between two calls: the files in the staging
+folder are the pending episodes, and a file of the data set appears in one step.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serl_chunk.data.lerobot import dataset_layout
-from serl_chunk.data.lerobot.arrow import Table, pq, publish, read_arrow, sync, write_parquet
-from serl_chunk.data.lerobot.schema import parquet_options, placed_table, schema
+from serl_chunk.data.lerobot import dataset_layout as ds
+from serl_chunk.data.lerobot.arrow import Table, pq, publish, read_arrow, write_parquet
+from serl_chunk.data.lerobot.rows import parquet_options, placed_table, schema
 from serl_chunk.data.source import Json
+from serl_chunk.io import fsync_path
 from serl_chunk.types import DataError
 
 STAGING = ".staging"
-ROWS, BESIDE, TASKS = "rows.arrow", "beside.arrow", "tasks.json"
+ROWS, SIDECAR, TASKS = "rows.arrow", "beside.arrow", "tasks.json"
 
 
 class ShardRange(NamedTuple):
@@ -32,7 +33,7 @@ class ShardRange(NamedTuple):
 
 
 def groups_of(sizes: Sequence[int], limit: float, *, to_the_end: bool) -> list[ShardRange]:
-    """How episodes of these sizes (bytes) share files: one is closed as soon as it has reached `limit` bytes."""
+    """Group episodes of these sizes (bytes) into files, each closed as soon as it has reached `limit` bytes."""
     out, start, total = [], 0, 0
     for i, size in enumerate(sizes):
         total += size
@@ -45,43 +46,43 @@ def groups_of(sizes: Sequence[int], limit: float, *, to_the_end: bool) -> list[S
 
 
 class PendingShards:
-    """All piles of the data set in `folder`."""
+    """All pending shards of the data set in `folder`."""
 
     def __init__(self, folder: Path, layout: Json) -> None:
         self._folder, self._layout = folder, layout
         self._staging = folder / STAGING
-        self._patterns = dataset_layout.PATTERNS[layout["version"]]
+        self._patterns = ds.PATTERNS[layout["version"]]
         self.names = [ROWS, *(f"{camera}.mp4" for camera in layout["videos"])]
 
     def complete(self) -> bool:
-        """Whether nothing is left to do but to clean up: `info.json` comes last."""
-        return (self._folder / dataset_layout.INFO).exists()
+        """Return whether only cleaning up is left: `info.json` comes last."""
+        return (self._folder / ds.INFO).exists()
 
     def file(self, name: str, number: int) -> Path:
-        """The `number`-th file that a pile has become or will become."""
+        """Return the path of the `number`-th file of rows or of a camera's video."""
         if name == ROWS:
-            return self._folder / dataset_layout.file_of(self._patterns.data, number)
-        key = dataset_layout.CAMERA + name.removesuffix(".mp4")
-        return self._folder / dataset_layout.file_of(self._patterns.video, number, key)
+            return self._folder / ds.file_of(self._patterns.data, number)
+        key = ds.CAMERA + name.removesuffix(".mp4")
+        return self._folder / ds.file_of(self._patterns.video, number, key)
 
     def groups(self, name: str, staged: Sequence[Json], *, to_the_end: bool = True) -> list[ShardRange]:
-        """The episodes of each file, of all episodes in their order."""
+        """Return the episodes of each file, for all episodes in their order."""
         return groups_of([entry["bytes"][name] for entry in staged], self._limit(name), to_the_end=to_the_end)
 
-    def beside(self, index: int, column: str) -> Any:
-        """What else is known of a placed episode: one value of its row, see `beside.schema`."""
-        return read_arrow(self._placed(index) / BESIDE).column(column)[0].as_py()
+    def sidecar(self, index: int, column: str) -> Any:
+        """Return one value of a placed episode's row, see `sidecar.schema`."""
+        return read_arrow(self._placed(index) / SIDECAR).column(column)[0].as_py()
 
-    def beside_row(self, index: int) -> Json:
-        """All of them."""
-        return read_arrow(self._placed(index) / BESIDE).to_pylist()[0]
+    def sidecar_row(self, index: int) -> Json:
+        """Return the whole row."""
+        return read_arrow(self._placed(index) / SIDECAR).to_pylist()[0]
 
     def part(self, name: str) -> Path:
-        """Where a file is written until it is complete."""
+        """Return the path of a file until it is complete."""
         return self._staging / f"{name}.part"
 
     def clean_up(self, n: int) -> int:
-        """Remove what has no place, and what is half done; gives how many of `n` episodes have one, from 0 on."""
+        """Remove unplaced episodes and partial files; returns how many of `n` episodes have a place, from 0 on."""
         there = 0
         while there < n and self._placed(there).is_dir():
             there += 1
@@ -96,14 +97,14 @@ class PendingShards:
         return there
 
     def set_tasks(self, texts: Sequence[str]) -> None:
-        """The tasks of the placed episodes."""
+        """Write the tasks of the placed episodes."""
         self._staging.mkdir(parents=True, exist_ok=True)
         part = self.part(TASKS)
         part.write_text(json.dumps(list(dict.fromkeys(texts))))
         publish(part, self._staging / TASKS)
 
     def tasks(self) -> list[str]:
-        """Texts of the tasks; a task's place is its `task_index`."""
+        """Return the texts of the tasks; a task's place is its `task_index`."""
         path = self._staging / TASKS
         return json.loads(path.read_text()) if path.exists() else []
 
@@ -113,10 +114,10 @@ class PendingShards:
         if staged["task"] not in known:
             self.set_tasks([*known, staged["task"]])
         os.replace(self._staging / f"staged_{staged['number']}", self._placed(index))
-        sync(self._staging)
+        fsync_path(self._staging)
 
     def flush_full(self, index: int) -> None:
-        """After episode `index` was added: make files of the piles that have become full."""
+        """After episode `index` was added: write the files of the shards that have become full."""
         for name in self.names:
             start = index
             while start > 0 and (self._placed(start - 1) / name).exists():
@@ -127,7 +128,7 @@ class PendingShards:
                 self._merge(name, self._next_number(name, index), group)
 
     def settle(self, staged: Sequence[Json], *, to_the_end: bool = False) -> None:
-        """Make every file that there should be of the placed episodes `staged`, all of them in order."""
+        """Write every due file of the placed episodes `staged`, all of them in order."""
         for name in self.names:
             for number, group in enumerate(self.groups(name, staged, to_the_end=to_the_end)):
                 if self.file(name, number).exists():
@@ -136,13 +137,13 @@ class PendingShards:
                     self._merge(name, number, group)
 
     def _limit(self, name: str) -> float:
-        if self._layout["version"] == dataset_layout.V21:
+        if self._layout["version"] == ds.V21:
             return 0  # a file an episode
         return 1e6 * self._layout["data_file_mb" if name == ROWS else "video_file_mb"]
 
     def _next_number(self, name: str, index: int) -> int:
-        """How many files a pile has become; there is at most one an episode."""
-        if self._layout["version"] == dataset_layout.V21:
+        """Number of files so far, at most one an episode."""
+        if self._layout["version"] == ds.V21:
             return index
         number = 0
         while self.file(name, number).exists():
@@ -154,14 +155,14 @@ class PendingShards:
         parts = [self._placed(i) / name for i in range(*group)]
         missing = [part for part in parts if not part.exists()]
         if missing:
-            raise DataError(f"{missing[0]}: is gone, and {path.name} needs it; convert into a new folder")
+            raise DataError(f"{missing[0]}: no such file; {path.name} needs it. Convert into a new folder")
         part = self.part(path.name)
         if name == ROWS:
             self._merge_rows(part, path, group, parts, number)
         else:
             from serl_chunk.data.lerobot import video
 
-            lengths = [self.beside(i, "length") for i in range(*group)]
+            lengths = [self.sidecar(i, "length") for i in range(*group)]
             video.join(part, parts, lengths, self._layout["hz"])
             publish(part, path)
         self._drop(name, group)
@@ -174,13 +175,12 @@ class PendingShards:
             at = first
             for episode, each in zip(range(*group), parts, strict=True):
                 table = read_arrow(each)
-                yield placed_table(table, self._layout, episode, at, tasks[self.beside(episode, "task")])
+                yield placed_table(table, self._layout, episode, at, tasks[self.sidecar(episode, "task")])
                 at += table.num_rows
 
         write_parquet(part, path, schema(self._layout, placed=True), tables(), **parquet_options(self._layout))
 
     def _drop(self, name: str, group: ShardRange) -> None:
-        """What is in a file of the data set need not wait any more."""
         for i in range(*group):
             (self._placed(i) / name).unlink(missing_ok=True)
 
@@ -189,8 +189,8 @@ class PendingShards:
 
 
 def _rows_until(path: Path) -> int:
-    """How many rows the data set has, up to and with the data file at `path`."""
+    """Rows of the data set up to the end of the data file at `path`."""
     about = pq.read_metadata(str(path))
     group = about.row_group(about.num_row_groups - 1)
-    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == dataset_layout.INDEX)
+    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == ds.INDEX)
     return int(column.statistics.max) + 1

@@ -1,4 +1,4 @@
-"""What LeRobot has no place for, in `meta/serl_chunk.parquet`: one row an episode, row i of episode i.
+"""Sidecar table `meta/serl_chunk.parquet` with fields that LeRobot lacks: one row an episode, row i of episode i.
 
     episode_index, length   int64     as in LeRobot's own tables
     digest                  string    of the states and actions that it belongs to: see `digest_of`
@@ -10,8 +10,7 @@
     image_ticks             list<struct<name, ticks>>             of cameras that were not read on every tick
     decisions               list<struct<name, dtype, shape, ticks, data>>
 
-An episode on its way there is one such row, without `episode_index`, with the text of its `task` and `histograms` of
-its frames.
+A staged episode is one such row, without `episode_index`, with the text of its `task` and `histograms` of its frames.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 
 from serl_chunk.data.frames import decode_image
 from serl_chunk.data.lerobot.arrow import Schema, pa
-from serl_chunk.data.lerobot.images import Histogram, file_of
+from serl_chunk.data.lerobot.rows import Histogram, lossless_file
 from serl_chunk.types import (
     DECISION_PREFIX,
     IMAGE_PREFIX,
@@ -41,63 +40,49 @@ from serl_chunk.types import (
 
 GROUP = 16  # episodes of a row group: reading one reads these
 Row = dict[str, Any]
+_BEGIN = tuple(name for name in Begin._fields if name != "task")
+_REMEDY = "Remove that file to read only LeRobot's own columns"
 
 
 def digest_of(state: np.ndarray, action: np.ndarray) -> str:
-    """Tells the episode a row belongs to from another one that took its number."""
+    """Return a digest that tells the episode of a row from another one that took its number."""
     return hashlib.sha256(state.tobytes() + action.tobytes()).hexdigest()[:16]
 
 
 def schema(staged: bool) -> Schema:
-    """Of the file, or of the row of an episode that is on its way there."""
-    strings = ("digest", *(name for name in Begin._fields if name != "task"), "outcome", "outcome_by")
-    fields = [
-        pa.field("length", pa.int64()),
-        *(pa.field(name, pa.string()) for name in strings),
-        pa.field("terminated", pa.bool_()),
-        pa.field("truncated", pa.bool_()),
-        pa.field("end_reward", pa.float64()),
-        pa.field("last_reward", pa.float32()),
-        pa.field("final_state", pa.list_(pa.float32())),
-        pa.field("final_images", _structs(name=pa.string(), data=pa.binary())),
-        pa.field("image_ticks", _structs(name=pa.string(), ticks=pa.list_(pa.int32()))),
-        pa.field(
-            "decisions",
-            _structs(
-                name=pa.string(),
-                dtype=pa.string(),
-                shape=pa.list_(pa.int64()),
-                ticks=pa.list_(pa.int32()),
-                data=pa.binary(),
-            ),
-        ),
-    ]
+    """Return the schema of the file, or of the row of a staged episode."""
+    string, integer, binary = pa.string(), pa.int64(), pa.binary()
+    ticks = pa.list_(pa.int32())
+    fields = {
+        "length": integer,
+        **dict.fromkeys(("digest", *_BEGIN, "outcome", "outcome_by"), string),
+        "terminated": pa.bool_(),
+        "truncated": pa.bool_(),
+        "end_reward": pa.float64(),
+        "last_reward": pa.float32(),
+        "final_state": pa.list_(pa.float32()),
+        "final_images": {"name": string, "data": binary},
+        "image_ticks": {"name": string, "ticks": ticks},
+        "decisions": {"name": string, "dtype": string, "shape": pa.list_(integer), "ticks": ticks, "data": binary},
+    }
     if staged:
-        fields.append(pa.field("task", pa.string()))
-        fields.append(pa.field("histograms", _structs(name=pa.string(), frames=pa.int64(), counts=pa.binary())))
+        fields |= {"task": string, "histograms": {"name": string, "frames": integer, "counts": binary}}
     else:
-        fields.insert(0, pa.field("episode_index", pa.int64()))
-    return pa.schema(fields)
-
-
-def _structs(**fields: Any) -> Any:
-    return pa.list_(pa.struct(list(fields.items())))
+        fields = {"episode_index": integer} | fields
+    lists = {name: pa.list_(pa.struct(list(of.items()))) for name, of in fields.items() if isinstance(of, dict)}
+    return pa.schema(list((fields | lists).items()))
 
 
 def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histogram]) -> Row:
-    """The staged row of an episode. Raises DataError for decisions that are no numbers."""
+    """Return the staged row of an episode. Raises DataError for decisions that are no numbers."""
     begin, steps, end = episode
     final = end.final_observation
-    partial = {
-        key.removeprefix(IMAGE_PREFIX): rows.index
-        for key, rows in steps.sparse.items()
-        if key.startswith(IMAGE_PREFIX) and len(rows.index) != steps.n
-    }
-    texts = {name: value for name, value in begin._asdict().items() if name != "task"}
+    sparse = sorted(steps.sparse.items())
+    partial = ((key, rows.index) for key, rows in sparse if len(rows.index) != steps.n)
     return {
         "length": steps.n,
         "digest": digest_of(steps.observation[STATE], steps.action),
-        **texts,
+        **{name: getattr(begin, name) for name in _BEGIN},
         "outcome": end.outcome.value,
         "outcome_by": end.outcome_by,
         "terminated": end.terminated,
@@ -106,14 +91,18 @@ def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histog
         "last_reward": float(steps.reward[-1]),
         "final_state": None if final is None else final[STATE].tolist(),
         "final_images": [
-            {"name": key.removeprefix(IMAGE_PREFIX), "data": file_of(value)}
+            {"name": key.removeprefix(IMAGE_PREFIX), "data": lossless_file(value)}
             for key, value in sorted((final or {}).items())
             if key.startswith(IMAGE_PREFIX)
         ],
-        "image_ticks": [{"name": name, "ticks": index.tolist()} for name, index in sorted(partial.items())],
+        "image_ticks": [
+            {"name": key.removeprefix(IMAGE_PREFIX), "ticks": index.tolist()}
+            for key, index in partial
+            if key.startswith(IMAGE_PREFIX)
+        ],
         "decisions": [
             _decision(where, key.removeprefix(DECISION_PREFIX), rows)
-            for key, rows in sorted(steps.sparse.items())
+            for key, rows in sparse
             if key.startswith(DECISION_PREFIX)
         ],
         "task": task,
@@ -126,7 +115,7 @@ def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histog
 def _decision(where: str, name: str, rows: SparseRows) -> Row:
     values = np.ascontiguousarray(rows.values)
     if values.dtype.kind not in "biuf":
-        raise DataError(f"{where}: decision/{name} holds {values.dtype}, not numbers; leave it out")
+        raise DataError(f"{where}: decision/{name} holds {values.dtype}, not numbers. Leave it out")
     return {
         "name": name,
         "dtype": values.dtype.str,
@@ -137,28 +126,25 @@ def _decision(where: str, name: str, rows: SparseRows) -> Row:
 
 
 def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
-    """The episode whose `row` this is, from the `steps` that LeRobot's columns give, every frame on every tick.
+    """Restore an episode from its `row` and the `steps` in LeRobot's columns, which have every frame on every tick.
 
-    `wanted`: cameras. Raises DataError, beginning with `where`, where the row belongs to other steps or is damaged.
+    `wanted`: cameras. Raises DataError, starting with `where`, where the row belongs to other steps or is damaged.
     """
     try:
         return _restored(where, row, task, steps, wanted)
     except DataError:
         raise
     except (LookupError, ValueError, TypeError) as error:
-        raise DataError(
-            f"{where}: its row in meta/serl_chunk.parquet is damaged ({error}); remove that file to read what LeRobot "
-            "itself records"
-        ) from error
+        raise DataError(f"{where}: its row in meta/serl_chunk.parquet is damaged ({error}). {_REMEDY}") from error
 
 
 def _restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
     if row["length"] != steps.n or row["digest"] != digest_of(steps.observation[STATE], steps.action):
         raise DataError(
             f"{where} is not the one that was written: its steps or its place were changed since, and "
-            "meta/serl_chunk.parquet no longer fits. Remove that file to read what LeRobot itself records"
+            f"meta/serl_chunk.parquet no longer fits. {_REMEDY}"
         )
-    begin = Begin(task=task, **{name: row[name] for name in Begin._fields if name != "task"})
+    begin = Begin(task=task, **{name: row[name] for name in _BEGIN})
     reward = steps.reward.copy()
     reward[-1] = row["last_reward"]
     sparse: dict[str, SparseRows] = {}
@@ -172,17 +158,15 @@ def _restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str
             raise ValueError(f"decision/{each['name']} holds {dtype}, not numbers")
         values = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
         sparse[DECISION_PREFIX + each["name"]] = SparseRows(_ticks(each, steps.n), values)
-    try:
-        outcome = Outcome(row["outcome"])
-    except ValueError:
-        raise DataError(f"{where}: outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}") from None
+    if row["outcome"] not in list(Outcome):
+        raise ValueError(f"outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}")
     end = End(
         episode_id=begin.episode_id,
         length=steps.n,
         final_observation=_final(where, row, wanted),
         terminated=row["terminated"],
         truncated=row["truncated"],
-        outcome=outcome,
+        outcome=Outcome(row["outcome"]),
         outcome_by=row["outcome_by"],
         reward=row["end_reward"],
     )
@@ -191,7 +175,7 @@ def _restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str
 
 
 def _ticks(each: Row, n: int) -> np.ndarray:
-    """int32[M]; raises ValueError for ticks that an episode of `n` steps has not."""
+    """int32[M]; raises ValueError for ticks outside an episode of `n` steps."""
     ticks = np.array(each["ticks"], np.int32)
     wrong = ticks[(ticks < 0) | (ticks >= n)]
     if len(wrong):

@@ -1,4 +1,4 @@
-"""Videos: encoded, joined without encoding them again, and looked at frame by frame. PyAV is imported when it is used.
+"""Videos: encoded, joined without encoding them again, and read frame by frame. PyAV is imported on first use.
 
 Every second frame at least is a key frame and none refers to a later one, so that a training program finds any frame
 in two steps, and files can be joined packet by packet.
@@ -7,9 +7,6 @@ in two steps, and files can be joined packet by packet.
 from __future__ import annotations
 
 import importlib
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -17,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.formats.hdf5_frames import FileVersion
+from serl_chunk.data.frames import FileVersion, Frames, OpenFiles
 from serl_chunk.types import ConfigError, DataError
 
 _QUALITY = 20  # x264's quantiser: 18 is visually lossless
-_MAX_OPEN = 8  # videos a process keeps open: two robots' cameras
 _AHEAD = 32  # frames that are decoded rather than sought past
 
 
@@ -30,13 +26,13 @@ def _av() -> Any:
         return importlib.import_module("av")
     except ImportError as error:
         raise ConfigError(
-            f"videos need PyAV, which is not installed ({error}): pip install 'serl-chunk[lerobot]'; --mode image "
-            "writes a data set without them"
+            f"videos need PyAV, which is not installed ({error}). Run pip install 'serl-chunk[lerobot]', or set mode "
+            "to image"
         ) from error
 
 
 def codec_for(height: int, width: int) -> dict[str, str]:
-    """{"encoder", "codec", "pix_fmt"}: H.264, or MPEG-4 where PyAV was built without it."""
+    """Return {"encoder", "codec", "pix_fmt"}: H.264, or MPEG-4 where PyAV was built without it."""
     av = _av()
     if "libx264" in av.codecs_available:
         # Colour at half resolution, which every player shows, needs even sides.
@@ -46,7 +42,7 @@ def codec_for(height: int, width: int) -> dict[str, str]:
 
 
 def rate_of(hz: float) -> Fraction:
-    """`hz` as a fraction that a video file can hold."""
+    """Return `hz` as a fraction that a video file can hold."""
     return Fraction(hz).limit_denominator(10_000)
 
 
@@ -77,9 +73,9 @@ def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz
 
 
 def join(path: Path, parts: Sequence[Path], lengths: Sequence[int], hz: float) -> None:
-    """Write the videos `parts`, of so many frames each, one behind the other to `path`, without encoding them again.
+    """Write the videos `parts` one behind the other to `path`, without encoding them again.
 
-    Raises DataError where a part has another number of frames.
+    Raises DataError where a part does not have the number of frames in `lengths`.
     """
     av = _av()
     rate = rate_of(hz)
@@ -102,16 +98,16 @@ def join(path: Path, parts: Sequence[Path], lengths: Sequence[int], hz: float) -
                     out.mux(packet)
                     n += 1
             if n != length:
-                raise DataError(f"{part}: {n} frames of a video where {length} were encoded; is the disk at fault?")
+                raise DataError(f"{part}: the video has {n} frames (expected {length}); is the disk at fault?")
             at += length
 
 
-class _Reader:
-    """An open video and where in it the decoder stands."""
+class _Video:
+    """An open video and the position of its decoder."""
 
-    def __init__(self, path: Path, version: FileVersion) -> None:
-        self.version = version
+    def __init__(self, path: Path) -> None:
         self._container = _av().open(str(path))
+        self.close = self._container.close
         if not self._container.streams.video:
             raise ValueError("there is no video in it")
         self._stream = self._container.streams.video[0]
@@ -125,9 +121,8 @@ class _Reader:
         """The first frame that is not earlier than half a period before `seconds`, and its time."""
         earliest = seconds - self._period / 2
         if self._now is None or not earliest - _AHEAD * self._period < self._now[0] < earliest + self._period:
-            self._container.seek(
-                max(0, int(seconds / self._stream.time_base)), stream=self._stream, backward=True, any_frame=False
-            )
+            at = max(0, int(seconds / self._stream.time_base))
+            self._container.seek(at, stream=self._stream, backward=True, any_frame=False)
             self._frames, self._now = self._container.decode(self._stream), None
         while self._now is None or self._now[0] < earliest:
             frame = next(self._frames, None)
@@ -138,65 +133,64 @@ class _Reader:
                 self._now = (float(frame.pts * self._stream.time_base), frame)
         return self._now[0], _rgb(self._now[1])
 
-    def close(self) -> None:
-        """Close the file."""
-        self._container.close()
-
 
 def _rgb(frame: Any) -> np.ndarray:
     """uint8[H, W, 3] of a decoded frame."""
     try:
         # swscale's threads do not survive a fork, and a child that frees their pool (at its exit at the latest) waits
-        # for them for ever.
+        # for them forever.
         image: np.ndarray = frame.to_ndarray(format="rgb24", threads=1)
     except TypeError:  # PyAV before it had threads there
         image = frame.to_ndarray(format="rgb24")
     return image
 
 
-class _OpenVideos:
-    """The few videos that were looked at last; one user at a time."""
+_videos = OpenFiles(_Video, 8)  # two robots' cameras
 
-    def __init__(self) -> None:
-        self._readers: OrderedDict[Path, _Reader] = OrderedDict()
-        self._lock = threading.Lock()
-        self._inherited: list[OrderedDict[Path, _Reader]] = []
-        os.register_at_fork(after_in_child=self._start_over)  # decoders do not survive a fork
 
-    def frame_at(self, path: Path, version: FileVersion, seconds: float, tolerance_s: float) -> np.ndarray:
-        """The frame uint8[H, W, 3] at that time of the video; raises DataError."""
-        with self._lock:
-            try:
-                if FileVersion.of(path) != version:
-                    raise ValueError("the file was changed while it was being read; read it again")
-                if path not in self._readers or self._readers[path].version != version:
-                    self._forget(path)
-                    self._readers[path] = _Reader(path, version)
-                self._readers.move_to_end(path)
-                while len(self._readers) > _MAX_OPEN:
-                    self._readers.popitem(last=False)[1].close()
-                found, image = self._readers[path].frame_at(seconds)
-            except (OSError, ValueError, ArithmeticError, _av().FFmpegError) as error:
-                self._forget(path)
-                raise DataError(
-                    f"{path}: the frame at {seconds:.4f} s cannot be decoded ({error}): the video is truncated or "
-                    "damaged, or PyAV lacks its codec"
-                ) from error
-        if abs(found - seconds) > tolerance_s:
+class VideoFrames(Frames):
+    """Frames of a video.
+
+    Args:
+        path, version: the video file, and its version when it was opened first.
+        shape: [H, W, 3].
+        seconds: float64[N], times of the frames in the video.
+        tolerance_s: largest distance of a frame from its time.
+        where: for messages.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        version: FileVersion,
+        shape: tuple[int, int, int],
+        seconds: np.ndarray,
+        tolerance_s: float,
+        where: str,
+    ) -> None:
+        super().__init__(shape, np.arange(len(seconds)))
+        self._path, self._version, self._seconds = path, version, seconds
+        self._tolerance_s, self._where = tolerance_s, where
+
+    def decode(self, at: int) -> np.ndarray:
+        seconds, where = float(self._seconds[at]), f"{self._where}, step {at}: {self._path}"
+        try:
+            found, image = _videos.use(self._path, self._version, lambda video: video.frame_at(seconds))
+        except DataError as error:
+            raise DataError(f"{self._where}, step {at}: {error}") from error
+        except (OSError, ValueError, ArithmeticError, _av().FFmpegError) as error:
             raise DataError(
-                f"{path}: no frame at {seconds:.4f} s, the next one is at {found:.4f} s; the time stamps of the data "
+                f"{where}: the frame at {seconds:.4f} s cannot be decoded ({error}): the video is truncated or "
+                "damaged, or PyAV lacks its codec"
+            ) from error
+        if abs(found - seconds) > self._tolerance_s:
+            raise DataError(
+                f"{where}: no frame at {seconds:.4f} s, the next one is at {found:.4f} s; the time stamps of the data "
                 "set and its video do not agree"
             )
+        if image.shape != self.shape[1:]:
+            raise DataError(
+                f"{where} has frames of {image.shape[0]}x{image.shape[1]} pixels, meta/info.json has "
+                f"{self.shape[1]}x{self.shape[2]}"
+            )
         return image
-
-    def _forget(self, path: Path) -> None:
-        if path in self._readers:
-            self._readers.pop(path).close()
-
-    def _start_over(self) -> None:
-        # Kept, not dropped: where PyAV does not take `threads` (see `_rgb`), freeing them could wait for ever.
-        self._inherited.append(self._readers)
-        self._readers, self._lock = OrderedDict(), threading.Lock()
-
-
-frame_at = _OpenVideos().frame_at

@@ -118,7 +118,7 @@ def test_the_order_of_colours_is_asked_for(tmp_path, joints_spec):
     path = tmp_path / "a.hdf5"
     _foreign(path, n=3)
     _add(path, "/observations/images/top", np.stack([RED] * 3))
-    with pytest.raises(DataError, match=naming("a.hdf5", "color", "--color", "--cameras=none")):
+    with pytest.raises(DataError, match=naming("a.hdf5", "color", "color", "cameras")):
         read_episode(path, joints_spec)
     rgb = read_episode(path, joints_spec, color="rgb").steps.sparse["images/top"]
     np.testing.assert_array_equal(rgb.index, [0, 1, 2])

@@ -168,7 +168,7 @@ def test_a_copy_reads_for_itself(path: Path) -> None:
     assert rows_of([source.read("3")]) == [[3, 4, 5]]
     with pytest.raises(DataError, match=naming(path.name, "1", 2, "3")):
         source.read("1")
-    with pytest.raises(ConfigError, match=naming("--success", "--failure")):
+    with pytest.raises(ConfigError, match=naming("success", "failure")):
         D4rlSource(path, ReadOptions(success=True))
 
 

@@ -128,7 +128,7 @@ def test_blue_green_red_frames_are_turned(tmp_path):
 
 def test_nobody_guesses_the_order_of_colours(tmp_path):
     file = aloha(tmp_path / "a.hdf5")
-    with pytest.raises(DataError, match=naming("a.hdf5", "color", "--color", "--cameras=none")):
+    with pytest.raises(DataError, match=naming("a.hdf5", "color", "color", "cameras")):
         _read(file.path, ReadOptions())
     assert not _read(file.path, ReadOptions(cameras=())).steps.sparse
 
@@ -175,7 +175,7 @@ def test_a_damaged_jpeg_row_is_named_when_it_is_looked_at_and_when_it_is_copied(
 
 def test_frames_survive_pickling_and_name_a_file_that_changed(tmp_path, monkeypatch):
     paths = [aloha(tmp_path / f"{i}.hdf5").path for i in range(3)]
-    monkeypatch.setattr(hdf5_frames, "MAX_OPEN", 2)
+    monkeypatch.setattr(hdf5_frames.open_files, "limit", 2)
     hdf5_frames.close_files()
     all_frames = [_read(p).steps.sparse["images/cam_high"].values for p in paths]
     copies = pickle.loads(pickle.dumps(all_frames))
@@ -264,8 +264,8 @@ def test_the_rate_is_the_files_else_what_the_caller_says_else_nobody_knows(tmp_p
     unknown = FORMAT.open(path, RGB)
     assert (unknown.format, unknown.hz) == ("episodes", None)
     assert not unknown.read("a.hdf5").steps.stamp.any()
-    assert any("--hz" in note for note in unknown.notes())
-    assert "nothing says who acted: all steps are taken for a human's" in unknown.notes()
+    assert any("hz" in note for note in unknown.notes())
+    assert "the source of actions is not recorded: all steps are taken for a human's" in unknown.notes()
     assert not any("one step earlier" in note for note in unknown.notes())
     judged = FORMAT.open(path, ReadOptions(color="rgb", success=True))
     assert any("episodes end one step earlier" in note for note in judged.notes())
@@ -278,7 +278,7 @@ def test_the_rate_is_the_files_else_what_the_caller_says_else_nobody_knows(tmp_p
         mixed.read("b.hdf5")
     (tmp_path / "a.hdf5").unlink()
     assert FORMAT.open(tmp_path, RGB).hz == 30
-    with pytest.raises(DataError, match=naming("b.hdf5", 30, 20, "--hz")):
+    with pytest.raises(DataError, match=naming("b.hdf5", 30, 20, "hz")):
         FORMAT.open(tmp_path, ReadOptions(hz=20))
     Recorder(tmp_path / "b.hdf5").attributes(hz=0.0)
     with pytest.raises(DataError, match=naming("b.hdf5", "hz", 0.0)):
@@ -305,20 +305,20 @@ def test_folders_of_document_000_have_their_rewards(tmp_path):
 
 def test_any_folder_can_be_given_a_reward_and_none_is_left_without(tmp_path):
     _scored(tmp_path, "score_5", "score_3", "notes_to_self")
-    with pytest.raises(DataError, match=naming("notes_to_self", "score_3", "--scores notes_to_self=REWARD")):
+    with pytest.raises(DataError, match=naming("notes_to_self", "score_3", "scores to notes_to_self=REWARD")):
         FORMAT.open(tmp_path, RGB)
     scores = (("score_5", 1.0), ("score_3", 0.5), ("notes_to_self", 0.0))
     source = FORMAT.open(tmp_path, ReadOptions(scores=scores, reward_every_step=True))
     middle = source.read("score_3/episode_10.hdf5")
     assert middle.steps.reward.tolist() == [0.5] * middle.steps.n
     assert (middle.end.outcome, middle.end.terminated) == (Outcome.UNKNOWN, True)
-    with pytest.raises(DataError, match=naming("score_9", "--scores", "notes_to_self")):
+    with pytest.raises(DataError, match=naming("score_9", "scores", "notes_to_self")):
         FORMAT.open(tmp_path, ReadOptions(scores=(*scores, ("score_9", 1.0))))
 
 
 def test_reward_on_every_step_needs_a_reward(tmp_path):
     path = Recorder(tmp_path / "a.hdf5").path
-    with pytest.raises(DataError, match=naming("a.hdf5", "--success", "--failure", "--scores")):
+    with pytest.raises(DataError, match=naming("a.hdf5", "success", "failure", "scores")):
         _read(path, ReadOptions(reward_every_step=True))
     assert _read(path, ReadOptions(reward_every_step=True, success=True)).steps.reward.tolist() == [1] * 5
     assert _read(path, ReadOptions(success=True)).steps.reward.tolist() == [0, 0, 0, 0, 1]

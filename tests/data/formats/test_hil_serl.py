@@ -118,7 +118,7 @@ def test_an_end_without_success_is_no_termination_and_said(dump: Dump) -> None:
     assert any("1 episode ended without success: failure and time-out are stored alike" in n for n in notes)
     failed = read_all(path, success=False)[0]
     assert (failed.end.terminated, failed.end.outcome) == (True, Outcome.FAILURE)
-    with pytest.raises(ConfigError, match=naming("--success", "--failure")):
+    with pytest.raises(ConfigError, match=naming("success", "failure")):
         read_all(path, success=True)
 
 
@@ -188,7 +188,8 @@ def test_who_acted(dump: Dump) -> None:
     other = dump(plain, "mine/run.pkl")
     (unknown,) = read_all(other)
     assert set(unknown.steps.source) == {Source.HUMAN}
-    assert "nothing tells who acted; 3 steps taken for a human's" in HilSerlSource(other, ReadOptions()).notes()
+    notes = HilSerlSource(other, ReadOptions()).notes()
+    assert "the source of actions is not recorded; 3 steps taken for a human's" in notes
 
 
 def test_cameras_and_colours(dump: Dump) -> None:
@@ -230,7 +231,7 @@ def test_the_robot_is_checked(dump: Dump) -> None:
 def test_a_proportion_keeps_whole_episodes(dump: Dump) -> None:
     path = dump([row for i in range(6) for row in episode(3, i)])
     assert [e.steps.n for e in read_all(path, proportion=0.5)] == [3, 3, 3]
-    with pytest.raises(ConfigError, match=naming("--proportion", 0, "(0, 1]")):
+    with pytest.raises(ConfigError, match=naming("proportion", 0, "(0, 1]")):
         read_all(path, proportion=0.0)
 
 
@@ -314,7 +315,7 @@ def drop(*where: str) -> Callable[[list[Row]], None]:
         (put("actions", None, np.zeros(3)), (1, "actions", "float64[3]", "[4]")),
         (put("rewards", None, "1"), (1, "rewards", "str")),
         (put("rewards", None, np.nan), (1, "rewards", "float")),
-        (put("dones", None, np.zeros(2)), (1, "dones", "ndarray")),
+        (put("dones", None, np.zeros(2)), (1, "dones", "float64[2]")),
         (put("infos", "succeed", "yes"), (1, "infos['succeed']", "str")),
         (put("observations", "side", np.zeros((1, 6, 9, 3), np.uint8)), (1, "observations['side']", "[1, 6, 9, 3]")),
         (put("next_observations", "side", np.zeros((1, 6, 8, 3), "f4")), (1, "next_observations['side']", "float32")),

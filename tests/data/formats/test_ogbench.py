@@ -96,7 +96,7 @@ def test_a_share_is_one_of_the_steps(tmp_path: Path, proportion: float, kept: in
 
 def test_a_share_of_nothing_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "cube.npz", arrays())
-    with pytest.raises(ConfigError, match=naming("--proportion", 0, "(0, 1]", "steps")):
+    with pytest.raises(ConfigError, match=naming("proportion", 0, "(0, 1]", "steps")):
         read_all(path, proportion=0.0)
 
 
@@ -145,7 +145,7 @@ def test_dense_rewards_count_what_is_missing_after_a_step(tmp_path: Path) -> Non
     (note,) = [n for n in OgbenchSource(path, ReadOptions(env_reward="dense")).notes() if "successes" in n]
     assert "1 minus the parts still to be done" in note
     for unlabelled in (arrays(), content | {"rewards": np.zeros(9), "masks": np.arange(9) % 2.0}):
-        with pytest.raises(DataError, match=naming(path.name, "dense", "--env")):
+        with pytest.raises(DataError, match=naming(path.name, "dense", "env")):
             read_all(save(path, unlabelled), env_reward="dense")
 
 
@@ -199,17 +199,15 @@ def test_a_task_is_judged_by_its_environment(tmp_path: Path, fake_ogbench: dict[
     (dense,) = read_all(path, env=TASK, env_reward="dense")
     assert dense.steps.reward.tolist() == [-1, -1, 1]
     assert fake_ogbench == {"closed": 2, "name": "cube-single-singletask-task1-v0"}
-    with pytest.raises(ConfigError, match=naming("--env", "cube-nope-singletask-v0", "doesn't exist")):
+    with pytest.raises(ConfigError, match=naming("env", "cube-nope-singletask-v0", "doesn't exist")):
         read_all(path, env="cube-nope-singletask-v0")
-    with pytest.raises(
-        ConfigError, match=naming("--env", "cube-single-play-v0", "cube-single-play-singletask-task1-v0")
-    ):
+    with pytest.raises(ConfigError, match=naming("env", "cube-single-play-v0", "cube-single-play-singletask-task1-v0")):
         read_all(path, env="cube-single-play-v0")
     del content["qpos"]
-    with pytest.raises(DataError, match=naming("--env", TASK, "qpos", "button_states")):
+    with pytest.raises(DataError, match=naming("env", TASK, "qpos", "button_states")):
         read_all(save(path, content), env=TASK)
     content["observations"] = content["observations"][:, :3]
-    with pytest.raises(DataError, match=naming("observations", 3, "--env", "[4]")):
+    with pytest.raises(DataError, match=naming("observations", 3, "env", "[4]")):
         read_all(save(path, content), env=TASK)
 
 
@@ -245,7 +243,7 @@ def test_a_folder_of_shards_without_its_validation_set(tmp_path: Path) -> None:
     assert len(pickle.dumps(source)) < 5_000
     labelled = arrays((4,), seed=11) | {"rewards": np.array([-1.0, -1, -1, 0]), "masks": np.array([1.0, 1, 1, 0])}
     save(tmp_path / "cube-11.npz", labelled)
-    with pytest.raises(DataError, match=naming("cube-11.npz", "rewards", "--env")):
+    with pytest.raises(DataError, match=naming("cube-11.npz", "rewards", "env")):
         read_all(tmp_path)
 
 
@@ -299,7 +297,7 @@ def with_nan(values: np.ndarray) -> np.ndarray:
         (changed("terminals", np.array(["x"] * 8)), ("terminals", "<U1")),
         (lambda c: c.update(next_observations=c["observations"]), ("next_observations",)),
         (lambda c: c.update(valids=c["terminals"]), ("valids",)),
-        (lambda c: c.update(rewards=np.zeros(8, np.float32)), ("rewards", "masks", "--env")),
+        (lambda c: c.update(rewards=np.zeros(8, np.float32)), ("rewards", "masks", "env")),
         (lambda c: c.update(rewards=np.full(8, np.nan)), ("rewards", "row 0")),
         (lambda c: c.update(rewards=np.zeros(7)), ("rewards", 7, "terminals", 8)),
         (lambda c: c.update({k: v[:1] for k, v in c.items()}), (1, "trajectory")),

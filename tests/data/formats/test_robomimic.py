@@ -200,7 +200,7 @@ NAN[2, 3] = np.nan
         (replace("data/demo_1/actions", NAN), ("demo_1", "action", 2)),
         (replace("data/demo_1/actions", np.zeros((3, 7), "S1")), ("demo_1", "actions", "S1")),
         (replace("data/demo_1/actions", np.zeros(3)), ("demo_1", "actions", 2, "[3]")),
-        (replace("data/demo_1/actions", np.zeros((0, 7))), ("demo_1", "--episodes")),
+        (replace("data/demo_1/actions", np.zeros((0, 7))), ("demo_1", "episodes")),
         (replace("data/demo_1/actions", np.zeros((2, 7))), ("demo_1", "actions", 2, "num_samples", 3)),
         (replace("data/demo_1/rewards", np.zeros(2)), ("demo_1", "reward", 2, "/action", 3)),
         (replace("data/demo_1/rewards", np.full(3, np.inf)), ("demo_1", "reward", 0)),

@@ -80,7 +80,7 @@ def test_which_states_are_successes_and_what_the_others_lack() -> None:
     for shaped in ([0, 0, 0], [0.5, 0.25, 0]):  # masks tell a success from the rest, and nothing tells more
         assert judged(shaped, [1, 0, 1]) == ([False, True, False], None)
     for unclear in ([0, 0], [0.5, 0], [-1, 1]):
-        with pytest.raises(DataError, match=naming("f", "rewards", min(unclear), max(unclear), "masks", "--env")):
+        with pytest.raises(DataError, match=naming("f", "rewards", min(unclear), max(unclear), "masks", "env")):
             judged(unclear)
     with pytest.raises(DataError, match=naming("f", "masks", 0, 1, 2)):
         judged([-2, -1, 0], [1, 2, 0])

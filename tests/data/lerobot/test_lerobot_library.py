@@ -23,7 +23,7 @@ from lerobot_sets import HZ, several, smooth, write
 
 from serl_chunk.data.formats import open_source
 from serl_chunk.data.frames import decode_image
-from serl_chunk.data.lerobot.images import newest
+from serl_chunk.data.lerobot.rows import newest
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import Outcome

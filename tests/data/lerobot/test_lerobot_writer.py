@@ -26,8 +26,8 @@ from properties import examples
 
 from serl_chunk.data.formats import choose, open_source
 from serl_chunk.data.frames import Encoded, Frames, decode_image
-from serl_chunk.data.lerobot import metadata, parquet_pages
-from serl_chunk.data.lerobot.images import encode_jpeg, encode_png
+from serl_chunk.data.lerobot import metadata, stored_frames
+from serl_chunk.data.lerobot.rows import encode_jpeg, encode_png
 from serl_chunk.data.lerobot.shards import STAGING, ShardRange, groups_of
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.normalise.running_statistics import KEEP, Statistics
@@ -292,10 +292,10 @@ def test_an_image_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     steps.sparse["images/top"] = SparseRows(np.arange(40, dtype=np.int32), noise)
     folder = write(LeRobotSink(tmp_path), [Episode(begin, steps, end)])
     frames = open_source(folder, ReadOptions()).read("episode_000000").steps.sparse["images/top"].values
-    monkeypatch.setattr(type(frames), "_read", lambda *_: pytest.fail("the whole column was read"))
+    monkeypatch.setattr(stored_frames._columns, "get", lambda *_: pytest.fail("the whole column was read"))
     for t in (39, 0, 20, 21):
         assert (frames[t] == noise[t]).all()
-    places = parquet_pages.find_values(folder / "data/chunk-000/file-000.parquet", 0, "observation.images.top.bytes")
+    places = stored_frames.find_values(folder / "data/chunk-000/file-000.parquet", 0, "observation.images.top.bytes")
     assert places is not None
     assert np.diff(places[:, 0] - places[:, 1].cumsum()).max() > 4  # a page's header lies between two of them
 
@@ -310,7 +310,7 @@ class TestRefused:
     """What a LeRobot data set cannot hold."""
 
     def test_no_rate(self, tmp_path: Path):
-        with pytest.raises(DataError, match=naming("LeRobot", "--hz")):
+        with pytest.raises(DataError, match=naming("LeRobot", "hz")):
             LeRobotSink(tmp_path).layout(episode_of(0, 3), None)
 
     @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ class TestRefused:
         layout = sink.layout(episode_of(0, 6), HZ)
         episode = episode_of(1, 6)
         del episode.steps.sparse["images/top"]
-        with pytest.raises(DataError, match=naming("e1", "cameras", "top", "wrist", "--cameras")):
+        with pytest.raises(DataError, match=naming("e1", "cameras", "top", "wrist", "cameras")):
             sink.stage(layout, 1, episode)
         assert not list((tmp_path / STAGING).glob("*") if (tmp_path / STAGING).exists() else ())
 
