@@ -2,6 +2,7 @@ import base64
 import html.parser
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -410,3 +411,15 @@ def test_runs_are_compared_on_one_page(tmp_path):
     assert build_comparison(runs, tmp_path / "c.html") == tmp_path / "c.html"
     with pytest.raises(ConfigError, match=naming("run_dirs", runs[0])):
         build_comparison([runs[0], runs[0]])
+
+
+def test_a_run_of_an_older_version_is_reported(tmp_path):
+    """Settings with former names, rows without numbers, no origin."""
+    old = Path(__file__).parents[1] / "data" / "f1f5725" / "settings_a" / "config.json"
+    (tmp_path / "config.json").write_text(old.read_text())
+    write_run(tmp_path, episodes=3)
+    page = Page(build_report(tmp_path))
+    changed, others = page.texts["configuration"].split("other settings")
+    assert "agent.acting_critic" in changed + others
+    assert "agent.lr0.0002610.0003" in changed
+    assert "not recorded" in page.texts["origin"]
