@@ -10,17 +10,14 @@ from serl_chunk.config.fields import as_text, leaves
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import RobotSpec
 
-PARAMETERS = {
-    "experiment": "name",
+SETTINGS = {
     "horizon": "chunk.horizon",
     "execute_steps": "chunk.execute_steps",
     "return_steps": "chunk.return_steps",
     "delay_ticks": "actor.delay_ticks",
     "actions": "normaliser.actions",
-    "critic": "agent.critic.loss",
-    "control_hz": "robot.control_hz",
 }
-"""Fields of a contract -> the setting that decides them; the others are their own paths, or of no single setting."""
+"""Fields of a contract -> the setting whose value they are. A field with a dot is the setting's path itself."""
 
 
 def affects_acting(path: str) -> bool:

@@ -22,7 +22,7 @@ def sentence(output: str) -> str:
 
 def test_an_unknown_experiment_names_the_nearest(processes):
     said = sentence(processes.start("--exp_name", "fake_alhoa", "--learner").ends(WRONG_USAGE))
-    assert "unknown experiment 'fake_alhoa'; did you mean 'fake_aloha'? Valid: " in said
+    assert "--exp_name: unknown experiment 'fake_alhoa' (did you mean 'fake_aloha'?). Valid: " in said
     assert "aloha_transfer_cube" in said
 
 
@@ -111,7 +111,9 @@ def test_actor_and_learner_of_two_experiments(listening):
     longer = listening.cluster.actor(chunk__horizon=7)
     renamed = listening.cluster.actor(exp_name=str(file))
     said = sentence(longer.ends(FAILED))
-    assert "horizon is '5' at the learner and '7' at the actor" in said
+    assert "chunk.horizon is '5' at the learner and '7' at the actor" in said
+    assert "--config.chunk.horizon=5" in said
+    assert "kernel" not in said
     said = sentence(renamed.ends(FAILED))
     assert "experiment is 'fake_aloha' at the learner and 'other_name' at the actor" in said
     assert listening.learner.running

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from serl_chunk.config.compatibility import SETTINGS
 from serl_chunk.transport.wire import codec
 from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import PolicyOrigin, SerlChunkError
@@ -20,7 +21,6 @@ PROTOCOL = 5  # 5: snapshots are pulled by the digests of their leaves
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal
-_BEFORE = 60  # of them, how many come before the place where two long values part
 _SPACES = ("state_dim", "action_dim", "robot_specs")  # fields of a contract that an environment's spaces make
 
 
@@ -110,23 +110,33 @@ def refusal(reason: str, *, retry: bool = False, renew: bool = False) -> list[Fr
     return codec.encode(REFUSED, {"reason": reason, "retry": retry, "renew": renew})
 
 
-def compare(mine: Mapping[str, str], theirs: Mapping[str, str], *, me: str = "learner", them: str = "actor") -> str:
-    """A sentence that names every field that differs and both values; empty where none does."""
+def compare(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return what differs between the learner's contract and an actor's, with the remedy; empty where nothing does.
+
+    The actor's operator reads it, so that it names flags of the command line.
+    """
     differing = [name for name in dict.fromkeys([*mine, *theirs]) if mine.get(name) != theirs.get(name)]
+    if len(differing) > 1:  # other shapes are a consequence
+        differing = [name for name in differing if name != "network"]
     if not differing:
         return ""
-    shown = ((name, *_show(mine.get(name), theirs.get(name))) for name in differing)
+    shown, flags = [], []
+    for name in differing:
+        a, b, setting = mine.get(name), theirs.get(name), SETTINGS.get(name, name)
+        if name == "network":
+            a, b = _first_only_in(a, b), _first_only_in(b, a)
+        shown.append(f"{setting} is {_part(a)} at the learner and {_part(b)} at the actor")
+        if "." in setting and a is not None and b is not None:
+            flags.append(f"--config.{setting}={a}")
     advice = "Start both with the same --exp_name, the same configuration and the same version of serl-chunk."
     if set(_SPACES) & set(differing) and not {"experiment", "robot", "control_hz"} & set(differing):
         advice = (
-            "Look first at the environment: its observations, cameras and actions must be declared alike on both "
+            "Check the environment first: its observations, cameras and actions must be declared alike on both "
             f"machines, and the learner's is made with fake_env=True. Then: {advice[0].lower()}{advice[1:]}"
         )
-    return (
-        f"{me} and {them} do not run the same experiment: "
-        + "; ".join(f"{name} is {a} at the {me} and {b} at the {them}" for name, a, b in shown)
-        + f". {advice}"
-    )
+    if flags:
+        advice = f"Give the actor the learner's {' '.join(flags)[: 5 * _SHOWN]}. {advice}"
+    return f"learner and actor do not run the same experiment: {'; '.join(shown)}. {advice}"
 
 
 def compare_protocol(theirs: int) -> str:
@@ -139,19 +149,12 @@ def compare_protocol(theirs: int) -> str:
     )
 
 
-def _show(mine: str | None, theirs: str | None) -> tuple[str, str]:
-    """Both values in words; of long ones the part where they begin to differ."""
-    a, b = mine or "", theirs or ""
-    start = 0
-    if min(len(a), len(b)) > _BEFORE and max(len(a), len(b)) > _SHOWN:
-        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        start = max(0, same - _BEFORE)
-    return _part(mine, start), _part(theirs, start)
+def _first_only_in(mine: str | None, theirs: str | None) -> str | None:
+    """Return the first of the parameters' shapes, separated by semicolons, that the other text does not have."""
+    others = set((theirs or "").split(";"))
+    return next((shape for shape in (mine or "").split(";") if shape not in others), None)
 
 
-def _part(value: str | None, start: int) -> str:
-    """`_SHOWN` characters of `value` from `start`, with dots where there are others."""
-    if value is None:
-        return "absent"
-    before, after = "..." if start else "", "..." if len(value) > start + _SHOWN else ""
-    return repr(before + value[start : start + _SHOWN] + after)
+def _part(value: str | None) -> str:
+    """Return at most `_SHOWN` characters of a value."""
+    return "absent" if value is None else repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...")

@@ -267,8 +267,8 @@ def test_another_experiment(config, shared):
         checks = checks_of(other, where(port))
     assert failures(checks) == ["experiment"]
     said = checks["experiment"].said
-    assert "horizon is '5' at the learner and '7' at the actor" in said
-    assert "actions is 'relative' at the learner and 'absolute_range' at the actor" in said
+    assert "chunk.horizon is '5' at the learner and '7' at the actor" in said
+    assert "normaliser.actions is 'relative' at the learner and 'absolute_range' at the actor" in said
     assert "network is" in said
     assert "state_dim" not in said
     assert "--exp_name" in checks["experiment"].remedy

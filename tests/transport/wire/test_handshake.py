@@ -24,22 +24,27 @@ def test_compare_names_every_difference():
     assert len(sentence) < 500
 
 
-def test_of_long_values_the_part_that_differs_is_shown():
+def test_of_shapes_the_first_that_differs_is_shown():
     same = ";".join(f"policy/layer_{i}/kernel(4, 4)" for i in range(20))
     mine, theirs = ({"network": f"{same};state/kernel({n}, 4);{same}"} for n in (19, 20))
     sentence = handshake.compare(mine, theirs)
-    assert "state/kernel(19, 4);policy" in sentence
-    assert "state/kernel(20, 4);policy" in sentence
-    assert len(sentence) < 500
+    assert "network is 'state/kernel(19, 4)' at the learner and 'state/kernel(20, 4)' at the actor" in sentence
     longer = handshake.compare({"network": same}, {"network": same + ";state/kernel(19, 4)"})
-    assert "kernel(4, 4);state/kernel(19, 4)' at the actor" in longer
-    assert "...'" not in handshake.compare({"a": "x" * 99}, {"a": "x" * 98})
+    assert "absent at the learner and 'state/kernel(19, 4)' at the actor" in longer
+    assert "kernel" not in handshake.compare(mine | {"horizon": "5"}, theirs | {"horizon": "7"})
+
+
+def test_the_flags_of_the_learners_settings_are_given():
+    sentence = handshake.compare({"horizon": "5", "agent.lr": "1", "robot": "a"}, {"horizon": "7", "agent.lr": "2"})
+    assert "chunk.horizon is '5' at the learner and '7' at the actor" in sentence
+    assert "--config.chunk.horizon=5 --config.agent.lr=1." in sentence
+    assert "robot is 'a' at the learner and absent at the actor" in sentence
 
 
 def test_spaces_that_differ_are_blamed_on_the_environment_first():
     theirs = CONTRACT | {"state_dim": "20", "robot_specs": "b"}
     sentence = handshake.compare(CONTRACT | {"state_dim": "19", "robot_specs": "a"}, theirs)
-    assert "Look first at the environment: " in sentence
+    assert "Check the environment first: " in sentence
     assert "fake_env=True. Then: start both with the same --exp_name" in sentence
     rates = ({"control_hz": hz, "robot_specs": hz} for hz in ("10", "20"))
     assert "fake_env" not in handshake.compare(*rates)  # a setting of the configuration
@@ -73,7 +78,7 @@ def test_malformed_hello(change):
 def test_a_refused_actor_is_told_the_field_and_both_values(caplog):
     port = free_port()
     with serving(port), linked(port, connect=False, contract={**CONTRACT, "horizon": "8"}) as link:
-        with pytest.raises(RefusedError, match=naming("horizon", 5, 8, "--exp_name")):
+        with pytest.raises(RefusedError, match=naming("chunk.horizon", 5, 8, "--config.chunk.horizon=5")):
             link.connect(timeout=10)
         assert link.can_begin()[0] is False
         link.begin(Begin("e"))
