@@ -269,7 +269,7 @@ def test_another_experiment(config, shared):
     said = checks["experiment"].said
     assert "chunk.horizon is '5' at the learner and '7' at the actor" in said
     assert "normaliser.actions is 'relative' at the learner and 'absolute_range' at the actor" in said
-    assert "network is" in said
+    assert "network is" not in said
     assert "state_dim" not in said
     assert "--exp_name" in checks["experiment"].remedy
 
