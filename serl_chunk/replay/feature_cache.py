@@ -34,13 +34,6 @@ class PendingFetch(Protocol):
     def fetch(self) -> None: ...
 
 
-class FeatureMask(NamedTuple):
-    """Frames without features: their slots int64[K], and how often each slot had been written, int64[K]."""
-
-    slots: np.ndarray
-    writes: np.ndarray
-
-
 class FrameFeatures:
     """Features of one camera's frames by their slots; safe to use from several threads.
 
@@ -102,21 +95,22 @@ class FrameFeatures:
             self.asked += len(slots)
             return self._values[slots], self._holds[slots] == _KNOWN
 
-    def gaps(self, slots: np.ndarray) -> FeatureMask:
+    def writes(self, slots: np.ndarray) -> np.ndarray:
+        """Return how often each of `slots` int64[K] was written so far, int64[K]."""
         """`slots` int64[K], as they are now."""
         with self._lock:
-            return FeatureMask(slots, self._writes[slots])
+            return self._writes[slots]
 
     def first_missing(self, limit: int) -> np.ndarray:
         """Up to `limit` slots of frames without features, int64[K]."""
         return np.flatnonzero(self._holds == _FRAME)[:limit]
 
-    def keep(self, gaps: FeatureMask, values: np.ndarray) -> None:
-        """Keep `values` float16[K, h, w, C] of frames that are still where they were when `gaps` was made."""
+    def keep(self, slots: np.ndarray, writes: np.ndarray, values: np.ndarray) -> None:
+        """Keep `values` float16[K, h, w, C] of the frames in `slots` that were not written since `writes`."""
         with self._lock:
             self.computed += len(values)
-            same = self._writes[gaps.slots] == gaps.writes
-            slots = gaps.slots[same]
+            same = self._writes[slots] == writes
+            slots = slots[same]
             self._values[slots] = values[same]
             self._holds[slots] = _KNOWN
 
@@ -130,13 +124,14 @@ class MissingFeatures(NamedTuple):
 
 
 class UncachedFrames(NamedTuple):
-    """Frames whose features are to be computed, and the batch that lacks them, if one does.
+    """Different frames whose features are to be computed, and the batch that lacks them, if one does.
 
-    `images` uint8[K, H, W, 3] are of the frames in `gaps`; those in files come with `files`.
+    `images` uint8[K, H, W, 3] are those in `slots` int64[K], after `writes` of each; those in files come with `files`.
     """
 
     features: FrameFeatures
-    gaps: FeatureMask
+    slots: np.ndarray
+    writes: np.ndarray
     images: np.ndarray
     files: PendingFetch | None
     batch: MissingFeatures | None = None
@@ -148,4 +143,4 @@ class UncachedFrames(NamedTuple):
         values = self.features.embed(self.images)
         if self.batch is not None:
             self.batch.out[self.batch.at] = values[self.batch.which]
-        self.features.keep(self.gaps, values)
+        self.features.keep(self.slots, self.writes, values)

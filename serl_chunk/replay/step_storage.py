@@ -343,7 +343,8 @@ class StepStorage:
         return FEATURE_PREFIX + name, values, self._unseen(c, different, MissingFeatures(values, at, which))
 
     def _unseen(self, c: int, slots: np.ndarray, batch: MissingFeatures | None = None) -> UncachedFrames:
-        return UncachedFrames(self.features[c], self.features[c].gaps(slots), *self.images_at(c, slots), batch)
+        features = self.features[c]
+        return UncachedFrames(features, slots, features.writes(slots), *self.images_at(c, slots), batch)
 
     def unseen(self, limit: int) -> UncachedFrames | None:
         """Up to `limit` frames of a camera that lack their features; none where no frame does."""

@@ -210,15 +210,16 @@ def test_features_count_in_the_estimate_and_are_refused_where_they_do_not_fit(mo
 def test_places_grow_where_more_frames_come_than_were_expected():
     features = FrameFeatures(CodedEmbedder(), SPEC.cameras[0], 2)
     features.placed(np.array([0, 1]))
-    gaps = features.gaps(np.array([0, 1]))
-    features.keep(gaps, np.full((2, 1, 2, 3), 5, np.float16))
+    slots = np.array([0, 1])
+    writes = features.writes(slots)
+    features.keep(slots, writes, np.full((2, 1, 2, 3), 5, np.float16))
     features.placed(np.array([4, 2]))
     assert (features.known, features.missing, features.first_missing(9).tolist()) == (2, 2, [2, 4])
     values, known = features.read(np.array([1, 4]))
     assert known.tolist() == [True, False]
     assert (values[0] == 5).all()
     features.released(np.array([0]))
-    features.keep(gaps, np.zeros((2, 1, 2, 3), np.float16))  # of 0 there is no frame any more
+    features.keep(slots, writes, np.zeros((2, 1, 2, 3), np.float16))  # of 0 there is no frame any more
     assert (features.known, features.held_bytes) == (1, 12)
 
 
