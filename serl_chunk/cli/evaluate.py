@@ -22,7 +22,7 @@ from serl_chunk.actor.link import normaliser_of, open_link
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.actor import LearnerAddress
-from serl_chunk.cli.process import interactive, say, warn_of_lockstep
+from serl_chunk.cli.process import interactive, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.experiment import ExperimentConfig
@@ -109,7 +109,7 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
         except OSError as error:  # a full disk: the figures are worth more than a traceback
             logger.warning(f"the results could not be written to {run} ({error})")
             where, status = "none (it could not be written)", 1
-    say(summary_line(results[0], where))
+    print(summary_line(results[0], where), flush=True)
     return status
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from serl_chunk.cli.process import Say, say
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import (
@@ -28,6 +28,8 @@ from serl_chunk.transport.sockets import DEFAULT_PORT, is_loopback
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_ACTOR = "actor"  # id of an actor without keys, unless the operator chooses one
 FIRST_ROBOT = "robot"  # name of the first robot PC unless the operator chooses one
 JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
@@ -38,7 +40,7 @@ def key_folder(folder: str | None) -> Path:
     return default_folder() if folder is None else Path(folder).expanduser()
 
 
-def learner_keys(bind: str, folder: str | None, *, insecure: bool, tell: Say = say) -> ServerKeys | None:
+def learner_keys(bind: str, folder: str | None, *, insecure: bool) -> ServerKeys | None:
     """The keys of a learner that listens on `bind`, made where there are none; None where it needs none.
 
     Raises ConfigError where it needs keys and cannot have them.
@@ -57,17 +59,18 @@ def learner_keys(bind: str, folder: str | None, *, insecure: bool, tell: Say = s
             if own.server == keys.pair.public:
                 own.at(addresses(bind))
     if new:
-        tell(f"keys of this learner ({fingerprint(keys.pair.public)}) made in {keys.folder}")
+        logger.info(f"keys of this learner ({fingerprint(keys.pair.public)}) made in {keys.folder}")
     return keys
 
 
-def invite_first(keys: ServerKeys, bind: str, port: int, tell: Say = say) -> None:
-    """Print the line for the first robot PC, unless one has joined."""
+def invite_first(keys: ServerKeys, bind: str, port: int) -> None:
+    """Print the line for the first robot PC, unless one has joined. It is a secret, and so no log record."""
     now = time.time()
     joined = [c.name for c in keys.clients() if c.state(now) == "joined" and c.name != THIS_MACHINE]
     if joined or is_loopback(bind):
         return
-    tell("no robot PC has joined yet. " + how_to_join(keys, keys.invite(FIRST_ROBOT, addresses(bind), port)))
+    line = how_to_join(keys, keys.invite(FIRST_ROBOT, addresses(bind), port))
+    print(f"no robot PC has joined yet. {line}", flush=True)
 
 
 def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | None:
@@ -131,17 +134,17 @@ def run_init(folder: str | None) -> int:
     name = fingerprint(keys.pair.public)
     if not new:
         raise ConfigError(
-            f"{keys.folder} holds a learner's keys ({name}) already: `serl-chunk keys add NAME` lets a robot PC in. To "
-            f"make new ones, move {keys.folder / 'server.json'} away first: then every robot PC has to join again"
+            f"{keys.folder} holds a learner's keys ({name}) already: `serl-chunk keys add NAME` admits a robot PC. To "
+            f"make new ones, move {keys.folder / 'server.json'} away first; every robot PC must then join again"
         )
-    say(f"keys of this machine's learners ({name}) made in {keys.folder}; serl-chunk keys add NAME lets a robot PC in")
+    print(f"keys of this machine's learners ({name}) made in {keys.folder}; serl-chunk keys add NAME admits a robot PC")
     return 0
 
 
 def run_add(folder: str | None, name: str, *, host: str | None, port: int) -> int:
     """Print the line with which one robot PC joins."""
     keys = ServerKeys.open(key_folder(folder))
-    say(how_to_join(keys, keys.invite(name, addresses("0.0.0.0") if host is None else [host], port)))
+    print(how_to_join(keys, keys.invite(name, addresses("0.0.0.0") if host is None else [host], port)))
     return 0
 
 
@@ -155,7 +158,7 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
     if before is not None and before.line == keys.line:
         keys = before  # pasted twice: the learner may know the pair by now
         if keys.ticket is None:
-            say(f"this machine has joined with that line already, as {keys.name!r}; key in {keys.file}")
+            print(f"this machine has joined with that line already, as {keys.name!r}; key in {keys.file}")
             return 0
     joins_again = before is not None and before.ticket is None
     if not joins_again:
@@ -171,7 +174,7 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
         raise
     learner = f"the learner {fingerprint(keys.server)}"
     if reached:
-        say(f"joined {learner} as {keys.name!r}; key in {keys.file}")
+        print(f"joined {learner} as {keys.name!r}; key in {keys.file}")
     elif joins_again:
         raise ConfigError(
             f"{learner} cannot be reached at {_or(where, keys.port)}, and this machine has joined it already "
@@ -179,13 +182,13 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
             "with --ip HOST if it is somewhere else"
         )
     else:
-        say(
-            f"key for {learner} in {keys.file}. It cannot be reached at {_or(where, keys.port)} now: the actor joins "
-            f"as {keys.name!r} when it first connects, if that is within ten minutes of the line"
+        print(
+            f"key for {learner} in {keys.file}. It cannot be reached at {_or(where, keys.port)} now. The actor joins "
+            f"as {keys.name!r} when it first connects, within ten minutes after the line was printed"
         )
     more = "" if keys.port in (0, DEFAULT_PORT) else f" --port {keys.port}"
     more += "" if folder is None else f" --keys {folder}"
-    say(f"start: serl-chunk --exp_name EXPERIMENT --actor --ip {reached or (where[0] if where else 'HOST')}{more}")
+    print(f"start: serl-chunk --exp_name EXPERIMENT --actor --ip {reached or (where[0] if where else 'HOST')}{more}")
     return 0
 
 
@@ -205,28 +208,28 @@ def _or(hosts: Sequence[str], port: int) -> str:
 
 
 def run_list(folder: str | None) -> int:
-    """Who may connect to this machine's learners, and which learners this machine has joined."""
+    """Print the robot PCs admitted to this machine's learners, and the learners that this machine has joined."""
     path = key_folder(folder)
     now = time.time()
     empty = True
     if (path / "server.json").exists():
         empty = False
         keys = ServerKeys.open(path)
-        say(f"this machine's learners: {fingerprint(keys.pair.public)} ({path / 'server.json'})")
+        print(f"this machine's learners: {fingerprint(keys.pair.public)} ({path / 'server.json'})")
         for client in keys.clients():
             state = client.state(now)
             print_of = fingerprint(client.public) if client.public else "-"
             more = f", {client.until - now:.0f} s left" if state == "invited" else ""
-            say(f"  {client.name:24} {state:8} {print_of:12} {_date(client.since)}{more}")
+            print(f"  {client.name:24} {state:8} {print_of:12} {_date(client.since)}{more}")
     for own in ClientKeys.all(path):
         empty = False
         standing = "to join at the first connection" if own.ticket else "joined"
-        say(
-            f"learner {fingerprint(own.server)} knows this machine as {own.name!r} "
+        print(
+            f"learner {fingerprint(own.server)}: this machine is {own.name!r} "
             f"({fingerprint(own.pair.public)}, {standing}, {_date(own.joined)}); seen at {', '.join(own.hosts) or '?'}"
         )
     if empty:
-        say(f"no keys in {path}")
+        print(f"no keys in {path}")
     return 0
 
 
@@ -235,9 +238,9 @@ def _date(seconds: float) -> str:
 
 
 def run_revoke(folder: str | None, name: str) -> int:
-    """Let a robot PC in no more; a learner that runs cuts it within a second."""
+    """Revoke a robot PC's key; running learners disconnect it within a second."""
     keys = ServerKeys.open(key_folder(folder))
     client = keys.revoke(name)
-    what = f"key {fingerprint(client.public)}" if client.public else "a line that was not used"
-    say(f"{name} is revoked ({what}); learners that run cut it within a second")
+    what = f"key {fingerprint(client.public)}" if client.public else "an unused line"
+    print(f"{name} is revoked ({what}); running learners disconnect it within a second")
     return 0

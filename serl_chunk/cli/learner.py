@@ -14,7 +14,7 @@ from serl_chunk.cli.demos import DemoOptions, append_hint, check_data, open_data
 from serl_chunk.cli.keys import invite_first, learner_keys
 from serl_chunk.cli.learner_evaluation import OwnEvaluation, check_simulator
 from serl_chunk.cli.logs import log_to_file, status_line
-from serl_chunk.cli.process import print_config, say, spec_of
+from serl_chunk.cli.process import print_config, spec_of
 from serl_chunk.cli.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
@@ -249,11 +249,11 @@ def log_final_checkpoint(learner: Learner) -> None:
 def finish_run(learner: Learner) -> int:
     """Log a closed learner's totals and write its report; returns 1 where something could not be written, else 0."""
     path = learner.checkpoints.run_dir
-    say(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
+    logger.info(f"{learner.updates} updates, {learner.env_steps} online steps, {learner.human_ticks} human ticks")
     status = 0
     logger.info("writing the report")  # which takes seconds, on a busy machine many of them
     try:
-        say(f"report: {build_report(path)}")
+        logger.info(f"report: {build_report(path)}")
     except OSError as error:  # a full disk: the checkpoints' fate below is worth more than a traceback
         logger.warning(f"the report could not be written ({error}); later: serl-chunk report {path}")
         status = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from serl_chunk.config.compatibility import gripper_in_words
 from serl_chunk.config.experiment import ExperimentConfig
@@ -17,13 +17,6 @@ from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError, RobotSpec
 
 logger = logging.getLogger(__name__)
-
-Say = Callable[[str], None]
-
-
-def say(text: str) -> None:
-    """Print one line at once, whatever the output goes to."""
-    print(text, flush=True)
 
 
 def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tuple[str, str]]:

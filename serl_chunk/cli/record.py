@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.progress import Progress
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.stats import RolloutStats
-from serl_chunk.cli.process import say, spec_of
+from serl_chunk.cli.process import spec_of
 from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
@@ -22,6 +23,8 @@ from serl_chunk.io import plural
 from serl_chunk.robots.base import Expert, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome
+
+logger = logging.getLogger(__name__)
 
 DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,000,000
 MAX_FAILURES_PER_DEMO = 20  # an expert worse than this is a mistake, not bad luck
@@ -55,7 +58,7 @@ def run_record(
     if cameras:
         _check_cameras(folder, files, cameras)
     if there >= n_demos:
-        say(f"{folder} already holds {plural(there, 'demonstration')}")
+        logger.info(f"{folder} already holds {plural(there, 'demonstration')}")
         return 0
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
@@ -84,7 +87,7 @@ def run_record(
             elif (failed := attempts - kept.episodes) > MAX_FAILURES_PER_DEMO * n_demos:
                 raise ConfigError(f"the expert failed {failed} of {attempts} episodes; giving up")
     seen = f", with cameras {', '.join(cameras)}" if cameras else ""
-    say(
+    logger.info(
         f"{folder}: {plural(kept.episodes, 'demonstration')} recorded in {plural(attempts, 'episode')}, "
         f"{kept.mean_length:.0f} ticks on average{seen}"
     )
@@ -107,9 +110,9 @@ def _kept_files_reported(writer: EpisodeWriter, folder: Path, there: int, n_demo
         yield
     except KeyboardInterrupt:
         new = len(writer.written)
-        say(
-            f"interrupted: {folder} holds {there + new} of {n_demos} demonstrations, {new} of them new; the episode "
-            "under way is dropped. The same command records the rest"
+        logger.info(
+            f"interrupted: {folder} holds {there + new} of {n_demos} demonstrations, {new} of them new. The current "
+            "episode is dropped. Run the same command again to record the rest."
         )
         raise
 

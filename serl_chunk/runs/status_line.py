@@ -85,12 +85,10 @@ class StatusLine:
             if self._screen is not None:
                 self._screen.keep()
 
-    def say(self, text: str) -> None:
-        """Log `text`; for callers that do not log by themselves yet."""
-        logging.getLogger("serl_chunk").info(text)
-
     def update(self, phase: str, fields: StatusFields) -> None:
         """Take the newest state; it is shown only when the last one shown is old enough."""
+        if fields.get("total") == 0:
+            return  # a phase that this run does not have
         now = self._clock()
         with self._lock:
             done, paused = fields.get("done", 0), fields.get("paused", 0.0)

@@ -53,7 +53,8 @@ def record_until(n: int, folder, **changes) -> int:
     return run_record(CONFIG, n, str(folder), **{"policy": "scripted", "noise": None, "cameras": (), **changes})
 
 
-def test_a_recording_that_goes_on_repeats_no_start_state(tmp_path, unreliable, capsys):
+def test_a_recording_that_goes_on_repeats_no_start_state(tmp_path, unreliable, caplog):
+    caplog.set_level("INFO", "serl_chunk")
     assert record_until(3, tmp_path) == 0
     assert record_until(5, tmp_path) == 0
     episodes = demos(tmp_path)
@@ -61,7 +62,7 @@ def test_a_recording_that_goes_on_repeats_no_start_state(tmp_path, unreliable, c
     assert len({e.steps.action.tobytes() for e in episodes}) == 5
     assert all(e.end.outcome is Outcome.SUCCESS and e.end.terminated for e in episodes)
     assert record_until(5, tmp_path) == 0  # complete: nothing is recorded
-    out = capsys.readouterr().out
+    out = caplog.text
     assert "3 demonstrations recorded in 4 episodes" in out
     assert "2 demonstrations recorded in 3 episodes" in out
     assert "already holds 5 demonstrations" in out
