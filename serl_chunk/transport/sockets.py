@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with every limit set, and counters under one naming scheme at both ends.
+"""ZeroMQ sockets with every limit set, counters, and the wake-up of a polling thread.
 
 A socket belongs to one thread. Data, snapshots and control have a socket each (ports p, p+1, p+2), so that
 acknowledgements and heartbeats never wait behind a blob.
@@ -42,7 +42,6 @@ class Rate:
         self._events: collections.deque[tuple[float, int]] = collections.deque()
 
     def add(self, n: int) -> None:
-        """Count `n` events now."""
         now = self._clock()
         # Events within a twentieth of the window share an entry, which bounds the memory.
         if self._events and now - self._events[-1][0] < self._window / 20:
@@ -53,19 +52,10 @@ class Rate:
             self._events.popleft()
 
     def per_second(self) -> float:
-        """Events per second over the window, or since the start where that is shorter. Safe from any thread."""
+        """Return events per second over the window, or since the start where that is shorter. For any thread."""
         now = self._clock()
         total = sum(n for at, n in list(self._events) if at >= now - self._window)
         return total / max(min(self._window, now - self._started), 1e-3)
-
-
-def in_words(nbytes: float) -> str:
-    """A size: `312 KiB`, `34 MiB`, `1.2 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 10 else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
 
 
 DEFAULT_PORT = 5588
@@ -77,15 +67,13 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # combining 
 # would not do: on a slow link they wait behind a message, and the connection would be cut in the middle of it.
 _DEAD_PEER_S = 60
 HIGH_WATER = 256  # messages queued per peer and direction (libzmq's default of 1000 would be 295 MB of camera rows)
-
-
 _HANDSHAKE_MS = 4000  # libzmq's default of 30 s lets a peer that says nothing hold a connection that long
 
 
 def make_socket(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, config: TransportConfig, max_frame_bytes: int | None = None
 ) -> zmq.Socket[bytes]:
-    """A ROUTER or DEALER that never blocks on close, never queues without bound and notices a dead peer.
+    """Make a ROUTER or DEALER that never blocks on close, never queues without bound and notices a dead peer.
 
     A peer that sends a larger frame is disconnected; by default one may be as large as a message.
     """
@@ -126,14 +114,14 @@ def try_send(s: zmq.Socket[bytes], frames: Sequence[Frame]) -> bool:
                 raise
             if i == 0:
                 return False
-            # The connection broke in the middle. libzmq takes back what it had of the message, and swallows the rest,
-            # which must still be handed to it: else the next message would be taken for that rest.
+            # The connection broke in the middle. libzmq discards the message, but must still be given its rest: else
+            # the next message would be taken for that rest.
             sent = False
     return sent
 
 
 def try_receive(s: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    """The next message; None where there is none. As `recv_multipart`, in half its time."""
+    """Return the next message; None where there is none. As `recv_multipart`, in half its time."""
     try:
         frames = [s.recv(_NOBLOCK, copy=False)]
     except zmq.Again:
@@ -144,31 +132,31 @@ def try_receive(s: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
 
 
 def endpoint(host: str, port: int) -> str:
-    """`tcp://host:port`, with the brackets that an IPv6 address needs."""
+    """Return `tcp://host:port`, with the brackets that an IPv6 address needs."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
     """Connect to a learner. Raises ConfigError for what cannot be a host.
 
-    libzmq tries one address of a name, and where IPv6 is allowed the first: a learner that listens on IPv4, as nearly
-    all do, is then not found under a name that has both.
+    libzmq tries one address of a name, the IPv6 one where that is allowed: a learner that listens on IPv4 is then not
+    found under a name that has both.
     """
     s.setsockopt(zmq.IPV6, not _has_ipv4(host))
     try:
         s.connect(endpoint(host, port))
     except zmq.ZMQError as e:
-        raise ConfigError(f"{host!r} is no host ({e.strerror}); give the learner's name or IP address alone") from e
+        raise ConfigError(f"{host!r} is no host ({e.strerror}). Give the learner's name or IP address alone") from e
 
 
-_ipv4: dict[str, bool] = {}  # whether a host has such an address, as it was last told
+_ipv4: dict[str, bool] = {}  # whether a host has such an address, as last looked up
 
 
 def _has_ipv4(host: str) -> bool:
-    if host not in _ipv4:  # asked once: while the network is away an answer may take many seconds
+    if host not in _ipv4:  # once: while the network is away a look-up may take many seconds
         try:
             _ipv4[host] = any(info[0] == socket.AF_INET for info in socket.getaddrinfo(host, None))
-        except (OSError, UnicodeError):  # unknown now; libzmq goes on asking
+        except (OSError, UnicodeError):  # unknown now; libzmq tries again
             return True
     return _ipv4[host]
 
@@ -187,16 +175,14 @@ def check_port(port: int) -> None:
     """Raise ConfigError unless `port` and the two after it can exist."""
     last = 65535 - len(CHANNELS) + 1
     if not 1 <= port <= last:
-        raise ConfigError(f"--port={port} must be 1..{last}: the transport uses that port and the two after it")
+        message = f"must be 1..{last}, got {port}: the transport uses that port and the two after it"
+        raise ConfigError(message, parameter="port")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port p such that p, p+1 and p+2 can be bound now, chosen away from the system's own choices.
-
-    For tests, benchmarks and runs where the port need not be known. Another process may still take it first.
-    """
+    """Return a port p such that p, p+1 and p+2 can be bound now. Another process may still take it first."""
     for _ in range(200):
-        # The kernel hands out outgoing ports from 32768 up: below that no connection takes it from under us.
+        # Outgoing connections get ports from 32768 up, so that none takes these.
         port = _RANDOM.randrange(10000, 32000)
         held: list[socket.socket] = []
         try:
@@ -222,9 +208,8 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 class Waker:
     """Wakes the thread that polls `fileno()`; `wake` may be called from any thread and never blocks.
 
-    The woken thread calls `drain` first and then looks for what there is to do; a `wake` before it has looked costs
-    no system call. The one that costs one keeps the interpreter meanwhile: otherwise the woken thread would take it,
-    and the control thread wait for its own turn again.
+    The woken thread calls `drain` first and then looks for work; a `wake` before that costs no system call. The one
+    system call keeps the interpreter: otherwise the woken thread would take it, and the control thread wait for it.
     """
 
     def __init__(self) -> None:
@@ -234,7 +219,7 @@ class Waker:
         self._write.setblocking(False)
 
     def fileno(self) -> int:
-        """What to poll for reading."""
+        """Return the descriptor to poll for reading."""
         return self._read.fileno()
 
     def wake(self) -> None:
@@ -242,16 +227,15 @@ class Waker:
         if self._woken:
             return
         self._woken = True
-        # An error is no news. Full: it is awake already; closed: there is no thread to wake.
+        # Errors are ignored. Full: it is awake already; closed: there is no thread to wake.
         _send(self._write.fileno(), b"!", 1, _NO_SIGNAL)
 
     def drain(self) -> None:
-        """Forget the wake-ups so far; called by the polling thread."""
+        """Forget the wake-ups so far. For the polling thread."""
         with contextlib.suppress(BlockingIOError):
             self._read.recv(4096)
         self._woken = False  # last: a byte that came in between would be read and its wake-up forgotten
 
     def close(self) -> None:
-        """Release both ends."""
         self._read.close()
         self._write.close()

@@ -1,7 +1,7 @@
-"""How many bytes may be on their way, in messages of what size, and how long they may take: as the link shows it.
+"""Flow control: the bytes that may be on their way, the size of messages, and time-outs that fit the link.
 
-A link is shared by records, snapshots and heartbeats. Were megabytes handed to the system at once, a slow link would
-take longer for them than any time-out, and the heartbeats behind them would come too late.
+Records, snapshots and heartbeats share a link. Megabytes that are sent at once would take a slow link longer than any
+time-out, and the heartbeats behind them would come too late.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from serl_chunk.transport.sockets import Clock
 LEAST_BYTES = 4 << 10  # of a message that is part of something larger: below it the headers begin to cost
 _MESSAGES = 4  # in a full window: enough to hide the round trip, and each of them is a sign of progress
 _LEAST_WINDOW = _MESSAGES * LEAST_BYTES
-_FIRST_WINDOW = (
-    4 * _LEAST_WINDOW
-)  # what a connection that is given up leaves in the system's buffers goes on for a while
+_FIRST_WINDOW = 4 * _LEAST_WINDOW  # a connection that is given up still has so much in the system's buffers
 _AIM = 0.25  # share of `timeout_s` that a full window may take to arrive: both directions and heartbeats fit in
 _UNKNOWN_PACE = 1 / (64 << 10)  # seconds per byte, assumed until something has arrived
-_MOST_DOUBLINGS = 4  # a learner that comes back is found within as long as it was away, and 16 time-outs at most
+_MOST_DOUBLINGS = 4  # a learner that returns is found within 16 time-outs
 
 
 class Sent(NamedTuple):
@@ -53,18 +51,18 @@ class Flow:
         self.restart()
 
     def restart(self) -> None:
-        """Nothing is on its way any more; the link may be another one."""
+        """Begin anew with nothing on its way; the link may be another one."""
         self.in_flight = 0
         self._set_window(self._first_window)
         self._pace = 0.0  # seconds per byte; 0 for unknown
         self._round_trip = self._aim_s / 2  # seconds: the shortest seen, and no more than this
 
     def slow_down(self) -> None:
-        """Nothing came in time: the next connection begins with less, until one has carried more."""
+        """Begin the next connections with less, until one has carried more: nothing came in time."""
         self._first_window = _LEAST_WINDOW
 
     def cut(self, nbytes: int) -> int:
-        """How much of `nbytes` may be one message."""
+        """Return how much of `nbytes` may be one message."""
         if nbytes <= self.message_bytes:
             return nbytes
         self._limited = True
@@ -78,7 +76,7 @@ class Flow:
         return False
 
     def send(self, nbytes: int) -> Sent:
-        """Count a message that is handed to the socket; `arrive` takes what this returns."""
+        """Count a message that is sent; `arrive` takes what this returns."""
         self.in_flight += nbytes
         return Sent(nbytes, self._clock())
 
@@ -119,15 +117,15 @@ class Flow:
 
     @property
     def needs_s(self) -> float:
-        """Seconds that what is on its way may need, twice what it takes at the present pace."""
+        """Twice the seconds that the bytes on their way take at the current pace."""
         return 2 * self.in_flight * (self._pace or _UNKNOWN_PACE)
 
 
 class AdaptiveTimeout:
-    """How long to wait for a sign of the learner before the connection is given up.
+    """Seconds without a sign of the learner after which a connection is given up.
 
-    That is `timeout_s`, and what the bytes on their way need. It doubles with every connection that is given up
-    without having carried anything, and falls back once one has.
+    That is `timeout_s`, and what the bytes on their way need. It doubles with every connection that carried nothing,
+    and falls back once one has.
     """
 
     def __init__(self, timeout_s: float, *flows: Flow) -> None:
@@ -136,24 +134,22 @@ class AdaptiveTimeout:
         self._carried = 0  # bytes before the present connection
 
     def is_over(self, waited_s: float) -> bool:
-        """Whether that is too long. Asked in every turn, where it is nearly always less than `timeout_s`."""
         return waited_s > self._timeout_s and waited_s > self.seconds
 
     @property
     def seconds(self) -> float:
-        """How long."""
         return float(self._timeout_s * 2**self._futile + sum(f.needs_s for f in self._flows))
 
     def begin(self) -> None:
-        """A connection began."""
+        """Begin a connection."""
         self._carried = self._total
 
     def succeed(self) -> None:
-        """The connection carries what there is."""
+        """Note that the connection carries everything there is."""
         self._futile = 0
 
     def give_up(self) -> None:
-        """The connection was given up: nothing came in time."""
+        """Note that the connection is given up: nothing came in time."""
         self._futile = 0 if self._total > self._carried else min(_MOST_DOUBLINGS, self._futile + 1)
         self._carried = self._total
         for f in self._flows:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serl_chunk.config.transport import TransportConfig
+from serl_chunk.io import format_bytes
 from serl_chunk.transport.client.sender import Arrived, Sender
 from serl_chunk.transport.client.step_blocks import (
     FIXED_STEP_BYTES,
@@ -19,7 +20,7 @@ from serl_chunk.transport.client.step_blocks import (
     QueuedRecord,
     make_records,
 )
-from serl_chunk.transport.sockets import Counters, Rate, Waker, in_words
+from serl_chunk.transport.sockets import Counters, Rate, Waker
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.stream import Item
@@ -53,7 +54,7 @@ class Backlog(NamedTuple):
             parts.append(f"the learner takes nothing now: {self.stalled}")
         holding = self.kept + (2 if begun else 1) * self.episode > self.limit
         if parts or holding or self.kept > max(self.episode, MUCH):
-            parts.append(f"spool {in_words(self.kept)}")
+            parts.append(f"spool {format_bytes(self.kept)}")
         if holding:
             parts.append("holding after this episode" if begun else "holding until there is room")
         return ", ".join(parts)

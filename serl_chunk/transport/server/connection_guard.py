@@ -1,9 +1,8 @@
 """Bounds what a peer makes the learner hold before a message is complete.
 
-libzmq limits the size of a frame and the number of complete messages that wait, but not how many frames an unfinished
-message may have: it keeps them all. What a connection has received is known to the kernel (TCP_INFO), and that it has
-completed a message is known here. A connection that receives too much without completing one is shut down, and libzmq
-then frees what it held.
+libzmq limits the size of a frame and the number of complete messages that wait, but not the frames of an unfinished
+message. The kernel counts what a connection has received (TCP_INFO), and this module the messages it has completed. A
+connection that receives too much without completing one is shut down, and libzmq then frees what it held.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from serl_chunk.transport.security.client import HANDSHAKE_EVENTS, Outcome, outcome_of
 
-# Unfinished, of all connections of a channel without a session together: an actor names its session before it sends
-# records, and a doctor has echoes of 4 MiB under way. Frames of 2 bytes make libzmq hold 32 times as much.
+# Unfinished, of all connections of a channel without a session together. An actor names its session before it sends
+# records; a doctor has echoes of 4 MiB under way. Frames of 2 bytes make libzmq hold 32 times as much.
 STRANGERS_BYTES = {"data": 2 << 20, "snapshots": 1 << 20, "control": 5 << 20}
 UNFINISHED_BYTES = 16 << 20  # what a kernel may have buffered (6 MiB) comes on top of a message
 _STRANGERS = 64  # connections of a channel without a session; one more ends the oldest
@@ -42,14 +41,14 @@ class _Connection:
 
     @property
     def pending(self) -> int:
-        """Bytes since the last complete message."""
+        """Bytes received since the last complete message."""
         return self.received - self.completed_at
 
 
 class ConnectionGuard:
     """Watches the connections of some sockets. Used by the control thread.
 
-    Where the kernel does not tell what a connection received (outside Linux), it only limits their number.
+    Where the kernel does not count bytes (outside Linux), it only limits their number.
     """
 
     def __init__(self, queued_bytes: int, largest_message: int, on_cut: Callable[[str, str], None]) -> None:
@@ -76,7 +75,7 @@ class ConnectionGuard:
         self._owners.append(s)
 
     def read(self, channel: str) -> list[Outcome]:
-        """Note who came and went; returns what became of handshakes, the newest last."""
+        """Note accepted and closed connections; returns the outcomes of handshakes, the newest last."""
         outcomes: list[Outcome] = []
         monitor = self.monitors[channel]
         while True:
@@ -102,7 +101,7 @@ class ConnectionGuard:
             ours = s.getsockname()[1] == self._ports[channel]
         except (OSError, IndexError):
             ours = False
-        if not ours:  # it is gone, and its number was given to another file
+        if not ours:  # it is gone, and its number is another file's
             s.close()
             return
         if (old := self._connections.get((channel, fd))) is not None:
@@ -124,8 +123,8 @@ class ConnectionGuard:
         known, strangers, hot = set(admitted), [], False
         idle, self._drained = drained > self._drained + 1, drained
         for key, c in self._connections.items():
-            # Nothing complete waits: all that had been received at the last look is of an unfinished message. On the
-            # other channels nothing ever waits for long.
+            # Nothing complete waits: all bytes of the last look are of an unfinished message. On the other channels
+            # nothing ever waits for long.
             seen = c.pending if idle or key[0] != "data" else 0
             c.received = _received(c.socket)
             if (count := messages.get(key, 0)) != c.messages:
@@ -170,7 +169,7 @@ class ConnectionGuard:
 
 
 def _received(s: socket.socket) -> int:
-    """Bytes that a connection received; 0 where the kernel does not tell."""
+    """Return the bytes that a connection received; 0 where the kernel does not count them."""
     try:
         info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
     except (OSError, AttributeError):

@@ -31,8 +31,8 @@ _MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes ro
 class PeerRateLimiter:
     """Counts malformed messages by connection, and forgets them with time. Used by one thread.
 
-    A peer is a connection and not an address: an honest actor may share the address, behind a tunnel for instance.
-    A message that is dropped unread does not count, so that a flood costs one decoding a second.
+    A peer is a connection: an honest actor may share an attacker's address, behind a tunnel for instance. A message
+    that is dropped unread does not count, so that a flood costs one decoding a second.
     """
 
     def __init__(self, limit: int, clock: Clock = time.monotonic) -> None:
@@ -41,7 +41,7 @@ class PeerRateLimiter:
         self._levels: collections.OrderedDict[tuple[str, bytes], tuple[float, float]] = collections.OrderedDict()
 
     def record_error(self, channel: str, identity: bytes) -> bool:
-        """Count a malformed message; True where the connection is not listened to from now on."""
+        """Count a malformed message; True where the connection's messages are dropped from now on."""
         key, now = (channel, identity), self._clock()
         level = self._level(key, now) + 1
         self._levels[key] = level, now
@@ -51,7 +51,7 @@ class PeerRateLimiter:
         return level >= self._limit
 
     def is_blocked(self, channel: str, identity: bytes) -> bool:
-        """Whether what comes from this connection is to be dropped unread."""
+        """Whether messages of this connection are to be dropped unread."""
         key = (channel, identity)
         if key not in self._levels:
             return False
@@ -67,6 +67,11 @@ class PeerRateLimiter:
 
 # Bytes of a frame: large records travel in parts, what comes on the others is small (a doctor's echo is 1 MiB).
 _MAX_FRAME_BYTES = {"data": MAX_PART_BYTES, "snapshots": 1 << 16, "control": 2 << 20}
+_FAILED_HANDSHAKES = {
+    Outcome.FOREIGN: "a key exchange for another learner, or none at all: its own output says so",
+    Outcome.MISMATCH: "a connection without a key: an actor's own output has the remedy",
+    Outcome.CLOSED: "a connection that ended before it named a key: a port scan, or an actor without a key",
+}
 _REMEMBERED = 256  # complaints that are not logged again
 _LINES = 30  # complaints logged in a minute; more are only counted
 
@@ -74,7 +79,7 @@ _LINES = 30  # complaints logged in a minute; more are only counted
 class ServerSockets:
     """Sockets bound to `port` (data) and the two after it (snapshots, control).
 
-    The data socket belongs to the data thread; the others, the questions about keys and the monitors to the control
+    The data socket belongs to the data thread; the others, libzmq's requests about keys and the monitors to the control
     thread. What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
     """
 
@@ -121,26 +126,22 @@ class ServerSockets:
                 if e.errno == errno.EADDRINUSE:
                     raise ConfigError(
                         f"port {port + offset} of {bind} is in use: another learner may be running there. Stop it, or "
-                        f"choose another --port (three are used: {port}, {port + 1}, {port + 2}) for learner and actors"
+                        f"choose another port for learner and actors (three are used: {port}, {port + 1}, {port + 2})",
+                        parameter="port",
                     ) from e
-                raise ConfigError(f"cannot listen on --bind={bind} port {port + offset}: {e.strerror}") from e
+                message = f"cannot listen on {bind} port {port + offset}: {e.strerror}"
+                raise ConfigError(message, parameter="bind") from e
             (self._data_poller if channel == "data" else self._poller).register(s, zmq.POLLIN)
 
     def wait_data(self, waker: Waker, seconds: float) -> bool:
-        """Whether the data socket has something, once it has, `waker` was woken or `seconds` are over."""
-        self._data_poller.register(waker.fileno(), zmq.POLLIN)
-        ready = dict(self._data_poller.poll(round(1000 * seconds)))
-        if waker.fileno() in ready:
-            waker.drain()
+        """Wait for a data message, for `waker` or for `seconds`; True where there is a message."""
+        ready = _poll(self._data_poller, waker, seconds)
         self._drained += self._sockets["data"] not in ready
         return self._sockets["data"] in ready
 
     def wait_control(self, waker: Waker, seconds: float) -> set[str]:
-        """The other channels that have something, once one has, `waker` was woken or `seconds` are over."""
-        self._poller.register(waker.fileno(), zmq.POLLIN)
-        ready = dict(self._poller.poll(round(1000 * min(seconds, max(0.0, self._look_at - time.monotonic())))))
-        if waker.fileno() in ready:
-            waker.drain()
+        """Wait for the other channels, for `waker` or for `seconds`; returns the channels with messages."""
+        ready = _poll(self._poller, waker, min(seconds, max(0.0, self._look_at - time.monotonic())))
         if self.authenticator is not None and self.authenticator.socket in ready:
             self.authenticator.serve()
         for channel, monitor in self._guard.monitors.items():
@@ -151,22 +152,14 @@ class ServerSockets:
         return {channel for channel, s in self._sockets.items() if s in ready and channel != "data"}
 
     def _note_failures(self, outcomes: list[Outcome]) -> None:
-        """Handshakes that ended before a key was named; libzmq does not say whose."""
+        """Count handshakes that ended before a key was named; libzmq does not report whose."""
         for outcome in outcomes:
-            if outcome in (Outcome.FOREIGN, Outcome.CLOSED, Outcome.MISMATCH):
+            if outcome in _FAILED_HANDSHAKES:
                 self._counters["control"]["handshakes_failed"] += 1
-            if outcome is Outcome.FOREIGN:
-                self.complain(
-                    "control", "an unknown peer", "a key exchange for another learner, or none at all: it is told so"
-                )
-            elif outcome is Outcome.MISMATCH:
-                self.complain("control", "an unknown peer", "a connection without a key: an actor is told what to do")
-            elif outcome is Outcome.CLOSED:
-                what = "a connection that ended before it named a key: a look at the port, or an actor without one"
-                self.complain("control", "an unknown peer", what)
+                self.complain("control", "an unknown peer", _FAILED_HANDSHAKES[outcome])
 
     def receive(self, channel: str) -> list[zmq.Frame] | None:
-        """The next message, its sender's identity first; None where there is none."""
+        """Return the next message, its sender's identity first; None where there is none."""
         frames = try_receive(self._sockets[channel])
         if frames is None:
             self._drained += channel == "data"
@@ -178,7 +171,7 @@ class ServerSockets:
         return frames
 
     def guard(self, admitted: Iterable[tuple[str, bytes]]) -> None:
-        """Close the connections that hold too much of an unfinished message. For the control thread, often.
+        """Close the connections that hold too much of an unfinished message. Called often.
 
         `admitted`: (channel, identity) of the connections of live sessions.
         """
@@ -201,7 +194,7 @@ class ServerSockets:
         self.complain(channel, "some peer", why)
 
     def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
-        """Send to one peer; a peer that is gone or does not read is counted. Every answer is repeatable."""
+        """Send to one peer; one that is gone or does not read is counted. Every answer is repeatable."""
         sent = bool(identity) and try_send(self._sockets[channel], [identity, *frames])
         self._counters[channel]["replies_dropped"] += not sent
         return sent
@@ -223,13 +216,21 @@ class ServerSockets:
             log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, shown(what))
 
     def close(self) -> None:
-        """Release the ports; what was not sent is dropped."""
+        """Release the ports and drop what was not sent."""
         self._guard.close()
         self._context.destroy(linger=0)
 
 
+def _poll(poller: zmq.Poller, waker: Waker, seconds: float) -> dict[Any, int]:
+    poller.register(waker.fileno(), zmq.POLLIN)
+    ready = dict(poller.poll(round(1000 * seconds)))
+    if waker.fileno() in ready:
+        waker.drain()
+    return ready
+
+
 def address_of(frames: list[Any]) -> str:
-    """The network address a received message came from."""
+    """Return the network address of a received message."""
     try:
         return str(frames[-1].get("Peer-Address")).removeprefix("::ffff:") if frames else "unknown"
     except zmq.ZMQError:  # a transport without addresses
@@ -237,7 +238,7 @@ def address_of(frames: list[Any]) -> str:
 
 
 def _descriptor_of(frames: list[zmq.Frame]) -> int:
-    """The file descriptor of the connection that a message came over; -1 where it is unknown."""
+    """Return the file descriptor of a message's connection; -1 where it is unknown."""
     try:
         return int(frames[-1].get("__fd"))
     except zmq.ZMQError:

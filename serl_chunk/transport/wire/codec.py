@@ -46,7 +46,7 @@ class WireError(DataError):
 
 
 class Limits(NamedTuple):
-    """What a receiver accepts."""
+    """Limits of what a receiver accepts."""
 
     max_message_bytes: int  # header and arrays together
     max_arrays: int
@@ -62,7 +62,7 @@ class Message(NamedTuple):
 
 
 def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> list[Frame]:
-    """Frames of one message. Large contiguous arrays are not copied and must not change until they were sent.
+    """Return the frames of one message. Large contiguous arrays are not copied and must not change until they are sent.
 
     Raises WireError for a dtype outside `DTYPES` or a header value that msgpack cannot express.
     """
@@ -88,7 +88,7 @@ def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray
 
 
 def raw_bytes(array: np.ndarray, path: str = "array") -> np.ndarray:
-    """The memory of `array` as uint8[nbytes], C order, little-endian; a view where the array already is both."""
+    """Return the memory of `array` as uint8[nbytes], C order, little-endian; a view where the array already is both."""
     dtype_name(array.dtype, path)
     return _raw(array)
 
@@ -102,7 +102,7 @@ def _raw(array: np.ndarray) -> np.ndarray:
 
 
 def dtype_name(dtype: np.dtype[Any], path: str = "array") -> str:
-    """The wire's name of a dtype; raises WireError listing the valid ones."""
+    """Return the wire's name of a dtype. Raises WireError listing the valid ones."""
     name = _NAMES.get(dtype)
     if name is None and dtype.byteorder == ">":
         name = _NAMES.get(dtype.newbyteorder("="))
@@ -112,7 +112,7 @@ def dtype_name(dtype: np.dtype[Any], path: str = "array") -> str:
 
 
 def decode(frames: Sequence[Frame], limits: Limits) -> Message:
-    """The message in `frames`; raises WireError for anything else, before any array is built."""
+    """Return the message in `frames`. Raises WireError for anything else, before any array is built."""
     if not frames:
         raise WireError("a message without frames")
     buffers = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
@@ -164,7 +164,7 @@ def _header(buffer: memoryview) -> tuple[str, dict[str, Any], list[Any]]:
 
 
 def table_row(row: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
-    """`[path, dtype name, shape]`, checked; raises WireError. The size is bounded by the caller's buffer."""
+    """Check `[path, dtype name, shape]`. Raises WireError. The size is bounded by the caller's buffer."""
     if not isinstance(row, list) or len(row) != 3:
         raise WireError("an array is not described by [path, dtype, shape]")
     path, name, shape = row
@@ -187,7 +187,7 @@ def table_row(row: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
 
 
 def view(buffer: memoryview, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """`buffer` as an array, read-only and without a copy; raises WireError unless the size is exact."""
+    """Return `buffer` as an array, read-only and without a copy. Raises WireError unless the size is exact."""
     need = math.prod(shape) * dtype.itemsize
     if buffer.nbytes != need:
         raise WireError(f"{path}: {dtype} {shape} takes {need} bytes, there are {buffer.nbytes}")
@@ -204,14 +204,14 @@ def view(buffer: memoryview, path: str, dtype: np.dtype[Any], shape: tuple[int, 
 
 
 def size_of(frames: Sequence[Frame]) -> int:
-    """Bytes of all frames together."""
+    """Return the bytes of all frames together."""
     return sum(
         len(f) if isinstance(f, bytes) else f.nbytes if isinstance(f, memoryview) else len(f.buffer) for f in frames
     )
 
 
 def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """`header[name]`, which must be there and of exactly the type(s) given; raises WireError naming the field."""
+    """Return `header[name]`, which must be of exactly the type(s) given. Raises WireError naming the field."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if name not in header:
         raise WireError(f"field {name!r} is missing")
@@ -223,7 +223,7 @@ def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -
 
 
 def count(header: Mapping[str, Any], name: str) -> int:
-    """`header[name]`, an integer 0 <= n < 2**62; raises WireError naming the field."""
+    """Return `header[name]`, an integer 0 <= n < 2**62. Raises WireError naming the field."""
     value = field(header, name, int)
     if not 0 <= value < 2**62:
         raise WireError(f"field {name!r} must be a non-negative integer, got {value}")
@@ -231,7 +231,7 @@ def count(header: Mapping[str, Any], name: str) -> int:
 
 
 def text(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
-    """`header[name]`, a string of at most `limit` characters; raises WireError naming the field."""
+    """Return `header[name]`, a string of at most `limit` characters. Raises WireError naming the field."""
     value = field(header, name, str)
     if len(value) > limit:
         raise WireError(f"field {name!r} has {len(value)} characters; the limit is {limit}")
@@ -239,7 +239,7 @@ def text(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
 
 
 def identifier(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
-    """As `text`, of printable characters alone: it reaches terminals, logs and names of files."""
+    """Return `text` of printable characters alone: it reaches terminals, logs and names of files."""
     value = text(header, name, limit)
     if not value.isprintable():
         raise WireError(f"field {name!r} holds characters that cannot be printed: {value!r}")
@@ -247,7 +247,7 @@ def identifier(header: Mapping[str, Any], name: str, limit: int = 4096) -> str:
 
 
 def shown(sentence: str) -> str:
-    """A sentence that a peer sent, or whose parts it did, for a terminal: what cannot be printed is escaped."""
+    """Return a peer's sentence for a terminal, with what cannot be printed escaped."""
     if sentence.isprintable():
         return sentence
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)

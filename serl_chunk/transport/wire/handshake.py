@@ -1,8 +1,8 @@
-"""The handshake: who is connecting, whether both sides mean the same, and what the learner tells a new actor.
+"""The handshake: an actor's hello, the comparison of both contracts, the welcome or a refusal.
 
 An actor's `hello` is answered by a `welcome` or by a refusal in one sentence. Both sides bring a *contract*, a flat
 map of named fields (specs, rate, lengths, delay policy, action transform, agent); they must be equal. The outer form
-of `hello` and of a refusal stays the same in every protocol version, so that the sentence always arrives.
+of `hello` and of a refusal is the same in every protocol version, so that the sentence always arrives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnreachableError(SerlChunkError):
 
 
 class Hello(NamedTuple):
-    """What an actor says first."""
+    """The first message of an actor with a session."""
 
     session: str  # names its stream of records
     incarnation: int  # of the session; a higher one fences the lower
@@ -48,12 +48,11 @@ class Hello(NamedTuple):
     protocol: int = PROTOCOL
 
     def encode(self) -> list[Frame]:
-        """Its frames."""
         return codec.encode(HELLO, self._asdict())
 
     @classmethod
     def decode(cls, message: Message) -> Hello:
-        """The hello in `message`; raises WireError. One of another protocol has only `protocol` filled in."""
+        """Return the hello in `message`. Raises WireError. One of another protocol has only `protocol` filled in."""
         h = message.header
         protocol = codec.count(h, "protocol")
         if protocol != PROTOCOL:
@@ -82,7 +81,7 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """What the learner tells an actor it accepts."""
+    """The learner's answer to an actor that it admits."""
 
     fields: dict[str, Any]  # plain values
     arrays: dict[str, np.ndarray]  # read-only; the normaliser's, for example
@@ -91,12 +90,12 @@ class Welcome(NamedTuple):
 
     @property
     def origin(self) -> PolicyOrigin:
-        """Of every snapshot that the learner publishes to this connection."""
+        """The origin of every snapshot that the learner publishes to this connection."""
         return PolicyOrigin(self.run, str(self.fields.get("normaliser_digest", "")))
 
 
 def contract_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """The contract in a header; raises WireError."""
+    """Return the contract in a header. Raises WireError."""
     contract: dict[str, str] = codec.field(header, "contract", dict)
     if len(contract) > _MAX_FIELDS or not all(isinstance(x, str) for pair in contract.items() for x in pair):
         raise WireError(f"a contract maps at most {_MAX_FIELDS} names to strings")
@@ -106,7 +105,7 @@ def contract_of(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refusal(reason: str, *, retry: bool = False, renew: bool = False) -> list[Frame]:
-    """Frames that refuse an actor. `retry`: waiting may help. `renew`: all is here, start anew."""
+    """Return frames that refuse an actor. `retry`: waiting may help. `renew`: a new session can go on."""
     return codec.encode(REFUSED, {"reason": reason, "retry": retry, "renew": renew})
 
 
@@ -140,7 +139,7 @@ def compare(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 def compare_protocol(theirs: int) -> str:
-    """A sentence where the other side's protocol version differs; empty where it does not."""
+    """Return a sentence where the other side's protocol version differs; empty where it does not."""
     if theirs == PROTOCOL:
         return ""
     return (

@@ -1,7 +1,7 @@
 """Images as JPEG files in a message: their heads are checked on arrival, their pixels are decoded where they are used.
 
-A few bytes can ask for gigabytes and half a minute. A receiver therefore learns the size of every image from its head,
-and a spool that is opened again reads nothing more; who looks at an image decodes that one.
+A few bytes can decode to gigabytes in half a minute. A receiver therefore reads the size of every image from its head,
+and a spool that is opened again reads nothing more; an image is decoded where it is used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ MAX_DECODED_BYTES = 1 << 28  # of the images of one camera in one message; sende
 
 
 class JpegImages:
-    """Images uint8[K, H, W, 3], RGB, each decoded anew when it is asked for.
+    """Images uint8[K, H, W, 3], RGB, each decoded anew on every access.
 
-    It looks like such an array where single images and selections of them are asked for: an integer gives the image
-    uint8[H, W, 3], a slice or a mask the JpegImages of these; `np.asarray` decodes them all. Both raise WireError for a
-    file that is damaged behind its head.
+    An integer index gives the image uint8[H, W, 3], a slice or a mask the JpegImages of these; `np.asarray` decodes
+    them all. All raise WireError for a file that is damaged behind its head.
 
     Args:
         files: JPEG files, whose heads were checked.
@@ -45,7 +44,6 @@ class JpegImages:
 
     @property
     def nbytes(self) -> int:
-        """Of the decoded images."""
         return int(np.prod(self.shape))
 
     def __getitem__(self, i: Any) -> Any:
@@ -84,7 +82,6 @@ class JpegImage:
 
     @property
     def nbytes(self) -> int:
-        """Of the decoded image."""
         return self.images.nbytes
 
     def __len__(self) -> int:
@@ -101,9 +98,9 @@ class JpegImage:
 
 
 def encode_jpeg(images: np.ndarray | JpegImages, quality: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8[K, H, W, 3], RGB, as the JPEG files one after another, uint8[bytes], and their sizes int32[K].
+    """Return images uint8[K, H, W, 3], RGB, as joined JPEG files, uint8[bytes], and their sizes int32[K].
 
-    `JpegImages` go as the files they are, whatever the quality.
+    `JpegImages` keep their files, whatever the quality.
     """
     if isinstance(images, JpegImages):
         files = [np.frombuffer(file, np.uint8) for file in images.files]
@@ -118,10 +115,10 @@ def encode_jpeg(images: np.ndarray | JpegImages, quality: int) -> tuple[np.ndarr
 
 
 def jpeg_images(data: np.ndarray, sizes: np.ndarray, name: str) -> JpegImages:
-    """The images that `encode_jpeg` made files of. Raises WireError, naming `name`, for anything else.
+    """Return the images of files that `encode_jpeg` joined. Raises WireError, naming `name`, for anything else.
 
-    Only the heads are looked at: all images have one size, which is within bounds, and no file is larger than such an
-    image can need.
+    Only the heads are read: all images have one size, which is within bounds, and no file is larger than such an image
+    can need.
     """
     if data.dtype != np.uint8 or data.ndim != 1 or sizes.dtype != np.int32 or sizes.ndim != 1 or not len(sizes):
         raise WireError(f"{name}: JPEG images are uint8[bytes] with int32[images] sizes")
@@ -145,7 +142,7 @@ def jpeg_images(data: np.ndarray, sizes: np.ndarray, name: str) -> JpegImages:
 
 
 def _shape_of(file: bytes, name: str) -> tuple[int, int, int]:
-    """[H, W, 3] of an image, by its head alone."""
+    """Return [H, W, 3] of an image, from its head alone."""
     try:
         with Image.open(io.BytesIO(file), formats=["JPEG"]) as image:
             width, height = image.size

@@ -31,12 +31,11 @@ class Part(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The sequence number after the record's last."""
         return self.first + self.span
 
 
 def encode_part(first: int, span: int, frames: Sequence[Frame], offset: int, nbytes: int) -> list[Frame]:
-    """Frames of the part of a record that begins at byte `offset`; not copied where it lies within one frame."""
+    """Return the part of a record that begins at byte `offset`; not copied where it lies within one frame."""
     buffers = [f.buffer if isinstance(f, zmq.Frame) else memoryview(f) for f in frames]
     header = {"first": first, "span": span, "sizes": [b.nbytes for b in buffers], "offset": offset}
     pieces, start, end = [], 0, offset + nbytes
@@ -81,11 +80,10 @@ class Assembly:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the record."""
         return len(self._bytes)
 
     def add(self, part: Part) -> bool:
-        """Take a part in; False where it does not go on where the last one ended. One that is here is ignored."""
+        """Add a part; False where it leaves a gap or is of another record. A repeated one is ignored."""
         end = part.offset + part.data.size
         if (part.first, part.sizes) != (self.first, self._sizes) or part.offset > self.received:
             return False
@@ -95,7 +93,7 @@ class Assembly:
         return True
 
     def frames(self) -> list[Frame] | None:
-        """The record's frames once all is here; read-only."""
+        """Return the record's read-only frames once it is complete."""
         if self.received < len(self._bytes):
             return None
         whole, at = self._bytes.data.toreadonly(), 0

@@ -1,8 +1,8 @@
-"""What `serl-chunk doctor` asks a learner, and how the learner answers.
+"""Probes of `serl-chunk doctor`, and the learner's answers.
 
-A probe opens no session: it takes no actor id, counts towards no limit, and makes the learner forget no actor. There
-are two kinds: an *inspection* asks what an actor with this id and contract would be told, an *echo* carries bytes that
-are counted, timed and thrown away. Both are answered in few bytes, and at a limited rate.
+A probe opens no session: it takes no actor id, counts towards no limit, and ousts no actor. An *inspection* requests
+the answer that an actor with this id and contract would get, an *echo* carries bytes that are counted, timed and
+dropped. Both are answered in few bytes, and at a limited rate.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ _NUMBERS = ("actors", "max_actors", "version", "snapshot_bytes", "free_bytes")
 
 
 class StatusRequest(NamedTuple):
-    """What an actor would say."""
+    """The hello that an actor would send."""
 
     actor_id: str
-    contract: dict[str, str]  # empty: asks for no comparison
+    contract: dict[str, str]  # empty: no comparison is requested
 
     def encode(self) -> list[Frame]:
-        """Its frames."""
         return codec.encode(message_types.INSPECT, self._asdict())
 
     @classmethod
     def decode(cls, message: Message) -> StatusRequest:
-        """The inspection in `message`; raises WireError."""
+        """Return the request in `message`. Raises WireError."""
         if message.arrays:
             raise WireError("an inspection carries no arrays")
         return cls(codec.identifier(message.header, "actor_id", 128), handshake.contract_of(message.header))
 
 
 class LearnerStatus(NamedTuple):
-    """What the learner answers to an inspection. Texts are empty where there is nothing to say."""
+    """The learner's answer to an inspection. A text that does not apply is empty."""
 
     run: str
     differs: str  # the sentence that an actor with that contract is refused with
@@ -58,12 +57,11 @@ class LearnerStatus(NamedTuple):
     free_bytes: int  # room on the journal's disk, -1 without a journal
 
     def encode(self) -> list[Frame]:
-        """Its frames."""
         return codec.encode(message_types.FINDINGS, self._asdict())
 
     @classmethod
     def decode(cls, message: Message) -> LearnerStatus:
-        """The findings in `message`; raises WireError."""
+        """Return the status in `message`. Raises WireError."""
         h = message.header
         texts = {k: codec.text(h, k, 1 << 16) for k in _TEXTS}
         numbers = {k: codec.field(h, k, int) for k in _NUMBERS}
@@ -73,7 +71,7 @@ class LearnerStatus(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """What the learner answers to an echo."""
+    """The learner's answer to an echo."""
 
     number: int  # of the echo
     nbytes: int  # that it carried
@@ -81,13 +79,13 @@ class Echo(NamedTuple):
 
     @classmethod
     def decode(cls, message: Message) -> Echo:
-        """The answer in `message`; raises WireError."""
+        """Return the answer in `message`. Raises WireError."""
         h = message.header
         return cls(codec.count(h, "number"), codec.count(h, "nbytes"), codec.field(h, "clock", float))
 
 
 def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
-    """The frames that answer an echo; raises WireError where it carries anything but at most MAX_ECHO_BYTES."""
+    """Return the answer to an echo. Raises WireError where it carries anything but at most MAX_ECHO_BYTES."""
     number = codec.count(message.header, "number")
     if set(message.arrays) - {PAYLOAD}:
         raise WireError(f"an echo carries one array, {PAYLOAD!r}")
@@ -98,10 +96,7 @@ def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
 
 
 class ProbeRateLimit:
-    """How many probes are answered. Used by one thread.
-
-    It counts for all peers together: an impatient one could otherwise connect again.
-    """
+    """Limits the probes of all peers together: a peer alone could connect again. Used by one thread."""
 
     def __init__(self, counters: Counters, clock: Clock = time.monotonic) -> None:
         """Counts in `probes` and `probes_dropped`."""
@@ -109,7 +104,7 @@ class ProbeRateLimit:
         self._left, self._at = float(AT_ONCE), clock()
 
     def take(self) -> bool:
-        """Whether one more probe is to be answered; it is dropped otherwise, and its sender notices."""
+        """Whether to answer one more probe; it is dropped otherwise, and its sender notices."""
         now = self._clock()
         self._left = min(AT_ONCE, self._left + PER_S * (now - self._at))
         self._at = now

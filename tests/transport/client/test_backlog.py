@@ -8,7 +8,7 @@ from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, ser
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.outbox import Backlog
-from serl_chunk.transport.sockets import free_port, in_words
+from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Begin, DataError
 
 MIB = 1 << 20
@@ -40,13 +40,6 @@ QUIET = Backlog(kept=5 * MIB, limit=1000 * MIB, episode=100 * MIB, away=0.0, sta
 )  # fmt: skip
 def test_the_line(changes, begun, words):
     assert QUIET._replace(**changes).line(begun=begun) == words
-
-
-def test_sizes_in_words():
-    sizes = [0, 1023, 1024, 312 * 1024, 1.2 * MIB, 34 * MIB, 1.2 * 1024 * MIB, 2e15]
-    assert [in_words(n) for n in sizes] == [
-        "0 B", "1023 B", "1.0 KiB", "312 KiB", "1.2 MiB", "34 MiB", "1.2 GiB", "1862645.1 GiB",
-    ]  # fmt: skip
 
 
 def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):

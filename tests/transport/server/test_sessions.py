@@ -184,7 +184,7 @@ def test_a_port_in_use_is_named():
     port = free_port()
     with (
         serving(port),
-        pytest.raises(ConfigError, match=naming(port, "127.0.0.1", "--port")),
+        pytest.raises(ConfigError, match=naming(port, "127.0.0.1", "port")),
         serving(port),
     ):
         pass
@@ -199,9 +199,9 @@ def test_other_addresses_need_insecure():
 
 
 def test_bad_addresses_are_named():
-    with pytest.raises(ConfigError, match=naming("--port", 65534, "1..65533")), serving(65534):
+    with pytest.raises(ConfigError, match=naming("port", 65534, "1..65533")), serving(65534):
         pass
-    with pytest.raises(ConfigError, match=naming("--bind", "203.0.113.9")):
+    with pytest.raises(ConfigError, match=naming("bind", "203.0.113.9")):
         LearnerServer(
             CONFIG, bind="203.0.113.9", port=free_port(), contract={}, welcome=lambda: ({}, {}),
             on_record=lambda i, r: None, insecure=True,
