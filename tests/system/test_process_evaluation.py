@@ -26,7 +26,7 @@ def test_a_run_is_evaluated_without_a_learner(processes, trained, tmp_path):
     # Another number of candidates is the evaluation's own affair, and said; of what only trains nothing matters.
     changes = {"agent__candidates": 3, "agent__lr": 0.125, "learner__max_steps": 7}
     output = processes.actor(*EVALUATE, "3", "--eval_stochastic", "--checkpoint_path", str(run), **changes).ends()
-    different = [line for line in output.splitlines() if line.startswith("evaluated with another setting")]
+    different = [line.partition("WARNING ")[2] for line in output.splitlines() if "with another setting" in line]
     assert different == ["evaluated with another setting than the run's (run -> here): agent.candidates: 2 -> 3"]
     assert last_line(output) == (3, str(run / "report.html"))
     assert "mean (version 40)" in output

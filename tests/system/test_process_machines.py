@@ -31,7 +31,7 @@ def test_an_actor_in_another_network(processes, tmp_path, cable):
     actor = processes.actor("--ip", HERE, prefix=cable.prefix)
     episodes, steps = actor_totals(actor.ends())
     output = learner.ends()
-    assert f"WARNING: --insecure: any machine that reaches {HERE}:{processes.port}" in output
+    assert f"--insecure: any machine that reaches {HERE}:{processes.port}" in output
     assert learner_totals(output) == (40, steps)
     assert len(read_metrics(run)["episode"]) == episodes > 2
 
@@ -104,7 +104,7 @@ def test_a_disk_that_stays_full_ends_the_learner_with_its_reasons(processes, sma
     learner.says("could not be written")
     learner.signal(signal.SIGTERM)
     output = learner.ends(1)
-    assert "WARNING: the report could not be written" in output
+    assert "the report could not be written" in output
     assert "checkpoints could not be written; newest: " in output
     assert actor_totals(actor.ends())[1] == learner_totals(output)[1]
 
@@ -117,7 +117,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(processes, small_disk):
     actor = processes.actor(**settings)
     learner.until(lambda: max(checkpoints(run), default=0) >= 100, "no checkpoint of the training appeared")
     fill(small_disk / "filler")
-    learner.says("Training goes on, and the next checkpoint_period tries again; if the disk is full, free some space.")
+    learner.says("Training goes on, and the next checkpoint_period tries again. If the disk is full, free some space.")
     assert f"could not be written to {run / 'checkpoints'}" in learner.output
     full = max(checkpoints(run))
     (small_disk / "filler").unlink()

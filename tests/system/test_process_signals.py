@@ -200,5 +200,5 @@ def test_an_interrupted_recording_tells_what_it_kept(processes, tmp_path, number
     output = process.ends(status)
     kept = len(list(out.glob("*.hdf5")))
     assert f"{out} holds {kept} of 100000 demonstrations, {kept - 2} of them new" in output
-    assert "The same command records the rest" in output
+    assert "Run the same command again" in output
     assert f"already holds {kept} demonstrations" in processes.start(*arguments, str(kept)).ends()

@@ -84,7 +84,7 @@ def test_no_window_goes_across_a_stall_of_the_actor(lab):
     ((life, episode, tick),) = stalls
     own = [t for *key, t in seen if key == [life, episode]]
     assert min(own) < tick < max(own)
-    assert re.search(r"WARNING: the control loop stalled in episode \S+ \(gaps=\d+, longest 1\.\d+ s\)", said)
+    assert re.search(r"WARNING the control loop stalled in episode \S+ \(gaps=\d+, longest 1\.\d+ s\)", said)
 
 
 UNREAD = """
