@@ -22,10 +22,10 @@ LONGEST_PAUSE = 600.0  # seconds; an episode that lasts longer collects where th
 
 
 class Clock(Protocol):
-    """Monotonic seconds, and a way to wait for one of them. Tests pass a simulated one."""
+    """A source of time. Tests pass a simulated one."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
 
     def sleep_until(self, moment: float) -> None:
         """Return at `moment`, or at once where it has passed."""
@@ -35,11 +35,9 @@ class MonotonicClock:
     """The machine's monotonic clock."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
         return time.monotonic()
 
     def sleep_until(self, moment: float) -> None:
-        """Return at `moment`, or at once where it has passed."""
         left = moment - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -55,7 +53,7 @@ class Lateness(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Sequence[float], missed_periods: int) -> Lateness:
-        """Percentiles of the lateness of every tick, in seconds."""
+        """Take the percentiles of the lateness of every tick, in seconds."""
         if len(seconds) == 0:
             return cls()
         p50, p99, worst = np.percentile(seconds, (50, 99, 100)) * 1e3
@@ -78,19 +76,12 @@ class Deadlines:
         self.missed_periods = 0
         self.tolerance = gap_tolerance(period)  # seconds; what comes later comes after a gap
 
-    def moment(self, tick: int) -> float:
-        """The deadline of `tick`, in the clock's seconds."""
-        return self._start + tick * self.period
-
     def wait(self, tick: int) -> int:
-        """Return when `tick` begins, and note how late that is.
-
-        Returns:
-            The whole periods lost where the tick comes after a gap, else 0.
-        """
-        self._clock.sleep_until(self.moment(tick))
+        """Wait for the deadline of `tick`; returns the whole periods lost where it comes after a gap, else 0."""
+        deadline = self._start + tick * self.period
+        self._clock.sleep_until(deadline)
         self.began = self._clock.now()
-        late = max(0.0, self.began - self.moment(tick))
+        late = max(0.0, self.began - deadline)
         self.lateness.append(late)
         lost = int(late / self.period)
         if lost:
@@ -99,7 +90,7 @@ class Deadlines:
         return lost if late > self.tolerance else 0
 
     def stalled(self, since: float) -> bool:
-        """Whether more time has passed since the moment `since` than may pass within a tick."""
+        """Return whether more time has passed since the moment `since` than may pass within a tick."""
         return self._clock.now() - since > self.tolerance
 
 

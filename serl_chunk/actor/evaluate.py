@@ -95,19 +95,13 @@ class EvalResult:
 
     def figures(self) -> dict[str, Any]:
         """Those of a metric row (`MetricsLog.evaluation`), which a file has too."""
-        return {
-            "success_rate": self.success_rate,
-            "n": self.n,
-            "low": self.interval.low,
-            "high": self.interval.high,
-            "mode": self.mode,
-            "mean_time_s": self.mean_time_s,
-            "mean_length": self.total.mean_length,
-            "mean_return": self.total.mean_return,
-        }
+        out = {"success_rate": self.success_rate, "n": self.n, **self.interval._asdict(), "mode": self.mode}
+        total = self.total
+        return out | {
+            "mean_time_s": self.mean_time_s, "mean_length": total.mean_length, "mean_return": total.mean_return
+        }  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, per episode too."""
         figures = self.figures()
         return {
             "success_rate": figures.pop("success_rate"),
@@ -117,17 +111,13 @@ class EvalResult:
             "seed_base": self.seed_base,
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
-            "episodes": [{k: _plain(getattr(e, k)) for k in _EPISODE_FIELDS} for e in self.episodes],
+            "episodes": [{k: getattr(e, k) for k in _EPISODE_FIELDS} for e in self.episodes],
         }
 
     def __str__(self) -> str:
         low, high = self.interval
         rate = f"{self.success_rate:.1%} success ({100 * low:.0f} .. {100 * high:.0f} %)"
         return f"{rate} in {plural(self.n, 'episode')}, {self.total.mean_length:.0f} ticks on average"
-
-
-def _plain(value: Any) -> Any:
-    return value.value if hasattr(value, "value") else value
 
 
 def results_table(results: list[EvalResult]) -> rich.table.Table:
@@ -170,10 +160,7 @@ FRAME_TOLERANCE = 16  # levels of 0..255 of any pixel: a renderer's noise is les
 
 
 def start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str | None:
-    """What differs between the starts of two resets with one `seed`, in words; None where they agree.
-
-    Compared are the state and the frames of `cameras`, those that the policy sees.
-    """
+    """Describe how state or frames of `cameras` differ between two resets with one `seed`; None where they agree."""
     starts = []
     for _ in range(2):
         state = np.array(env.reset(seed=seed)[0][STATE], np.float64)

@@ -1,4 +1,4 @@
-"""Inference beside the control thread: a thread, a mailbox that holds the newest request only, and one that loads."""
+"""Inference next to the control thread: a thread, a mailbox for the newest request, and a thread that loads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Inference(Protocol):
     """Decides elsewhere while the control thread goes on. An error there is raised by `poll` and `wait` here."""
 
     def submit(self, request: Request) -> None:
-        """Ask for a decision; a request that was not begun yet is forgotten for this one."""
+        """Request a decision; it replaces a request that was not begun yet."""
 
     def poll(self) -> Decision | None:
-        """The newest result that was not taken yet, at once."""
+        """Return the newest decision that was not taken yet, at once."""
 
     def wait(self, moment: float) -> Decision | None:
-        """The same, waiting for one until `moment` on the clock."""
+        """Return the same, waiting for one until `moment` on the clock."""
 
     def close(self) -> None:
         """End the thread after the decision under way."""
@@ -54,18 +54,15 @@ class InferenceThread:
             thread.start()
 
     def submit(self, request: Request) -> None:
-        """Ask for a decision; a request that was not begun yet is forgotten for this one."""
         with self._changed:
             self._request = request
             self._changed.notify_all()
 
     def poll(self) -> Decision | None:
-        """The newest result that was not taken yet, at once."""
         with self._changed:
             return self._take()
 
     def wait(self, moment: float) -> Decision | None:
-        """The same, waiting for one until `moment` on the clock."""
         with self._changed:
             while self._result is None and self._error is None:
                 left = moment - self._clock.now()
@@ -75,7 +72,6 @@ class InferenceThread:
             return self._take()
 
     def close(self) -> None:
-        """End both threads after what is under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -120,7 +116,7 @@ class InferenceThread:
 
 
 class DelayEstimate:
-    """How many ticks a decision takes: the 95th percentile of a window, so that one slow one is soon forgotten.
+    """Ticks that a decision takes: the 95th percentile of the newest, so that a slow one is soon forgotten.
 
     Args:
         ticks: measured before the first episode.
@@ -133,11 +129,10 @@ class DelayEstimate:
         self._ticks = deque(ticks, maxlen=window)
 
     def add(self, ticks: int) -> None:
-        """One more measured delay."""
         self._ticks.append(ticks)
 
     def expected(self) -> int:
-        """Ticks to allow for the next decision, at least 1."""
+        """Return the ticks to allow for the next decision, at least 1."""
         if not self._ticks:
             return 1
         p95 = float(np.percentile(self._ticks, 95))
@@ -145,7 +140,7 @@ class DelayEstimate:
 
 
 def measure_inference(decide: Callable[[], object], clock: Clock, *, warm_up: int = 3, count: int = 50) -> list[float]:
-    """Seconds of `count` decisions, after `warm_up` that compile and fill caches and are not counted."""
+    """Measure the seconds of `count` decisions, after `warm_up` that compile and fill caches."""
     for _ in range(warm_up):
         decide()
     seconds = []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.transport.client.outbox import Spools
-from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire.handshake import Welcome
 from serl_chunk.types import DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
 
@@ -36,10 +34,10 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
         """What broke the link permanently."""
 
     def can_begin(self) -> tuple[bool, str]:
-        """Whether an episode may begin, and the reason where not."""
+        """Return whether an episode may begin, and the reason where not."""
 
     def backlog(self, *, begun: bool) -> str:
-        """What waits for the learner, in words; empty where it keeps up. `begun`: an episode is about to begin."""
+        """Describe what waits for the learner; empty where it keeps up. `begun`: an episode is about to begin."""
 
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False where it has not after `timeout` seconds."""
@@ -59,39 +57,22 @@ class RunProgress(NamedTuple):
 
     @classmethod
     def of(cls, welcome: Welcome, actor_id: str) -> RunProgress:
-        """That of a learner's welcome; an older learner does not send human ticks."""
+        """Read a learner's welcome; an older learner does not send human ticks."""
         fields = welcome.fields
         so_far = (int(fields["episodes"]), int(fields["env_steps"]), int(fields.get("human_ticks", 0)))
         return cls(welcome.run, *so_far, f"{actor_id}-{uuid.uuid4().hex[:8]}")
 
 
 def open_link(
-    config: ExperimentConfig,
-    spec: RobotSpec,
-    agent: Agent,
-    host: str,
-    port: int,
-    actor_id: str,
-    *,
-    spools: Spools | None = None,
-    largest_episode_bytes: int = 0,
-    keys: ClientKeys | None = None,
+    config: ExperimentConfig, spec: RobotSpec, agent: Agent, host: str, port: int, actor_id: str, **options: Any
 ) -> LearnerLink:
-    """A link to the learner at `host`, with what it must agree on; see `LearnerLink`, also for what is raised."""
-    return LearnerLink(
-        config.transport,
-        host=host,
-        port=port,
-        actor_id=actor_id,
-        contract=contract(config, spec, agent.network_shape()),
-        spools=spools,
-        largest_episode_bytes=largest_episode_bytes,
-        keys=keys,
-    )
+    """A link to the learner at `host`, with what both must agree on; see `LearnerLink`, also for `options`."""
+    agreed = contract(config, spec, agent.network_shape())
+    return LearnerLink(config.transport, host=host, port=port, actor_id=actor_id, contract=agreed, **options)
 
 
 def replacement(link: LearnerLink, origin: PolicyOrigin) -> str | None:
-    """A sentence where the learner is no longer one whose snapshots are of `origin`."""
+    """Describe the learner where its snapshots are no longer of `origin`, else None."""
     if link.run != origin.run:
         return f"the learner is of run {link.run} now, it was of run {origin.run}"
     welcome = link.welcome
@@ -102,7 +83,7 @@ def replacement(link: LearnerLink, origin: PolicyOrigin) -> str | None:
 
 
 def normaliser_of(welcome: Welcome) -> Normaliser:
-    """The learner's action transform, out of its welcome. Raises DataError where it is not the one announced there."""
+    """Return the action transform of a learner's welcome. Raises DataError where it is not the announced one."""
     normaliser = Normaliser.from_arrays(str(welcome.fields["normaliser_mode"]), welcome.arrays)
     if normaliser.digest() != welcome.origin.normaliser:
         raise DataError(

@@ -126,7 +126,6 @@ class ChunkPlanner(Planner):
         self._queue.flush()
 
     def _request(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray, delay: int) -> Request:
-        """Request a chunk that is expected to join `delay` ticks from now."""
         prefix = self._queue.committed(tick, delay, hold)
         return Request(observe(), tick, self._queue.epoch, self._explore, prefix)
 
@@ -176,7 +175,7 @@ def choose_inference(
     execute_steps: int,
     supports_prefix: bool,
 ) -> Literal["sync", "async"]:
-    """`sync` or `async` from measured inference `seconds` and the tick's `period`, in seconds.
+    """Choose `sync` or `async` from measured inference `seconds` and the tick's `period`, in seconds.
 
     Raises ConfigError where inference is too slow for the chunk, or the agent cannot take a delay.
     """

@@ -31,7 +31,7 @@ class RecordedFrame(NamedTuple):
 
 
 class RepeatedFrames:
-    """Takes the frames out of one episode's observations that it has recorded already."""
+    """Takes the frames out of one episode's observations that were recorded already."""
 
     def __init__(self) -> None:
         self._newest: dict[str, RecordedFrame] = {}

@@ -103,14 +103,15 @@ class ActorService:
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
         self._waited = 0.0  # seconds of this session
         self._replaced: Callable[[], str | None] = no_stop
-        self._robot = contextlib.ExitStack()  # closes the robot, then the device
         self.env = env or make_env(config.robot)
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.env.close)
+            self._intervention = intervention or make_intervention(config.actor.intervention, self.env)
+            opened.pop_all()
+        self._robot = contextlib.ExitStack()  # closes the robot, then the device
+        if self._intervention is not None:
+            self._robot.callback(self._intervention.close)
         self._robot.callback(self.env.close)
-        try:
-            self.intervention = intervention or make_intervention(config.actor.intervention, self.env)
-        except BaseException:
-            self._robot.close()
-            raise
 
     def __enter__(self) -> Self:
         return self
@@ -120,11 +121,7 @@ class ActorService:
 
     def stop_robot(self) -> None:
         """Close the robot, then the intervention device; a second call does nothing."""
-        with contextlib.ExitStack() as device:
-            if self.intervention is not None:
-                device.callback(self.intervention.close)
-                self.intervention = None
-            self._robot.close()
+        self._robot.close()
 
     def close(self) -> None:
         """Close the robot, the intervention device and the link, in this order."""
@@ -162,17 +159,15 @@ class ActorService:
         """Run training episodes until the learner is done, `stop` is set or `actor.max_episodes` is reached.
 
         The first snapshot is waited for. Under the lockstep clock the actor also waits, before each step, for the
-        learner's allowance; in real time it never waits inside an episode. An episode under way when the session
-        ends is truncated cleanly. Then the robot is stopped, and its records are delivered before this returns. A
-        session is of one run: where `replaced` returns a reason it ends in the same way, but the robot stays open, and
-        what the run's learner lacks stays with the link.
+        learner's allowance; in real time it never waits inside an episode. At the end the episode under way is
+        truncated, the robot is stopped, and the records are delivered; so it is after an error, which is then raised.
 
         Args:
-            normaliser: the learner's (its welcome carries it).
-            replaced: polled on every tick; a sentence once the learner is of another run, or has another normaliser.
+            normaliser: the learner's.
+            replaced: polled on every tick. A string ends the session, but the robot stays open, and records that the
+                run's learner lacks stay with the link.
 
-        Raises the link's error where it broke permanently. An error of the environment, the policy or a hook ends the
-        session: the robot is stopped, and what was recorded is delivered before it is raised.
+        Raises the link's error where it broke permanently.
         """
         config, link, agent = self.config, self.link, self.agent
         assert link is not None
@@ -188,14 +183,14 @@ class ActorService:
             run=begun.run,
         )
         self._waited, self._replaced = 0.0, replaced
-        if isinstance(self.intervention, ReplayedIntervention):
-            self.intervention.begin_at(begun.episodes)
+        if isinstance(self._intervention, ReplayedIntervention):
+            self._intervention.begin_at(begun.episodes)
         runner = EpisodeRunner(
             self.env,
             policy,
             link,
             config=config,
-            intervention=self.intervention,
+            intervention=self._intervention,
             human_ticks_before=begun.human_ticks,
             clock=self._clock,
             inference=self._inference,
@@ -293,8 +288,8 @@ class ActorService:
             return allowance is None or link.steps_recorded < allowance
 
         def why() -> str:
-            line = f"waiting for the learner's updates: {link.steps_recorded} steps recorded, {link.allowance} allowed"
-            return _joined(line, link.backlog(begun=True))
+            counts = f"{link.steps_recorded} steps recorded, {link.allowance} allowed"
+            return _joined(f"waiting for the learner's updates: {counts}", link.backlog(begun=True))
 
         self._wait(permitted, why, log_at_once=False)
 

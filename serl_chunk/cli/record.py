@@ -54,9 +54,7 @@ def run_record(
     folder = Path(out).expanduser()
     files = list(folder.glob("episode_*.hdf5")) if folder.is_dir() else []
     there = len(files)
-    _check_robot(folder, files, spec_of(config).name)
-    if cameras:
-        _check_cameras(folder, files, cameras)
+    seed = _next_seed(folder, files, spec_of(config).name, cameras)
     if there >= n_demos:
         logger.info(f"{folder} already holds {plural(there, 'demonstration')}")
         return 0
@@ -65,7 +63,7 @@ def run_record(
         env = stack.enter_context(contextlib.closing(make_env(config.robot)))
         for name in cameras:
             env.robot_spec.camera(name)  # before the folder is made
-        expert, seed = _expert(env, noise), next_seed(files)
+        expert = _expert(env, noise)
         writer = EpisodeWriter(
             folder, env.robot_spec, keep=lambda e: e.end.outcome is Outcome.SUCCESS, sim=not config.robot.real
         )
@@ -117,35 +115,34 @@ def _kept_files_reported(writer: EpisodeWriter, folder: Path, there: int, n_demo
         raise
 
 
-def _check_robot(folder: Path, files: Sequence[Path], name: str) -> None:
-    """Raise ConfigError where recorded `files` are of another robot than `name`; DataError for a damaged one."""
-    for file in files:
-        if (theirs := read_episode(file, cameras=()).begin.robot) not in ("", name):
-            raise ConfigError(
-                f"{folder} holds demonstrations of the robot {theirs!r} ({file.name}), and the experiment's is "
-                f"{name!r}: give another --out"
-            )
-
-
-def _check_cameras(folder: Path, files: Sequence[Path], cameras: Sequence[str]) -> None:
-    """Raise ConfigError where recorded `files` lack frames that are wanted; DataError for one that cannot be read."""
-    for file in files:
-        try:
-            seen = open_episode(file, ReadOptions()).steps.sparse
-        finally:
-            close_files(file)
-        missing = [c for c in cameras if IMAGE_PREFIX + c not in seen]
-        if missing:
-            raise ConfigError(
-                f"{folder} holds demonstrations without frames of camera {missing[0]!r} ({file.name}), and training "
-                "takes all or none: give another --out, remove these, or record without frames (--cameras none)"
-            )
-
-
-def next_seed(files: Sequence[Path]) -> int:
+def _next_seed(folder: Path, files: Sequence[Path], robot: str, cameras: Sequence[str]) -> int:
     """The start state after those of recorded `files`: failures have no file, so counting files would repeat some.
 
-    Raises DataError for a file that cannot be read.
+    Raises ConfigError where a file is of another robot or lacks frames that are wanted, DataError for a damaged one.
     """
-    starts = (re.fullmatch(r"seed-(\d+)", read_episode(file, cameras=()).begin.init_state) for file in files)
-    return max((int(match[1]) + 1 for match in starts if match), default=DEMO_SEED_BASE + len(files))
+    starts = []
+    for file in files:
+        begin = read_episode(file, cameras=()).begin
+        if begin.robot not in ("", robot):
+            raise ConfigError(
+                f"{folder} holds demonstrations of the robot {begin.robot!r} ({file.name}), and the experiment's is "
+                f"{robot!r}: give another --out"
+            )
+        if match := re.fullmatch(r"seed-(\d+)", begin.init_state):
+            starts.append(int(match[1]))
+        if cameras:
+            _check_cameras(file, cameras)
+    return max(starts) + 1 if starts else DEMO_SEED_BASE + len(files)
+
+
+def _check_cameras(file: Path, cameras: Sequence[str]) -> None:
+    try:
+        seen = open_episode(file, ReadOptions()).steps.sparse
+    finally:
+        close_files(file)
+    missing = [c for c in cameras if IMAGE_PREFIX + c not in seen]
+    if missing:
+        raise ConfigError(
+            f"{file.parent} holds demonstrations without frames of camera {missing[0]!r} ({file.name}), and training "
+            "takes all or none: give another --out, remove these, or record without frames (--cameras none)"
+        )

@@ -7,13 +7,13 @@ The file is a NumPy `.npz` without pickles, one row per tick on which the human 
 
 from __future__ import annotations
 
-import os
 import zipfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from serl_chunk.io import atomic_path
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import DataError, Observation, RobotSpec
 
@@ -36,12 +36,8 @@ def save_interventions(
     path = Path(path)
     columns = {"episode": episode, "tick": tick, "action": action, "idle": idle}
     columns = _checked({name: np.asarray(values) for name, values in columns.items()}, str(path))
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with atomic_path(path, durable=True) as part, part.open("wb") as file:
         np.savez(file, **columns)  # type: ignore[arg-type]  # mypy takes them for `allow_pickle`
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 class ReplayedIntervention:
@@ -74,11 +70,9 @@ class ReplayedIntervention:
         self._episode = episode - 1
 
     def reset(self, seed: int) -> None:
-        """The next recorded episode begins; `seed` changes nothing."""
         self._episode += 1
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The human's command on this tick of this episode, or None."""
         command = self._commands.get((self._episode, tick))
         return None if command is None else InterventionCommand(command.action.copy(), command.idle)
 
@@ -114,17 +108,12 @@ def _checked(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]
     lengths = {c: len(columns[c]) for c in COLUMNS}
     if len(set(lengths.values())) != 1:
         raise DataError(f"{name}: columns must have one length, they have {lengths}")
-    if len(tick) and (episode.min() < 0 or tick.min() < 0):
+    if len(tick) and min(episode.min(), tick.min()) < 0:
         raise DataError(f"{name}: episodes and ticks count from 0, one is negative")
     if not np.isfinite(action).all():
-        raise DataError(
-            f"{name}: row {int(np.argwhere(~np.isfinite(action))[0, 0])} holds an action that is not finite"
-        )
+        row = int(np.argwhere(~np.isfinite(action))[0, 0])
+        raise DataError(f"{name}: row {row} holds an action that is not finite")
     if len(np.unique(np.stack([episode, tick]), axis=1).T) != len(tick):
         raise DataError(f"{name}: a tick of an episode appears twice; record one command per tick")
-    return {
-        "episode": episode.astype(np.int64),
-        "tick": tick.astype(np.int64),
-        "action": action.astype(np.float32),
-        "idle": idle.astype(bool),
-    }
+    types = (np.int64, np.int64, np.float32, bool)
+    return {c: columns[c].astype(kind) for c, kind in zip(COLUMNS, types, strict=True)}
