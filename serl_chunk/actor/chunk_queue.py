@@ -20,15 +20,15 @@ class QueuedAction(NamedTuple):
 
 
 class ChunkQueue:
-    """What the policy has planned from the present tick on.
+    """The policy's plan from the current tick on.
 
     A chunk is used from the tick it joins at up to index `execute_steps` - 1, or until the next chunk starts.
-    Its index at tick t is exactly t - decision_tick, so the first executed index is the number of ticks that
+    Its index at tick t is exactly t - its decision's tick, so the first executed index is the number of ticks that
     passed since its observation (the delay d), whatever those ticks executed. `flush` (a reset, an intervention)
     empties the queue and begins a new epoch; chunks planned in an earlier epoch are refused.
 
-    A chunk that asks for fewer `steps` is due earlier where the queue is `adaptive`, which is when the next one is
-    planned. Until that one joins, it goes on: an early end never makes the robot hold.
+    Where the queue is `adaptive`, the next chunk is planned for the index that a chunk's `steps` request. Until that
+    one joins, the chunk goes on: an early end never makes the robot hold.
 
     Not thread-safe: it belongs to the control thread.
 
@@ -48,12 +48,12 @@ class ChunkQueue:
         self._chunks: list[tuple[int, Decision]] = []  # (first tick, chunk), increasing in both ticks
 
     def flush(self) -> None:
-        """Forget every planned action and refuse chunks that are still being computed."""
+        """Forget every planned action, and refuse chunks that are still being computed."""
         self._chunks.clear()
         self.epoch += 1
 
     def join(self, chunk: Decision, tick: int) -> int | None:
-        """Let `chunk` replace what was planned from `tick` on (the present, or a later tick in simulated delay).
+        """Let `chunk` replace the plan from `tick` on (the current one, or a later one with a simulated delay).
 
         Returns its delay in ticks, which is its first executed index; None where it is refused: planned in
         another epoch, too late to execute any of it, or older than a chunk that has joined already.
@@ -67,15 +67,15 @@ class ChunkQueue:
         return delay
 
     def pop(self, tick: int) -> QueuedAction | None:
-        """The action of `tick`, or None where nothing is planned for it. Chunks that it ends are let go."""
+        """Return the action of `tick`, or None; chunks that end before it are dropped."""
         while len(self._chunks) > 1 and self._chunks[1][0] <= tick:
             del self._chunks[0]
         return self._at(tick)
 
     def due(self, tick: int) -> int:
-        """The first tick >= `tick` that the next chunk should act on; `tick` itself where nothing is planned.
+        """Return the first tick >= `tick` that the next chunk should act on.
 
-        It comes after everything that is planned, or after as many steps as the newest chunk asks for.
+        It comes after everything that is planned, or after as many steps as the newest chunk requests.
         """
         if not self._chunks:
             return tick
@@ -86,14 +86,14 @@ class ChunkQueue:
         return max(tick, newest.tick + steps)
 
     def remaining(self, tick: int) -> int:
-        """Consecutive ticks from `tick` on that have an action."""
+        """Count the consecutive ticks from `tick` on that have an action."""
         count = 0
         while self._at(tick + count) is not None:
             count += 1
         return count
 
     def committed(self, tick: int, count: int, hold: np.ndarray) -> np.ndarray:
-        """What ticks `tick` to `tick + count` - 1 will execute if no chunk joins: float32[count, A].
+        """Return what ticks `tick` to `tick + count` - 1 will execute if no chunk joins: float32[count, A].
 
         A tick without an action holds: at first `hold` float32[A], what the present tick would do without an
         action, and `hold_after` the last planned action behind one.

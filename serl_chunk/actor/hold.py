@@ -23,12 +23,12 @@ class HoldPolicy:
         self._no_motion = np.clip(0.0, self._low, self._high).astype(np.float32)
 
     def initial(self, state: np.ndarray) -> np.ndarray:
-        """Before anything was executed: the joints measured in `state` float32[S], within the limits, else 0."""
+        """Return the hold before the first action: joints measured in `state` float32[S], in the limits, else 0."""
         rest = np.where(self._joint >= 0, state[np.maximum(self._joint, 0)], 0.0)
         return np.clip(rest, self._low, self._high).astype(np.float32)
 
     def next(self, action: np.ndarray) -> np.ndarray:
-        """After `action` float32[A] was executed."""
+        """Return the hold after `action` float32[A] was executed."""
         return np.where(self._is_position, action, self._no_motion)
 
 
@@ -42,7 +42,7 @@ def with_kept(command: np.ndarray, hold: np.ndarray, dimensions: tuple[int, ...]
 
 
 def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
-    """A warning where a hold of 0 is a guess; None where the configuration says what a hold is.
+    """Return a warning where a hold of 0 is a guess; None where the configuration defines the hold.
 
     It is a guess for a user's environment that names neither grippers nor measured joints, and for any of its
     unmeasured actions whose limits do not have 0 inside: 0 is then the end of a range, and no standstill. A

@@ -20,15 +20,15 @@ from serl_chunk.types import (
     SnapshotSource,
 )
 
-_REMEMBERED = 16  # versions whose arrival is known
+_REMEMBERED = 16  # versions whose time of arrival is kept
 
 
 class PolicyError(SerlChunkError):
-    """The policy cannot act, or gave something no robot may execute."""
+    """The policy cannot act, or its action must not reach a robot."""
 
 
 class ActingAgent(Protocol):
-    """What acting needs of an agent (`serl_chunk.agents` has them). Compiled by the agent."""
+    """What acting needs of an agent (`serl_chunk.agents`)."""
 
     supports_prefix: bool  # whether `sample` clamps a chunk to the committed actions of a delayed decision
 
@@ -41,13 +41,13 @@ class ActingAgent(Protocol):
         explore: bool,
         prefix: tuple[Any, Any] | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """A chunk float32[H, A] in model space, and what the decision's record keeps beside it.
+        """Return a chunk float32[H, A] in model space, and the agent's entries of the decision's record.
 
-        `prefix` is the committed actions float32[H, A], zero-padded, and their mask float32[H].
+        `prefix`: the committed actions float32[H, A], zero-padded, and their mask float32[H].
         """
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Any:
-        """A snapshot's arrays as the tree `sample` takes, on the device."""
+        """Return a snapshot's arrays as the tree `sample` takes, on the device."""
 
 
 class Request(NamedTuple):
@@ -80,20 +80,20 @@ class _Acting(NamedTuple):
 
 
 class ChunkPolicy:
-    """Decides with the newest parameters it has been given.
+    """Decides with its newest parameters.
 
     The random key of decision number n is `fold_in(key(seed), n)`: the same observations, parameters and
     number of decisions give the same chunks. One thread at a time decides; another one may `refresh` meanwhile.
 
     Args:
         agent: its `sample` must be compiled for one observation without a batch axis.
-        normaliser: of the run; the learner sends it in the handshake.
+        normaliser: of the run.
         spec: the robot, for its limits.
         image_keys: cameras the agent looks at.
         seed: of the exploration noise.
-        source: where newer snapshots are found; None where `swap` is called by hand.
-        run: whose snapshots are taken from `source`, empty for those of any. Those of another run, or for another
-            normaliser, are left there.
+        source: of newer snapshots; None where `swap` is called by hand.
+        run: whose snapshots are taken from `source`, empty for those of any. Snapshots for another normaliser are
+            never taken.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ChunkPolicy:
 
     @property
     def version(self) -> int:
-        """Of the newest parameters; -1 before the first snapshot."""
+        """That of the newest parameters; -1 before the first snapshot."""
         acting = self._acting
         return -1 if acting is None else acting.version
 
@@ -138,7 +138,7 @@ class ChunkPolicy:
         if needs not in ("", self._origin.normaliser):
             raise PolicyError(
                 f"snapshot {snapshot.version} needs normaliser {needs}, the policy has {self._origin.normaliser}: its "
-                "chunks would become other commands. Connect to the learner again, which gives both"
+                "chunks would become other commands. Connect to the learner again, which sends both"
             )
         params = self.agent.load_params(snapshot.params)
         if snapshot.arrived is not None:
@@ -148,12 +148,12 @@ class ChunkPolicy:
         self._acting = _Acting(params, snapshot.version)
 
     def age(self, version: int, now: float) -> float:
-        """Seconds since the parameters of `version` were complete here; -1 where that is not known."""
+        """Return the seconds since the parameters of `version` were complete here; -1 where that is not known."""
         arrived = self._arrived.get(version)
         return -1.0 if arrived is None else max(0.0, now - arrived)
 
     def refresh(self) -> bool:
-        """Swap in the source's newest snapshot where it is newer than the present one; whether there is one now."""
+        """Swap in the source's newest snapshot where it is newer; returns whether there are parameters now."""
         snapshot = None if self._source is None else self._source.latest()
         if snapshot is not None and self._fits(snapshot.origin) and snapshot.version > self.version:
             self.swap(snapshot)

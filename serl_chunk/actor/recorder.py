@@ -20,7 +20,7 @@ class RecordedFrame(NamedTuple):
     image: np.ndarray  # uint8[H, W, 3]
 
     def is_still(self, image: np.ndarray, number: int | None) -> bool:
-        """Whether a later read of the camera, uint8[H, W, 3], gave this frame again."""
+        """Return whether a later read of the camera, uint8[H, W, 3], gave this frame again."""
         if None not in (number, self.number) and number != self.number:
             return False
         before, row = self.image, len(image) // 2
@@ -39,7 +39,7 @@ class RepeatedFrames:
     def take_out(
         self, tick: int, observation: Observation, numbers: Mapping[str, int]
     ) -> tuple[Observation, dict[str, int] | None]:
-        """The observation of `tick` without repeated frames, and their cameras with the ticks that recorded them."""
+        """Return the observation of `tick` without repeated frames, and their cameras with the ticks they are of."""
         repeats: dict[str, int] = {}
         for key, image in observation.items():
             if not key.startswith(IMAGE_PREFIX):
