@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.io import atomic_write, plural
+from serl_chunk.io import atomic_write, format_duration, plural
 from serl_chunk.runs import report_panels as panels
 from serl_chunk.runs.calibration import value_range
 from serl_chunk.runs.metric_rows import Row, RunMetrics, read_metrics, succeeded_alone
@@ -53,13 +53,13 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
             key="evaluations",
         ),
         episodes_section(run, metrics, config),
-        section("Origin", facts(origin(config)), key="origin"),
+        section("Origin", table(("", "last process"), origin(config)), key="origin"),
         settings_section(config),
         section(
             "Events",
             table(
                 ("time", "critic updates", "event"),
-                [(_duration(r["wall"]), f"{r['step']:,}", str(r.get("text", ""))) for r in metrics["event"]],
+                [(format_duration(r["wall"]), f"{r['step']:,}", str(r.get("text", ""))) for r in metrics["event"]],
                 "Nothing out of the ordinary was recorded.",
             ),
             key="events",
@@ -84,7 +84,7 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
         (f"Success without intervention, last {WINDOW} episodes", _share(map(succeeded_alone, judged), len(judged))),
         ("Evaluation", _evaluation_sentence(metrics["eval"])),
         (f"Success with or without intervention, last {WINDOW}", _share((r["succeed"] for r in judged), len(judged))),
-        ("Duration", _duration(last["wall"])),
+        ("Duration", format_duration(last["wall"])),
         ("Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),
         ("Human ticks", _human(last, _control_hz(config))),
@@ -94,66 +94,56 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
 
 def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Html]:
     """Build every figure of the page, in reading order; `limits`: the range of a bounded critic."""
-    last = metrics.last() or {"env_steps": 0, "human_ticks": 0}
     axes = panels.axes_of(metrics)
-    names = ["wall time" if key == "wall" else f"{last[key]:,} {name}" for key, name in axes]
-    span = f"over {' and '.join([', '.join(names[:-1]), names[-1]] if names[:-1] else names)}"
-    episodes, rolling = f"{len(metrics['episode'])} episodes", f"mean of the last {WINDOW} episodes"
+    n, rolling = len(metrics["episode"]), f"the mean of the last {WINDOW} episodes"
     no_episode = "No episode has finished in this run yet."
     no_training = "No training step has been logged in this run yet."
     losses = panels.loss_keys(metrics)
     intervened = panels.has_changed(metrics, "human_ticks")
-    no_human = "No human has acted in this run." if metrics["episode"] else no_episode
+    no_human = "No human has acted in this run." if n else no_episode
 
     def over(draw: Callable[..., bool], *first: tuple[str, str]) -> list[Draw]:
         return [panels.panel_over(draw, axis) for axis in (*first, *axes)]
 
-    def built(key: str, title: str, drawn: Sequence[Draw], missing: str, alt: str, caption: str) -> Html:
+    def built(key: str, title: str, drawn: Sequence[Draw], missing: str, caption: str) -> Html:
         svg = panels_svg([panels.of(metrics, draw) for draw in drawn])
-        return section(title, figure(svg, alt, caption) if svg else note(missing), key=key)
+        return section(title, figure(svg, f"{title}: {caption}", caption) if svg else note(missing), key=key)
 
     return [
         built(
             "success", "Success rate", over(panels.draw_success, panels.UPDATES), no_episode,
-            f"Line charts of the success rate of {episodes}, over critic updates and {span}: with or without "
-            "intervention, without intervention, and evaluations with their 95 % intervals.",
-            f"Lines: {rolling}. Grey: before training on online steps.{_OF_HUMANS if intervened else ''}",
+            f"Success rate of {n} episodes as {rolling}, and evaluations with their 95 % intervals. Grey: before "
+            f"training on online steps.{_OF_HUMANS if intervened else ''}",
         ),
         built(
             "return", "Return", over(panels.draw_return), no_episode,
-            f"Charts of the undiscounted return of {episodes}, {span}: a dot an episode and the {rolling}.",
-            f"Sum of an episode's rewards, and the {rolling}.",
+            f"Undiscounted return of {n} episodes: the sum of an episode's rewards, and {rolling}.",
         ),
         built(
             "intervention", "Intervention share", over(panels.draw_intervention) if intervened else [], no_human,
-            f"Line charts of the share of human steps and of episodes with an intervention, {span}.",
-            f"Steps on which a human had the robot, idle ones included, and episodes with an intervention; {rolling}. "
-            "Both should fall as the policy learns.",
+            f"Share of human steps, idle ones included, and of episodes with an intervention; {rolling}. Both should "
+            "fall as the policy learns.",
         ),
         built(
             "q-return", "Q against realised return",
             [panels.calibration_panel(limits), panels.draw_q_trend, panels.draw_q_train],
             "No value of the critic has been recorded in this run yet.",
-            "Scatter of the critic's value at decisions against the discounted return realised from there, with the "
-            "mean return per value bin with its 95 % interval, the line of equality and the range of a bounded critic; "
-            "next to it both means over environment steps, and the values and targets in training batches over wall "
-            "time.",
-            f"Left: decisions of the last {panels.CALIBRATION_EPISODES} episodes. The critic is calibrated where the "
-            "squares' intervals, of a tenth of the decisions each, reach the dashed line; states below it proved worse "
-            "than their value. Intervals count episodes, not decisions. Where a human intervened, the return is not "
-            "the policy's own, and the squares leave it out as long as there are others.",
+            f"Left: the critic's value at decisions of the last {panels.CALIBRATION_EPISODES} episodes, and the "
+            "discounted return from there. The critic is calibrated where the squares' 95 % intervals, of a tenth of "
+            "the decisions each, reach the dashed line; states below it proved worse than their value. Intervals count "
+            "episodes, not decisions. Where a human intervened, the return is not the policy's own, and the squares "
+            "leave it out as long as there are others. Right: means of an episode; values and targets in batches.",
         ),
         built(
             "losses", "Losses", [panels.loss_panel(key) for key in losses], no_training,
-            f"Line charts of {', '.join(losses) or 'the losses'} over wall time.",
-            "On a logarithmic scale where every value is positive and the largest ten times the smallest.",
+            f"{', '.join(losses)}; on a logarithmic scale where every value is positive and the largest ten times the "
+            "smallest.",
         ),
         built(
             "rates", "Rates and waits",
             [panels.draw_rates, panels.draw_waits, panels.draw_timers, panels.draw_replay], no_training,
-            "Four line charts over wall time: updates and environment steps per second, the share of time the learner "
-            "and the actors waited, the mean time of timed parts, and the windows in the replay stores.",
-            "A learner that waits for actors needs more of them or a higher utd_ratio; actors that wait need a faster "
+            "Updates and environment steps per second, shares of waiting, mean times, and windows in the replay. A "
+            "learner that waits for actors needs more of them or a higher utd_ratio; actors that wait need a faster "
             "learner or a lower one.",
         ),
     ]  # fmt: skip
@@ -200,7 +190,7 @@ def _evaluations(metrics: RunMetrics) -> list[Sequence[object]]:
             STARTS.get(row.get("starts_repeat"), "unknown"),
             _measured(row.get("mean_time_s"), "s"),
             _measured(row.get("mean_length"), "steps"),
-            f"{row['env_steps']:,} steps, {_duration(metrics.trained_wall(row))}",
+            f"{row['env_steps']:,} steps, {format_duration(metrics.trained_wall(row))}",
         )
         for row in metrics["eval"]
     ]
@@ -228,7 +218,7 @@ def _control_hz(config: Mapping[str, Any]) -> float | None:
 
 def _human(last: Row, control_hz: float | None) -> str:
     ticks, steps = last["human_ticks"], last["env_steps"]
-    details = [_duration(ticks / control_hz)] if control_hz else []
+    details = [format_duration(ticks / control_hz)] if control_hz else []
     if steps:
         details.append(f"{_percent(ticks / steps)} of environment steps")
     return f"{ticks:,}" + (f" ({', '.join(details)})" if details else "")
@@ -250,11 +240,3 @@ def _percent(share: float | None) -> str:
 
 def _measured(value: float | None, unit: str) -> str:
     return "unknown" if value is None else f"{value:.1f} {unit}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

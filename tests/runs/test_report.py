@@ -22,12 +22,12 @@ from serl_chunk.viz.plots import MAX_POINTS, PAGE_INK, downsample
 pytestmark = pytest.mark.compiles
 
 FIGURES = {
-    "success": "success rate",
-    "return": "undiscounted return",
-    "intervention": "share of human steps",
+    "success": "Success rate of 30 episodes",
+    "return": "Undiscounted return of 30 episodes",
+    "intervention": "Share of human steps",
     "q-return": "critic's value at decisions",
     "losses": "critic/critic_loss, actor/actor_loss",
-    "rates": "updates and environment steps per second",
+    "rates": "Updates and environment steps per second",
 }
 
 
@@ -135,7 +135,7 @@ def test_the_headline_numbers_are_those_of_the_run(full):
     )
     assert headline["Success without intervention, last 20 episodes"] == "7 of 20 (35.0 %)"
     assert headline["Success with or without intervention, last 20"] == "13 of 20 (65.0 %)"
-    assert headline["Duration"] == "6 min 15 s"
+    assert headline["Duration"] == "6:15"
     assert headline["Critic updates"] == "290"
     assert headline["Environment steps"] == "3,000"
     assert headline["Human ticks"] == "200 (4.0 s, 6.7 % of environment steps)"
@@ -226,9 +226,9 @@ def test_an_evaluation_made_later_stands_where_its_checkpoint_was_written(tmp_pa
     (bars,) = ax.containers
     assert bars.lines[0].get_xdata() == pytest.approx([11 * 12.5 / 60])
     page = Page(build_report(tmp_path))
-    assert "1,100 steps, 2 min 18 s" in page.texts["evaluations"]
+    assert "1,100 steps, 2:18" in page.texts["evaluations"]
     assert (page.headline["Critic updates"], page.headline["Environment steps"]) == ("290", "3,000")
-    assert page.headline["Duration"] == "6 min 15 s"
+    assert page.headline["Duration"] == "6:15"
 
 
 @pytest.mark.parametrize(("repeat", "shown"), [(True, "held-out"), (False, "ignore the seed"), (None, "not compared")])
