@@ -34,11 +34,9 @@ def add_parsers(commands: Any) -> None:
     p.add_argument("path", metavar="RUN", help="a run folder")
     p.add_argument("--format", dest="to", required=True, choices=TARGETS, help="to write; lerobot is v3.0")
     p.add_argument(
-        "--store",
-        choices=("online", "demo"),
-        default="online",
+        "--store", choices=("online", "demo"), default="online",
         help="what its actors recorded, or the demonstrations it was started with (default: online)",
-    )
+    )  # fmt: skip
     p.add_argument("--only", choices=ONLY, help="successful episodes, or those in which a human acted (default: all)")
     p.add_argument("--cameras", metavar="A,B", help="whose frames are exported: names, all, or none (default: all)")
     p.add_argument("--task", default="", help="text of the task where the run recorded none")

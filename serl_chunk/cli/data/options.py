@@ -29,18 +29,14 @@ def add_reading(p: argparse.ArgumentParser) -> None:
         "--scores", metavar="DIR=R,...", help="rewards of episodes by their folder, such as score_5=1,score_1=0"
     )
     p.add_argument(
-        "--reward_every_step",
-        action="store_true",
+        "--reward_every_step", action="store_true",
         help="give that reward on every step, not the last only: a value then is the time left, not the chance",
-    )
+    )  # fmt: skip
     p.add_argument("--env", default="", help="OGBench task whose rewards are computed, cube-single-play-..-task1-v0")
     p.add_argument(
-        "--proportion",
-        type=float,
-        default=1.0,
-        metavar="P",
+        "--proportion", type=float, default=1.0, metavar="P",
         help="read the first P of the episodes (of OGBench's and D4RL's data: of the steps, in whole episodes)",
-    )
+    )  # fmt: skip
 
 
 def add_writing(p: argparse.ArgumentParser) -> None:

@@ -33,33 +33,25 @@ def add_parsers(commands: Any) -> None:
     add_reading(p)
     p.add_argument("--out", metavar="FILE|DIR", help="a .json file, or the folder of norm_stats.json (default: none)")
     p.add_argument(
-        "--actions",
-        choices=("absolute", "delta"),
-        default="absolute",
+        "--actions", choices=("absolute", "delta"), default="absolute",
         help="as recorded, or minus the state at the chunk's start (default: absolute)",
-    )
+    )  # fmt: skip
     p.add_argument(
-        "--mask",
-        metavar="N,-M,...",
+        "--mask", metavar="N,-M,...",
         help="delta: N dimensions that are differences, M that are not, ...; ALOHA: 6,-1,6,-1 (default: the joints of "
         "--exp_name's robot)",
-    )
+    )  # fmt: skip
     p.add_argument(
-        "--horizon",
-        type=int,
-        metavar="H",
+        "--horizon", type=int, metavar="H",
         help="actions of a chunk; behind an episode's end the last one is repeated (default: --exp_name's, else 1 for "
         "absolute actions)",
-    )
+    )  # fmt: skip
     p.add_argument("--max_samples", type=int, metavar="N", help="of N steps drawn at random (default: all)")
     p.add_argument("--seed", type=int, default=0, metavar="S", help="of that draw (default: 0)")
     p.add_argument(
-        "--std_floor",
-        type=float,
-        default=STD_FLOOR,
-        metavar="X",
+        "--std_floor", type=float, default=STD_FLOOR, metavar="X",
         help=f"what std is at least, so that a dimension that never moves does not explode (default: {STD_FLOOR})",
-    )
+    )  # fmt: skip
 
 
 def run_stats(flags: argparse.Namespace) -> int:

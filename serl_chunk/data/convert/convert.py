@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -112,7 +113,7 @@ def convert(
         "tolerance_s": tolerance_s,
         **(settings or {}),
     }
-    with Manifest(folder, wanted, resume=resume) as manifest:
+    with contextlib.closing(Manifest(folder, wanted, resume=resume)) as manifest:
         conversion = _Conversion(source, keys, sink, manifest, skip_bad, progress, max_samples)
         try:
             if not manifest.of_kind("finished"):

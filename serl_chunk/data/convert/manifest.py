@@ -20,8 +20,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from serl_chunk.data.source import Json
 from serl_chunk.types import ConfigError, DataError
@@ -72,14 +70,6 @@ class Manifest:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def of_kind(self, kind: str) -> list[Json]:
         return [e for e in self.entries if e["kind"] == kind]

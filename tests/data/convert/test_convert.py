@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -125,7 +126,7 @@ def test_a_taken_folder_is_refused_before_anything_is_touched(folder, tmp_path):
 def test_another_conversion_in_the_folder_is_refused(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("serl_chunk.data.convert.manifest._PATIENCE", 0.1)
     with (
-        Manifest(tmp_path / "out", {}, resume=False),
+        contextlib.closing(Manifest(tmp_path / "out", {}, resume=False)),
         pytest.raises(ConfigError, match=naming(tmp_path / "out")),
     ):
         Manifest(tmp_path / "out", {}, resume=True)
