@@ -33,7 +33,7 @@ def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
 
     # No machine without a key, or with one of its own.
     said = processes.actor("--ip", HERE, prefix=stranger).ends(FAILED)
-    assert f"the learner at {HERE}:{processes.port} talks only to machines with a key, and this one has none" in said
+    assert f"the learner at {HERE}:{processes.port} requires a key, and this machine has none" in said
     assert "Traceback" not in said
 
     said = processes.start("keys", "join", line, "--ip", HERE, prefix=robot).ends()
@@ -46,7 +46,7 @@ def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
     forged.save()
     evaluation = ("--eval_checkpoint_step", "latest", "--eval_n_trajs", "1")
     said = processes.actor("--ip", HERE, *evaluation, prefix=stranger).ends(FAILED)
-    assert f"the learner at {HERE}:{processes.port} does not know this machine's key 'robot'" in said
+    assert f"the learner at {HERE}:{processes.port} refuses this machine's key 'robot'" in said
 
     # And the one that has pasted it trains.
     assert "robot" in processes.start("keys", "list", prefix=gpu).ends()

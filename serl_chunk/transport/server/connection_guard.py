@@ -7,12 +7,13 @@ connection that receives too much without completing one is shut down, and libzm
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
@@ -54,16 +55,20 @@ class ConnectionGuard:
     def __init__(self, queued_bytes: int, largest_message: int, on_cut: Callable[[str, str], None]) -> None:
         """
         Args:
-            queued_bytes: what a session may have in flight while its records wait.
+            queued_bytes: bytes that a session may have in flight while its records wait.
             largest_message: bytes.
             on_cut: (channel, why); called once for each connection that is shut down.
         """
+        self.look_at = 0.0  # monotonic seconds of the next look
+        self.drained = 0  # how often nothing was left to receive on the data channel; the data thread counts
         self._queued = queued_bytes + queued_bytes // 8 + UNFINISHED_BYTES  # with the frames' heads
         self._unfinished = largest_message + UNFINISHED_BYTES
         self._on_cut = on_cut
         self._ports: dict[str, int] = {}
         self._connections: dict[tuple[str, int], _Connection] = {}
-        self._drained = 0
+        self._drained = 0  # at the last look
+        # (channel, identity) -> [descriptor, complete messages]: written by the thread that receives.
+        self._peers: dict[tuple[str, bytes], list[int]] = {}
         self.monitors: dict[str, zmq.Socket[bytes]] = {}  # to poll for reading
         self._owners: list[zmq.Socket[Any]] = []
 
@@ -108,27 +113,39 @@ class ConnectionGuard:
             old.socket.close()
         self._connections[channel, fd] = _Connection(s, time.monotonic())
 
-    def has(self, channel: str, fd: int) -> bool:
-        """Whether this is a connection now."""
-        return (channel, fd) in self._connections
+    def count(self, channel: str, frames: list[zmq.Frame]) -> None:
+        """Count a complete message. For the thread that receives the channel."""
+        key = channel, frames[0].bytes
+        if key not in self._peers:
+            self._peers[key] = [_descriptor_of(frames), 0]
+        self._peers[key][1] += 1
 
-    def look(self, admitted: Iterable[tuple[str, int]], messages: Mapping[tuple[str, int], int], drained: int) -> float:
-        """Shut down what exceeds a limit; returns the seconds until it should look again.
+    def look(self, admitted: Iterable[tuple[str, bytes]]) -> None:
+        """Shut down what exceeds a limit, where a look is due.
 
-        Args:
-            admitted: (channel, descriptor) of the connections that have shown a session's token.
-            messages: complete messages received so far, by (channel, descriptor).
-            drained: grows whenever nothing complete is left to read on the data channel.
+        `admitted`: (channel, identity) of the connections of live sessions.
         """
-        known, strangers, hot = set(admitted), [], False
+        now = time.monotonic()
+        if now < self.look_at:
+            return
+        sessions, strangers, hot = set(admitted), [], False
+        known: set[tuple[str, int]] = set()
+        messages: collections.Counter[tuple[str, int]] = collections.Counter()
+        for peer, (fd, n) in list(self._peers.items()):
+            messages[peer[0], fd] += n
+            if peer in sessions:
+                known.add((peer[0], fd))
+            if (peer[0], fd) not in self._connections:
+                self._peers.pop(peer, None)
+        drained = self.drained
         idle, self._drained = drained > self._drained + 1, drained
         for key, c in self._connections.items():
             # Nothing complete waits: all bytes of the last look are of an unfinished message. On the other channels
             # nothing ever waits for long.
             seen = c.pending if idle or key[0] != "data" else 0
             c.received = _received(c.socket)
-            if (count := messages.get(key, 0)) != c.messages:
-                c.messages, c.completed_at = count, c.received
+            if messages[key] != c.messages:
+                c.messages, c.completed_at = messages[key], c.received
             elif key in known and (seen > self._unfinished or c.pending > self._queued):
                 self._cut(key, c, f"unfinished message: {c.pending >> 20} MiB of it came from an actor's connection")
             if key not in known and not c.is_cut:
@@ -136,7 +153,7 @@ class ConnectionGuard:
             hot = hot or c.pending > (self._unfinished if key in known else STRANGERS_BYTES[key[0]]) // _HOT
         for channel in self.monitors:
             self._limit_strangers(channel, [(key, c) for key, c in strangers if key[0] == channel])
-        return HOT_S if hot else CALM_S
+        self.look_at = now + (HOT_S if hot else CALM_S)
 
     def _limit_strangers(self, channel: str, strangers: list[tuple[tuple[str, int], _Connection]]) -> None:
         total = sum(c.pending for _, c in strangers)
@@ -175,3 +192,11 @@ def _received(s: socket.socket) -> int:
     except (OSError, AttributeError):
         return 0
     return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0]) if len(info) >= _RECEIVED_AT + 8 else 0
+
+
+def _descriptor_of(frames: list[zmq.Frame]) -> int:
+    """Return the file descriptor of a message's connection; -1 where it is unknown."""
+    try:
+        return int(frames[-1].get("__fd"))
+    except zmq.ZMQError:
+        return -1

@@ -227,7 +227,7 @@ class ControlChannel:
         if self._sockets.authenticator is not None and now >= self._keys_at:
             self._keys_at = now + _KEYS_S
             self._drop_revoked(self._sockets.authenticator)
-        self._sockets.guard(
+        self._sockets.guard.look(
             (channel, identity)
             for s in self._sessions
             if s.live

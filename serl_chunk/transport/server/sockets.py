@@ -7,7 +7,6 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import zmq
@@ -102,12 +101,7 @@ class ServerSockets:
         self._data_poller, self._poller = zmq.Poller(), zmq.Poller()
         self.authenticator: Authenticator | None = None
         largest = MAX_PART_BYTES + MAX_HEADER_BYTES
-        self._guard = ConnectionGuard(max(config.credit_bytes, largest), largest, self._on_cut)
-        self._look_at = 0.0  # when the guard looks next
-        # Complete messages and descriptors by (channel, identity): written by the thread that receives.
-        self._messages: dict[tuple[str, bytes], int] = {}
-        self._descriptors: dict[tuple[str, bytes], int] = {}
-        self._drained = 0  # how often nothing was left to receive on the data channel
+        self.guard = ConnectionGuard(max(config.credit_bytes, largest), largest, self._on_cut)
         if keys is not None:
             self.authenticator = Authenticator(self._context, keys, control_counters, self.complain, port)
             self._poller.register(self.authenticator.socket, zmq.POLLIN)
@@ -117,8 +111,8 @@ class ServerSockets:
             )
             if self.authenticator is not None:
                 self.authenticator.secure(s)
-            self._guard.watch(channel, s, port + offset)
-            self._poller.register(self._guard.monitors[channel], zmq.POLLIN)
+            self.guard.watch(channel, s, port + offset)
+            self._poller.register(self.guard.monitors[channel], zmq.POLLIN)
             try:
                 s.bind(endpoint("127.0.0.1" if bind == "localhost" else bind, port + offset))
             except zmq.ZMQError as e:
@@ -136,17 +130,17 @@ class ServerSockets:
     def wait_data(self, waker: Waker, seconds: float) -> bool:
         """Wait for a data message, for `waker` or for `seconds`; True where there is a message."""
         ready = _poll(self._data_poller, waker, seconds)
-        self._drained += self._sockets["data"] not in ready
+        self.guard.drained += self._sockets["data"] not in ready
         return self._sockets["data"] in ready
 
     def wait_control(self, waker: Waker, seconds: float) -> set[str]:
         """Wait for the other channels, for `waker` or for `seconds`; returns the channels with messages."""
-        ready = _poll(self._poller, waker, min(seconds, max(0.0, self._look_at - time.monotonic())))
+        ready = _poll(self._poller, waker, min(seconds, max(0.0, self.guard.look_at - time.monotonic())))
         if self.authenticator is not None and self.authenticator.socket in ready:
             self.authenticator.serve()
-        for channel, monitor in self._guard.monitors.items():
+        for channel, monitor in self.guard.monitors.items():
             if monitor in ready:
-                outcomes = self._guard.read(channel)
+                outcomes = self.guard.read(channel)
                 if self.authenticator is not None and channel == "control":
                     self._note_failures(outcomes)
         return {channel for channel, s in self._sockets.items() if s in ready and channel != "data"}
@@ -161,33 +155,11 @@ class ServerSockets:
     def receive(self, channel: str) -> list[zmq.Frame] | None:
         """Return the next message, its sender's identity first; None where there is none."""
         frames = try_receive(self._sockets[channel])
-        if frames is None:
-            self._drained += channel == "data"
-        else:
-            key = channel, frames[0].bytes
-            if key not in self._messages:
-                self._descriptors[key] = _descriptor_of(frames)
-            self._messages[key] = self._messages.get(key, 0) + 1
+        if frames is not None:
+            self.guard.count(channel, frames)
+        elif channel == "data":
+            self.guard.drained += 1
         return frames
-
-    def guard(self, admitted: Iterable[tuple[str, bytes]]) -> None:
-        """Close the connections that hold too much of an unfinished message. Called often.
-
-        `admitted`: (channel, identity) of the connections of live sessions.
-        """
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        descriptors = list(self._descriptors.items())
-        messages: collections.Counter[tuple[str, int]] = collections.Counter()
-        for (channel, identity), fd in descriptors:
-            messages[channel, fd] += self._messages.get((channel, identity), 0)
-        known = [(key[0], self._descriptors[key]) for key in admitted if key in self._descriptors]
-        self._look_at = now + self._guard.look(known, messages, self._drained)
-        for key, fd in descriptors:
-            if not self._guard.has(key[0], fd):
-                self._descriptors.pop(key, None)
-                self._messages.pop(key, None)
 
     def _on_cut(self, channel: str, why: str) -> None:
         self._counters["control"]["connections_cut"] += 1
@@ -217,7 +189,7 @@ class ServerSockets:
 
     def close(self) -> None:
         """Release the ports and drop what was not sent."""
-        self._guard.close()
+        self.guard.close()
         self._context.destroy(linger=0)
 
 
@@ -235,14 +207,6 @@ def address_of(frames: list[Any]) -> str:
         return str(frames[-1].get("Peer-Address")).removeprefix("::ffff:") if frames else "unknown"
     except zmq.ZMQError:  # a transport without addresses
         return "unknown"
-
-
-def _descriptor_of(frames: list[zmq.Frame]) -> int:
-    """Return the file descriptor of a message's connection; -1 where it is unknown."""
-    try:
-        return int(frames[-1].get("__fd"))
-    except zmq.ZMQError:
-        return -1
 
 
 def plain_bytes(frame: Frame) -> bytes:
