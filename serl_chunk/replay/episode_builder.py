@@ -10,6 +10,7 @@ import numpy as np
 
 from serl_chunk.replay.episode import EpisodeStats, Key, Partition, StoredEpisode, decision_values, summarise
 from serl_chunk.replay.partitions import Partitions
+from serl_chunk.replay.step_storage import final_rows
 from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Record, Source, StepBlock
 
 
@@ -169,7 +170,7 @@ class EpisodeBuilder:
         if end.final_observation is not None and not checked:
             storage.check_final(end.episode_id, end.final_observation)
         partition = partitions.of(episode)
-        frames = storage.frames_in(end.final_observation, demonstration=episode.demonstration)
+        frames = storage.frames_in(final_rows(end.final_observation), demonstration=episode.demonstration)
         if not partitions.make_room(partition, episode, 1, frames):
             return
         storage.append_final(episode, end.final_observation, end.repeats)

@@ -97,7 +97,6 @@ class FrameFeatures:
 
     def writes(self, slots: np.ndarray) -> np.ndarray:
         """Return how often each of `slots` int64[K] was written so far, int64[K]."""
-        """`slots` int64[K], as they are now."""
         with self._lock:
             return self._writes[slots]
 

@@ -13,7 +13,7 @@ from serl_chunk.replay.feature_cache import Embedder
 from serl_chunk.replay.index_sets import IndexSet, StratifiedSampler, Windows
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
-from serl_chunk.replay.step_storage import StepStorage
+from serl_chunk.replay.step_storage import StepStorage, final_rows
 from serl_chunk.replay.windows import BcOn, eligible_starts, imitation_weights
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
@@ -222,7 +222,7 @@ class Partitions:
         for _, steps, end in episodes:
             rows += steps.n + 1
             frames += storage.frames_in(steps.sparse, demonstration=True)
-            frames += storage.frames_in(end.final_observation, demonstration=True)
+            frames += storage.frames_in(final_rows(end.final_observation), demonstration=True)
         if rows > partition.max_rows or (frames > partition.max_frames).any():
             raise ConfigError(
                 f"the demonstrations need {rows} rows (their steps, and one final observation per episode) and "

@@ -152,7 +152,7 @@ class StepStorage:
     def check_final(self, episode_id: str, observation: Observation) -> None:
         """Raise DataError unless a final observation fits this robot."""
         self._check_vector(episode_id, "final state", observation.get(STATE), (self.spec.state_dim,))
-        self._check_images(episode_id, _rows_of(observation))
+        self._check_images(episode_id, final_rows(observation))
 
     def _check_vector(self, episode_id: str, name: str, value: np.ndarray | None, shape: tuple[int, ...]) -> None:
         if value is None or value.shape != shape:
@@ -174,15 +174,15 @@ class StepStorage:
                     f"robot {self.spec.name!r} needs uint8{need}"
                 )
 
-    def frames_in(self, rows: Mapping[str, SparseRows] | Observation | None, *, demonstration: bool) -> np.ndarray:
-        """Frames per camera that sparse rows or a final observation would add to `images`, int64[C]."""
-        found = [_rows_of(rows).get(IMAGE_PREFIX + c.name) for c in self.cameras]
+    def frames_in(self, rows: Mapping[str, SparseRows], *, demonstration: bool) -> np.ndarray:
+        """Frames per camera that sparse rows would add to `images`, int64[C]."""
+        found = [rows.get(IMAGE_PREFIX + c.name) for c in self.cameras]
         stay = [r is None or (demonstration and isinstance(r.values, Frames)) for r in found]
         return np.array([0 if s or r is None else len(r.index) for r, s in zip(found, stay, strict=True)], np.int64)
 
     def deferred_in(self, block: StepBlock, final: Observation | None) -> bool:
         """Whether an image of this storage's cameras in `block` or `final` is still in its file."""
-        both = [rows.get(IMAGE_PREFIX + c.name) for rows in (block.sparse, _rows_of(final)) for c in self.cameras]
+        both = [rows.get(IMAGE_PREFIX + c.name) for rows in (block.sparse, final_rows(final)) for c in self.cameras]
         return any(r is not None and isinstance(r.values, Frames) for r in both)
 
     def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
@@ -212,7 +212,7 @@ class StepStorage:
         self.reward[rows] = self.lost_ticks[rows] = 0
         self.tick[rows] = episode.length
         self.state[rows] = self.state[last] if observation is None else observation[STATE]
-        images = _rows_of(observation)
+        images = final_rows(observation)
         for c, camera in enumerate(self.cameras):
             tick = (repeats or {}).get(camera.name)
             same = None if tick is None else SparseRows(np.zeros(1, np.int32), np.array([tick], np.int32))
@@ -370,11 +370,7 @@ class StepStorage:
                     self.features[c].released(part)
 
 
-def _rows_of(rows: Mapping[str, SparseRows | np.ndarray] | None) -> dict[str, SparseRows]:
-    """Sparse rows as they are; the images of a final observation as rows of one step."""
-    first = np.zeros(1, np.int32)
-    return {
-        key: value if isinstance(value, SparseRows) else SparseRows(first, value[None])
-        for key, value in (rows or {}).items()
-        if key != STATE
-    }
+def final_rows(observation: Observation | None) -> dict[str, SparseRows]:
+    """Return the images of a final observation as rows of one step."""
+    images = {key: value for key, value in (observation or {}).items() if key != STATE}
+    return {key: SparseRows(np.zeros(1, np.int32), image[None]) for key, image in images.items()}
