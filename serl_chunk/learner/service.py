@@ -91,7 +91,7 @@ class LearnerService:
         if self._store is not None:
             check_retention(self._config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
             steps = learner.refill(self._stored(self._store))
-            self._shares.restore((s.session, s.steps) for s in self._store.session_states())
+            self._shares.restore((s.session, s.steps) for s in self._store.states.values())
             if self._store.journal.next:
                 logger.info(f"journal: {steps:,} online steps put back from {format_bytes(self._store.journal.nbytes)}")
             self.server.resume()

@@ -84,10 +84,13 @@ class JournalFrames(Frames):
     def _read(self, piece: FrameLocation) -> bytes:
         if piece.data is not None:
             return piece.data
-        segment = self._segments[piece.segment]
-        data = segment.read(piece.offset, piece.size, self._where)
+        file = self._segments[piece.segment]
+        try:
+            data = file.pread(piece.offset, piece.size)
+        except OSError as error:
+            raise file.error(self._where, error) from error
         if len(data) != piece.size:
-            raise DataError(f"{self._where}: {segment.path} ends inside a frame; it was cut since it was indexed")
+            raise DataError(f"{self._where}: {file.path} ends inside a frame; it was cut since it was indexed")
         return data
 
 
@@ -163,19 +166,20 @@ class RunSource:
 
     def notes(self) -> list[str]:
         """What is not among the episodes that `keys` gave last, and why."""
-        if self._index is None:
-            self.keys()
-        assert self._index is not None
-        return error_summaries(self._index.counts)
+        return error_summaries(self._indexed().counts)
 
     def about(self, key: str) -> EpisodeIndexEntry:
         """Index entry of an episode: outcome, steps, human steps. Raises DataError for another key."""
+        episodes = self._indexed().episodes
+        if key not in episodes:
+            raise DataError(f"{self.path}: the journal has no closed episode {key}; list its episodes again")
+        return episodes[key]
+
+    def _indexed(self) -> Index:
         if self._index is None:
             self.keys()
         assert self._index is not None
-        if key not in self._index.episodes:
-            raise DataError(f"{self.path}: the journal has no closed episode {key}; list its episodes again")
-        return self._index.episodes[key]
+        return self._index
 
     def read(self, key: str) -> Episode:
         """See data.source.Source. Raises DataError also where the learner dropped the episode meanwhile."""
@@ -206,16 +210,13 @@ class RunSource:
         return episode
 
     def _segment(self, stack: contextlib.ExitStack, number: int, where: str) -> JournalFile:
-        """One that is held, or one that is open until `stack` is left."""
         if self._held is not None and number in self._held:
             return self._held[number]
         out = JournalFile(self._folder, number)
         try:
             out.hold()
-        except FileNotFoundError:
-            raise out.gone(where) from None
         except OSError as error:
-            raise out.unreadable(where, error) from error
+            raise out.error(where, error) from error
         stack.callback(out.release)
         return out
 
@@ -223,7 +224,10 @@ class RunSource:
         """One entry's message; the images of a block of steps go to `frames` instead."""
         number, offset, size = place
         file = segments[number]
-        data = file.read(offset, size, where)
+        try:
+            data = file.pread(offset, size)
+        except OSError as error:
+            raise file.error(where, error) from error
         found = segment.parse(data, segment.salts(file.pread))
         if found is None:
             raise DataError(f"{where}: {file.path} is damaged at byte {offset}")

@@ -56,37 +56,26 @@ class JournalFile:
             self._fd = _open(self.path)
 
     def release(self) -> None:
-        """Let go of it; it is read by its name again."""
+        """Close it; it is read by its name again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def read(self, offset: int, size: int, where: str) -> bytes:
-        """`size` bytes from `offset` on, fewer at its end; raises DataError beginning with `where`."""
-        try:
-            return self.pread(offset, size)
-        except FileNotFoundError:
-            raise self.gone(where) from None
-        except OSError as error:
-            raise self.unreadable(where, error) from error
-
     def pread(self, offset: int, size: int) -> bytes:
-        """As `read`; raises OSError."""
+        """`size` bytes from `offset` on, fewer at its end. Raises OSError, which `error` puts into words."""
         if self._fd >= 0:
             return os.pread(self._fd, size, offset)
         with self.path.open("rb", buffering=0) as file:
             return os.pread(file.fileno(), size, offset)
 
-    def gone(self, where: str) -> DataError:
-        """It is not there any more."""
+    def error(self, where: str, cause: OSError) -> DataError:
+        """The error of a file that cannot be held or read; the text begins with `where`."""
+        if not isinstance(cause, FileNotFoundError):
+            return DataError(f"{where}: {self.path} cannot be read: {cause.strerror}")
         return DataError(
             f"{where}: {self.path} is there no more: the learner dropped it, because its replay does not need it "
             "(transport.journal_bytes keeps more). Leave the episode out (--skip-bad), or list the run's episodes again"
         )
-
-    def unreadable(self, where: str, error: OSError) -> DataError:
-        """It is there and cannot be read."""
-        return DataError(f"{where}: {self.path} cannot be read: {error.strerror}")
 
 
 def _open(path: Path) -> int:
@@ -123,7 +112,6 @@ class EpisodeIndexEntry:
 
     @property
     def outcome(self) -> Outcome:
-        """As amended."""
         return next((a.outcome for a in reversed(self.amends) if a.outcome is not None), self.end.outcome)
 
 
@@ -206,7 +194,6 @@ class _Open:
     newest: tuple[int, int] = (0, 0)  # steps of the last block, and the human steps among them
 
     def take_back(self) -> None:
-        """Forget the last block."""
         if self.newest[0]:
             self.places.pop()
             self.length, self.human = self.length - self.newest[0], self.human - self.newest[1]
@@ -224,7 +211,6 @@ class _Pass:
         self._cut: set[str] = set()  # keys of closed episodes that lack what followed
 
     def take(self, segment: int, found: Found) -> None:
-        """The next entry."""
         try:
             tag, *values = msgpack.unpackb(found.frames[0])
             if tag == TABLE:
@@ -353,6 +339,5 @@ class _Pass:
             self.counts["amends"] += 1
 
     def finish(self) -> tuple[dict[str, EpisodeIndexEntry], Counter[str]]:
-        """The episodes and the counts."""
         self.counts["open"] += sum(not e.discarded for e in self._open.values())
         return self._closed, self.counts

@@ -339,10 +339,10 @@ def test_sessions_that_actors_have_ended_are_not_remembered_for_ever(tmp_path):
             with linked(port, spools=make) as link:
                 send_episode(link, f"e{i}", 5)
                 assert link.flush(10)
-            eventually(lambda: store.session_states() == [])
+            eventually(lambda: store.states == {})
     store.close()
     assert kept(tmp_path / "journal") == {"e0": 5, "e1": 5, "e2": 5}
     store = opened(tmp_path / "journal")
     list(store.replay())
-    assert store.session_states() == []
+    assert store.states == {}
     store.close()

@@ -12,7 +12,7 @@ from typing import Any
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport import sockets
 from serl_chunk.transport.client.connection import Connection
-from serl_chunk.transport.client.outbox import Backlog, Outbox, Spools
+from serl_chunk.transport.client.outbox import Outbox, Spools, backlog_line
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
@@ -145,7 +145,7 @@ class LearnerLink(Connection):
     def backlog(self, *, begun: bool) -> str:
         """What waits for the learner, in words; empty where it keeps up. `begun`: within an episode."""
         kept, limit = self._out.kept_bytes, self._config.spool_bytes
-        return Backlog(kept, limit, self._largest_episode, self.away, self.stalled).line(begun=begun)
+        return backlog_line(kept, limit, self._largest_episode, self.away, self.stalled, begun=begun)
 
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False where it has not after `timeout` seconds. Raises `error`."""

@@ -6,7 +6,6 @@ import collections
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,31 +32,28 @@ AWAY = 1.0  # seconds without a learner worth mentioning
 MUCH = 16 << 20  # bytes worth mentioning though the learner is there: less is simply on its way
 
 
-class Backlog(NamedTuple):
-    """Sizes in bytes, a time in seconds."""
+def backlog_line(kept: int, limit: int, episode: int, away: float, stalled: str, *, begun: bool) -> str:
+    """For example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
 
-    kept: int  # not acknowledged
-    limit: int  # that is kept at most; where an episode might exceed it, none begins
-    episode: int  # the largest one may take
-    away: float  # since the connection was lost; 0 while there is one
-    stalled: str  # why the learner takes nothing, though it is there
-
-    def line(self, *, begun: bool) -> str:
-        """For example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
-
-        `begun`: an episode is under way, and counted at its largest.
-        """
-        parts = []
-        if self.away >= AWAY:
-            parts.append(f"learner away for {self.away:.0f} s")
-        elif self.stalled and not self.away:
-            parts.append(f"the learner takes nothing now: {self.stalled}")
-        holding = self.kept + (2 if begun else 1) * self.episode > self.limit
-        if parts or holding or self.kept > max(self.episode, MUCH):
-            parts.append(f"spool {format_bytes(self.kept)}")
-        if holding:
-            parts.append("holding after this episode" if begun else "holding until there is room")
-        return ", ".join(parts)
+    Args:
+        kept: bytes that are not acknowledged.
+        limit: bytes that are kept at most; where an episode might exceed it, none begins.
+        episode: bytes that the largest episode may take.
+        away: seconds since the connection was lost; 0 while there is one.
+        stalled: why the learner takes nothing, though it is there.
+        begun: an episode is under way, and counted at its largest.
+    """
+    parts = []
+    if away >= AWAY:
+        parts.append(f"learner away for {away:.0f} s")
+    elif stalled and not away:
+        parts.append(f"the learner takes nothing now: {stalled}")
+    holding = kept + (2 if begun else 1) * episode > limit
+    if parts or holding or kept > max(episode, MUCH):
+        parts.append(f"spool {format_bytes(kept)}")
+    if holding:
+        parts.append("holding after this episode" if begun else "holding until there is room")
+    return ", ".join(parts)
 
 
 _RETRY_S = 1.0  # between attempts to write where the disk is full
@@ -120,9 +116,7 @@ class Outbox:
         self._acting_for = run
 
     def begin(self, record: Begin) -> None:
-        """Open an episode. Raises DataError while another is open, and where there are no spools."""
-        if self._spools is None:
-            raise DataError(f"episode {record.episode_id}: a link without spools takes no records. Give it spools.")
+        """Open an episode. Raises DataError while another is open."""
         if self._episode is not None:
             raise DataError(
                 f"episode {record.episode_id} begins while {self._episode} is open: hand over its End first"
@@ -153,6 +147,8 @@ class Outbox:
         self._hand_over(record.episode_id, record, 0)
 
     def _hand_over(self, episode: str, record: Step | Record, nbytes: int) -> None:
+        if self._spools is None:
+            raise DataError(f"episode {episode}: a link without spools takes no records. Give it spools.")
         # Counted first: `flushed` must not see an empty queue and equal counts while the append is under way.
         self._handed += 1
         self._handed_bytes += nbytes

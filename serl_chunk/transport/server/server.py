@@ -86,7 +86,7 @@ class LearnerServer:
         self.run_id = run_id or uuid.uuid4().hex
         limits = Limits(config.max_message_bytes, config.max_arrays)
         self._sessions = Sessions(
-            dict(contract), self.run_id, config.max_sessions, store.session_state if store else lambda s: None
+            dict(contract), self.run_id, config.max_sessions, store.states.get if store else lambda s: None
         )
         self._store = store
         self._error: BaseException | None = None
@@ -134,7 +134,7 @@ class LearnerServer:
     def resume(self) -> None:
         """Continue the sessions in the store. Call it after the store was read back, before `welcome` admits one."""
         if self._store is not None:
-            self._sessions.restore(self._store.session_states(), time.monotonic())
+            self._sessions.restore(self._store.states.values(), time.monotonic())
             self._receiver.retain()
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def write_all(fd: int, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the disk of a folder; 0 where that cannot be told."""
+    """Room on the disk of a folder; 0 where the system does not report it."""
     try:
         stat = os.statvfs(folder)
     except OSError:

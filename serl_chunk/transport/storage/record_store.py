@@ -68,7 +68,7 @@ class RecordStore:
         sync_interval: float = 1.0,
         segment_bytes: int = 64 << 20,
     ) -> None:
-        self._states: dict[str, SessionState] = {}
+        self.states: dict[str, SessionState] = {}  # of each session that sent a record and was not retired
         self._holed: dict[str, set[str]] = collections.defaultdict(set)  # session -> episodes that lack something
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
@@ -84,7 +84,7 @@ class RecordStore:
     # Reading back.
 
     def replay(self) -> Iterator[Stored]:
-        """Every record kept, in the order of arrival; `session_states` is complete afterwards.
+        """Every record kept, in the order of arrival; `states` is complete afterwards.
 
         Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`:
         a hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
@@ -106,20 +106,20 @@ class RecordStore:
         tag, *values = msgpack.unpackb(entry.frames[0])
         if tag == TABLE:
             for state in [SessionState.from_row(row) for row in values[0]]:
-                known = self._states.get(state.session)
+                known = self.states.get(state.session)
                 if known is None or known.expected < state.expected:  # entries between were damaged or dropped
                     self._lose(known)
-                    self._states[state.session] = state._replace(open_episode=None)
+                    self.states[state.session] = state._replace(open_episode=None)
             return None
         if tag == RETIRED:
-            self._states.pop(values[0], None)
+            self.states.pop(values[0], None)
             return None
         before = SessionState.from_row(values[0])
         session, actor_id, _, first, *_ = before
-        known = self._states.get(session)
+        known = self.states.get(session)
         if tag == PLACE:
             self._lose(known)
-            self._states[session] = before
+            self.states[session] = before
             return Stored(entry.number, session, actor_id, first, None, True)
         if tag != RECORD:
             raise ValueError(f"an entry of kind {tag}: a newer version wrote it")
@@ -128,7 +128,7 @@ class RecordStore:
         item, place = Item.of(record, first), before.resumed(known)
         if known is not None and known.expected != first:
             self._lose(known)
-        self._states[session] = place.after(item, delivered=delivered)
+        self.states[session] = place.after(item, delivered=delivered)
         self._steps[entry.place.segment] += item.steps
         if isinstance(record, Amend):  # whatever is missing, an episode that is to be forgotten is not needed
             delivered = delivered and (record.discard or record.episode_id not in self._holed[session])
@@ -139,10 +139,6 @@ class RecordStore:
         if known is not None and known.open_episode is not None:
             self._holed[known.session].add(known.open_episode)
 
-    def session_states(self) -> list[SessionState]:
-        """Of every session, as of the last record read or written."""
-        return list(self._states.values())
-
     # Writing.
 
     def append(self, state: SessionState, item: Item, frames: Iterable[Frame], *, delivered: bool) -> int:
@@ -152,7 +148,7 @@ class RecordStore:
         """
         tag = msgpack.packb((RECORD, state, delivered))
         place = self.journal.append([tag, *map(buffer_of, frames)])
-        after = self._states[state.session] = state.after(item, delivered=delivered)
+        after = self.states[state.session] = state.after(item, delivered=delivered)
         self._steps[place.segment] += after.steps + after.steps_offset - state.steps - state.steps_offset
         return self.journal.next - 1
 
@@ -161,12 +157,12 @@ class RecordStore:
 
         Raises JournalError; the next segment's table has it all the same.
         """
-        self._states[state.session] = state
+        self.states[state.session] = state
         self.journal.append([msgpack.packb((PLACE, state))])
 
     def retire(self, state: SessionState) -> None:
         """Forget a session that no process continues. A failed write is logged: it is then remembered."""
-        known = self._states.get(state.session)
+        known = self.states.get(state.session)
         if known is None or known.expected != state.expected:
             return  # it never sent a record, or they are not all in the journal
         try:
@@ -174,14 +170,10 @@ class RecordStore:
         except JournalError as e:
             log.warning("session %s is remembered: %s", state.session, e)
             return
-        del self._states[state.session]
-
-    def session_state(self, session: str) -> SessionState | None:
-        """Where a session stands; None for one that never sent a record, or was retired."""
-        return self._states.get(session)
+        del self.states[state.session]
 
     def _table(self) -> list[Buffer]:
-        return [msgpack.packb((TABLE, list(self._states.values())))]
+        return [msgpack.packb((TABLE, list(self.states.values())))]
 
     def trim(self) -> int:
         """Drop the oldest segments that `min_steps` does not need and bytes or age forbid; returns the bytes freed."""

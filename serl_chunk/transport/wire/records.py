@@ -38,6 +38,7 @@ from serl_chunk.types import (
 
 BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
 KINDS = (BEGIN, STEPS, END, AMEND)
+_KIND_OF: dict[type, str] = dict(zip((Begin, StepBlock, End, Amend), KINDS, strict=True))
 
 _NONE = type(None)
 _LAST_SOURCE = max(Source)
@@ -46,16 +47,10 @@ _MAX_REWARD = float(np.finfo(np.float32).max)
 
 def kind_of(record: Record) -> str:
     """The wire's name of a record's type."""
-    match record:
-        case Begin():
-            return BEGIN
-        case StepBlock():
-            return STEPS
-        case End():
-            return END
-        case Amend():
-            return AMEND
-    raise WireError(f"{type(record).__name__} is not a record")
+    try:
+        return _KIND_OF[type(record)]
+    except KeyError:
+        raise WireError(f"{type(record).__name__} is not a record") from None
 
 
 def count_of(record: Record) -> int:

@@ -7,12 +7,12 @@ from errors import naming
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.client.outbox import Backlog
+from serl_chunk.transport.client.outbox import backlog_line
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Begin, DataError
 
 MIB = 1 << 20
-QUIET = Backlog(kept=5 * MIB, limit=1000 * MIB, episode=100 * MIB, away=0.0, stalled="")
+QUIET = {"kept": 5 * MIB, "limit": 1000 * MIB, "episode": 100 * MIB, "away": 0.0, "stalled": ""}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ QUIET = Backlog(kept=5 * MIB, limit=1000 * MIB, episode=100 * MIB, away=0.0, sta
     ],
 )  # fmt: skip
 def test_the_line(changes, begun, words):
-    assert QUIET._replace(**changes).line(begun=begun) == words
+    assert backlog_line(**QUIET | changes, begun=begun) == words
 
 
 def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):

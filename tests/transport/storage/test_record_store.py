@@ -65,7 +65,7 @@ def summary(stored):
 
 
 def standings(store):
-    return {s.session: s for s in store.session_states()}
+    return {s.session: s for s in store.states.values()}
 
 
 actions = st.lists(
@@ -174,7 +174,7 @@ def test_an_open_episode_whose_beginning_was_dropped_does_not_go_on(tmp_path):
         got = list(store.replay())
         assert got
         assert not any(s.delivered for s in got)
-        (standing,) = store.session_states()
+        (standing,) = store.states.values()
         assert (standing.open_episode, standing.expected, standing.steps) == (None, 121, 120)
 
 
@@ -209,7 +209,7 @@ def test_a_hole_ends_its_episode_and_nothing_else(tmp_path, hit):
         middle = got[4:-4]
         whole = {0: 0, 1: 2, 2: 3}[hit]  # records before the hole
         assert [d for _, d in middle] == [True] * whole + [False] * (4 - whole) + [not whole, True]
-        assert store.session_states() == [last]
+        assert list(store.states.values()) == [last]
 
 
 def test_a_broken_episode_is_not_amended_after_the_next_one_began(tmp_path):
@@ -232,7 +232,7 @@ def test_a_later_table_knows_what_a_damaged_record_was(tmp_path):
         last = put_episode(store, a, "e")[-1]
         for i in range(10):
             put_episode(store, b, f"e{i}")
-        assert store.session_states()[0] == a.state
+        assert next(iter(store.states.values())) == a.state
     damage(tmp_path, last)
     with opened(tmp_path) as store:
         list(store.replay())
@@ -248,7 +248,7 @@ def test_a_hole_in_the_open_episode_closes_it(tmp_path):
     damage(tmp_path, number - 2)
     with opened(tmp_path) as store:
         assert [s.delivered for s in store.replay()] == [True, True, True, False, False]
-        (standing,) = store.session_states()
+        (standing,) = store.states.values()
         assert (standing.expected, standing.steps, standing.open_episode) == (6, 5, None)
 
 
@@ -338,7 +338,7 @@ def test_whole_entries_that_are_no_records_are_counted(tmp_path, frames):
         put_episode(store, a, "e")
     with opened(tmp_path) as store:
         assert len(list(store.replay())) == 4
-        assert store.session_states() == [a.state]
+        assert list(store.states.values()) == [a.state]
 
 
 def test_random_damage_never_raises(tmp_path):
@@ -456,12 +456,12 @@ def test_a_retired_session_is_forgotten_and_its_records_are_kept(tmp_path):
         put_episode(store, a, "a1")
         put_episode(store, b, "b1")
         store.retire(a.state)
-        assert store.session_state("a") is None
+        assert store.states.get("a") is None
         for i in range(10):  # in several segments, whose tables name the sessions
             put_episode(store, b, f"b{i + 2}")
     with opened(tmp_path) as store:
         kept = list(store.replay())
-        assert [s.session for s in store.session_states()] == ["b"]
+        assert [s.session for s in store.states.values()] == ["b"]
     assert [s.record.episode_id for s in kept if isinstance(s.record, Begin)][:2] == ["a1", "b1"]
     assert all(s.delivered for s in kept)
 
@@ -471,4 +471,4 @@ def test_a_session_with_records_that_are_not_here_is_not_forgotten(tmp_path):
     with opened(tmp_path) as store:
         put_episode(store, a, "a1")
         store.retire(a.state._replace(expected=a.state.expected + 1))
-        assert store.session_state("a") == a.state
+        assert store.states.get("a") == a.state
