@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from serl_chunk.actor.link import open_link
@@ -15,7 +16,7 @@ from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.io import format_bytes, plural
+from serl_chunk.io import WaitLog, format_bytes, plural
 from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
 from serl_chunk.transport.security.keys import ClientKeys
 
@@ -58,7 +59,7 @@ def run_training_actor(config: ExperimentConfig, address: LearnerAddress, spool_
             config, spec, agent, address.ip, address.port, actor_id,
             spools=spools.open, largest_episode_bytes=largest, keys=keys,
         )  # fmt: skip
-        welcome = link.connect(on_waiting=logger.info)
+        welcome = link.connect(on_waiting=log_waiting())
         connected.set()
         log_to_file(spools.folder / "actor.log")
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
@@ -68,6 +69,13 @@ def run_training_actor(config: ExperimentConfig, address: LearnerAddress, spool_
         summary = actor.serve(link, welcome)
     report_session(summary, config)
     return 0 if summary.delivered else 1
+
+
+def log_waiting() -> Callable[[str], None]:
+    """A callable for `LearnerLink.connect` that logs why it waits, with the remedy once."""
+    wait = WaitLog(logger)
+    remedy = "Start the learner with --learner, or check --ip and --port"
+    return lambda reason: wait.log(reason, remedy if reason.startswith("no learner") else "")
 
 
 def report_session(summary: ActorSummary, config: ExperimentConfig) -> None:

@@ -21,7 +21,8 @@ from serl_chunk.actor.evaluate import (
 from serl_chunk.actor.link import normaliser_of, open_link
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.actor import LearnerAddress
+from serl_chunk.cli.actor import LearnerAddress, log_waiting
+from serl_chunk.cli.logs import log_to_file
 from serl_chunk.cli.process import interactive, warn_of_lockstep
 from serl_chunk.cli.signals import exit_at_once_while, never
 from serl_chunk.config.compatibility import affects_acting
@@ -80,6 +81,7 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
             checkpoint = _of_learner(config, env.robot_spec, agent, source, options.step)
         else:
             checkpoint = _of_run(config, agent, source.expanduser(), options.step)
+            log_to_file(source.expanduser() / "actor.log")
         results = []
         for mean in (True, False) if options.stochastic else (config.learner.eval_mode == "mean",):
             mode = "mean" if mean else "sampled"
@@ -143,7 +145,7 @@ def _of_learner(
     # A second id: the same robot PC may be training meanwhile.
     link = open_link(config, spec, agent, address.ip, address.port, f"{name}-evaluation", keys=keys)
     with contextlib.closing(link):
-        welcome = link.connect(CONNECT_TIMEOUT_EVAL, on_waiting=logger.info)
+        welcome = link.connect(CONNECT_TIMEOUT_EVAL, on_waiting=log_waiting())
         snapshot, _ = link.fetch_checkpoint(step, timeout=FETCH_TIMEOUT)
         return _Checkpoint(snapshot, normaliser_of(welcome), Counters(snapshot.version, 0, 0))
 

@@ -41,7 +41,7 @@ def test_nothing_is_lost_or_doubled_when_each_side_is_killed(lab):
     actor.until(lambda: LENGTH // 4 < lab.executed() % LENGTH < LENGTH // 2, "no episode is under way")
     actor.kill()  # between two episodes there would be nothing to end
     actor = lab.actor()
-    actor.says("records of an actor before this one are sent")
+    actor.says("of a previous actor are sent")
     assert "another live session" not in actor.output  # it is let in at once
     lab.goes_on(LENGTH, actor)
     learner.kill()
