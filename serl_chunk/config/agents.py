@@ -24,15 +24,9 @@ class ImproveConfig(Group, path="agent.improve."):
 
     steps: int = acting(0, "gradient steps m; 0: no improvement", least=0)
     top: int = acting(4, "k best candidates that are improved; all where there are fewer", least=1, requires=_IMPROVED)
-    rate: float = acting(
-        0.02, "length of a step in model space, of the action with the steepest slope", above=0, requires=_IMPROVED
-    )
-    radius: float = acting(
-        0.1, "largest move of an action, per dimension, in model space (-1 to 1)", above=0, most=2, requires=_IMPROVED
-    )
-    imitate: float = setting(
-        0.0, "weight of imitating improved chunks next to the data (acfql, best-of-n); 0: they only act", least=0
-    )
+    rate: float = acting(0.02, "step in model space of the action with the steepest slope", above=0, requires=_IMPROVED)
+    radius: float = acting(0.1, "largest move per dimension, in model space", above=0, most=2, requires=_IMPROVED)
+    imitate: float = setting(0.0, "weight of imitating improved chunks (acfql, best-of-n); 0: they only act", least=0)
     candidates: int = setting(8, "N that imitated chunks are chosen from", least=1, requires=_IMITATED)
 
     def _check(self) -> None:
@@ -53,9 +47,7 @@ class AgentConfig(Group, path="agent."):
     lr: float = setting(3e-4, "learning rate (Adam), of each optimiser", above=0)
     grad_clip: float = setting(0.0, "global norm to which gradients are clipped; 0: no clipping", least=0)
     weight_decay: float = setting(0.0, "AdamW's, of every trained network, without the temperature; 0: Adam", least=0)
-    kernel_init: Literal["lecun_normal", "xavier_uniform"] = setting(
-        "lecun_normal", "of policies and critics; xavier is RLPD's and FQL's; image encoders keep lecun_normal"
-    )
+    kernel_init: Literal["lecun_normal", "xavier_uniform"] = setting("lecun_normal", "xavier is RLPD's and FQL's")
     critic: CriticConfig = setting(CriticConfig, "the critic", requires=CRITIC)
     encoder: EncoderConfig = setting(EncoderConfig, "the image encoder")
     gripper: GripperConfig = setting(GripperConfig, "discrete or fixed grippers")
@@ -64,28 +56,13 @@ class AgentConfig(Group, path="agent."):
     candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
     # A critic trained on successes misleads.
     pretrain_candidates: int = setting(1, "N at acting while the critic has seen no failure", least=1, requires=CRITIC)
-    policy_ema: float = setting(
-        0.0, "decay per update of the averaged policy that acts; 0: the newest acts", least=0, below=1
-    )
-    acting_critic: Literal["online", "target"] = setting(
-        "online", "critic that chooses among candidates at acting", requires=CRITIC
-    )
+    policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
+    acting_critic: Literal["online", "target"] = setting("online", "chooses among candidates", requires=CRITIC)
     choose_by: Aggregate = acting("mean", "aggregate over the heads, where candidates are compared", requires=CRITIC)
-    choose_std: float = acting(
-        0.0,
-        "deviations over the heads subtracted from that mean: avoids what heads disagree on",
-        least=0,
-        requires=CRITIC,
-    )
-    exploration_knots: int = acting(
-        0,
-        "noise of an exploring chunk is drawn at so many knots and interpolated; 0: independent noise per step",
-        least=0,
-    )
+    choose_std: float = acting(0.0, "deviations over the heads subtracted from that mean", least=0, requires=CRITIC)
+    exploration_knots: int = acting(0, "knots over a chunk between which noise is interpolated; 0: none", least=0)
     # Decoupled Q-chunking (Li, Park and Levine 2025): the first critic may score more actions, chunk.critic_horizon.
-    prefix_critic: bool = shaping(
-        False, "a second critic scores the executed actions alone; policies and targets use it"
-    )
+    prefix_critic: bool = shaping(False, "a second critic scores the executed actions; policies and targets use it")
     prefix_expectile: float = setting(
         0.8,
         "of the first critic's value over how the data go on; 0.5: the mean",
@@ -93,14 +70,8 @@ class AgentConfig(Group, path="agent."):
         below=1,
         requires=needs("agent.prefix_critic", True),
     )
-    prefix_lengths: int = acting(
-        1, "lengths the prefix critic can score, equally spaced up to the executed actions", least=1
-    )
-    replan_spread: float | None = acting(
-        None,
-        "plan anew where heads disagree by more (units of the return) on what follows the first length; none: never",
-        least=0,
-    )
+    prefix_lengths: int = acting(1, "lengths the prefix critic can score: equal parts of the executed actions", least=1)
+    replan_spread: float | None = acting(None, "disagreement of heads that ends a chunk; none: never", least=0)
     # RLPD: U critic steps, then the policy's. Q-chunking's code: both at once, from the parameters before the step.
     update_order: Literal["critic_first", "joint"] = setting(
         "critic_first", "the policy's step follows the critic's, or is taken with it on every batch"
@@ -174,18 +145,12 @@ class AcrlpdConfig(AgentConfig):
     backup_entropy: bool = setting(False, "the target adds the policy's entropy")
     policy_layer_norm: bool = shaping(True, "layer norm in the policy's network; False is Q-chunking's")
     log_prob: Literal["mean", "sum"] = setting("mean", "over the H*A dimensions; sum is the published convention")
-    log_std_min: float = acting(
-        -10.0, "least log deviation of the policy's Gaussian before tanh; -20 is Q-chunking's", below=2
-    )
+    log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is Q-chunking's", below=2)
     # atanh is finite there; Q-chunking's is 1e-5.
     bc_clip: float = setting(1e-6, "imitated actions are moved to within 1 - bc_clip", above=0, below=0.1)
-    target_candidates: int = setting(
-        1, "policy samples in the target, of which the online critic chooses; 1 is RLPD's", least=1
-    )
+    target_candidates: int = setting(1, "policy samples in the target; the online critic chooses; 1 is RLPD's", least=1)
     improve: ImproveConfig = setting(ImproveConfig, "improvement of chosen chunks by the critic's gradient")
-    bc_invalid: bool = setting(
-        False, "imitate every row, also beyond an episode's end and against `bc_on` (Q-chunking's code)"
-    )
+    bc_invalid: bool = setting(False, "imitate every row, also beyond ends and against `bc_on` (Q-chunking's code)")
 
     def _check(self) -> None:
         require(
@@ -219,19 +184,13 @@ class FlowConfig(Group, path="agent.flow."):
         "cosine",
         "t enters as (t, cos pi t, sin pi t), alone (as published), or as `fourier_dim` fixed sines and cosines",
     )
-    fourier_dim: int = shaping(
-        64, "features of t, an even number", least=4, requires=needs("agent.flow.time", "fourier")
-    )
+    fourier_dim: int = shaping(64, "features of t, even", least=4, requires=needs("agent.flow.time", "fourier"))
     # docs/algorithms/delay.md; d is the window's own, or drawn from 0..train_delay_max.
     train_delay: Literal["none", "recorded", "sampled"] = acting(
         "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
     )
-    train_delay_max: int = setting(
-        2, "largest d", unit="ticks", least=1, requires=needs("agent.flow.train_delay", "sampled")
-    )
-    noise_low: float = acting(
-        0.0, "scale of the first candidate's starting noise; the last one's is 1 (as published: all 1)", least=0, most=1
-    )
+    train_delay_max: int = setting(2, "largest d", least=1, requires=needs("agent.flow.train_delay", "sampled"))
+    noise_low: float = acting(0.0, "scale of the first candidate's noise; the last one's is 1", least=0, most=1)
 
     def _check(self) -> None:
         require(self.fourier_dim % 2 == 0, "agent.flow.fourier_dim", f"must be even, got {self.fourier_dim}")
@@ -279,27 +238,19 @@ class AcfqlConfig(AgentConfig):
     flow: FlowConfig = setting(FlowConfig, "the flow policy")
     policy_ema: float = 0.999
     acting_critic: Literal["online", "target"] = "target"
-    target: Literal["policy", "expectile"] = setting(
-        "expectile", "V by expectile regression, or Q of best-of-N policy samples"
-    )
+    target: Literal["policy", "expectile"] = setting("expectile", "V by expectiles, or Q of best-of-N samples")
     expectile: float = setting(0.8, "expectile of V", least=0.5, below=1, requires=needs("agent.target", "expectile"))
     target_candidates: int = setting(8, "N in the target", least=1, requires=_OF_POLICY)
-    target_flow_steps: int | None = setting(
-        None, "Euler steps of those N; none: agent.flow.steps", least=1, requires=_OF_POLICY
-    )
+    target_flow_steps: int | None = setting(None, "their Euler steps; none: flow.steps", least=1, requires=_OF_POLICY)
     # A chunk of one step without return_steps is BFN, and FQL.
     actor_type: Literal["best-of-n", "distill-ddpg"] = shaping(
         "best-of-n",
         "what acts: the best of N flow samples, or a one-step policy distilled from the flow (FQL, Park 2025)",
     )
     alpha: float = setting(100.0, "weight of the distillation", least=0, requires=_DISTILLED)
-    normalise_q: bool = setting(
-        False, "divide the one-step policy's Q term by the batch's mean |Q| (an option of FQL)", requires=_DISTILLED
-    )
+    normalise_q: bool = setting(False, "divide its Q term by the batch's mean |Q| (FQL)", requires=_DISTILLED)
     improve: ImproveConfig = setting(ImproveConfig, "improvement of chosen chunks by the critic's gradient")
-    policy_updates: int = setting(
-        3, "flow updates after the last critic update, with the same batch and new noise", least=1
-    )
+    policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
 
     def _check(self) -> None:
         _check_noise(self)

@@ -34,24 +34,14 @@ class CriticConfig(Group, path="agent.critic."):
     value_high: float = derived(1.0, "greatest return", requires=_RANGED)
     bins: int = shaping(101, "outputs of each head", requires=_BINS)
     # Narrower than half a bin the mean of the classes is no longer the target; 0.75 is the published width.
-    sigma_bins: float = derived(
-        0.75, "deviation of the target's Gaussian in widths of a bin", least=0.5, requires=_BINS
-    )
-    initial_logit: float = setting(
-        -2.0, "a new Q lies at the share sigmoid(initial_logit) of the range, about 0.12 for -2", requires=_RANGED
-    )
-    target_floor: Floor = setting(
-        "none", "mc: a demonstration's target is at least the return realised from there to its termination"
-    )
+    sigma_bins: float = derived(0.75, "deviation of the target's Gaussian, in bins", least=0.5, requires=_BINS)
+    initial_logit: float = setting(-2.0, "a new Q lies at the share sigmoid(this) of the range", requires=_RANGED)
+    target_floor: Floor = setting("none", "mc: a demonstration's target is at least its realised return")
     tau: float = setting(0.005, "target <- tau * critic + (1 - tau) * target, after the update", above=0, most=1)
     tail: Literal["repeat", "policy"] = setting("repeat", "actions that the critic sees after a termination")
     activation: Activation = acting("relu", "gelu is FQL's (tanh approximation)")
-    layer_norm: Literal["before", "after", "none"] = acting(
-        "before", "layer norm before or after the activation; after is FQL's"
-    )
-    target_average: Literal["new", "old"] = setting(
-        "new", "the target moves towards the critic after the update, or old: before it (Q-chunking's code)"
-    )
+    layer_norm: Literal["before", "after", "none"] = acting("before", "relative to the activation; after is FQL's")
+    target_average: Literal["new", "old"] = setting("new", "the critic averaged: after the update, or before (QC)")
 
     def _check(self) -> None:
         require(

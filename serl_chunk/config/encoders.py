@@ -35,9 +35,7 @@ class EncoderConfig(Group, path="agent.encoder."):
         "of the backbone's features: all, their mean, or spatial: 8 learned weightings of places (HIL-SERL)",
         requires=CAMERAS,
     )
-    latent: int = shaping(
-        64, "width of a camera's embedding (Dense, LayerNorm, tanh); HIL-SERL's is 256", least=1, requires=CAMERAS
-    )
+    latent: int = shaping(64, "width of a camera's embedding; HIL-SERL's is 256", least=1, requires=CAMERAS)
     share_cameras: bool = shaping(True, "one set of weights for all cameras, or one for each", requires=CAMERAS)
     state_latent: int = shaping(
         0,
@@ -57,13 +55,9 @@ class EncoderConfig(Group, path="agent.encoder."):
             )
         ),
     )
-    frozen_backbone: bool = shaping(
-        False, "keep resnet10's convolutions, the same for all networks; heads train", requires=CAMERAS
-    )
+    frozen_backbone: bool = shaping(False, "keep resnet10's convolutions; heads train", requires=CAMERAS)
     # A frame that is shifted anew each time has no features to keep.
-    cache_features: bool = setting(
-        False, "store the frozen backbone's features of each frame once; batches carry them instead of pixels"
-    )
+    cache_features: bool = setting(False, "store the frozen backbone's features of each frame in place of pixels")
     weights: str = setting("", ".npz of the backbone's initial weights (`serl-chunk data encoder`), at the learner")
     shift: int = setting(4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=CAMERAS)
 

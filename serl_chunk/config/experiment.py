@@ -23,18 +23,9 @@ class ChunkConfig(Group, path="chunk."):
     """Lengths. Default: all equal `horizon`. The experiment checks what an agent makes of them."""
 
     horizon: int = derived(5, "actions the policy outputs", unit="ticks", least=1)
-    critic_horizon: int | None = setting(
-        None,
-        "actions the critic scores; with agent.prefix_critic more than execute_steps; none: horizon",
-        unit="ticks",
-        least=1,
-    )
-    execute_steps: int | None = derived(
-        None, "the next chunk follows at this index (delay included); none: horizon", unit="ticks"
-    )
-    return_steps: int | None = setting(
-        None, "rewards in the critic's target before it bootstraps (n-step returns); none: critic_horizon", unit="ticks"
-    )
+    critic_horizon: int | None = setting(None, "actions the critic scores; none: horizon", unit="ticks", least=1)
+    execute_steps: int | None = derived(None, "where the next chunk follows; none: horizon", unit="ticks")
+    return_steps: int | None = setting(None, "rewards before the target bootstraps; none: critic_horizon", unit="ticks")
 
     def _check(self) -> None:
         require(
@@ -111,9 +102,7 @@ class NormaliserConfig(Group, path="normaliser."):
     state_std_floor: float = setting(0.01, "least deviation of a state dimension", above=0)
     # Keeps a dimension that the demonstrations never move from exploding.
     action_scale_floor: float = setting(0.02, "least scale of an action dimension", unit="robot's", above=0)
-    demo_range: float = setting(
-        0.9, "the demonstrations' extremes in model space, which a tanh policy can express", above=0, most=1
-    )
+    demo_range: float = setting(0.9, "the demonstrations' extremes in model space, for tanh", above=0, most=1)
 
     def _check(self) -> None:
         require(
@@ -140,9 +129,7 @@ class RewardConfig(Group, path="reward."):
     scale: float = setting(1.0, "factor of every step's reward")
     offset: float = setting(0.0, "added to every step's scaled reward")
     failure_reward: float = acting(0.0, "reward of the step on which a declared failure ends the episode")
-    intervention_penalty: float = setting(
-        0.0, "subtracted from the effective reward of the last step before an intervention", least=0
-    )
+    intervention_penalty: float = setting(0.0, "subtracted on the last step before an intervention", least=0)
 
 
 def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, float]:
@@ -160,12 +147,8 @@ def possible_returns(reward: RewardConfig, discount: float) -> tuple[float, floa
 class ActorConfig(Group, path="actor."):
     """The control loop (docs/architecture.md, section 7)."""
 
-    clock: Literal["lockstep", "realtime"] = acting(
-        "lockstep", "lockstep waits for every chunk (simulators); realtime keeps the robot's rate"
-    )
-    delay_ticks: int = derived(
-        0, "lockstep: time between a decision's observation and its chunk", unit="ticks", least=0
-    )
+    clock: Literal["lockstep", "realtime"] = acting("lockstep", "wait for every chunk (simulators), or keep the rate")
+    delay_ticks: int = derived(0, "lockstep: from a decision's observation to its chunk", unit="ticks", least=0)
     inference: Literal["auto", "sync", "async"] = derived(
         "auto",
         "auto: sync if the 99th percentile of inference is below half a tick",

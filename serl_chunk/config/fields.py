@@ -53,7 +53,6 @@ class Setting(NamedTuple):
         help: one line; also the place for a source or the meaning of 0 and none.
         unit: `s`, `ticks`, `updates`, `bytes`, ...; empty for none.
         least, above, most, below: range of a number, or of each number of a tuple.
-        infinite: whether a number may be infinite.
         items: least number of values of a tuple.
         acts: how the field decides what a policy does with given parameters. `value`: learner and actor compare it
             under its path. `derived`: they compare it under another name. `shape`: the shapes of the parameters show
@@ -68,7 +67,6 @@ class Setting(NamedTuple):
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    infinite: bool = False
     items: int = 0
     acts: Literal["", "value", "derived", "shape"] | None = None
     requires: tuple[Requirement, ...] = ()
@@ -85,9 +83,9 @@ class Setting(NamedTuple):
         return f"{'at most' if self.below is None else 'below'} {high[0]}" if high else ""
 
     def holds(self, number: float) -> bool:
-        """Whether a number is finite, unless it need not be, and in the range; NaN never is."""
+        """Whether a number is in the range and finite, or a duration; NaN never is."""
         return (
-            (self.infinite or math.isfinite(number))
+            (self.unit in ("s", "days") or math.isfinite(number))
             and (self.least is None or number >= self.least)
             and (self.above is None or number > self.above)
             and (self.most is None or number <= self.most)

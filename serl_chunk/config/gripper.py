@@ -25,36 +25,16 @@ class GripperConfig(Group, path="agent.gripper."):
     Off by default: without `choices` and with `mode="learned"` grippers are continuous dimensions as all others are.
     """
 
-    choices: tuple[float, ...] = derived(
-        (), "values of a gripper in model space, -1 closed .. 1 open; empty: continuous", least=-1, most=1
-    )
+    choices: tuple[float, ...] = derived((), "values, -1 closed .. 1 open; empty: continuous", least=-1, most=1)
     # A few ticks of "close" among many of `neutral` are a decision to close. None where choices are openings.
     neutral: float | None = setting(None, "the choice that leaves a gripper as it is; 0 for HIL-SERL's grippers")
-    mode: Literal["learned", "fixed"] = derived(
-        "learned", "fixed: grippers are not learned; they get `fixed_value`, or keep what they had at reset"
-    )
-    fixed_value: float | None = derived(
-        None, "in model space; none: the opening measured at reset, until a human changes it", least=-1, most=1
-    )
-    setup_mode: SetupMode = derived(
-        "", "HIL-SERL's name of arms and mode; learned ones have its three choices unless `choices` is given"
-    )
-    joint: bool = derived(
-        True, "one choice for all grippers (9 for two of three, HIL-SERL), or one for each", requires=LEARNED_GRIPPER
-    )
-    hold_steps: int | None = derived(
-        None, "a choice is held so long; divides chunk.execute_steps; none: all of it", unit="ticks", least=1
-    )
-    penalty: float = setting(
-        0.0, "reward per change of a choice, for the grasp critic alone (HIL-SERL: -0.02)", most=0, requires=CRITIC
-    )
-    epsilon: float = acting(
-        0.02,
-        "probability that exploration takes a random choice, each held part separately",
-        least=0,
-        most=1,
-        requires=LEARNED_GRIPPER,
-    )
+    mode: Literal["learned", "fixed"] = derived("learned", "fixed: `fixed_value`, or what it had at reset")
+    fixed_value: float | None = derived(None, "in model space; none: as at reset or a human left it", least=-1, most=1)
+    setup_mode: SetupMode = derived("", "HIL-SERL's name of arms and mode; learned ones have its three choices")
+    joint: bool = derived(True, "one choice for all grippers (HIL-SERL), or one for each", requires=LEARNED_GRIPPER)
+    hold_steps: int | None = derived(None, "time a choice is held; none: chunk.execute_steps", unit="ticks", least=1)
+    penalty: float = setting(0.0, "reward per change, for the grasp critic (HIL-SERL: -0.02)", most=0, requires=CRITIC)
+    epsilon: float = acting(0.02, "probability of a random choice", least=0, most=1, requires=LEARNED_GRIPPER)
     # Discrete BCQ (Fujimoto 2019): 0.3. 0 considers all, as HIL-SERL; 1 is imitation alone.
     mask_unreachable: float = setting(
         0.3,
@@ -63,20 +43,14 @@ class GripperConfig(Group, path="agent.gripper."):
         most=1,
         requires=_LEARNED_CRITIC,
     )
-    hidden: tuple[int, ...] = widths(
-        (256, 256), "widths of the grasp critic and of the imitation", requires=LEARNED_GRIPPER
-    )
+    hidden: tuple[int, ...] = widths((256, 256), "widths of grasp critic and imitation", requires=LEARNED_GRIPPER)
     lr: float | None = setting(None, "learning rate (Adam); none: agent.lr", above=0, requires=LEARNED_GRIPPER)
-    tau: float = setting(
-        0.005, "target <- tau * grasp critic + (1 - tau) * target", above=0, most=1, requires=_LEARNED_CRITIC
-    )
+    tau: float = setting(0.005, "share of the new critic in its target", above=0, most=1, requires=_LEARNED_CRITIC)
     loss: Literal["as_critic", "squared"] = acting(
-        "as_critic", "agent.critic.loss (bounded for hl_gauss), or squared", requires=_LEARNED_CRITIC
+        "as_critic", "agent.critic.loss, or squared", requires=_LEARNED_CRITIC
     )
     # Without it, what the fingers do is averaged over as the data had it (HIL-SERL: False).
-    critic_sees_gripper: bool = shaping(
-        True, "the critic of the other dimensions has the choice as an input", requires=_LEARNED_CRITIC
-    )
+    critic_sees_gripper: bool = shaping(True, "the choice is an input of the critic", requires=_LEARNED_CRITIC)
 
     def _check(self) -> None:
         require(

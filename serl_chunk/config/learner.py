@@ -7,6 +7,8 @@ from typing import Literal
 
 from serl_chunk.config.fields import CRITIC, Group, acting, require, setting
 
+_OF_CRITIC = {"requires": CRITIC, "off": 0}
+
 
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig(Group, path="learner."):
@@ -15,47 +17,25 @@ class LearnerConfig(Group, path="learner."):
     batch_size: int = setting(256, "windows per critic update, an even number", least=1)
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
     utd_ratio: float = setting(0.25, "critic updates per inserted online step; may be below 1", above=0)
-    max_lag_steps: int = setting(
-        200, "online steps that lockstep actors may together run ahead of the updates they allow", unit="steps"
-    )
+    max_lag_steps: int = setting(200, "steps of lockstep actors ahead of the updates they allow", unit="steps")
     max_steps: int = setting(20_000, "critic updates of the online phase", unit="updates", least=1)
     training_starts: int = setting(100, "online steps before training", unit="steps", least=0)
     steps_per_update: int = setting(50, "critic updates between publications", unit="updates", least=1)
-    pretrain_steps: int = setting(
-        0, "policy-only (BC) updates on demonstrations before the first snapshot", unit="updates", least=0
-    )
-    critic_pretrain_steps: int = setting(
-        0, "critic updates on demonstrations before the first snapshot", unit="updates", least=0, off=0, requires=CRITIC
-    )
-    offline_steps: int = setting(
-        0, "updates of critic and policy on demonstrations before the first snapshot", unit="updates", least=0
-    )
-    online_steps: int | None = setting(
-        None, "online steps after which training ends; none: max_steps alone; 0: offline only", unit="steps", least=0
-    )
-    eval_interval: int = setting(
-        0, "updates between evaluations by the learner's own process (simulators); 0: none", unit="updates", least=0
-    )
+    pretrain_steps: int = setting(0, "policy-only (BC) updates before the first snapshot", unit="updates", least=0)
+    critic_pretrain_steps: int = setting(0, "critic updates before the first snapshot", least=0, **_OF_CRITIC)
+    offline_steps: int = setting(0, "updates of all before the first snapshot", unit="updates", least=0)
+    online_steps: int | None = setting(None, "end of training; none: max_steps; 0: offline only", unit="steps", least=0)
+    eval_interval: int = setting(0, "between the learner's evaluations (simulators); 0: none", unit="updates", least=0)
     eval_episodes: int = setting(50, "episodes of each of these evaluations", unit="episodes", least=1)
-    eval_mode: Literal["mean", "sampled"] = setting(
-        "mean", "evaluate the deterministic policy, or with its exploration noise (here and for checkpoints)"
-    )
+    eval_mode: Literal["mean", "sampled"] = setting("mean", "evaluate without or with exploration noise")
     video_episodes: int = setting(0, "episodes of each evaluation that are filmed", unit="episodes", least=0)
     warmup_episodes: int = setting(0, "episodes with the frozen pretrained policy", unit="episodes", least=0)
-    critic_warmup_steps: int = setting(
-        0, "critic-only updates after the warm-up", unit="updates", least=0, off=0, requires=CRITIC
-    )
-    random_steps: int = acting(
-        0, "uniform random actions at first (HIL-SERL); refused on a real robot", unit="steps", least=0
-    )
-    checkpoint_period: int = setting(
-        5_000, "critic updates between checkpoints; 0: only the last", unit="updates", least=0
-    )
+    critic_warmup_steps: int = setting(0, "critic-only updates after the warm-up", least=0, **_OF_CRITIC)
+    random_steps: int = acting(0, "uniform random actions at first; not on a real robot", unit="steps", least=0)
+    checkpoint_period: int = setting(5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0)
     keep_checkpoints: int = setting(20, "checkpoints that are kept", least=1)
     log_period: int = setting(100, "critic updates between metric rows", unit="updates", least=1)
-    actor_timeout: float = setting(
-        30.0, "silence after which an actor's open episode is closed as truncated", unit="s", above=0, infinite=True
-    )
+    actor_timeout: float = setting(30.0, "silence that closes an actor's episode as truncated", unit="s", above=0)
 
     def _check(self) -> None:
         require(

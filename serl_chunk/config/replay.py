@@ -15,12 +15,8 @@ class ReplayConfig(Group, path="replay."):
     """Stores and sampling (docs/architecture.md, section 4)."""
 
     capacity: int = setting(200_000, "size of the online ring", unit="steps", least=1)
-    demo_capacity: int = setting(
-        100_000, "size of the demonstrations' store; more is refused, never evicted", unit="steps", least=1
-    )
-    human_capacity: int = setting(
-        50_000, "steps kept from evicted episodes that hold interventions", unit="steps", least=1
-    )
+    demo_capacity: int = setting(100_000, "demonstrations; more is refused, never evicted", unit="steps", least=1)
+    human_capacity: int = setting(50_000, "kept of evicted episodes with interventions", unit="steps", least=1)
     image_capacity: int = setting(20_000, "frames per camera and store", unit="frames", least=1, requires=CAMERAS)
     frame_cache_bytes: int = setting(
         1 << 30,
@@ -30,28 +26,14 @@ class ReplayConfig(Group, path="replay."):
         off=0,
         requires=(CAMERAS, _PIXELS),
     )
-    demo_fraction: float | Literal["uniform"] = setting(
-        0.5, "share of demonstrations in a batch; uniform: as in the data", least=0, most=1
-    )
-    positive_fraction: float | None = setting(
-        None, "share of successful episodes among demonstration windows; none: as in the data", above=0, below=1
-    )
+    demo_fraction: float | Literal["uniform"] = setting(0.5, "demonstrations in a batch", least=0, most=1)
+    positive_fraction: float | None = setting(None, "successes among demonstrations; none: all alike", above=0, below=1)
     terminal_windows: Literal["keep", "drop"] = setting("keep", "windows that reach beyond their episode's end")
     # qc is Q-chunking's published sampler, for comparisons; `valid` marks the ends.
-    windows: Literal["episode", "qc"] = setting(
-        "episode", "a window lies within its episode, or is neighbouring rows of a store, whatever their episodes"
-    )
-    dataset_replace_interval: int = setting(
-        1_000, "critic updates between two shards of --dataset_dir", unit="updates", least=1
-    )
+    windows: Literal["episode", "qc"] = setting("episode", "within an episode, or neighbouring rows of any")
+    dataset_replace_interval: int = setting(1_000, "between two shards of a data set", unit="updates", least=1)
     # The policy acts with pictures of age 0.
-    max_image_age: int = setting(
-        0,
-        "age of a window's picture relative to its state, where not every tick has one (actor.frames)",
-        unit="ticks",
-        least=0,
-        requires=CAMERAS,
-    )
+    max_image_age: int = setting(0, "age of a window's picture", unit="ticks", least=0, requires=CAMERAS)
     exclude_before_takeover: int = setting(
         40,
         "part of a successful episode before an intervention that is not imitated",
@@ -59,9 +41,7 @@ class ReplayConfig(Group, path="replay."):
         least=0,
         requires=needs("agent.bc_on", "+successes"),
     )
-    intervention_windows: Literal["keep", "cut"] = setting(
-        "keep", "a window that begins before an intervention goes on into the human steps, or ends there"
-    )
+    intervention_windows: Literal["keep", "cut"] = setting("keep", "a window may go on into human steps, or ends there")
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 
     def _check(self) -> None:

@@ -17,20 +17,12 @@ class ScriptedHumanConfig(Group, path="robot.scripted_human."):
     """The scripted human of the fake ALOHA task (`actor.intervention="scripted"`), faults included."""
 
     stall_ticks: int = setting(15, "time without progress before the human starts to react", unit="ticks", least=1)
-    reaction_ticks: tuple[int, ...] = setting(
-        (10, 25), "delay from there to the intervention: least and most, drawn uniformly", unit="ticks", least=0
-    )
-    correction_ticks: tuple[int, ...] = setting(
-        (20, 44), "length of a correction: least and most, drawn uniformly", unit="ticks", least=1
-    )
-    speed: tuple[float, ...] = setting(
-        (0.6, 0.9), "share of the joint rate limit: least and most, drawn for each correction", above=0, most=1
-    )
+    reaction_ticks: tuple[int, ...] = setting((10, 25), "delay to the intervention: least, most", unit="ticks", least=0)
+    correction_ticks: tuple[int, ...] = setting((20, 44), "length of a correction: least, most", unit="ticks", least=1)
+    speed: tuple[float, ...] = setting((0.6, 0.9), "share of the joint rate limit: least, most", above=0, most=1)
     noise: float = setting(0.02, "of the human's commands; the demonstrators' is 0.01", unit="rad", least=0)
     miss_rate: float = setting(0.0, "share of the occasions to intervene that the human misses", least=0, most=1)
-    fault_rate: float = setting(
-        0.0, "share of the corrections that are fumbled: the fingers do the opposite", least=0, most=1
-    )
+    fault_rate: float = setting(0.0, "share of corrections in which the fingers do the opposite", least=0, most=1)
 
     def _check(self) -> None:
         for name in ("reaction_ticks", "correction_ticks", "speed"):
@@ -80,9 +72,7 @@ class FakeAlohaConfig(RobotConfig):
 
     task: str = "pick the cube with the right arm, hand it to the left arm, place it on the target"
     control_hz: float = setting(50.0, "rate of the control loop", unit="Hz", above=0)
-    grasp_tolerance: float = setting(
-        0.03, "distance of grip point and cube at which closing fingers hold it", unit="m", above=0
-    )
+    grasp_tolerance: float = setting(0.03, "distance of grip point and cube that can be held", unit="m", above=0)
     place_tolerance: float = setting(0.05, "distance from the target at which releasing counts", unit="m", above=0)
     image_size: int = _image_size(64, "size of camera frames")
     observe_objects: bool = setting(True, "the cube is in the state; else only cameras show it")
@@ -103,12 +93,8 @@ class FakeSingleArmConfig(RobotConfig):
     task: str = "pick the block up and put it on the target"
     max_episode_steps: int = 80
     control_hz: float = setting(10.0, "rate of the control loop", unit="Hz", above=0)
-    grasp_tolerance: float = setting(
-        0.02, "distance of grip point and block at which closing fingers hold it", unit="m", above=0
-    )
-    grasp_angle: float = setting(
-        0.4, "angle of the fingers' axis to the block's short side at which they do", unit="rad", above=0
-    )
+    grasp_tolerance: float = setting(0.02, "distance of grip point and block that can be held", unit="m", above=0)
+    grasp_angle: float = setting(0.4, "angle of fingers and short side that can be held", unit="rad", above=0)
     place_tolerance: float = setting(0.04, "distance from the target at which releasing counts", unit="m", above=0)
     image_size: int = _image_size(64, "size of camera frames")
     observe_objects: bool = setting(True, "the block is in the state; else only cameras show it")
@@ -150,9 +136,7 @@ class OgbenchConfig(RobotConfig):
     max_episode_steps: int = setting(0, "time limit; 0: the environment's own (200 to 1000)", unit="ticks", least=0)
     # With reward.offset=-1 both are OGBench's own: dense as it gives them, sparse as Q-chunking's --sparse=True (scene,
     # puzzle-3x3) has them.
-    reward: Literal["sparse", "dense"] = setting(
-        "sparse", "sparse: 1 at success, else 0; dense: 1 minus the parts of the task still to be done"
-    )
+    reward: Literal["sparse", "dense"] = setting("sparse", "1 at success, or 1 minus the parts still to be done")
     image_size: int = _image_size(128, "size of the frames of videos")
 
     def _check(self) -> None:
@@ -184,9 +168,7 @@ class RobomimicConfig(RobotConfig):
     kind: ClassVar[str] = "robomimic"
 
     env_name: Literal["lift", "can", "square"] = setting("lift", "the robosuite task")
-    max_episode_steps: int = setting(
-        0, "time limit; 0: the published one (lift and can 300, square 400)", unit="ticks", least=0
-    )
+    max_episode_steps: int = setting(0, "time limit; 0: published (300; square 400)", unit="ticks", least=0)
     image_size: int = _image_size(84, "size of the frames of videos")
 
     @property
@@ -216,9 +198,7 @@ class GymConfig(RobotConfig):
     robot_name: str = setting("gym", "name of the robot")
     control_hz: float = setting(10.0, "rate of the control loop", unit="Hz", above=0)
     is_real: bool = setting(False, "a physical robot: random actions are refused")
-    joint_of_action: tuple[int, ...] = setting(
-        (), "for each action dimension the state index that measures it, -1 for none; empty: none"
-    )
+    joint_of_action: tuple[int, ...] = setting((), "state index that measures each action, -1 none; empty: none")
     grippers: tuple[int, ...] = setting((), "action dimensions that are grippers")
     check_devices: Callable[[], Sequence[str]] | None = setting(None, "for `serl-chunk doctor`: missing devices")
 

@@ -9,7 +9,7 @@ from typing import Literal
 from serl_chunk.config.fields import Group, require, setting
 
 _bytes = partial(setting, unit="bytes", above=0)
-_seconds = partial(setting, unit="s", above=0, infinite=True)
+_seconds = partial(setting, unit="s", above=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,25 +19,15 @@ class TransportConfig(Group, path="transport."):
     max_message_bytes: int = setting(64 << 20, "largest message", unit="bytes", above=0, below=2**32)
     max_arrays: int = setting(64, "arrays of one message; a journal entry holds no more", above=0, most=65000)
     max_sessions: int = setting(32, "sessions of actors at one time", above=0)
-    max_malformed: int = setting(
-        32, "malformed messages of one connection, and one a second; more are dropped unread", above=0
-    )
+    max_malformed: int = setting(32, "malformed messages of a connection, and one a second", above=0)
     credit_bytes: int = _bytes(32 << 20, "unacknowledged data that an actor may have in flight")
     spool_bytes: int = _bytes(2 << 30, "unacknowledged data that an actor keeps; when full, no new episode starts")
     journal: bool = setting(True, "the learner writes every record to its run folder before it acknowledges")
-    journal_bytes: int = setting(
-        0, "size at which the oldest segments are dropped; 0: what a full replay does not need", unit="bytes", least=0
-    )
-    journal_days: float = setting(0.0, "age at which they are dropped; 0: never", unit="days", least=0, infinite=True)
-    sync_interval: float = setting(
-        1.0, "time between fsyncs of journal and spool; 0: after every message", unit="s", least=0, infinite=True
-    )
-    durability: Literal["process", "power"] = setting(
-        "process", "what an acknowledged record survives: the end of the learner's process, or a power cut"
-    )
-    jpeg_quality: int = setting(
-        0, "images leave the robot as JPEG of this quality, lossy, for slow links; 0: raw", least=0, most=100
-    )
+    journal_bytes: int = setting(0, "size of the journal; 0: all that a full replay needs", unit="bytes", least=0)
+    journal_days: float = setting(0.0, "age at which they are dropped; 0: never", unit="days", least=0)
+    sync_interval: float = setting(1.0, "time between fsyncs; 0: after every message", unit="s", least=0)
+    durability: Literal["process", "power"] = setting("process", "what acknowledged records survive the loss of")
+    jpeg_quality: int = setting(0, "JPEG quality of images on the link, lossy; 0: raw", least=0, most=100)
     snapshot_dtype: Literal["exact", "bfloat16"] = setting("exact", "bfloat16: half the bytes, rounded for acting")
     piece_bytes: int = _bytes(1 << 20, "largest piece of a snapshot; smaller on a slow link")
     heartbeat: float = _seconds(1.0, "time between signs of life")

@@ -60,7 +60,7 @@ class Sizes(Group, path="sizes."):
     width: int = setting(4, "of something", least=1, most=8)
     share: float = acting(0.5, "of it", above=0, below=1)
     pair: tuple[int, ...] = setting((1, 2), "numbers", items=1, least=0)
-    wait: float = setting(1.0, "seconds", unit="s", above=0, infinite=True)
+    wait: float = setting(1.0, "seconds", unit="s", above=0)
     note: str = setting("", "free text")
 
 
