@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,17 +16,7 @@ from serl_chunk.data.formats import choose, matching
 from serl_chunk.data.frames import observation_at
 from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
 from serl_chunk.data.validate import natural_sort_key
-from serl_chunk.types import (
-    IMAGE_PREFIX,
-    STATE,
-    STEP_COLUMNS,
-    ConfigError,
-    DataError,
-    End,
-    Episode,
-    Outcome,
-    RobotSpec,
-)
+from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 
 SUCCESS_REWARD = 1.0  # a step with at least this reward is a success (docs/architecture.md, section 3)
 _SAME_GREY = 6.0  # by which the mean of a block may differ between two encodings of an image, of 255
@@ -69,7 +59,6 @@ def load_demos(
     options: ReadOptions | None = None,
     format: str | None = None,
     more: Sequence[Format] = (),
-    progress: Callable[[int, int], None] | None = None,
 ) -> DemoSet:
     """Load the demonstrations that `paths` name, in their order (`episode_2` before `episode_10`).
 
@@ -81,7 +70,6 @@ def load_demos(
         options: facts that the files do not record.
         format: of the paths; None takes what they look like.
         more: formats in addition to those of `data.formats`; tried first.
-        progress: called with (episodes done, episodes in all) after each one.
 
     Raises:
         NoDemosFoundError: a path is empty or matches no demonstration.
@@ -112,7 +100,7 @@ def load_demos(
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
     ids: set[str] = set()
     dropped = 0
-    for done, (source, key) in enumerate(wanted, 1):
+    for source, key in wanted:
         file = file_of(source, key)
         digest = "" if file is None else file_digest(file)
         if file is None or digest not in digests:
@@ -134,8 +122,6 @@ def load_demos(
                 loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
                 loaded.files.append(file or source.path)
             digests.add(digest)  # a copy's too, so that the order of the paths does not matter
-        if progress is not None:
-            progress(done, len(wanted))
     digest = hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
     return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +21,18 @@ from serl_chunk.types import ConfigError, Episode
 Open = Callable[[Path, ReadOptions], Source]
 
 
-class _Loader(threading.Thread):
-    """Reads one shard; `take` returns the result or raises the error."""
+def _start(read: Callable[[], list[Episode]], name: str) -> Future[list[Episode]]:
+    """Read one shard in a thread that does not keep the process alive."""
+    future: Future[list[Episode]] = Future()
 
-    def __init__(self, read: Callable[[], list[Episode]], name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._read = read
-        self._episodes: list[Episode] | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._episodes = self._read()
-        except BaseException as error:  # raised again by take, in the thread that needs the shard
-            self._error = error
+            future.set_result(read())
+        except BaseException as error:  # raised again by `result`, in the thread that needs the shard
+            future.set_exception(error)
 
-    def take(self) -> list[Episode]:
-        self.join()
-        if self._error is not None:
-            raise self._error
-        assert self._episodes is not None
-        return self._episodes
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 class ShardedSource:
@@ -83,7 +75,7 @@ class ShardedSource:
         self._rng = np.random.default_rng(seed)
         self._order: list[int] = []  # the shards of the first so many turns
         self._turn, self._calls = divmod(updates, self._interval)
-        self._loader: _Loader | None = None
+        self._next: Future[list[Episode]] | None = None
         self.notes: list[str] = []
         """Notes of the first shard that was read, see `source.Source`; the others are of its kind."""
         self.episodes: list[Episode] = self._read(self._turn, self.notes)
@@ -101,15 +93,14 @@ class ShardedSource:
         unreadable; the current one stays.
         """
         self._calls += 1
-        loader = self._loader
-        if loader is None:
+        if self._next is None:
             return False
-        if not loader.is_alive():
-            loader.take()  # raises an error at once, not only when the shard is due
+        if self._next.done():
+            self._next.result()  # raises an error at once, not only when the shard is due
         if self._calls < self._interval:
             return False
-        self.episodes = loader.take()
-        self._turn, self._calls, self._loader = self._turn + 1, 0, None
+        self.episodes = self._next.result()
+        self._turn, self._calls, self._next = self._turn + 1, 0, None
         self._load_next()
         return True
 
@@ -119,7 +110,7 @@ class ShardedSource:
         Raises DataError where the shard cannot be read.
         """
         turn, self._calls = divmod(updates, self._interval)
-        if self._loader is not None and turn != self._turn:
+        if self._next is not None and turn != self._turn:
             self.close()
             self._turn, self.episodes = turn, []  # first, so that there never are three
             self.episodes = self._read(turn)
@@ -132,9 +123,9 @@ class ShardedSource:
 
     def close(self) -> None:
         """Wait for the thread, and drop its result."""
-        if self._loader is not None:
-            self._loader.join()
-            self._loader = None
+        if self._next is not None:
+            wait([self._next])
+            self._next = None
 
     def __enter__(self) -> ShardedSource:
         return self
@@ -153,9 +144,7 @@ class ShardedSource:
     def _load_next(self) -> None:
         if len(self.files) > 1:
             turn = self._turn + 1
-            name = f"shard {self.files[self._number(turn)].name}"
-            self._loader = _Loader(lambda: self._read(turn), name)
-            self._loader.start()
+            self._next = _start(lambda: self._read(turn), f"shard {self.files[self._number(turn)].name}")
 
     def _read(self, turn: int, notes: list[str] | None = None) -> list[Episode]:
         source = self._open(self.files[self._number(turn)], self._options)

@@ -161,13 +161,6 @@ def test_two_episodes_of_one_id_stay_apart(folder, spec, make_episode):
     assert episodes[2].steps.episode_id == episodes[2].end.episode_id == ids[2]
 
 
-def test_progress_counts_files(folder, spec):
-    calls = []
-    shutil.copy(folder / "episode_2.hdf5", folder / "episode_3.hdf5")
-    load_demos([folder], spec, progress=lambda done, total: calls.append((done, total)))
-    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
 def test_another_robot_and_damage_name_the_file(folder, spec, joints_spec):
     with pytest.raises(DataError, match=naming("episode_1.hdf5", "arm2", 2, "/action", 3)):
         load_demos([folder], joints_spec)

@@ -103,26 +103,19 @@ class D4rlSource:
 
     def notes(self) -> list[str]:
         closed = Counter(span.closed for span in self._spans)
-        out = [f"episodes end by {self._by}"]
-        if closed["last"]:
-            out.append("the last episode has no end (the file stops in it); read as truncated")
-        if not self._successors:
-            cut = sum(closed.values()) - closed["terminal"]
-            out.append(
-                "the observations after the last actions are not stored: terminated episodes end in their last "
-                f"observation, {plural(cut, 'truncated episode')} in none"
-            )
-        if self._after_goal:
-            out.append(
-                f"{plural(self._after_goal, 'step')} that are terminal like the step before them (the goal was "
-                "reached, and the recording went on) are left out"
-            )
-        if not self._sparse:
-            out.append("rewards are not 0 and 1: no outcome is known, and a reward of 1 or more ends no episode")
-        out.append(f"every action is taken for a {self._source().name.lower()} one, by the file's name")
-        if self.hz is None:
-            out.append("the file records no time: all stamps are 0; hz sets it")
-        return out
+        truncated = plural(closed.total() - closed["terminal"], "truncated episode")
+        shown = {
+            f"episodes end by {self._by}": True,
+            "the last episode has no end (the file stops in it); read as truncated": closed["last"],
+            "the observations after the last actions are not stored: terminated episodes end in their last "
+            f"observation, {truncated} in none": not self._successors,
+            f"{plural(self._after_goal, 'step')} that are terminal like the step before them (the goal was reached, "
+            "and the recording went on) are left out": self._after_goal,
+            "rewards are not 0 and 1: no outcome is known, and a reward of 1 or more ends no episode": not self._sparse,
+            f"every action is taken for a {self._source().name.lower()} one, by the file's name": True,
+            "the file records no time: all stamps are 0; hz sets it": self.hz is None,
+        }
+        return [note for note, show in shown.items() if show]
 
     def _ends(self, file: h5py.File, terminal: np.ndarray, n: int) -> tuple[str, dict[int, str]]:
         """The fields that end episodes, and last row -> what closed it, without terminals."""

@@ -128,10 +128,11 @@ def write_file(
     """
     where = where or str(part)
     check_episode(where, episode, spec)
+    if spec is not None:
+        joints, hz = joint_columns(spec), spec.control_hz if hz is None else hz
     try:
         with new_hdf5(part) as (file, check_disk):
-            columns = list(range(episode.steps.observation[STATE].shape[1])) if joints is None else list(joints)
-            _write(file, episode, columns if spec is None else joint_columns(spec), spec, compress, sim, hz, check_disk)
+            _write(file, episode, joints, {"hz": hz, "sim": sim}, compress, check_disk)
     except (DataError, OSError):
         raise
     except (RuntimeError, ValueError, TypeError) as error:  # values h5py has no type for
@@ -195,21 +196,21 @@ def open_episode(path: Path, options: ReadOptions, reward: float | None = None) 
 def _write(
     file: h5py.File,
     episode: Episode,
-    joints: list[int],
-    spec: RobotSpec | None,
+    joints: Sequence[int] | None,
+    attributes: dict[str, Any],
     compress: bool,
-    sim: bool | None,
-    hz: float | None,
     check_disk: Callable[[], None],
 ) -> None:
     begin, steps, end = episode
     state = steps.observation[STATE]
+    whole = list(range(state.shape[1]))
+    joints = whole if joints is None else list(joints)
     # Groups are made by name: one that HDF5 makes on the way to a dataset keeps the time of day, and the same episode
     # would not become the same bytes.
     file.create_group("observations")["qpos"] = state[:, joints]
     file["action"] = steps.action
     rl = file.create_group("rl")
-    if joints != list(range(state.shape[1])):
+    if joints != whole:
         rl["state"] = state
     for name in STEP_COLUMNS:
         if name != "lost_ticks" or steps.lost_ticks.any():
@@ -232,9 +233,8 @@ def _write(
         if key.startswith(IMAGE_PREFIX):
             group = group.require_group("images")
         group[key.removeprefix(IMAGE_PREFIX)] = value
-    hz = spec.control_hz if hz is None and spec is not None else hz
-    attributes = {"compress": False, "color": "rgb", "hz": hz, "sim": sim}
-    file.attrs.update({name: value for name, value in attributes.items() if value is not None})
+    known = {name: value for name, value in attributes.items() if value is not None}
+    file.attrs.update({"compress": False, "color": "rgb"} | known)
     file.attrs.create("cameras", cameras, shape=(len(cameras),), dtype=h5py.string_dtype())
     rl.attrs["schema"] = SCHEMA
     texts = begin._asdict() | {"outcome": end.outcome.value, "outcome_by": end.outcome_by}

@@ -37,7 +37,7 @@ class EpisodeWriter:
         directory: created if absent.
         spec: the robot's specification.
         keep: called (in the writer's thread) with each closed episode, and again after an `Amend` of it.
-        compress, sim: passed to `write_episode`.
+        sim: passed to `write_episode`.
 
     Raises:
         ConfigError: the folder cannot be created.
@@ -49,11 +49,9 @@ class EpisodeWriter:
         spec: RobotSpec,
         *,
         keep: Callable[[Episode], bool] = lambda episode: True,
-        compress: bool = False,
         sim: bool | None = None,
     ) -> None:
-        self._directory, self._spec, self._keep = Path(directory), spec, keep
-        self._compress, self._sim = compress, sim
+        self._directory, self._spec, self._keep, self._sim = Path(directory), spec, keep, sim
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -159,7 +157,7 @@ class EpisodeWriter:
             path = self._directory / f"episode_{self._next}.hdf5"
             self._next += 1
             try:
-                write_episode(path, episode, self._spec, compress=self._compress, sim=self._sim, replace=False)
+                write_episode(path, episode, self._spec, sim=self._sim, replace=False)
             except FileExistsError:  # another writer took the number
                 path = None
         self._written[episode.begin.episode_id] = path
@@ -173,7 +171,7 @@ class EpisodeWriter:
                 del self._written[amend.episode_id]
                 self._rejected, self._rejected_count = episode, self._rejected_count + 1
             else:
-                write_episode(path, episode, self._spec, compress=self._compress, sim=self._sim)
+                write_episode(path, episode, self._spec, sim=self._sim)
         elif self._rejected is not None and self._rejected.begin.episode_id == amend.episode_id:
             if not amend.discard:
                 episode, self._rejected = amended(self._rejected, amend), None

@@ -23,14 +23,7 @@ import numpy as np
 
 from serl_chunk.data.formats.hil_serl_transitions import Transitions, load_transitions
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import (
-    Ending,
-    choose_cameras,
-    imported_episode,
-    index_of,
-    resolve_rate,
-    sorted_files,
-)
+from serl_chunk.data.validate import Ending, choose_cameras, imported_episode, index_of, resolve_rate, sorted_files
 from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, DataError, Episode, Outcome, Source, SparseRows
 
@@ -120,53 +113,40 @@ class HilSerlSource:
     def notes(self) -> list[str]:
         closed = Counter(span.closed for span in self._index())
         count = self._counts
-        out = [
-            f"{plural(count['transitions'], 'transition')} in {plural(len(self._files), 'file')}; episodes were "
-            "recovered from `dones` and from states that follow one another"
-        ]
-        if closed["done"]:
-            what = "truncated, outcome unknown; failure reads them as failures"
-            if self._options.success is False:
-                what = "failures, as failure sets"
-            out.append(
-                f"{plural(closed['done'], 'episode')} ended without success: failure and time-out are stored alike; "
-                f"read as {what}"
-            )
-        if closed["gap"]:
-            out.append(
-                f"{plural(closed['gap'], 'episode')} broke off: the next transition begins in another state although "
-                "no end is recorded; read as truncated"
-            )
-        if closed["last"]:
-            out.append("the last episode has no end (the file stops in it); read as truncated")
-        if count["early"]:
-            out.append(f"{plural(count['early'], 'step')} with a success before the end of their episode")
-        if count["raised"]:
-            out.append(
-                f"{plural(count['raised'], 'episode')} succeeded by infos['succeed'] alone: their last reward is 1"
-            )
+        fate = (
+            "failures, as failure sets"
+            if self._options.success is False
+            else "truncated, outcome unknown (failure sets it)"
+        )
         known = {name: count[name] for name in ("infos", "demo_buffer", "file name") if count[name]}
         by = ", ".join(f"{name} ({plural(n, 'step')})" for name, n in known.items())
         rest = count["transitions"] - sum(known.values())
-        out.append(
-            (f"the source of actions is known by {by}" if by else "the source of actions is not recorded")
-            + (f"; {plural(rest, 'step')} taken for a human's" if rest else "")
-        )
-        if count["grasp_penalty"]:
-            out.append(
-                f"{plural(count['grasp_penalty'], 'transition')} with a grasp_penalty: it is not part of the reward, "
-                "and not read"
-            )
         renamed = [f"{stored} is {name}" for name, stored in self._cameras.items() if stored != name]
-        if renamed:
-            out.append(f"cameras renamed: {', '.join(renamed)}")
-        if self._ignored:
-            out.append(f"observations that are neither the state nor an image are not read: {', '.join(self._ignored)}")
-        if self._cameras and self._options.color is None:
-            out.append("colours: RGB, as HIL-SERL's cameras store them; the files do not record it (color=bgr)")
-        if self.hz is None:
-            out.append("the files record no time: all stamps are 0; hz sets it (HIL-SERL's robots run at 10)")
-        return out
+        transitions, penalised = (
+            plural(count["transitions"], "transition"),
+            plural(count["grasp_penalty"], "transition"),
+        )
+        early, raised = plural(count["early"], "step"), plural(count["raised"], "episode")
+        done, gap = plural(closed["done"], "episode"), plural(closed["gap"], "episode")
+        no_color = self._cameras and self._options.color is None
+        shown = {
+            f"{transitions} in {plural(len(self._files), 'file')}; episodes recovered from `dones` and from states "
+            "that follow one another": True,
+            f"{done} ended without success: failure and time-out are stored alike; read as {fate}": closed["done"],
+            f"{gap} broke off: the next transition begins in another state although no end is recorded; read as "
+            "truncated": closed["gap"],
+            "the last episode has no end (the file stops in it); read as truncated": closed["last"],
+            f"{early} with a success before the end of their episode": count["early"],
+            f"{raised} succeeded by infos['succeed'] alone: their last reward is 1": count["raised"],
+            (f"the source of actions is known by {by}" if by else "the source of actions is not recorded")
+            + (f"; {plural(rest, 'step')} taken for a human's" if rest else ""): True,
+            f"{penalised} with a grasp_penalty, which is not part of the reward: not read": count["grasp_penalty"],
+            f"cameras renamed: {', '.join(renamed)}": renamed,
+            f"observations other than the state and images are not read: {', '.join(self._ignored)}": self._ignored,
+            "colours: RGB, as HIL-SERL's cameras store them; the files do not record it (color=bgr)": no_color,
+            "the files record no time: all stamps are 0; hz sets it (HIL-SERL's robots run at 10)": self.hz is None,
+        }
+        return [note for note, show in shown.items() if show]
 
     def _rgb(self, frames: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(frames[..., ::-1]) if self._options.color == "bgr" else frames

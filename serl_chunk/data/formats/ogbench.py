@@ -109,31 +109,25 @@ class OgbenchSource:
 
     def notes(self) -> list[str]:
         spans = self._index()
-        out = ["every action is taken for a script's (OGBench's data was collected without humans)"]
-        if self._labelled:
-            dense = self._options.env_reward == "dense"
-            reward = "1 minus the parts still to be done" if dense else "1 at a success and 0 elsewhere"
-            kept = self._options.solved == "keep"
-            fate = "are episodes of one step, or the first of the next one if they leave it" if kept else "are left out"
-            by = "the file's own labels" if self._own else f"OGBench's task {self._options.env}"
-            if self._own and self._options.env:
-                by += f" (it has no qpos to judge {self._options.env} by: they must be of that task)"
-            out.append(
-                f"successes by {by}: {plural(sum(s.success for s in spans), 'episode')} of {len(spans)} ends in one; "
-                f"{plural(self._solved, 'step')} that begin in a solved state {fate}; the reward is {reward} "
-                f"(OGBench's own is one less{'' if dense else ', or less,'} and one step later)"
-            )
-        elif self._options.success is None:
-            out.append("no rewards in the data: all are 0 and no outcome is known; env names a task")
-        if self._open:
-            out.append(
-                f"{plural(self._open, 'file')} whose last trajectory no terminal closes: it ends in the last row"
-            )
-        if self._empty:
-            out.append(f"trajectories of one row, which hold no step, left out: {self._empty}")
-        if self.hz is None:
-            out.append("the files record no time: all stamps are 0; hz sets it")
-        return out
+        dense = self._options.env_reward == "dense"
+        reward = "1 minus the parts still to be done" if dense else "1 at a success and 0 elsewhere"
+        kept = self._options.solved == "keep"
+        fate = "are episodes of one step, or the first of the next one if they leave it" if kept else "are left out"
+        by = "the file's own labels" if self._own else f"OGBench's task {self._options.env}"
+        if self._own and self._options.env:
+            by += f" (it has no qpos to judge {self._options.env} by: they must be of that task)"
+        shown = {
+            "every action is taken for a script's (OGBench's data was collected without humans)": True,
+            f"successes by {by}: {plural(sum(s.success for s in spans), 'episode')} of {len(spans)} ends in one; "
+            f"{plural(self._solved, 'step')} that begin in a solved state {fate}; the reward is {reward} "
+            f"(OGBench's own is one less{'' if dense else ', or less,'} and one step later)": self._labelled,
+            "no rewards in the data: all are 0 and no outcome is known; env names a task": not self._labelled
+            and self._options.success is None,
+            f"{plural(self._open, 'file')} whose last trajectory has no terminal: it ends in the last row": self._open,
+            f"trajectories of one row, which hold no step, left out: {self._empty}": self._empty,
+            "the files record no time: all stamps are 0; hz sets it": self.hz is None,
+        }
+        return [note for note, show in shown.items() if show]
 
     def _index(self) -> list[_Span]:
         if self._spans is None:

@@ -25,14 +25,7 @@ from serl_chunk.data.formats.hdf5_frames import frames_of
 from serl_chunk.data.formats.hdf5_io import group_of, listing, looks_like, member, names, numbers, opened, rows
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
-from serl_chunk.data.validate import (
-    Ending,
-    choose_cameras,
-    imported_episode,
-    index_of,
-    natural_sort_key,
-    resolve_rate,
-)
+from serl_chunk.data.validate import Ending, choose_cameras, imported_episode, index_of, natural_sort_key, resolve_rate
 from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
@@ -123,24 +116,25 @@ class RobomimicSource:
             )
 
     def notes(self) -> list[str]:
-        out = [f"the state is {' + '.join(self._state_keys)}"]
-        if self._ignored:
-            out.append(f"of the observations these are not read: {', '.join(self._ignored)}")
-        if self._cameras:
-            out.append(f"cameras are {', '.join(c + _SUFFIX for c in self._cameras)}, in RGB as robomimic stores them")
-        if self._masks:
-            out.append(f"all demonstrations are read; the filter keys {', '.join(self._masks)} are not applied")
-        texts = {
-            "after": "with a success that is not in its last step: one that ends at its first success is shorter",
-            "shaped": "with rewards between 0 and 1: only a reward of 1 is a success",
-            "missing": "without rewards: all are 0 (success sets their outcome)",
-            "unfinished": "without next_obs: the observation after the last action is not stored",
-        }
         count = self._survey()
-        out += [f"{plural(count[name], 'episode')} {text}" for name, text in texts.items() if count[name]]
+        after, shaped, missing, unfinished = (
+            plural(count[name], "episode") for name in ("after", "shaped", "missing", "unfinished")
+        )
         actor = "policy" if self._source() is Source.POLICY else "human"
-        out.append(f"every action is taken for a {actor}'s (a folder named mg would hold a policy's)")
-        return out
+        cameras = ", ".join(c + _SUFFIX for c in self._cameras)
+        shown = {
+            f"the state is {' + '.join(self._state_keys)}": True,
+            f"of the observations these are not read: {', '.join(self._ignored)}": self._ignored,
+            f"cameras are {cameras}, in RGB as robomimic stores them": self._cameras,
+            f"all demonstrations are read; the filter keys {', '.join(self._masks)} are not applied": self._masks,
+            f"{after} with a success that is not in its last step: an episode that ends at its first success is "
+            "shorter": count["after"],
+            f"{shaped} with rewards between 0 and 1: only a reward of 1 is a success": count["shaped"],
+            f"{missing} without rewards: all are 0 (success sets their outcome)": count["missing"],
+            f"{unfinished} without next_obs: the observation after the last action is not stored": count["unfinished"],
+            f"every action is taken for a {actor}'s (a folder named mg would hold a policy's)": True,
+        }
+        return [note for note, show in shown.items() if show]
 
     def _source(self) -> Source:
         """robomimic's folders are ph and mh for humans, mg for machine-generated."""

@@ -27,7 +27,7 @@ class EpisodePlace:
     file: Path
     first: int
     length: int
-    index: int | None  # of its first row in the data set; None where it is unknown
+    index: int  # of its first row in the data set
     videos: dict[str, tuple[Path, float]]  # feature -> video and the episode's first second in it
 
 
@@ -42,8 +42,8 @@ class Index:
         features: as in info.json.
         tasks: texts by task_index.
         lengths: int64[N], steps of each episode.
-        files, file_of, first: data files; for each episode the number of its file and the row there (v3.0).
-        videos: feature -> (chunk, file, first second) of each episode (v3.0).
+        files, first: data file of each episode, and int64[N], its first row there.
+        videos: feature -> video of each episode, and float64[N], its first second there.
     """
 
     path: Path
@@ -52,26 +52,15 @@ class Index:
     features: Json
     tasks: tuple[str, ...]
     lengths: np.ndarray
-    patterns: ds.Patterns
-    files: tuple[Path, ...] = ()
-    file_of: np.ndarray | None = None
-    first: np.ndarray | None = None
-    videos: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
+    files: list[Path]
+    first: np.ndarray
+    videos: dict[str, tuple[list[Path], np.ndarray]]
 
     def place(self, i: int) -> EpisodePlace:
         """Return the place of episode `i`."""
         start = int(self.lengths[:i].sum())
-        length = int(self.lengths[i])
-        keys = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
-        if self.file_of is None or self.first is None:
-            videos = {key: (self.path / ds.file_of(self.patterns.video, i, key), 0.0) for key in keys}
-            return EpisodePlace(self.path / ds.file_of(self.patterns.data, i), 0, length, start, videos)
-        videos = {}
-        for key in keys:
-            chunk, file, seconds = (column[i] for column in self.videos[key])
-            name = self.patterns.video.format(video_key=key, chunk_index=int(chunk), file_index=int(file))
-            videos[key] = (self.path / name, float(seconds))
-        return EpisodePlace(self.files[int(self.file_of[i])], int(self.first[i]), length, start, videos)
+        videos = {key: (paths[i], float(seconds[i])) for key, (paths, seconds) in self.videos.items()}
+        return EpisodePlace(self.files[i], int(self.first[i]), int(self.lengths[i]), start, videos)
 
 
 def read_index(path: Path) -> Index:
@@ -100,11 +89,9 @@ def read_index(path: Path) -> Index:
         ds.file_of(patterns.data, 0), ds.file_of(patterns.video, 0, "camera")
     except (LookupError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: data_path or video_path is no pattern of file names ({error})") from error
-    common: Json = {"path": path, "version": version, "fps": fps, "features": features, "patterns": patterns}
-    if version == ds.V21:
-        index = Index(**common, tasks=_tasks_v21(path), lengths=_lengths_v21(path))
-    else:
-        index = _index_v30(common)
+    common: Json = {"path": path, "version": version, "fps": fps, "features": features}
+    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
+    index = (_index_v21 if version == ds.V21 else _index_v30)(common, patterns, videos)
     n = info.get("total_episodes", len(index.lengths))
     if n != len(index.lengths):
         raise DataError(
@@ -131,11 +118,24 @@ def check_columns(path: Path, schema: Any, features: Json) -> None:
         )
 
 
-def _index_v30(common: Json) -> Index:
+def _index_v21(common: Json, patterns: ds.Patterns, videos: list[str]) -> Index:
+    path: Path = common["path"]
+    lengths = _lengths_v21(path)
+    each, zeros = range(len(lengths)), np.zeros(len(lengths), np.int64)
+    return Index(
+        **common,
+        tasks=_tasks_v21(path),
+        lengths=lengths,
+        files=[path / ds.file_of(patterns.data, i) for i in each],
+        first=zeros,
+        videos={key: ([path / ds.file_of(patterns.video, i, key) for i in each], zeros) for key in videos},
+    )
+
+
+def _index_v30(common: Json, patterns: ds.Patterns, videos: list[str]) -> Index:
     path: Path = common["path"]
     tables = _several(path, "meta/episodes")
     columns = _metadata(tables[0]).schema.to_arrow_schema().names
-    videos = [name for name, feature in common["features"].items() if feature["dtype"] == "video"]
     parts = ("chunk_index", "file_index", "from_timestamp")
     needed = [ds.EPISODE_INDEX, "length", *(f"videos/{key}/{part}" for key in videos for part in parts)]
     missing = [name for name in needed if name not in columns]
@@ -180,14 +180,21 @@ def _index_v30(common: Json) -> Index:
             f"{files[int(file_of[spanning[0]])]}: episode {int(spanning[0])} begins in this file and ends in the next. "
             "Write the data set again with whole episodes a file"
         )
+    found, known = {}, dict[str, Path]()
+    for key in videos:
+        chunks, numbers, seconds = (column[f"videos/{key}/{part}"] for part in parts)
+        names = (
+            patterns.video.format(video_key=key, chunk_index=int(chunk), file_index=int(file))
+            for chunk, file in zip(chunks, numbers, strict=True)
+        )
+        found[key] = [known.setdefault(name, path / name) for name in names], seconds  # a file has many episodes
     return Index(
         **common,
         tasks=_tasks_v30(path / ds.TASKS),
         lengths=lengths,
-        files=tuple(files),
-        file_of=file_of,
+        files=[files[int(number)] for number in file_of],
         first=start[:-1] - np.concatenate([[0], ends])[file_of],
-        videos={key: tuple(column[f"videos/{key}/{part}"] for part in parts) for key in videos},  # type: ignore[misc]
+        videos=found,
     )
 
 

@@ -14,6 +14,7 @@ from serl_chunk.data.lerobot import sidecar
 from serl_chunk.data.lerobot.arrow import matrix, pa, pq
 from serl_chunk.data.lerobot.index import EpisodePlace, Index, check_columns, read_index
 from serl_chunk.data.lerobot.stored_frames import ParquetFrames
+from serl_chunk.data.lerobot.video import VideoFrames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import (
     check_episode,
@@ -154,7 +155,7 @@ class LeRobotSource:
             check_columns(place.file, file.schema_arrow, self.index.features)
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             starts = np.concatenate([[0], np.cumsum(sizes)])
-            if self.index.file_of is None and starts[-1] != place.length:
+            if self.index.version == ds.V21 and starts[-1] != place.length:
                 raise DataError(
                     f"{where}: {place.file} has {int(starts[-1])} rows, meta/episodes.jsonl has {place.length}"
                 )
@@ -331,9 +332,8 @@ def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
 
 def _check_order(where: str, number: int, place: EpisodePlace, columns: dict[str, np.ndarray]) -> None:
     n = place.length
-    wanted = {ds.EPISODE_INDEX: np.full(n, number), ds.FRAME_INDEX: np.arange(n)}
-    if place.index is not None:
-        wanted[ds.INDEX] = np.arange(place.index, place.index + n)
+    index = np.arange(place.index, place.index + n)
+    wanted = {ds.EPISODE_INDEX: np.full(n, number), ds.FRAME_INDEX: np.arange(n), ds.INDEX: index}
     for name, values in wanted.items():
         wrong = np.flatnonzero(columns[name][:, 0] != values) if name in columns else values[:0]
         if len(wrong):
@@ -360,8 +360,6 @@ def _image_shape(where: str, name: str, feature: dict[str, Any]) -> tuple[int, i
 def _video_frames(
     where: str, place: EpisodePlace, feature: str, shape: tuple[int, int, int], seconds: np.ndarray
 ) -> Frames:
-    from serl_chunk.data.lerobot.video import VideoFrames
-
     path, start = place.videos[feature]
     if not path.is_file():
         raise DataError(f"{where}: no video {path}. Leave it out of cameras")

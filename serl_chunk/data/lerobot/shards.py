@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from serl_chunk.data.lerobot import dataset_layout as ds
+from serl_chunk.data.lerobot import video
 from serl_chunk.data.lerobot.arrow import Table, pq, publish, read_arrow, write_parquet
 from serl_chunk.data.lerobot.rows import parquet_options, placed_table, schema
 from serl_chunk.data.source import Json
@@ -160,8 +161,6 @@ class PendingShards:
         if name == ROWS:
             self._merge_rows(part, path, group, parts, number)
         else:
-            from serl_chunk.data.lerobot import video
-
             lengths = [self.sidecar(i, "length") for i in range(*group)]
             video.join(part, parts, lengths, self._layout["hz"])
             publish(part, path)

@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from serl_chunk.data.lerobot import dataset_layout as ds
-from serl_chunk.data.lerobot import sidecar
+from serl_chunk.data.lerobot import sidecar, video
 from serl_chunk.data.lerobot.arrow import pa, write_arrow
+from serl_chunk.data.lerobot.metadata import write_metadata
 from serl_chunk.data.lerobot.rows import Histogram, check_stamps, newest, write_rows
 from serl_chunk.data.lerobot.shards import ROWS, SIDECAR, STAGING, PendingShards
 from serl_chunk.data.source import Json
@@ -33,6 +34,7 @@ from serl_chunk.data.validate import cameras_of, check_episode, check_shapes, sh
 from serl_chunk.io import fsync_path
 from serl_chunk.types import ConfigError, DataError, Episode, SparseRows
 
+_JPEG_QUALITY = 95
 MODES, CODECS = ("image", "video"), ("png", "jpeg")
 
 
@@ -45,9 +47,7 @@ class LeRobotSink:
         version: "v3.0" or "v2.1".
         mode: "image" keeps every frame as a file of its own, without loss; "video" keeps mp4 files.
         image_codec: "png" or "jpeg", of frames that are not stored as one of them already: such are copied.
-        jpeg_quality: 1 to 95.
         task: text of the task of episodes that have none.
-        robot_type: for LeRobot's information; "" takes the first episode's robot.
         data_file_mb, video_file_mb: size (MB) at which a file is closed and the next one begun (v3.0).
         tolerance_s: largest difference (s) of a stamp from its place at the rate; None takes any steps for equal.
 
@@ -58,9 +58,7 @@ class LeRobotSink:
     version: str = ds.V30
     mode: str = "image"
     image_codec: str = "png"
-    jpeg_quality: int = 95
     task: str = ""
-    robot_type: str = ""
     data_file_mb: float = 100.0
     video_file_mb: float = 200.0
     tolerance_s: float | None = 1e-4
@@ -69,8 +67,6 @@ class LeRobotSink:
         for name, values in (("version", ds.VERSIONS), ("mode", MODES), ("image_codec", CODECS)):
             if getattr(self, name) not in values:
                 raise ConfigError(f"must be one of {', '.join(values)}, got {getattr(self, name)!r}", parameter=name)
-        if not 1 <= self.jpeg_quality <= 95:
-            raise ConfigError(f"must lie in 1..95, got {self.jpeg_quality}", parameter="jpeg_quality")
         for name in ("data_file_mb", "video_file_mb", "tolerance_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -87,8 +83,6 @@ class LeRobotSink:
                 raise DataError(f"camera {name!r}: LeRobot admits no slash in a name. Rename it")
         videos: Json = {}
         if self.mode == "video":
-            from serl_chunk.data.lerobot import video
-
             videos = {name: video.codec_for(*size) for name, size in shapes["cameras"].items()}
         return {
             "version": self.version,
@@ -96,8 +90,8 @@ class LeRobotSink:
             **shapes,
             "videos": videos,
             "image_codec": self.image_codec,
-            "jpeg_quality": self.jpeg_quality,
-            "robot_type": self.robot_type or sample.begin.robot or "unknown",
+            "jpeg_quality": _JPEG_QUALITY,
+            "robot_type": sample.begin.robot or "unknown",
             "data_file_mb": self.data_file_mb,
             "video_file_mb": self.video_file_mb,
         }
@@ -152,8 +146,6 @@ class LeRobotSink:
         shards.flush_full(index)
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
-        from serl_chunk.data.lerobot.metadata import write_metadata
-
         shards = PendingShards(self.folder, layout)
         if not shards.complete():
             shards.set_tasks([entry["task"] for entry in staged])
@@ -162,8 +154,6 @@ class LeRobotSink:
         shutil.rmtree(self.folder / STAGING, ignore_errors=True)
 
     def _write_video(self, path: Path, layout: Json, name: str, rows: SparseRows, n: int) -> Histogram:
-        from serl_chunk.data.lerobot import video
-
         histogram = Histogram(len(rows.index))
 
         def frames() -> Iterator[np.ndarray]:

@@ -263,7 +263,7 @@ def test_trajectories_without_an_end_or_a_step(tmp_path: Path) -> None:
     first, last = read_all(path)
     assert (first.steps.n, last.steps.n) == (3, 2)
     notes = "\n".join(OgbenchSource(path, ReadOptions()).notes())
-    assert "1 file whose last trajectory no terminal closes" in notes
+    assert "1 file whose last trajectory has no terminal" in notes
     assert "trajectories of one row, which hold no step, left out: 1" in notes
 
 
