@@ -247,26 +247,33 @@ class Authenticator:
 
     def _judge(self, public: str, address: str) -> bytes:
         """Return the status of a key: 200 admitted, 400 refused, 500 unknown now."""
+        client, role = self._role(public)
+        if role is None:
+            return b"500"
+        if role:
+            return b"200"
+        self._counters["keys_refused"] += 1
+        line = add_line(self._keys.folder, self._port, client.name if client else "NAME")
+        if client is None:
+            what = f"unknown key: {fingerprint(public)}. If this is a robot of yours, run `{line}` here"
+        elif client.revoked:
+            what = f"revoked key of {client.name}: it is not admitted"
+        else:
+            what = f"expired line of {client.name}: `{line}` prints another"
+        self._complain("control", address.removeprefix("::ffff:"), what)
+        return b"400"
+
+    def _role(self, public: str) -> tuple[Client | None, Literal["connect", "join", "", None]]:
+        """Return a key's client and what it may do: "" for nothing, None while the folder cannot be read."""
         try:
             client = self._keys.known(public)
-            self._failed = ""
-            if self._keys.may_connect(public) or self._keys.may_join(public):
-                return b"200"
+            joins = client is not None and self._keys.may_join(public) is not None
+            connects = self._keys.may_connect(public)
         except ConfigError as e:
             self._cannot(e)
-            return b"500"
-        self._counters["keys_refused"] += 1
-        address = address.removeprefix("::ffff:")
-        if client is None:
-            line = add_line(self._keys.folder, self._port)
-            what = f"unknown key: {fingerprint(public)}. If this is a robot of yours, run `{line}` here"
-            self._complain("control", address, what)
-        elif client.revoked:
-            self._complain("control", address, f"revoked key of {client.name}: it is not admitted")
-        else:
-            line = add_line(self._keys.folder, self._port, client.name)
-            self._complain("control", address, f"expired line of {client.name}: `{line}` prints another")
-        return b"400"
+            return None, None
+        self._failed = ""
+        return client, "connect" if connects else "join" if joins else ""
 
     def _cannot(self, error: ConfigError) -> None:
         if str(error) != self._failed:
@@ -274,19 +281,12 @@ class Authenticator:
             logger.error("keys cannot be checked, so no new peer is admitted: %s", error)
 
     def gone(self, public: str) -> bool:
-        """Whether a key that was admitted would not be now."""
-        try:
-            return not self._keys.may_connect(public)
-        except ConfigError as e:
-            self._cannot(e)
-            return False  # it was valid when it came; an unreadable folder revokes nothing
+        """Whether a key that was admitted would not be now. An unreadable folder revokes nothing."""
+        return self._role(public)[1] in ("", "join")
 
     def name_of(self, public: str) -> str:
         """Return the name of a key, "?" where it is unknown."""
-        try:
-            client = self._keys.known(public)
-        except ConfigError:
-            client = None
+        client, _ = self._role(public)
         return "?" if client is None else client.name
 
     def revoked(self, public: str) -> str:
@@ -300,15 +300,10 @@ class Authenticator:
         """Answer a control message about keys, or one that this key may not send; None for others. Raises WireError."""
         if message.kind == message_types.ENROL:
             return self._enrol(message, public, peer)
-        if message.kind in _WITHOUT_TOKEN and self.gone(public):  # the rest needs what a hello is given
-            return handshake.refusal(_TO_JOIN if self._is_ticket(public) else self.revoked(public))
+        if message.kind in _WITHOUT_TOKEN and self.gone(public):  # other messages need a session's token
+            joins = self._role(public)[1] == "join"
+            return handshake.refusal(_TO_JOIN if joins else self.revoked(public))
         return None
-
-    def _is_ticket(self, public: str) -> bool:
-        try:
-            return self._keys.may_join(public) is not None
-        except ConfigError:
-            return False
 
     def _enrol(self, message: Message, ticket: str, peer: str) -> list[Frame]:
         key = codec.field(message.header, "public", bytes)

@@ -62,12 +62,11 @@ class SnapshotChannel:
 
     @property
     def version(self) -> int:
-        """The newest version, -1 for none."""
+        """-1 before the first."""
         return self.newest.manifest.version if self.newest else -1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the newest snapshot, 0 for none."""
         return self.newest.manifest.nbytes if self.newest else 0
 
     def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:

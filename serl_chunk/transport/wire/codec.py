@@ -72,14 +72,14 @@ def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray
     for path, array in (arrays or {}).items():
         name = dtype_name(array.dtype, path)
         if array.nbytes <= INLINE_BYTES and inlined < _MAX_INLINE_TOTAL:
-            native = array if array.dtype.isnative else _raw(array)
+            native = array if array.dtype.isnative else raw_bytes(array)
             table.append((path, name, array.shape, native.tobytes()))
             inlined += array.nbytes
             continue
         table.append((path, name, array.shape))
         # A view by the buffer protocol costs half of numpy's, but that knows no bfloat16.
         plain = array.flags.c_contiguous and array.dtype.isnative and array.dtype.kind != "V"
-        frames.append(array.data.cast("B") if plain and array.size else _raw(array).data)
+        frames.append(array.data.cast("B") if plain and array.size else raw_bytes(array).data)
     try:
         frames[0] = msgpack.packb((kind, header, table))
     except (TypeError, ValueError, OverflowError) as e:
@@ -87,13 +87,8 @@ def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray
     return frames
 
 
-def raw_bytes(array: np.ndarray, path: str = "array") -> np.ndarray:
+def raw_bytes(array: np.ndarray) -> np.ndarray:
     """Return the memory of `array` as uint8[nbytes], C order, little-endian; a view where the array already is both."""
-    dtype_name(array.dtype, path)
-    return _raw(array)
-
-
-def _raw(array: np.ndarray) -> np.ndarray:
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if not array.flags.c_contiguous:

@@ -54,7 +54,7 @@ def decode_ranges(header: Mapping[str, Any]) -> tuple[Range, ...]:
     """Return the ranges of a pull, a piece or a `gone`. Raises WireError."""
     rows = codec.field(header, "ranges", list)
     if not 1 <= len(rows) <= MAX_RANGES:
-        raise WireError(f"a pull asks for 1..{MAX_RANGES} ranges, got {len(rows)}")
+        raise WireError(f"{len(rows)} ranges in a message, expected 1..{MAX_RANGES}")
     for row in rows:
         valid = isinstance(row, list) and len(row) == 3 and isinstance(row[0], bytes)
         if not valid or any(type(n) is not int or n < 0 for n in row[1:]):
@@ -143,8 +143,8 @@ class Published:
             if narrow and array.dtype == np.float32:
                 narrowed.add(len(leaves))
                 array = array.astype(codec.DTYPES["bfloat16"])
-            data = codec.raw_bytes(array, path)
             dtype = codec.DTYPES[codec.dtype_name(array.dtype, path)]
+            data = codec.raw_bytes(array)
             digest = _digest(dtype, array.shape, data)
             self.leaves[digest] = known.get(digest, data)
             leaves.append(Leaf(path, dtype, array.shape, digest))
@@ -169,7 +169,7 @@ def answer_pull(request: Message, published: Iterable[Published], max_bytes: int
         total += length
         views[str(i)] = data[offset : offset + length]
     if total > max_bytes:
-        raise WireError(f"a pull asks for {total} bytes at once; the limit is {max_bytes}")
+        raise WireError(f"a pull requests {total} bytes at once; the limit is {max_bytes}")
     return codec.encode(PIECE, {"ranges": rows}, views)
 
 
