@@ -1,4 +1,4 @@
-"""The data that a learner begins with: `--demo_path` and `--dataset_dir`."""
+"""Reads the data that a learner begins with: `--demo_path` and `--dataset_dir`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ def _learner_flags() -> Iterator[None]:
 
 
 class DemoOptions(NamedTuple):
-    """How `--demo_path` is read: what the files do not say about themselves, and what they are.
-
-    `dataset`: the folder of shards that `--dataset_dir` names, read in the same way.
-    """
+    """How `--demo_path`, or the shards in the folder `dataset` (`--dataset_dir`), are read."""
 
     options: ReadOptions = ReadOptions(solved="keep")
     format: str | None = None
@@ -49,7 +46,7 @@ class DemoOptions(NamedTuple):
 
     @classmethod
     def of(cls, flags: argparse.Namespace) -> DemoOptions:
-        """As `--demo_color` and its like say; raises ConfigError."""
+        """Read the flags `--demo_color` and so on; raises ConfigError."""
         success = True if flags.demo_success else False if flags.demo_failure else None
         if flags.demo_hz is not None and not 0 < flags.demo_hz < math.inf:
             raise ConfigError(f"--demo_hz={flags.demo_hz:g} must be above 0")
@@ -60,23 +57,18 @@ class DemoOptions(NamedTuple):
             current = "--demo_keep_solved" if keep_solved else "--no-demo_keep_solved"
             logger.warning(f"--demo_solved {flags.demo_solved} is now {current}")
         options = ReadOptions(
-            color=flags.demo_color,
-            hz=flags.demo_hz,
-            success=success,
-            scores=scores,
-            env=flags.demo_env,
-            proportion=flags.demo_proportion,
-            solved="keep" if keep_solved else "drop",
-        )
+            color=flags.demo_color, hz=flags.demo_hz, success=success, scores=scores, env=flags.demo_env,
+            proportion=flags.demo_proportion, solved="keep" if keep_solved else "drop",
+        )  # fmt: skip
         return cls(options, flags.demo_format, flags.dataset_dir)
 
     def of_robot(self, robot: RobotConfig) -> DemoOptions:
-        """With what a robot says of its data: an OGBench environment is the task whose rewards they get."""
+        """Add what a robot's configuration sets: an OGBench environment is the task whose rewards its data get."""
         if not isinstance(robot, OgbenchConfig):
             return self
-        asked = self.options.env
+        task = self.options.env
         options = dataclasses.replace(
-            self.options, env=asked or robot.env_name, env_if_judged=not asked, env_reward=robot.reward
+            self.options, env=task or robot.env_name, env_if_judged=not task, env_reward=robot.reward
         )
         return self._replace(options=options)
 
@@ -87,17 +79,13 @@ def read_demos(
     paths: Sequence[str],
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> DemoSet:
-    """The demonstrations of `--demo_path`, said in one line; raises DataError or ConfigError."""
+    """Read the demonstrations of `--demo_path`, and log their number; raises DataError or ConfigError."""
     check_data(config, paths, demo_options)
     with _learner_flags():
         demos = load_demos(
-            paths,
-            spec,
-            cameras=config.agent.image_keys,
-            options=demo_options.options,
-            format=demo_options.format,
+            paths, spec, cameras=config.agent.image_keys, options=demo_options.options, format=demo_options.format,
             more=(FORMAT,),
-        )
+        )  # fmt: skip
     if paths:
         _check_task(demo_options, sorted({origin.format for origin in demos.origins}))
         steps = sum(e.steps.n for e in demos.episodes)
@@ -111,8 +99,8 @@ def read_demos(
 
 def _check_task(demo_options: DemoOptions, read: Sequence[str]) -> None:
     """Raise ConfigError where `--demo_env` is given and nothing of the formats `read` has rewards computed."""
-    asked = demo_options.options.env and not demo_options.options.env_if_judged
-    if asked and demo_options.dataset is None and OgbenchSource.format not in read:
+    given = demo_options.options.env and not demo_options.options.env_if_judged
+    if given and demo_options.dataset is None and OgbenchSource.format not in read:
         raise ConfigError(
             f"--demo_env={demo_options.options.env}: rewards are computed for data of OGBench, and these are of format "
             f"{', '.join(read)}: leave it out, or give the data it is meant for"
@@ -131,34 +119,31 @@ def check_data(config: ExperimentConfig, paths: Sequence[str], demo_options: Dem
 
 
 def append_hint(message: str, config: ExperimentConfig) -> str:
-    """`message` and where the robot's published data come from, if it has such."""
+    """Append to `message` where the robot's published data come from, if it has such."""
     return f"{message}. {config.robot.data_hint}" if config.robot.data_hint else message
 
 
 def open_dataset(
     config: ExperimentConfig, spec: RobotSpec, demo_options: DemoOptions, updates: int = 0
 ) -> ShardedSource | None:
-    """The shards of `--dataset_dir`, None where it is not given; raises DataError or ConfigError.
+    """Open the shards of `--dataset_dir`, None where it is not given; raises DataError or ConfigError.
 
-    `updates`: those that a run which goes on has made, so that it begins with the shard it had.
+    `updates`: those that a resumed run has made, so that it begins with the shard it had.
     """
     if demo_options.dataset is None:
         return None
     check_data(config, (), demo_options)
     options = dataclasses.replace(demo_options.options, spec=spec, cameras=tuple(config.agent.image_keys))
     dataset = ShardedSource(
-        demo_options.dataset,
-        options,
-        replace_interval=config.replay.dataset_replace_interval,
-        seed=config.seed,
-        updates=updates,
-        open_shard=lambda path, said: Demonstrations(OgbenchSource(path, said), spec),
-    )
+        demo_options.dataset, options,
+        replace_interval=config.replay.dataset_replace_interval, seed=config.seed, updates=updates,
+        open_shard=lambda path, options: Demonstrations(OgbenchSource(path, options), spec),
+    )  # fmt: skip
     for note in dataset.notes:
         logger.info(f"data set: {note}")
     steps = sum(e.steps.n for e in dataset.episodes)
     logger.info(
-        f"data set: {len(dataset.files)} shards, another one each {config.replay.dataset_replace_interval} updates; "
+        f"data set: {len(dataset.files)} shards, a new one every {config.replay.dataset_replace_interval} updates; "
         f"{dataset.current.name}: {len(dataset.episodes)} episodes, {steps} steps"
     )
     return dataset

@@ -56,7 +56,7 @@ def build_learner(
 ) -> Learner:
     """Build the learner of a run with its data, metrics and (on resume) its checkpoint; the caller closes both.
 
-    `stopping`: whether the process was asked to end, for what takes long. Raises ConfigError, DataError or
+    `stopping`: whether the process is to end; polled by what takes long. Raises ConfigError, DataError or
     CheckpointError.
     """
     check_simulator(config)

@@ -43,7 +43,7 @@ class RateLimiter:
             return None
         return (online_steps - self._base_steps) * self.utd_ratio - self.updates
 
-    def entitled(self, online_steps: int) -> int | None:
+    def updates_allowed(self, online_steps: int) -> int | None:
         """Critic updates since `start` that so many steps allow, those done included; None before `start`."""
         if self._base_steps is None:
             return None
@@ -65,7 +65,7 @@ class RateLimiter:
 
     def updates_due(self, online_steps: int) -> int:
         """Critic updates that the steps recorded so far allow and that are not done; 0 before `start`."""
-        return max(0, (self.entitled(online_steps) or 0) - self.updates)
+        return max(0, (self.updates_allowed(online_steps) or 0) - self.updates)
 
     def did_update(self, count: int) -> None:
         self.updates += count
@@ -108,10 +108,10 @@ class TrainingSchedule:
     def updates_wanted(self, done: int) -> int:
         """Online updates after which training ends, as far as it is known; `done` of them are."""
         c = self._config
-        entitled = None if c.online_steps is None else self.limiter.entitled(c.online_steps)
-        if entitled is None:
+        allowed = None if c.online_steps is None else self.limiter.updates_allowed(c.online_steps)
+        if allowed is None:
             return c.max_steps
-        return min(c.max_steps, max(done, entitled // c.cta_ratio * c.cta_ratio))
+        return min(c.max_steps, max(done, allowed // c.cta_ratio * c.cta_ratio))
 
     @property
     def updates_due(self) -> int:
@@ -125,7 +125,7 @@ class TrainingSchedule:
         return updates >= self._config.max_steps or (self.steps_over and not self.may_update)
 
     def steps_allowed(self, phase: Phase) -> int | None:
-        if phase is Phase.OFFLINE:  # more of it was asked for: what comes meanwhile would be of an old policy
+        if phase is Phase.OFFLINE:  # `offline_steps` was raised: steps that come now are of an old policy
             return 0
         # The warm-up waits for steps whatever the limiter of a previous process allows.
         allowed = None if phase is Phase.WARMUP else self.limiter.steps_allowed(self._router.env_steps)
@@ -147,7 +147,7 @@ class TrainingSchedule:
         if self._begun:
             return
         self._begun = True
-        if online_updates:  # a checkpoint that does not say what was owed
+        if online_updates:  # a checkpoint without what was owed
             self.limiter.restore(self.steps_used, online_updates)
         else:
             # Steps that the warm-up took from training's share allow updates, for there will be no others.
@@ -157,12 +157,11 @@ class TrainingSchedule:
         self.limiter.did_update(self._config.cta_ratio)
 
     def owed(self, env_steps: int) -> float | None:
-        """What a checkpoint notes for `resume`."""
         return self.limiter.owed(env_steps)
 
     def resume(self, online_updates: int, owed: float | None) -> None:
-        """Go on as the previous process would have; `owed` None: it had not begun, or did not say."""
-        # Not the steps themselves: under another ratio they would allow far more updates, or to none for long.
+        """Go on as the previous process would have; `owed` None: it had not begun, or did not record it."""
+        # Not the steps themselves: under another ratio they would allow far more updates, or none for long.
         if owed is not None:
             self.limiter.restore(self._router.env_steps, online_updates, owed)
             self._begun = True

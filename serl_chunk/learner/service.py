@@ -104,7 +104,7 @@ class LearnerService:
         """
         now, learner = time.monotonic(), self._ready()
         if learner.updates != self._pushed and now >= self._next_push:
-            # Lockstep actors wait for the updates that their steps entitle to: push soon, but not for each one.
+            # Lockstep actors wait for the updates that their steps allow: push soon, but not for each one.
             self._pushed, self._next_push = learner.updates, now + PUSH_PERIOD
             self.server.push_allowances()
         if now < self._next_check:

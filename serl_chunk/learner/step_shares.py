@@ -1,4 +1,4 @@
-"""Shares out, among the sessions of lockstep actors, the steps that the training schedule allows."""
+"""Distributes the steps that the training schedule allows among the sessions of lockstep actors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Share:
 
     def __init__(self, delivered: int) -> None:
         self.delivered = self.granted = delivered
-        self.asked_at = self.moved_at = self.granted_at = 0.0
+        self.polled_at = self.moved_at = self.granted_at = 0.0
         self.noticed, self.notice_until = 0, 0.0  # what it was granted before it was taken back, and until when
         self.idle_until = 0.0
 
@@ -40,7 +40,7 @@ class StepShares:
         """`steps_left`: steps that all sessions together may record beyond those delivered; None: no limit."""
         self._steps_left, self._gone_s, self._clock = steps_left, gone_s, clock
         self._shares: dict[str, _Share] = {}
-        self._live: dict[str, _Share] = {}  # those that were asked for within `gone_s`; the others hold nothing
+        self._live: dict[str, _Share] = {}  # polled within `gone_s`; the others hold nothing
         self._lock = threading.Lock()
 
     def restore(self, sessions: Iterable[tuple[str, int]]) -> None:
@@ -49,24 +49,24 @@ class StepShares:
             self._shares.update((session, _Share(steps)) for session, steps in sessions)
 
     def delivered(self, session: str, steps: int) -> None:
-        """So many steps of a session came, and `steps_left` counts them already."""
+        """Count steps that came from a session, and that `steps_left` counts already."""
         with self._lock:
             share = self._shares.setdefault(session, _Share(0))
             share.delivered += steps
             share.moved_at, share.idle_until = self._clock(), 0.0
 
     def closed(self, session: str) -> None:
-        """A session left, or fell silent: it gives back what it has not used."""
+        """Take back what a session has not used that left, or fell silent."""
         with self._lock:
             if (share := self._live.pop(session, None)) is not None:
                 share.granted = min(share.granted, share.delivered)
 
     def allowed(self, session: str) -> int | None:
-        """Steps that a live session may have recorded in all; None: no limit. Ask often, while it lives."""
+        """Return the steps that a live session may have recorded in all; None: no limit. Poll it often."""
         with self._lock:
             now, left = self._clock(), self._steps_left()
             share = self._shares.setdefault(session, _Share(0))
-            share.asked_at = now
+            share.polled_at = now
             if session not in self._live:  # it comes, or comes back
                 self._live[session] = share
                 share.granted, share.moved_at, share.notice_until = share.delivered, now, 0.0
@@ -79,7 +79,7 @@ class StepShares:
             return max(share.granted, share.delivered) if left else share.delivered
 
     def _share_out(self, left: int, now: float) -> None:
-        for session in [s for s, share in self._live.items() if share.asked_at < now - self._gone_s]:
+        for session in [s for s, share in self._live.items() if share.polled_at < now - self._gone_s]:
             share = self._live.pop(session)
             share.granted = min(share.granted, share.delivered)
         live = list(self._live.values())

@@ -9,7 +9,7 @@ import numpy as np
 
 from serl_chunk.types import CameraSpec
 
-PLACE_BYTES = 9  # of a frame's place, beside its features: what it holds, and how often it was written
+PLACE_BYTES = 9  # of a frame's place, in addition to its features: what it holds, and how often it was written
 _EMPTY, _FRAME, _KNOWN = 0, 1, 2  # no frame; a frame whose features are not computed yet; one with features
 
 

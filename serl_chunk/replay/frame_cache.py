@@ -33,7 +33,7 @@ class FrameCache:
         self.camera, self.capacity = camera, capacity
         self.images = np.empty((capacity, camera.height, camera.width, 3), np.uint8)
         self._holds = np.full(capacity, -1, np.int64)  # frame in each place
-        self._used = np.zeros(capacity, np.int64)  # when each place was last asked for
+        self._used = np.zeros(capacity, np.int64)  # when each place was last used
         self._filled = 0  # places from here on are untouched
         self._sources: list[Frames] = []
         self._count = 0
@@ -108,7 +108,7 @@ class FrameCache:
         out[:] = images
 
     def _keep(self, numbers: np.ndarray, images: np.ndarray) -> None:
-        """Put decoded frames in the places that were not asked for the longest."""
+        """Put decoded frames in the places that were used least recently."""
         numbers, images = numbers[: self.capacity], images[: self.capacity]
         fresh = min(len(numbers), self.capacity - self._filled)
         places = np.arange(self._filled, self._filled + fresh)
@@ -139,7 +139,7 @@ class EncodedFrames:
         return len(self._waiting)
 
     def put(self, slots: np.ndarray, values: Any) -> None:
-        """Frame k of `values` uint8[N, H, W, 3] belongs in slot k of `slots`; of JPEG files once it is asked for."""
+        """Frame k of `values` uint8[N, H, W, 3] belongs in slot k of `slots`; of JPEG files when it is first shown."""
         if isinstance(values, np.ndarray | Frames):
             self._images[slots] = np.asarray(values)
             return

@@ -13,7 +13,7 @@ from serl_chunk.replay.frame_cache import cached_frames
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
 
 STORES = 3  # online, demonstrations, and episodes kept for their interventions
-MESSAGE_BYTES = 2048  # of a step's message beside its observation and action: header, columns, the decision
+MESSAGE_BYTES = 2048  # of a step's message in addition to its observation and action: header, columns, the decision
 _MIB = 1 << 20
 
 

@@ -46,7 +46,7 @@ class FreeList:
     def take(self, n: int) -> np.ndarray:
         """`n` places, int64[n]. The caller knows that they exist: quotas are its business."""
         if self.used + n > self.capacity:  # quotas are the caller's business
-            raise RuntimeError(f"{n} places asked for, {self.capacity - self.used} of {self.capacity} are free")
+            raise RuntimeError(f"{n} places requested, {self.capacity - self.used} of {self.capacity} are free")
         old = min(n, self._n_returned)
         self._n_returned -= old
         again = self._returned[self._n_returned : self._n_returned + old]

@@ -1,4 +1,4 @@
-"""Whether the critic's values are calibrated: what it said at decisions beside what was realised from there."""
+"""Calibration of the critic: its values at decisions, and the returns realised from there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bin(NamedTuple):
 
 
 def decisions(rows: Iterable[Row]) -> Decisions:
-    """Of episode rows, the decisions whose value and return are both known."""
+    """Return the decisions in episode rows whose value and return are both known."""
     found = [
         (q, g, number)
         for number, row in enumerate(rows)
@@ -47,7 +47,7 @@ def decisions(rows: Iterable[Row]) -> Decisions:
 
 
 def binned(d: Decisions, bins: int = BINS) -> list[Bin]:
-    """`bins` equally large groups of decisions, ordered by value; fewer where there are fewer decisions.
+    """Return `bins` equally large groups of decisions, ordered by value; fewer where there are fewer decisions.
 
     The interval counts episodes, not decisions: those of one episode share its fate. It is the normal one with the
     variance of a mean over clusters, sum_e (sum_{i in e} (g_i - m))^2 * E / ((E - 1) N^2), for E episodes and N
@@ -66,7 +66,7 @@ def binned(d: Decisions, bins: int = BINS) -> list[Bin]:
 
 
 def value_range(config: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The returns that the critic of a run's `config.json` can say; None where it is not bounded, or not told."""
+    """Return the range of the critic of a run's `config.json`; None where it is unbounded, or not recorded."""
     critic = (config.get("agent") or {}).get("critic") or {}
     if critic.get("loss") not in ("bounded", "hl_gauss"):
         return None

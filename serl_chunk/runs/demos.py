@@ -1,4 +1,4 @@
-"""The demonstrations a run was started with: noted in its folder, and read again where they were."""
+"""The demonstrations a run was started with: recorded in its folder, and read again where they were."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from serl_chunk.types import DataError, Episode, RobotSpec
 
 DEMOS = "demos.json"  # in the run folder
 # Of ReadOptions: how they were read.
-_SAID = (
+_OPTIONS = (
     "color", "hz", "success", "scores", "reward_every_step", "env", "env_if_judged", "env_reward", "solved", "task",
 )  # fmt: skip
 
 
 def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
-    """What `demos.json` holds: the demonstrations of the run's present life, in their order."""
+    """Return the content of `demos.json`: the demonstrations that the current process reads, in their order."""
     options = options or ReadOptions()
     origins = [o._asdict() | {"path": str(o.path.expanduser().resolve())} for o in demos.origins]
-    return {"digest": demos.digest, "options": {name: getattr(options, name) for name in _SAID}, "episodes": origins}
+    return {"digest": demos.digest, "options": {name: getattr(options, name) for name in _OPTIONS}, "episodes": origins}
 
 
 class RunDemos:
@@ -33,7 +33,7 @@ class RunDemos:
     Args:
         path: the run folder.
         options: `cameras`, `task` and `proportion` are used; the rest is as the run had it.
-        more: formats beside those of `data.formats`.
+        more: formats in addition to those of `data.formats`.
 
     Raises ConfigError where the run noted none.
     """
@@ -48,7 +48,7 @@ class RunDemos:
         try:
             said = dict(noted["options"])
             said["scores"] = tuple((name, reward) for name, reward in said.get("scores", ()))
-            self._options = ReadOptions(**{name: said[name] for name in _SAID if name in said})
+            self._options = ReadOptions(**{name: said[name] for name in _OPTIONS if name in said})
             self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path / DEMOS} is damaged ({error!r})") from error
@@ -65,7 +65,7 @@ class RunDemos:
         """See Source. Raises DataError also where a file is not what it was when the run read it."""
         origin = self._origins[int(key)]
         if not origin.path.exists():
-            raise DataError(f"{origin.path}: the demonstration that {self.path} was started with is there no more")
+            raise DataError(f"{origin.path}: the demonstration that {self.path} was started with is gone")
         options = dataclasses.replace(self._options, spec=self._given.spec or self.spec, cameras=self._given.cameras)
         if self._given.task:
             options = dataclasses.replace(options, task=self._given.task)

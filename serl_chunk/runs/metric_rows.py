@@ -1,4 +1,4 @@
-"""The rows of a run's `metrics.jsonl`: what they are, and how they are read back.
+"""The rows of a run's `metrics.jsonl`, and their reader.
 
 One JSON object a line, in four kinds, each with `wall` (seconds of running time since the run began, continued
 over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
@@ -7,12 +7,12 @@ over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
 - `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where unknown),
   `intervention_steps`, `intervention_count`, `phase`, `success_without_intervention` (share of the last 20 judged
   episodes that succeeded without a human, helped ones in the denominator), `number` (of the run's episodes), and per
-  decision `q` (the critic's value of the chunk that was chosen) beside `g` (the discounted return realised from there);
+  decision `q` (the critic's value of the chosen chunk) and `g` (the discounted return realised from there);
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
-- `event`: a sentence about the run.
+- `event`: a text about the run.
 
-Nothing is rewritten. A run resumed from the checkpoint of step k says so in an event, and `read_metrics` then leaves
-out what the lost life wrote after that checkpoint.
+Nothing is rewritten. An event records a resume from the checkpoint of step k; `read_metrics` then leaves out what the
+previous process wrote after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RESUMED = re.compile(r"resumed at step (\d+)")
 
 
 class Counters(NamedTuple):
-    """Where a run stands."""
+    """Counters of a run."""
 
     step: int  # critic updates
     env_steps: int  # steps received from actors
@@ -51,7 +51,7 @@ class RunMetrics(dict[str, list[Row]]):
     superseded: int = 0
 
     def last(self) -> Row | None:
-        """The row that says where the run stands: the one with the greatest running time, or None in an empty run.
+        """Return the row with the greatest running time, or None in an empty run.
 
         Evaluations do not count while there is anything else: they may be of any earlier checkpoint.
         """
@@ -59,20 +59,17 @@ class RunMetrics(dict[str, list[Row]]):
         return max(rows, key=lambda row: row["wall"], default=None)
 
     def trained_wall(self, evaluation: Row) -> float:
-        """Running time in seconds that training had taken when the evaluated checkpoint was written.
-
-        Of the last train row up to that step, or of the evaluation itself where there is none.
-        """
+        """Return the running time in seconds at the evaluated checkpoint: of the last train row up to its step, or of
+        the evaluation itself where there is none."""
         walls = (row["wall"] for row in self["train"] if row["step"] <= evaluation["step"])
         return max(walls, default=evaluation["wall"])
 
 
 def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -> RunMetrics:
-    """The rows of a run by kind; works while the run is being written.
+    """Read the rows of a run by kind, also while it is being written.
 
-    A resume from the checkpoint of step k supersedes what earlier lines say about later moments: train and eval rows
-    with `step > k`, and episodes whose `number` is beyond what the checkpoint had counted (those that come back from
-    the journal are counted, and written, again). Events stay always.
+    A resume from the checkpoint of step k supersedes earlier train and eval rows with `step > k`, and episodes whose
+    `number` is beyond what the checkpoint had counted (those of the journal are counted, and written, again).
 
     Args:
         run_dir: a run folder.
@@ -84,8 +81,8 @@ def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -
     path = Path(run_dir) / METRICS_FILE
     if not path.is_file():
         raise DataError(
-            f"{path} does not exist, so {run_dir} is not a run folder. A run folder is what --checkpoint_path named "
-            f"for the learner, else runs/<exp_name>/<time>; it holds config.json, checkpoints/ and {METRICS_FILE}."
+            f"{path} does not exist, so {run_dir} is not a run folder. A run folder is a learner's checkpoint_path or "
+            f"runs/<exp_name>/<time>. It holds config.json, checkpoints/ and {METRICS_FILE}."
         )
     metrics = RunMetrics({kind: [] for kind in KINDS})
     rows: list[Row] = []
@@ -123,7 +120,7 @@ def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
 
 
 def parse_row(line: bytes) -> Row | None:
-    """One line as a row, or None if it is none: not JSON, or without its kind and counters."""
+    """Return a line as a row; None if it is not JSON, or without its kind and counters."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -72,7 +72,7 @@ class MetricsLog:
         self._clock, self._start = clock, clock()
         self._paused_at: float | None = None
         self._lock = threading.RLock()
-        self._nonfinite_told: set[str] = set()
+        self._nonfinite_logged: set[str] = set()
         # A short write or a power cut left the start of a line behind. It is not cut off: a learner that is alive may
         # be about to complete it, while an evaluation opens the file.
         self._mid_line = bool(rest)
@@ -167,8 +167,8 @@ class MetricsLog:
             row = {key: _plain(key, value, nonfinite) for key, value in {**head, **fields}.items()}
             self._append(row)
             for key in nonfinite:
-                if key not in self._nonfinite_told:
-                    self._nonfinite_told.add(key)
+                if key not in self._nonfinite_logged:
+                    self._nonfinite_logged.add(key)
                     self._warn(f"{key} is not finite at step {counters.step}; such values are written as null")
             if self._mirror is not None and kind != "event":
                 numbers = {mirror_as + key: row[key] for key in fields if isinstance(row[key], int | float)}

@@ -1,4 +1,4 @@
-"""A checkpoint about once a minute, each in the place of the one before: what a killed learner goes on from."""
+"""A checkpoint about once a minute, each in the place of the one before: a killed learner resumes from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TimedCheckpoints:
         return self._now() >= self._next and (self._thread is None or not self._thread.is_alive())
 
     def postpone(self) -> None:
-        """Count the period anew: another checkpoint of the present state is written."""
+        """Begin the period anew: another checkpoint of the current state is written."""
         self._next = max(self._next, self._now() + self._period)
 
     def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:

@@ -46,14 +46,14 @@ def test_a_resume_goes_on_where_the_ratio_stood():
 def test_what_was_owed_is_owed_after_a_resume():
     limiter = RateLimiter(0.25, 100)
     assert limiter.owed(100) is None
-    assert limiter.entitled(100) is None
+    assert limiter.updates_allowed(100) is None
     limiter.start(100)
     limiter.did_update(10)
     owed = limiter.owed(203)
     resumed, faster = RateLimiter(0.25, 100), RateLimiter(1.0, 100)
     resumed.restore(203, 10, owed)
     assert [resumed.updates_due(n) for n in (203, 204)] == [limiter.updates_due(n) for n in (203, 204)] == [15, 16]
-    assert resumed.entitled(204) == 26
+    assert resumed.updates_allowed(204) == 26
     faster.restore(203, 10, owed)  # another ratio is one for new steps
     assert [faster.updates_due(n) for n in (203, 204)] == [16, 17]
 
