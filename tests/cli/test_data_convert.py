@@ -19,6 +19,7 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli.data import convert
+from serl_chunk.cli.data.options import shown_progress
 from serl_chunk.data.convert.convert import Progress, Report
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.main import main
@@ -181,7 +182,8 @@ def test_an_upload_is_tagged_with_the_version_of_the_format(tmp_path, monkeypatc
 def test_without_a_terminal_a_line_is_printed_every_few_seconds(capsys, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(convert.time, "monotonic", lambda: clock[0])
-    with convert._Display("out", 10) as display:
+    with shown_progress("converting", sys.stdout) as show:
+        display = convert._Display(show)
         display.update(Progress(2, 10, 0, 0, 0, 0.0))  # two were there before
         for done in range(3, 7):
             clock[0] += 2.0
@@ -191,9 +193,9 @@ def test_without_a_terminal_a_line_is_printed_every_few_seconds(capsys, monkeypa
 
 def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    with convert._Display("out", 2) as display:
-        display.update(Progress(1, 2, 0, 50, 10**6, 0.5))
-        assert display._bar.tasks[0].completed == 1
+    shown = []
+    convert._Display(lambda *a: shown.append(a)).update(Progress(1, 2, 0, 50, 10**6, 0.5))
+    assert shown == [(1, 2, "100 frames/s, 2 MB/s decoded")]
 
 
 @pytest.mark.system

@@ -9,9 +9,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from serl_chunk.cli.data.options import (
     MAX_WORKERS,
@@ -22,6 +22,7 @@ from serl_chunk.cli.data.options import (
     open_any,
     options_of,
     parse_episodes,
+    shown_progress,
 )
 from serl_chunk.data.convert.convert import ConversionError, Progress, Report, convert
 from serl_chunk.data.convert.manifest import NAME as MANIFEST
@@ -91,7 +92,7 @@ def write_data_set(
         print(f"note: {note}", flush=True)
     workers = flags.workers if flags.workers is not None else min(_cores(), MAX_WORKERS)
     try:
-        with _Display(str(folder), len(keys)) as display:
+        with shown_progress(f"converting to {folder}", sys.stdout) as show:
             report = convert(
                 source,
                 keys,
@@ -100,7 +101,7 @@ def write_data_set(
                 workers=workers,
                 resume=flags.resume,
                 skip_bad=flags.skip_bad,
-                progress=display.update,
+                progress=_Display(show).update,
                 settings={"reading": _plain(options), "target": target},
                 max_samples=max_samples,
                 tolerance_s=tolerance_s if flags.to == "hdf5" else None,
@@ -198,25 +199,10 @@ def _push(folder: Path, repo_id: str, target: str) -> None:
 class _Display:
     """Progress: a bar in a terminal, else a line every few seconds."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self._bar: Any = None
+    def __init__(self, show: Callable[..., None]) -> None:
+        self._show = show
         self._last = time.monotonic()
         self._before: int | None = None  # episodes done when this process began
-        if sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            rate, count = TextColumn("{task.fields[rate]}"), MofNCompleteColumn()
-            columns = (TextColumn("{task.description}"), BarColumn(), count, rate, TimeRemainingColumn())
-            self._bar = Progress(*columns, transient=True, speed_estimate_period=600)
-            self._task = self._bar.add_task(f"converting to {what}", total=total, rate="")
-            self._bar.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def update(self, now: Progress) -> None:
         if self._before is None:
@@ -225,9 +211,8 @@ class _Display:
         rate = f"{now.frames / seconds:.0f} frames/s, {now.nbytes / seconds / 1e6:.0f} MB/s decoded"
         if now.skipped:
             rate += f", {now.skipped} bad"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=now.done, rate=rate)
-        elif time.monotonic() - self._last >= _EVERY:
+        self._show(now.done, now.total, rate)
+        if not sys.stdout.isatty() and time.monotonic() - self._last >= _EVERY:
             self._last = time.monotonic()
             done = now.done - self._before
             left = f", {(now.total - now.done) * now.seconds / done:.0f} s left" if done else ""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.cli.data.options import add_reading, open_any, options_of
+from serl_chunk.cli.data.options import add_reading, open_any, options_of, shown_progress
 from serl_chunk.data.inspect.results import InspectionReport, Issue
 from serl_chunk.data.inspect.summary import summary_lines
 from serl_chunk.data.source import Source
@@ -110,22 +108,6 @@ def show(findings: InspectionReport) -> None:
             console.print(Text(f"... and {len(some) - SHOWN} more of this kind ({kind[1]}); --json FILE has all"))
     faults, remarks = plural(len(findings.faults), "fault"), plural(len(findings.remarks), "remark")
     console.print(Text(f"{faults}, {remarks}", style="bold red" if findings.faults else "bold green"))
-
-
-@contextmanager
-def shown_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal's standard error, nothing elsewhere; yield the function that moves it."""
-    from rich import progress
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (
-        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
-    )  # fmt: skip
-    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _inspect(flags: argparse.Namespace) -> tuple[Source, InspectionReport]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
 
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.types import ConfigError, RobotSpec
@@ -145,3 +148,20 @@ def parse_episodes(text: str | None) -> list[int] | None:
     if len(set(out)) < len(out):
         raise ConfigError(f"{text} names an episode twice", parameter="episodes")
     return out
+
+
+@contextlib.contextmanager
+def shown_progress(title: str, file: TextIO | None = None) -> Iterator[Callable[..., None]]:
+    """Show a bar if `file`, stderr by default, is a terminal; yield the function (done, total, note) that moves it."""
+    from rich import progress
+    from rich.console import Console
+
+    file = file or sys.stderr
+    columns = (
+        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[note]}"), progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
+    )  # fmt: skip
+    options: dict[str, Any] = {"transient": True, "speed_estimate_period": 600, "disable": not file.isatty()}
+    with progress.Progress(*columns, console=Console(file=file), **options) as bar:
+        task = bar.add_task(title, total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)

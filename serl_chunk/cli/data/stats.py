@@ -7,8 +7,8 @@ import dataclasses
 import math
 from typing import Any
 
-from serl_chunk.cli.data.inspect import horizon_of, shown_progress
-from serl_chunk.cli.data.options import add_reading, open_any, options_of
+from serl_chunk.cli.data.inspect import horizon_of
+from serl_chunk.cli.data.options import add_reading, open_any, options_of, shown_progress
 from serl_chunk.data.normalise.chunk_statistics import (
     STD_FLOOR,
     StatsRequest,

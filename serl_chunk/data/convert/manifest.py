@@ -21,6 +21,7 @@ import os
 import time
 from pathlib import Path
 
+from serl_chunk.config.overrides import difference
 from serl_chunk.data.source import Json
 from serl_chunk.types import ConfigError, DataError
 
@@ -148,16 +149,8 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def _refuse_other_settings(folder: Path, begun: Json, now: Json) -> None:
-    changes = list(_differences("", begun, now))
-    if changes:
+    if changes := difference(begun, now):
         raise ConfigError(
             f"{folder}: this conversion has other settings: {'; '.join(changes)}. Resume it with the same, or convert "
             "into a new folder"
         )
-
-
-def _differences(name: str, begun: object, now: object) -> list[str]:
-    if isinstance(begun, dict) and isinstance(now, dict):
-        keys = [*begun, *(key for key in now if key not in begun)]
-        return [d for key in keys for d in _differences(f"{name}.{key}".strip("."), begun.get(key), now.get(key))]
-    return [] if begun == now else [f"{name} was {begun!r} and is now {now!r}"]
