@@ -127,7 +127,7 @@ class RobotSpec:
         """The camera called `name`; raises ConfigError listing the valid names."""
         cameras = {c.name: c for c in self.cameras}
         if name not in cameras:
-            raise ConfigError(f"robot {self.name!r} has no camera {name!r}; it has: {', '.join(cameras) or 'none'}")
+            raise ConfigError(f"robot {self.name!r} has no camera {name!r}. Valid: {', '.join(cameras) or 'none'}")
         return cameras[name]
 
     def to_json(self) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{path} cannot be used: {error}", parameter="checkpoint_path")
+    reason = error.strerror or error
+    return ConfigError(f"{path} cannot be used ({reason}). Choose another folder", parameter="checkpoint_path")
 
 
 def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:

@@ -55,7 +55,9 @@ class EpisodeWriter:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{directory}: cannot create the folder for episodes ({error})") from error
+            raise ConfigError(
+                f"{directory}: cannot create the folder for episodes ({error.strerror}). Choose another"
+            ) from error
         taken = (re.fullmatch(r"episode_(\d+)\.hdf5", p.name) for p in self._directory.iterdir())
         self._next = max((int(match[1]) for match in taken if match), default=-1) + 1
         self._begin: Begin | None = None

@@ -123,7 +123,7 @@ class JoinToken(NamedTuple):
         word = "".join(word.split())  # a line that a chat has wrapped
         if not word.startswith(_PREFIX) or len(word) > _MAX_CHARACTERS:
             raise ConfigError(
-                f"the line is none of `serl-chunk keys add`, which begin with {_PREFIX!r}. Copy the whole line"
+                f"the line does not begin with {_PREFIX!r}, as lines of `serl-chunk keys add` do. Copy the whole line"
             )
         try:
             text = word.removeprefix(_PREFIX)
