@@ -26,8 +26,9 @@ class SpoolFolders:
     def __init__(self, config: ExperimentConfig, actor_id: str, root: Path | None = None) -> None:
         if not re.fullmatch(r"[\w.-]{1,100}", actor_id) or actor_id.startswith("."):
             raise ConfigError(
-                f"--actor_id={actor_id!r} names a folder too: use 1 to 100 letters, digits, '_', '-' and '.', and "
-                "begin with none of the last"
+                f"cannot name a folder, got {actor_id!r}. Use 1 to 100 letters, digits, '_', '-' and '.', and no '.' "
+                "at the beginning.",
+                parameter="actor_id",
             )
         self.folder = (root or DEFAULT_ROOT) / config.name / actor_id
         self._transport: TransportConfig = config.transport
@@ -47,8 +48,8 @@ class SpoolFolders:
             return Spool(self.folder / run, limits, sync_interval=t.sync_interval)
         except ConfigError as e:
             raise ConfigError(
-                f"--actor_id={self.folder.name} is the name of an actor that runs already: {e}. Stop that actor, or "
-                "give this one another --actor_id"
+                f"an actor {self.folder.name!r} runs already: {e}. Stop that actor, or give this one another name.",
+                parameter="actor_id",
             ) from e
 
     def left_behind(self) -> list[tuple[Path, int]]:

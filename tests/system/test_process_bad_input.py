@@ -34,7 +34,7 @@ def test_an_evaluation_needs_its_number_of_episodes(processes):
 
 def test_a_host_that_does_not_exist(processes):
     said = sentence(processes.actor("--ip", "no-such-host.invalid").ends(WRONG_USAGE))
-    assert "--ip=no-such-host.invalid: no such host" in said
+    assert "--ip: no such host: 'no-such-host.invalid'" in said
 
 
 def test_a_network_bind_needs_keys(processes, tmp_path):

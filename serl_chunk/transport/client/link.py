@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable
@@ -21,7 +20,33 @@ from serl_chunk.types import ConfigError, Snapshot
 
 log = logging.getLogger(__name__)
 
-_SAY_EVERY_S = 3.0  # how often a waiting actor says so
+_REPORT_EVERY_S = 3.0  # how often a waiting actor reports it
+
+
+class _Patience:
+    """How long to wait for a learner, and how often to report why."""
+
+    def __init__(self, timeout: float | None, report: Callable[[str], None]) -> None:
+        self._timeout, self._report = timeout, report
+        self._start = self._reported_at = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds until the next report or the time-out, whichever comes first."""
+        spent = time.monotonic() - self._start
+        return _REPORT_EVERY_S if self._timeout is None else min(_REPORT_EVERY_S, self._timeout - spent)
+
+    def check(self, why: str) -> float:
+        """Report `why` the learner is waited for, where that is due. Returns `left`; raises UnreachableError."""
+        now = time.monotonic()
+        if self._timeout is not None and now - self._start >= self._timeout:
+            raise UnreachableError(
+                f"{why} after {self._timeout:g} s. Start the learner, or check its address and port."
+            )
+        if now - self._reported_at >= _REPORT_EVERY_S:
+            self._reported_at = now
+            self._report(f"{why}; waiting ({now - self._start:.0f} s)")
+        return max(0.0, self.left)
 
 
 class LearnerLink(Connection):
@@ -57,14 +82,17 @@ class LearnerLink(Connection):
         sockets.check_port(port)
         if largest_episode_bytes > config.spool_bytes:
             raise ConfigError(
-                f"one episode may take {largest_episode_bytes} bytes, transport.spool_bytes={config.spool_bytes} could "
-                "never hold it: raise spool_bytes, or lower robot.max_episode_steps or the cameras' size"
+                f"{config.spool_bytes} bytes can never hold an episode of up to {largest_episode_bytes} bytes. Raise "
+                "it, or lower robot.max_episode_steps or the cameras' size.",
+                parameter="transport.spool_bytes",
             )
         try:
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as e:
             why = e.strerror if isinstance(e, OSError) else "no name is like that"
-            raise ConfigError(f"--ip={host}: no such host ({why}); give the learner's name or IP address") from e
+            raise ConfigError(
+                f"no such host: {host!r} ({why}). Give the learner's name or IP address.", parameter="ip"
+            ) from e
         out = Outbox(config, spools, largest_episode_bytes)
         super().__init__(config, host, port, actor_id, contract, out, keys)
         # RecordSink. Arrays are handed over, not copied: they must not change afterwards.
@@ -83,46 +111,28 @@ class LearnerLink(Connection):
         `on_waiting` gets a sentence every few seconds: no learner yet, or another live session with this actor id.
         Raises RefusedError with the learner's sentence, UnreachableError after `timeout` seconds.
         """
-        start = said = time.monotonic()
-        self._join(timeout, on_waiting)
+        patience = _Patience(timeout, on_waiting)
+        self._join(patience)
         if self._thread.ident is None:
             self._thread.start()
         with self.news:
             while self.welcome is None:
                 if self.error is not None:
                     raise self.error
-                now = time.monotonic()
-                if timeout is not None and now - start >= timeout:
-                    raise UnreachableError(
-                        f"{self.waiting} after {timeout:g} s: start it with --learner, or check --ip and --port"
-                    )
-                if now - said >= _SAY_EVERY_S:
-                    said = now
-                    on_waiting(f"{self.waiting}; waiting ({now - start:.0f} s)")
-                self.news.wait(min(_SAY_EVERY_S, timeout - (now - start) if timeout is not None else _SAY_EVERY_S))
+                self.news.wait(patience.check(self.waiting))
             return self.welcome
 
-    def _join(self, timeout: float | None, on_waiting: Callable[[str], None]) -> None:
+    def _join(self, patience: _Patience) -> None:
         """Have the learner write down this machine's key, where that is still to be done."""
-        start, said = time.monotonic(), -math.inf
         while self._keys is not None and self._keys.ticket is not None:
-            left = _SAY_EVERY_S if timeout is None else timeout - (time.monotonic() - start)
             try:
-                self._keys = enroll(self._keys, self._config, self._host, self._port, max(0.1, min(_SAY_EVERY_S, left)))
+                self._keys = enroll(self._keys, self._config, self._host, self._port, max(0.1, patience.left))
             except UnencryptedPeerError:
                 if sockets.is_loopback(self._host) and not self._keys.binding:
                     return
                 raise
             except UnreachableError as e:
-                waited = time.monotonic() - start
-                if timeout is not None and waited >= timeout:
-                    raise UnreachableError(
-                        f"{e} after {timeout:g} s: start it with --learner, or check --ip and --port"
-                    ) from e
-                if time.monotonic() - said >= _SAY_EVERY_S:
-                    said = time.monotonic()
-                    on_waiting(f"{e}; waiting ({waited:.0f} s)")
-                time.sleep(min(1.0, math.inf if timeout is None else max(0.0, timeout - waited)))
+                time.sleep(min(1.0, patience.check(str(e))))
 
     # Records.
 

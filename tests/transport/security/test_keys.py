@@ -212,7 +212,7 @@ def test_a_port_where_nothing_of_ours_answers_is_waited_for(learner, tmp_path, p
         threading.Thread(target=hang_up, args=(listener,), daemon=True).start()
     assert mechanism_at(HERE, port) is None
     with linked(port, connect=False, keys=keys) as link:
-        with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", 1, "--learner")):
+        with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", 1)):
             link.connect(timeout=1.0)
         assert link.error is None
         for listener in listeners:
@@ -325,7 +325,7 @@ def test_an_actor_may_be_started_before_the_learner_it_is_to_join(learner, tmp_p
     keys = invited(learner, tmp_path / "robot", port=port)
     heard: list[str] = []
     with linked(port, connect=False, keys=keys) as link:
-        with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", 0.3, "--learner")):
+        with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", 0.3)):
             link.connect(timeout=0.3, on_waiting=heard.append)
         with serving(port, keys=learner):
             link.connect(timeout=10)

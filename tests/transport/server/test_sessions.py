@@ -36,10 +36,10 @@ def test_the_welcome_carries_plain_values_and_arrays():
 
 
 def test_an_absent_learner_is_waited_for(monkeypatch):
-    monkeypatch.setattr("serl_chunk.transport.client.link._SAY_EVERY_S", 0.05)
+    monkeypatch.setattr("serl_chunk.transport.client.link._REPORT_EVERY_S", 0.05)
     port, said = free_port(), []
     with linked(port, connect=False) as link:
-        with pytest.raises(UnreachableError, match=naming(f"127.0.0.1:{port}", 0.05, "--learner")):
+        with pytest.raises(UnreachableError, match=naming(f"127.0.0.1:{port}", 0.05)):
             link.connect(timeout=0.05)
         heard = threading.Event()
 
@@ -206,7 +206,7 @@ def test_bad_addresses_are_named():
             CONFIG, bind="203.0.113.9", port=free_port(), contract={}, welcome=lambda: ({}, {}),
             on_record=lambda i, r: None, insecure=True,
         )  # fmt: skip
-    with pytest.raises(ConfigError, match=naming("--ip", "no-such-host.invalid")):
+    with pytest.raises(ConfigError, match=naming("ip", "no-such-host.invalid")):
         LearnerLink(CONFIG, host="no-such-host.invalid", port=5588, actor_id="a", contract={})
 
 
