@@ -22,7 +22,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.agents.state import AgentState, LossNoise
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, FlowConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.presets import apply_compat, apply_preset
+from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.replay.qc_sampler import Rows, gather_adjacent
 from serl_chunk.types import STATE, ChunkBatch, DataError, RobotSpec
@@ -85,7 +85,7 @@ class Case:
         c = self.config
         preset = "qc-rlpd" if self.kind == "acrlpd" else "qc" if self.best_of_n else "qc-fql"
         config = ExperimentConfig("parity", RobotConfig(), discount=float(c["discount"]))
-        config = apply_compat(apply_preset(config, preset), "qc")
+        config = configured(config, preset=preset, compat="qc")
         heads = int(c["num_qs"])
         critic = dataclasses.replace(
             config.agent.critic,

@@ -89,14 +89,14 @@ def run_new(file: str) -> int:
     path = Path(file).expanduser()
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ConfigError(f"{file}: an experiment is a Python file with a name such as my_robot.py")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{file}: there is no folder {path.parent}. Make it first.")
     try:
         template = (packaged_folder() / TEMPLATE).read_text()
         with path.open("x") as out:
             out.write(template.replace("my_robot", path.stem))
     except FileExistsError:
         raise ConfigError(f"{file}: it exists already. Choose another name, or remove it.") from None
-    except FileNotFoundError as error:
-        raise ConfigError(f"{file}: there is no folder {path.parent}. Make it first.") from error
     shown = file if "/" in file else f"./{file}"
     print(f"wrote {file}: an arm that reaches a target. It runs as it is; replace its environment by your robot's.")
     print("next:")

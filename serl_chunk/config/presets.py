@@ -1,10 +1,9 @@
 """Named algorithms, as changes of an experiment: `--preset qc`, and `--compat qc` for the published conventions.
 
-A preset replaces the agent and the lengths, and leaves the robot, the data and (but for HG-DAgger) the training loop to
-the experiment. Its numbers, sizes included, are those that Li, Zhou and Levine (2025) list for it. `compat` afterwards
-switches every difference between our conventions and the published code's back; docs/algorithms.md has the reason of
-each difference. Both are said as changes of an experiment's fields, so that they and the command line's are validated
-together.
+A preset replaces the agent and the lengths. The robot, the data and (except for HG-DAgger) the training loop stay the
+experiment's. Its numbers, sizes included, are those that Li, Zhou and Levine (2025) list for it. `compat` then replaces
+our conventions by those of the published code (Q-chunking's for "qc"); docs/algorithms.md has the reason of each
+difference. Both are changes of an experiment's fields, validated together with those of the command line.
 """
 
 from __future__ import annotations
@@ -57,20 +56,13 @@ def _common(config: ExperimentConfig) -> dict[str, object]:
 
 
 def _flow(
-    config: ExperimentConfig,
-    discount: float,
-    *,
-    actor_type: str,
-    candidates: int,
-    horizon: int,
-    return_steps: int | None = None,
+    config: ExperimentConfig, discount: float, actor: str, candidates: int, horizon: int, returns: int | None = None
 ) -> Changes:
-    critic = CriticConfig(hidden=HIDDEN, ensemble=2, target_subset=2, target_aggregate="mean")
     agent = AcfqlConfig(
         **_common(config),  # type: ignore[arg-type]
-        critic=critic,
+        critic=CriticConfig(hidden=HIDDEN, ensemble=2, target_subset=2, target_aggregate="mean"),
         flow=FlowConfig(hidden=HIDDEN, steps=FLOW_STEPS, noise_low=1.0),
-        actor_type=actor_type,  # type: ignore[arg-type]
+        actor_type=actor,  # type: ignore[arg-type]
         target="policy",
         candidates=candidates,
         pretrain_candidates=candidates,
@@ -80,11 +72,10 @@ def _flow(
         acting_critic="online",
         bc_on="all",
     )
-    chunk = _lengths(config, horizon, return_steps)
-    return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": chunk}
+    return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon, returns)}
 
 
-def _gaussian(config: ExperimentConfig, discount: float, *, horizon: int, bc_alpha: float) -> Changes:
+def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha: float) -> Changes:
     agent = AcrlpdConfig(
         **_common(config),  # type: ignore[arg-type]
         critic=CriticConfig(hidden=HIDDEN, ensemble=10, target_subset=10, target_aggregate="mean"),
@@ -99,7 +90,7 @@ def _gaussian(config: ExperimentConfig, discount: float, *, horizon: int, bc_alp
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
 
 
-def _clone(config: ExperimentConfig, *, policy: str, bc_on: str = "all") -> Changes:
+def _clone(config: ExperimentConfig, policy: str, bc_on: str = "all") -> Changes:
     encoder = config.agent.encoder
     if encoder.trained_by == "critic":  # a clone has none
         encoder = dataclasses.replace(encoder, trained_by="each")
@@ -117,63 +108,40 @@ def _clone(config: ExperimentConfig, *, policy: str, bc_on: str = "all") -> Chan
     return {"agent": agent, "chunk": _lengths(config, HORIZON), "reward": reward}
 
 
-def _hg_dagger(config: ExperimentConfig, *, policy: str) -> Changes:
+def _hg_dagger(config: ExperimentConfig, policy: str) -> Changes:
     """Cloning of demonstrations, then of these and human steps online (Kelly 2019; HIL-SERL's train_hgdagger)."""
     learner = config.learner
     if not learner.pretrain_steps:
         learner = dataclasses.replace(learner, pretrain_steps=HG_DAGGER_PRETRAIN)
-    return _clone(config, policy=policy, bc_on="demo+interventions") | {
+    return _clone(config, policy, "demo+interventions") | {
         # The demonstration half has the windows that start on a human step too: every row is imitated.
         "replay": dataclasses.replace(config.replay, demo_fraction=1.0),
         "learner": learner,
     }
 
 
+_BEST, _ONE_STEP = "best-of-n", "distill-ddpg"
 PRESETS: dict[str, Preset] = {
-    "qc": Preset(
-        "Q-chunking: flow policy, best of 32 in chunks of 5",
-        lambda c, g: _flow(c, g, actor_type="best-of-n", candidates=32, horizon=HORIZON),
-    ),
-    "qc-fql": Preset(
-        "Q-chunking with a one-step policy distilled from the flow (alpha 100), chunks of 5",
-        lambda c, g: _flow(c, g, actor_type="distill-ddpg", candidates=1, horizon=HORIZON),
-    ),
-    "bfn": Preset(
-        "best of 4 flow samples, single actions",
-        lambda c, g: _flow(c, g, actor_type="best-of-n", candidates=4, horizon=1),
-    ),
-    "bfn-n": Preset(
-        "as bfn, with returns over 5 steps",
-        lambda c, g: _flow(c, g, actor_type="best-of-n", candidates=4, horizon=1, return_steps=HORIZON),
-    ),
-    "fql": Preset(
-        "flow Q-learning: as qc-fql, single actions",
-        lambda c, g: _flow(c, g, actor_type="distill-ddpg", candidates=1, horizon=1),
-    ),
-    "fql-n": Preset(
-        "as fql, with returns over 5 steps",
-        lambda c, g: _flow(c, g, actor_type="distill-ddpg", candidates=1, horizon=1, return_steps=HORIZON),
-    ),
-    "rlpd": Preset(
-        "RLPD: SAC with prior data, ten critics, single actions", lambda c, g: _gaussian(c, g, horizon=1, bc_alpha=0)
-    ),
-    "rlpd-ac": Preset("RLPD on chunks of 5", lambda c, g: _gaussian(c, g, horizon=HORIZON, bc_alpha=0)),
-    "qc-rlpd": Preset(
-        "RLPD on chunks of 5, with imitation (bc_alpha 0.01)",
-        lambda c, g: _gaussian(c, g, horizon=HORIZON, bc_alpha=0.01),
-    ),
-    "bc": Preset("behaviour cloning by flow matching, chunks of 5", lambda c, g: _clone(c, policy="flow")),
-    "bc-gaussian": Preset(
-        "behaviour cloning with a tanh-squashed Gaussian, chunks of 5", lambda c, g: _clone(c, policy="gaussian")
-    ),
-    "hg-dagger": Preset(
-        "HG-DAgger: clones demonstrations, then also human steps online; flow policy, chunks of 5",
-        lambda c, g: _hg_dagger(c, policy="flow"),
-    ),
-    "hg-dagger-gaussian": Preset(
-        "as hg-dagger, with a tanh-squashed Gaussian", lambda c, g: _hg_dagger(c, policy="gaussian")
-    ),
-}
+    name: Preset(description, changes)
+    for name, description, changes in (
+        ("qc", "Q-chunking: flow policy, best of 32 in chunks of 5", lambda c, g: _flow(c, g, _BEST, 32, HORIZON)),
+        ("qc-fql", "Q-chunking with a one-step policy distilled from the flow (alpha 100), chunks of 5",
+         lambda c, g: _flow(c, g, _ONE_STEP, 1, HORIZON)),
+        ("bfn", "best of 4 flow samples, single actions", lambda c, g: _flow(c, g, _BEST, 4, 1)),
+        ("bfn-n", "as bfn, with returns over 5 steps", lambda c, g: _flow(c, g, _BEST, 4, 1, HORIZON)),
+        ("fql", "flow Q-learning: as qc-fql, single actions", lambda c, g: _flow(c, g, _ONE_STEP, 1, 1)),
+        ("fql-n", "as fql, with returns over 5 steps", lambda c, g: _flow(c, g, _ONE_STEP, 1, 1, HORIZON)),
+        ("rlpd", "RLPD: SAC with prior data, ten critics, single actions", lambda c, g: _gaussian(c, g, 1, 0)),
+        ("rlpd-ac", "RLPD on chunks of 5", lambda c, g: _gaussian(c, g, HORIZON, 0)),
+        ("qc-rlpd", "RLPD on chunks of 5, with imitation (bc_alpha 0.01)", lambda c, g: _gaussian(c, g, HORIZON, 0.01)),
+        ("bc", "behaviour cloning by flow matching, chunks of 5", lambda c, g: _clone(c, "flow")),
+        ("bc-gaussian", "behaviour cloning with a tanh-squashed Gaussian, chunks of 5",
+         lambda c, g: _clone(c, "gaussian")),
+        ("hg-dagger", "HG-DAgger: clones demonstrations, then also human steps online; flow policy, chunks of 5",
+         lambda c, g: _hg_dagger(c, "flow")),
+        ("hg-dagger-gaussian", "as hg-dagger, with a tanh-squashed Gaussian", lambda c, g: _hg_dagger(c, "gaussian")),
+    )
+}  # fmt: skip
 
 
 def configured(
@@ -224,11 +192,6 @@ def _composed_anew(agent: AgentConfig, overrides: Sequence[tuple[str, str]]) -> 
     return {"agent": dataclasses.replace(agent, gripper=GripperConfig())}
 
 
-def apply_preset(config: ExperimentConfig, name: str) -> ExperimentConfig:
-    """`config` with the algorithm called `name`; raises ConfigError naming the valid ones."""
-    return configured(config, preset=name)
-
-
 def _preset_changes(config: ExperimentConfig, name: str, discount: float) -> Changes:
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 1)
@@ -261,14 +224,6 @@ def _without_adaptive(config: ExperimentConfig) -> Changes:
 
 COMPAT = ("qc",)
 NOT_OF_COMPAT = ("hg-dagger", "hg-dagger-gaussian")  # presets of which the published code has no version
-
-
-def apply_compat(config: ExperimentConfig, name: str) -> ExperimentConfig:
-    """`config` with the conventions of the published code `name` instead of ours; raises ConfigError.
-
-    "qc" is Q-chunking's repository: see docs/algorithms.md for what each switch does and why ours differs.
-    """
-    return configured(config, compat=name)
 
 
 def _compat_changes(

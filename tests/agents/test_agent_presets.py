@@ -14,7 +14,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents import BcConfig
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, apply_compat, apply_preset
+from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import RobotSpec
 
@@ -26,8 +26,7 @@ BOTH = pytest.mark.parametrize(
 
 def small(preset: str, compat: str) -> tuple[ExperimentConfig, Agent]:
     """The preset's agent, with networks of one small layer and fewer Euler steps."""
-    config = apply_preset(ExperimentConfig("x", RobotConfig()), preset)
-    config = apply_compat(config, compat) if compat else config
+    config = configured(ExperimentConfig("x", RobotConfig()), preset=preset, compat=compat or None)
     critic = dataclasses.replace(config.agent.critic, hidden=(8,))
     width = {"hidden": (8,)} if hasattr(config.agent, "hidden") else {}
     agent = dataclasses.replace(config.agent, critic=critic, **width)

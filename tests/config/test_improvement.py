@@ -12,7 +12,7 @@ from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig, BcC
 from serl_chunk.config.critics import CriticConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.presets import PRESETS, apply_compat, apply_preset
+from serl_chunk.config.presets import PRESETS, configured
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.types import ConfigError
 
@@ -104,19 +104,20 @@ def test_published_conventions_switch_all_of_it_off(cls):
     names = {f.name for f in dataclasses.fields(cls)}
     agent = cls(**{k: v for k, v in EVERYTHING.items() if k in names})
     assert additions(agent)
-    assert not additions(apply_compat(experiment(agent), "qc").agent)
+    assert not additions(configured(experiment(agent), compat="qc").agent)
 
 
 def test_published_conventions_choose_and_bootstrap_as_published():
     """No warm-up of the critic, no best of N for Gaussians, no candidates kept back, all heads in the target."""
     config = experiment(AcrlpdConfig(critic=CriticConfig(ensemble=10, target_subset=2), candidates=16))
-    config = apply_compat(dataclasses.replace(config, learner=LearnerConfig(critic_warmup_steps=500)), "qc")
+    config = configured(dataclasses.replace(config, learner=LearnerConfig(critic_warmup_steps=500)), compat="qc")
     assert (config.agent.candidates, config.agent.pretrain_candidates, config.agent.critic.target_subset) == (1, 1, 10)
     assert config.learner.critic_warmup_steps == 0
-    flow = apply_compat(experiment(AcfqlConfig(candidates=16, pretrain_candidates=1)), "qc").agent
+    flow = configured(experiment(AcfqlConfig(candidates=16, pretrain_candidates=1)), compat="qc").agent
     assert (flow.candidates, flow.pretrain_candidates) == (16, 16)
 
 
 def test_presets_have_none_of_it():
     for preset in PRESETS:
-        assert not additions(apply_preset(experiment(AcfqlConfig(flow=LATE, exploration_knots=2)), preset).agent)
+        config = configured(experiment(AcfqlConfig(flow=LATE, exploration_knots=2)), preset=preset)
+        assert not additions(config.agent)

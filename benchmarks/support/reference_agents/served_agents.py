@@ -19,7 +19,7 @@ from serl_chunk.agents.state import AgentState
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.presets import apply_compat, apply_preset
+from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import OgbenchConfig
 from serl_chunk.types import ChunkBatch
 from support.reference_agents.agents import Plain, Setting, create
@@ -53,7 +53,7 @@ PARTS = {
 
 def experiment_agent(preset: str, hidden: int | None = None, layers: int = LAYERS, **changes: Any) -> AgentConfig:
     """The agent of a preset in the published conventions, of that size; dotted `changes` as on the command line."""
-    config = apply_compat(apply_preset(ExperimentConfig("updates", OgbenchConfig(), AcfqlConfig()), preset), "qc").agent
+    config = configured(ExperimentConfig("updates", OgbenchConfig(), AcfqlConfig()), preset=preset, compat="qc").agent
     assert isinstance(config, AcfqlConfig | AcrlpdConfig)
     if hidden is not None:
         widths = (hidden,) * layers
