@@ -36,12 +36,12 @@ JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
 
 
 def key_folder(folder: str | None) -> Path:
-    """`--keys DIR`, or the default folder."""
+    """Return `--keys DIR`, or the default folder."""
     return default_folder() if folder is None else Path(folder).expanduser()
 
 
 def learner_keys(bind: str, folder: str | None, *, insecure: bool) -> ServerKeys | None:
-    """The keys of a learner that listens on `bind`, made where there are none; None where it needs none.
+    """Return the keys of a learner that listens on `bind`, made where there are none; None where it needs none.
 
     Raises ConfigError where it needs keys and cannot have them.
     """
@@ -74,7 +74,7 @@ def invite_first(keys: ServerKeys, bind: str, port: int) -> None:
 
 
 def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | None:
-    """The keys of an actor, or an evaluation, for the learner at `ip`; None where there are none.
+    """Return the keys of an actor, or an evaluation, for the learner at `ip`; None where there are none.
 
     A given `folder` is binding: an actor sends nothing without its keys, also on loopback, where a tunnel may begin.
     Raises ConfigError where the folder has none.
@@ -91,7 +91,7 @@ def actor_keys(ip: str, folder: str | None, *, insecure: bool) -> ClientKeys | N
 
 
 def actor_name(actor_id: str | None, keys: ClientKeys | None, ip: str) -> str:
-    """The id of an actor: the name that the learner knows its key by, where there is one; else `actor`.
+    """Return the id of an actor: the learner's name for its key, where there is one; else `actor`.
 
     Raises ConfigError for another one than the key's, where keys are certain to be used. The learner's own machine has
     a key for all its actors, which names none of them.
@@ -107,7 +107,7 @@ def actor_name(actor_id: str | None, keys: ClientKeys | None, ip: str) -> str:
 
 
 def how_to_join(keys: ServerKeys, invitation: JoinToken) -> str:
-    """The line to paste, and what to know about it."""
+    """Return the line to paste, with its limits."""
     return (
         f"On the robot PC, within ten minutes (it works once):\n\n  serl-chunk keys join '{invitation.encode()}'\n\n"
         f"another robot PC, or later: {add_line(keys.folder, invitation.port)} prints another line"
@@ -115,7 +115,7 @@ def how_to_join(keys: ServerKeys, invitation: JoinToken) -> str:
 
 
 def addresses(bind: str) -> list[str]:
-    """Where robot PCs may find a learner that listens on `bind`, as far as this machine can tell."""
+    """Return the addresses under which robot PCs may find a learner that listens on `bind`."""
     if bind not in ("0.0.0.0", "::", "*"):
         return [bind]
     found = []
@@ -149,20 +149,20 @@ def run_add(folder: str | None, name: str, *, host: str | None, port: int) -> in
 
 
 def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
-    """Take the line of a learner: make this machine's pair, keep it, and join where the learner can be reached now.
+    """Make this machine's pair for the learner of a line, and join where the learner can be reached now.
 
     Raises ConfigError for a line that is none, RefusedError for one that is used up or of another learner.
     """
     keys = ClientKeys.accept(key_folder(folder), JoinToken.decode(line))
     before = next((k for k in ClientKeys.all(keys.folder) if k.server == keys.server), None)
     if before is not None and before.line == keys.line:
-        keys = before  # pasted twice: the learner may know the pair by now
+        keys = before  # pasted twice: the learner may have the pair by now
         if keys.ticket is None:
             print(f"this machine has joined with that line already, as {keys.name!r}; key in {keys.file}")
             return 0
     joins_again = before is not None and before.ticket is None
     if not joins_again:
-        keys.save()  # before the learner writes it down, or a crash would lose what it knows
+        keys.save()  # before the learner writes the public key, or a crash would lose the secret
     where = (ip,) if ip is not None else keys.hosts
     try:
         reached = _enrol(keys, where)

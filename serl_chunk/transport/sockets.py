@@ -67,7 +67,7 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # combining 
 # would not do: on a slow link they wait behind a message, and the connection would be cut in the middle of it.
 _DEAD_PEER_S = 60
 HIGH_WATER = 256  # messages queued per peer and direction (libzmq's default of 1000 would be 295 MB of camera rows)
-_HANDSHAKE_MS = 4000  # libzmq's default of 30 s lets a peer that says nothing hold a connection that long
+_HANDSHAKE_MS = 4000  # libzmq's default of 30 s allows a silent peer to hold a connection that long
 
 
 def make_socket(

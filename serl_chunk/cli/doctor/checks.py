@@ -187,7 +187,7 @@ def _spacemouse_at(node: Path, name: str) -> Check:
     if known:
         return ok(_SPACEMOUSE, f"{', '.join(known)} at {node}")
     remedy = "a newer pyspacemouse may; or add it to its devices.toml"
-    return warning(_SPACEMOUSE, f"{name} is plugged in and pyspacemouse does not know it", remedy)
+    return warning(_SPACEMOUSE, f"{name} is plugged in and pyspacemouse does not support it", remedy)
 
 
 JPEG_SHARE = 0.1  # of an image's bytes that its JPEG takes, roughly: it depends on the picture

@@ -103,7 +103,7 @@ def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterat
     if trouble is not None:
         yield trouble
     if found[-1].trouble:
-        yield Check("learner", "-", "not asked: its control port cannot be reached")
+        yield Check("learner", "-", "not checked: its control port cannot be reached")
     else:
         yield from _LearnerChecks(config, spec, where).checks()
     if config is not None and spec is not None:
@@ -185,7 +185,7 @@ class _LearnerChecks:
         except (ImportError, SerlChunkError) as e:
             return {}, _cannot_build(self._config, e)
 
-    # What it says.
+    # Its status.
 
     def _learner(self, run: str, s: LearnerStatus) -> Check:
         version = f"snapshot {s.version}" if s.version >= 0 else "no snapshot yet"
@@ -228,7 +228,7 @@ class _LearnerChecks:
         elif shared:  # else it cannot be built here, which another check reports
             yield ok("experiment", f"{self._config.name}: all {len(shared)} values that both must share agree")
 
-    # What it does.
+    # Measurements.
 
     def _measure(self, prober: DiagnosticsClient, s: LearnerStatus) -> Iterator[Check]:
         trips = prober.round_trips(TRIPS, self._left(ANSWER_S))

@@ -116,15 +116,15 @@ class DiagnosticsClient:
         deadline = time.monotonic() + timeout
         where = f"{self._host}:{self._port}"
         why = f"something listens at {where} but does not answer as a learner"
-        asked = False
+        sent = False
         while (now := time.monotonic()) < deadline:
             if self._socket is None:
                 self._open()
-                asked = False
+                sent = False
             s, monitor = self._socket, self._exchange.monitor
             assert s is not None
             poller = zmq.Poller()
-            poller.register(s, zmq.POLLIN if asked else zmq.POLLIN | zmq.POLLOUT)
+            poller.register(s, zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
             if monitor is not None:
                 poller.register(monitor, zmq.POLLIN)
             poller.poll(round(1000 * min(0.1, deadline - now)))
@@ -136,7 +136,7 @@ class DiagnosticsClient:
                 self._drop()
                 time.sleep(max(0.0, min(trouble.retry_in, deadline - time.monotonic())))
                 continue
-            asked = asked or try_send(s, codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))
+            sent = sent or try_send(s, codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))
             message = self._receive()
             if message is not None and message.kind == message_types.IDENTITY:
                 return codec.text(message.header, "run", 128)
@@ -149,7 +149,7 @@ class DiagnosticsClient:
 
     def inspect(self, request: StatusRequest, timeout: float) -> LearnerStatus:
         """Return the learner's status. Raises UnreachableError without an answer, RefusedError."""
-        message = self._ask(request.encode(), message_types.FINDINGS, timeout, again=_AGAIN_S)
+        message = self._request(request.encode(), message_types.FINDINGS, timeout, again=_AGAIN_S)
         try:
             return LearnerStatus.decode(message)
         except WireError as e:
@@ -162,7 +162,7 @@ class DiagnosticsClient:
         for _ in range(n):
             began, start = time.time(), time.monotonic()
             try:
-                message = self._ask(self._echo(0), message_types.ECHOED, deadline - start)
+                message = self._request(self._echo(0), message_types.ECHOED, deadline - start)
                 seconds = time.monotonic() - start
                 trips.append(RoundTrip(seconds, Echo.decode(message).clock - (began + seconds / 2)))
             except (UnreachableError, WireError):
@@ -229,19 +229,19 @@ class DiagnosticsClient:
                 return under_way.pop(Echo.decode(message).number, (0.0, 0))
         return 0.0, 0
 
-    def _ask(self, question: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
+    def _request(self, request: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
         """Return the answer to a request. A late one is not taken for the next one's: echoes have numbers.
 
         `again`: seconds after which it is sent once more; a learner drops what is above its limit.
         """
         s, deadline = self._connected(), time.monotonic() + timeout
         number = self._number
-        asked, ask_at = False, time.monotonic()
+        sent, send_at = False, time.monotonic()
         while (left := deadline - time.monotonic()) > 0:
-            if time.monotonic() >= ask_at and (asked := try_send(s, question)):
-                ask_at = time.monotonic() + again
-            wait = min(left, ask_at - time.monotonic()) if asked else left
-            s.poll(max(1, round(1000 * wait)), zmq.POLLIN if asked else zmq.POLLIN | zmq.POLLOUT)
+            if time.monotonic() >= send_at and (sent := try_send(s, request)):
+                send_at = time.monotonic() + again
+            wait = min(left, send_at - time.monotonic()) if sent else left
+            s.poll(max(1, round(1000 * wait)), zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
             while (message := self._receive()) is not None:
                 if message.kind == kind and (kind != message_types.ECHOED or message.header.get("number") == number):
                     return message

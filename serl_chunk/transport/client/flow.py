@@ -108,7 +108,7 @@ class Flow:
         self._window = window
         self.message_bytes = max(LEAST_BYTES, min(self._largest, window // _MESSAGES))  # of a part of something larger
         self._limited = False  # whether the window has held anything back since it changed
-        self._changed_at = self._clock()  # what was sent before says nothing about the window
+        self._changed_at = self._clock()  # messages sent before do not measure the window
 
     def _resize(self, window: int) -> None:
         self._set_window(window)

@@ -91,7 +91,9 @@ class SnapshotClient:
             self._fetches.clear()
             self._give_up()
             for request in waiting:
-                request.finish(None, FetchError("the learner was replaced while it sent the checkpoint: ask again"))
+                request.finish(
+                    None, FetchError("the learner was replaced while it sent the checkpoint. Fetch it again")
+                )
 
     def _give_up(self) -> None:
         self._given_up, self._fetch = self._pull is not None, None
@@ -141,7 +143,7 @@ class SnapshotClient:
         if fetch is None:
             self._subscribed = False
             return False
-        fetch.finish(None, FetchError("the learner was restarted while it sent the checkpoint: ask again"))
+        fetch.finish(None, FetchError("the learner was restarted while it sent the checkpoint. Fetch it again"))
         return True
 
     def pump(self, socket: zmq.Socket[bytes], token: bytes) -> bool:
@@ -201,4 +203,4 @@ class SnapshotClient:
             self._announced = None  # a second subscription had the same snapshot announced while it was pulled
         self._leaves = pull.arrived
         self.pulled += 1
-        self._subscribed = False  # which asks for the newest since
+        self._subscribed = False  # to get the newest since

@@ -189,7 +189,7 @@ class ServerKeys:
             until, since = float(value["until"]), float(value["since"])
         except (KeyError, TypeError, ValueError):
             raise damaged(path, "its times") from None
-        # Not bool(): only a plain false lets a client in.
+        # Not bool(): only a plain false admits a client.
         return Client(path.stem, public or None, ticket or None, until, since, value.get("revoked") is not False)
 
     def _write(self, client: Client) -> None:

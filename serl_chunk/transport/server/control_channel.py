@@ -26,7 +26,7 @@ from serl_chunk.transport.wire import codec, handshake, message_types, probe
 from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
 from serl_chunk.types import SerlChunkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _KEYS_S = 0.5  # between looks for revoked keys
 
@@ -158,7 +158,7 @@ class ControlChannel:
         session.control_id, session.key = identity, key
         if admission.lost:
             self._counters["lost"] += admission.lost
-            log.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
+            logger.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)
             self._receiver.end_later(session, gone=True, settle=True)
         header = {"token": session.token, "known": admission.known, "fields": fields}
         header |= session.arrived | self._status_fields(session)
@@ -168,7 +168,7 @@ class ControlChannel:
             raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
         self._sockets.send("control", identity, answer)
         named = f", key {self._sockets.authenticator.name_of(key)}" if self._sockets.authenticator else ""
-        log.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
+        logger.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
     def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
         """Return the session of a message's token; a peer without one receives a request for a hello."""
@@ -213,7 +213,7 @@ class ControlChannel:
         for session in self._sessions:
             if session.live and authenticator.gone(session.key):
                 sentence = authenticator.revoked(session.key)
-                log.warning("actor %s (%s) is cut: %s", session.info.actor_id, session.info.peer, sentence)
+                logger.warning("actor %s (%s) is cut: %s", session.info.actor_id, session.info.peer, sentence)
                 self._counters["refused"] += 1
                 self._sockets.send("control", session.control_id, handshake.refusal(sentence))
                 self._sessions.fence(session)
@@ -244,7 +244,7 @@ class ControlChannel:
                     self._receiver.end_later(session, gone=False)
                 return
             if session.is_silent(now, self._config.timeout_s):
-                log.warning("actor %s is silent", session.info.actor_id)
+                logger.warning("actor %s is silent", session.info.actor_id)
                 self._sessions.leave(session, keep_parts=self._config.max_message_bytes)
                 return
         # A session is allowed more once it is about to need it: one that has enough gets no message.

@@ -22,7 +22,7 @@ from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire.codec import Frame, Limits, WireError
 from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02  # how long a changed allowance waits at most where `push_allowances` is not called
 _BATCH = 64  # messages taken from one socket before the others get their turn

@@ -21,7 +21,7 @@ from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, shown
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FORGIVEN_PER_S = 1.0  # malformed messages of a connection that are forgotten again in a second
 _MAX_TRACKED_PEERS = 1024  # connections; the one blamed least recently makes room
@@ -67,7 +67,7 @@ class PeerRateLimiter:
 # Bytes of a frame: large records travel in parts, what comes on the others is small (a doctor's echo is 1 MiB).
 _MAX_FRAME_BYTES = {"data": MAX_PART_BYTES, "snapshots": 1 << 16, "control": 2 << 20}
 _FAILED_HANDSHAKES = {
-    Outcome.FOREIGN: "a key exchange for another learner, or none at all: its own output says so",
+    Outcome.FOREIGN: "a key exchange for another learner, or none at all: its own output has the reason",
     Outcome.MISMATCH: "a connection without a key: an actor's own output has the remedy",
     Outcome.CLOSED: "a connection that ended before it named a key: a port scan, or an actor without a key",
 }
@@ -185,7 +185,7 @@ class ServerSockets:
             if logged:
                 self._lines.append(now)
         if logged:
-            log.warning("%s message from %s: %s (logged once, counted always)", channel, peer, shown(what))
+            logger.warning("%s message from %s: %s (logged once, counted always)", channel, peer, shown(what))
 
     def close(self) -> None:
         """Release the ports and drop what was not sent."""

@@ -77,7 +77,7 @@ def encode(kind: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray
             inlined += array.nbytes
             continue
         table.append((path, name, array.shape))
-        # A view by the buffer protocol costs half of numpy's, but that knows no bfloat16.
+        # A view by the buffer protocol costs half of numpy's, but has no bfloat16.
         plain = array.flags.c_contiguous and array.dtype.isnative and array.dtype.kind != "V"
         frames.append(array.data.cast("B") if plain and array.size else raw_bytes(array).data)
     try:

@@ -66,7 +66,7 @@ class JpegImages:
         except Exception as e:  # Pillow raises OSError, ValueError, SyntaxError, struct.error and more
             raise WireError(f"{self._name}: not a whole JPEG image ({type(e).__name__}: {e})") from e
         if image.shape != self.shape[1:]:
-            raise WireError(f"{self._name}: an image of {image.shape} whose head says {self.shape[1:]}")
+            raise WireError(f"{self._name}: an image of {image.shape} whose head has {self.shape[1:]}")
         return image
 
 

@@ -70,7 +70,7 @@ def decode_part(message: Message, limits: Limits) -> Part:
 
 
 class Assembly:
-    """The parts of one record that have arrived. `first` and `received` tell the sender where to go on."""
+    """The parts of one record that have arrived. `first` and `received` are where the sender continues."""
 
     def __init__(self, part: Part) -> None:
         self.first = part.first

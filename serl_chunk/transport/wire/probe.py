@@ -46,7 +46,7 @@ class LearnerStatus(NamedTuple):
     run: str
     differs: str  # the sentence that an actor with that contract is refused with
     taken_by: str  # address of the live actor that has the id
-    not_ready: str  # why an actor is asked to wait
+    not_ready: str  # why an actor has to wait
     stalled: str  # why no record is taken now
     finished: str | None  # why training is over
     key: str  # what the asking machine's key is called

@@ -147,7 +147,8 @@ def test_the_learner_keeps_the_newest_version_and_those_that_are_pulled():
         return [version for version, array in kept.items() if array() is not None]
 
     actors = []
-    with serving(port) as server:
+    patient = dataclasses.replace(CONFIG, timeout_s=30.0)  # these actors send no heartbeats
+    with serving(port, config=patient) as server:
         try:
             for version in range(1, 8):
                 publish(server, version)
