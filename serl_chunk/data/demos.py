@@ -117,7 +117,7 @@ def load_demos(
                 ids.add(episode.begin.episode_id)
                 dropped += after
                 loaded.episodes.append(episode)
-                # Only the source of all folders knows the reward of this one.
+                # Only the source of all folders has the reward of this one.
                 alone = file is not None and key not in getattr(source, "rewards", {})
                 loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
                 loaded.files.append(file or source.path)
@@ -133,7 +133,7 @@ def _lengths(sources: Sequence[Source]) -> list[int] | None:
 
 
 def _ended(source: Source, episode: Episode) -> tuple[Episode, int]:
-    return end_at_first_success(episode) if getattr(source, "rewards_tell", True) else (episode, 0)
+    return end_at_first_success(episode) if getattr(source, "rewards_mark_success", True) else (episode, 0)
 
 
 def _check_rate(source: Source, spec: RobotSpec) -> None:

@@ -450,5 +450,5 @@ def test_another_rate_than_the_robots_is_refused(tmp_path, spec, make_episode):
 def test_rewards_that_tell_no_success_end_nothing(tmp_path, spec, make_episode, monkeypatch):
     write_episode(tmp_path / "a.hdf5", make_episode(spec, 6, success_at=(2,)), spec)
     assert load_demos([tmp_path], spec).episodes[0].steps.n == 3
-    monkeypatch.setattr(EpisodeFiles, "rewards_tell", False, raising=False)
+    monkeypatch.setattr(EpisodeFiles, "rewards_mark_success", False, raising=False)
     assert load_demos([tmp_path], spec).episodes[0].steps.n == 6

@@ -349,11 +349,11 @@ def test_dense_rewards_tell_no_success(tmp_path: Path, rewards: list[float], tel
     path = d4rl_file(tmp_path / "a.hdf5")
     with h5py.File(path, "r+") as file:
         file["rewards"][:] = rewards * 2
-    assert d4rl.D4rlSource(path, RGB).rewards_tell is tell
+    assert d4rl.D4rlSource(path, RGB).rewards_mark_success is tell
 
 
 def test_rewards_on_every_step_tell_no_success(tmp_path: Path) -> None:
     path = aloha(tmp_path / "a.hdf5")
     for every in (False, True):
         source = episodes.open_files(path, ReadOptions(color="rgb", success=True, reward_every_step=every))
-        assert source.rewards_tell is not every
+        assert source.rewards_mark_success is not every

@@ -41,8 +41,8 @@ class _Span(NamedTuple):
 class D4rlSource:
     """See the module. Only the positions of the episodes are kept in memory.
 
-    `rewards_tell`: whether a reward of 1 or more is a success, after which an episode may be cut: where all rewards are
-    0 and 1, or -1 and 0. Dense rewards reach 1 on the way.
+    `rewards_mark_success`: whether a reward of 1 or more is a success, after which an episode may be cut: where all
+    rewards are 0 and 1, or -1 and 0. Dense rewards reach 1 on the way.
     """
 
     format = "d4rl"
@@ -69,7 +69,7 @@ class D4rlSource:
             check_finite(path, "rewards", reward, "row", "Download the file again")
             self._by, closed = self._ends(file, terminal, n)
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
-        self.rewards_tell = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
+        self.rewards_mark_success = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
         spans = self._spans_of(closed, terminal)
         self._keys = take_fraction([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])
         self._spans = spans[: len(self._keys)]

@@ -35,8 +35,8 @@ _NOT_READ = {  # dataset -> reason
 class EpisodeFiles:
     """A `data.source.Source`; a key is a file's path below `path`.
 
-    `rewards_tell`: whether a reward of 1 or more is a success, after which an episode may be cut; a reward that is
-    given on every step is none.
+    `rewards_mark_success`: whether a reward of 1 or more is a success, after which an episode may be cut; a reward that
+    is given on every step is none.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class EpisodeFiles:
         self.hz = resolve_rate(self.options, recorded, where)
 
     @property
-    def rewards_tell(self) -> bool:
+    def rewards_mark_success(self) -> bool:
         return not self.options.reward_every_step
 
     def keys(self) -> list[str]:

@@ -245,7 +245,7 @@ def _write(
 
 
 def _fixed_text(text: str) -> np.ndarray:
-    """A string of its own length: one of variable length lies in a heap that, damaged, hangs its reader for ever."""
+    """A string of its own length: one of variable length lies in a heap that, damaged, hangs its reader forever."""
     if "\0" in text:
         raise ValueError(f"a text with a NUL character: {text!r}")
     data = text.encode()

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode, write_file
 from serl_chunk.data.frames import with_repeated_frames
@@ -18,11 +18,7 @@ from serl_chunk.data.validate import check_shapes, shapes_of
 from serl_chunk.io import fsync_path
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Episode, RobotSpec, Step, StepBlock
 
-
-class _Closed(NamedTuple):
-    begin: Begin
-    steps: list[Step]
-    end: End
+_Closed = tuple[Begin, list[Step], End]
 
 
 class EpisodeWriter:
@@ -99,7 +95,7 @@ class EpisodeWriter:
             opened = "none" if self._begin is None else self._begin.episode_id
             raise DataError(f"the end of episode {record.episode_id} does not match the open one ({opened})")
         if self._steps:
-            self._work.put(_Closed(self._begin, self._steps, record))
+            self._work.put((self._begin, self._steps, record))
         self._begin, self._steps = None, []
 
     def amend(self, record: Amend) -> None:
@@ -145,8 +141,9 @@ class EpisodeWriter:
                 if isinstance(item, Amend):
                     self._apply(item)
                 else:
-                    steps = StepBlock.from_steps(item.begin.episode_id, item.steps)
-                    self._store(Episode(item.begin, *with_repeated_frames(steps, item.end)))
+                    begin, steps, end = item
+                    block = StepBlock.from_steps(begin.episode_id, steps)
+                    self._store(Episode(begin, *with_repeated_frames(block, end)))
             except Exception as error:  # raised to the caller: see _raise_failure
                 self._failure = self._failure or error
 

@@ -87,6 +87,8 @@ def read_index(path: Path) -> Index:
     patterns = ds.Patterns(info.get("data_path") or known.data, info.get("video_path") or known.video)
     try:
         ds.file_of(patterns.data, 0), ds.file_of(patterns.video, 0, "camera")
+        if version != ds.V21:
+            patterns.video.format(video_key="camera", chunk_index=0, file_index=0)
     except (LookupError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: data_path or video_path is no pattern of file names ({error})") from error
     common: Json = {"path": path, "version": version, "fps": fps, "features": features}
