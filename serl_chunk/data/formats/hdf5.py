@@ -62,6 +62,8 @@ from serl_chunk.types import (
     StepBlock,
 )
 
+SCHEMA = 1  # of `/rl`
+
 
 def write_episode(
     path: Path | str,
@@ -275,9 +277,6 @@ def _publish(part: Path, path: Path, replace: bool) -> None:
             if path.exists():
                 raise FileExistsError(f"{path} exists") from None
     os.replace(part, path)
-
-
-SCHEMA = 1
 
 
 def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOptions) -> Episode:
