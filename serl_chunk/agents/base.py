@@ -91,7 +91,6 @@ class Agent(UpdateFns):
         return self._sample(params, dict(observation), key, prefix, explore=explore)
 
     def flatten_params(self, params: Params) -> dict[str, np.ndarray]:
-        """`path -> array` on the host, as in a snapshot."""
         return flatten_params(params)
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
@@ -111,7 +110,6 @@ class Agent(UpdateFns):
         return param_shapes(self._abstract_params)
 
     def example_observation(self, batch: int | None = None) -> dict[str, jax.Array]:
-        """Zeros of an observation's shapes, with a batch axis or without."""
         lead = () if batch is None else (batch,)
         out: dict[str, jax.Array] = {STATE: jnp.zeros((*lead, self.spec.state_dim), jnp.float32)}
         for c in self.spec.cameras:

@@ -45,7 +45,6 @@ class ChunkCritic(Encoded):
         self.v: Any = Mlp(c.hidden, self.width, **layers) if with_value else None
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
-        """Fresh parameters, for a batch of observations."""
         k_encoder, k_q, k_v = jax.random.split(key, 3)
         params, features = self.init_encoder(k_encoder, observation)
         params[self.heads] = self.init_heads(k_q, features)

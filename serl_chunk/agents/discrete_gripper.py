@@ -61,7 +61,6 @@ class ArmAndGripper(Agent):
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
-        """The batch of the arm's agent."""
         return batch._replace(actions=batch.actions[..., self.arm], prev_action=None)
 
     def merged(self, arm: jax.Array, gripper: jax.Array, prefix: Prefix) -> jax.Array:
@@ -70,7 +69,6 @@ class ArmAndGripper(Agent):
         return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
 
     def arm_prefix(self, prefix: Prefix) -> Prefix:
-        """The arm's dimensions of the committed actions."""
         return prefix[0][:, self.arm], prefix[1]
 
     def init(self, rng: jax.Array) -> AgentState:

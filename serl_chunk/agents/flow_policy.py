@@ -45,7 +45,6 @@ class FlowPolicy(EncodedPolicy):
         )
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
-        """Fresh parameters, for a batch of observations."""
         k_encoder, k_flow = jax.random.split(key)
         encoder, features = self.init_encoder(k_encoder, observation)
         batch = features.shape[:-1]
@@ -163,7 +162,6 @@ class OneStepPolicy(EncodedPolicy):
         self.net: Any = Mlp(flow.hidden, spec.horizon * spec.action_dim, **_layers(config, flow))
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
-        """Fresh parameters, for a batch of observations."""
         k_encoder, k_net = jax.random.split(key)
         encoder, features = self.init_encoder(k_encoder, observation)
         noise = jnp.zeros((*features.shape[:-1], self.spec.horizon * self.spec.action_dim), jnp.float32)

@@ -46,7 +46,6 @@ class GaussianPolicy(EncodedPolicy):
         )
 
     def init(self, k_encoder: jax.Array, k_net: jax.Array, observation: Observation) -> Params:
-        """Fresh parameters, for a batch of observations."""
         encoder, features = self.init_encoder(k_encoder, observation)
         return encoder | {"net": self.net.init(k_net, features)["params"]}
 

@@ -58,7 +58,6 @@ class GripperActions:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(J, P, O)."""
         return self.parts, self.branches, self.options
 
     def nearest(self, actions: jax.Array) -> jax.Array:
@@ -254,7 +253,6 @@ class GraspCritic(Encoded):
         return self.expected_value(self.outputs(critic, observation))
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
-        """Q of raw outputs, in their shape."""
         return critic_values(outputs, self.kind, self.support)
 
     def logits(self, policy: Params, observation: Observation) -> jax.Array:

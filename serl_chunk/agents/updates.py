@@ -61,12 +61,10 @@ class UpdateFns(abc.ABC):
         return optax.chain(clip, optimiser)
 
     @abc.abstractmethod
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        """The random numbers of the critic's loss on `batch`."""
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise: ...
 
     @abc.abstractmethod
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        """The random numbers of the policy's loss on `batch`."""
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise: ...
 
     def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> LossAndMetrics:
         """The critic's loss as a function of `critic`; `state` is a constant."""
@@ -137,8 +135,6 @@ class UpdateFns(abc.ABC):
     def _policy_steps(
         self, state: AgentState, batch: ChunkBatch, updates: int, *, imitate_only: bool
     ) -> StateAndMetrics:
-        """Policy steps on one batch with fresh draws, and the metrics' means."""
-
         def step(s: AgentState, _: None) -> StateAndMetrics:
             rng, key = jax.random.split(s.rng)
             return self.policy_step(s.replace(rng=rng), batch, self.policy_draws(key, batch), imitate_only=imitate_only)
@@ -217,7 +213,6 @@ class UpdateFns(abc.ABC):
         return jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # forgets the first policies soon
 
     def _averaged(self, state: AgentState) -> AgentState:
-        """Without averaging, the average is the policy."""
         return state if self.config.policy_ema else state.replace(policy_average=state.policy)
 
     def choosing_params(self, state: AgentState) -> Params:

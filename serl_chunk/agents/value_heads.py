@@ -35,13 +35,11 @@ class Support(NamedTuple):
 
     @property
     def edges(self) -> np.ndarray:
-        """Float32[bins + 1]."""
         first = self.low - SIGMAS * self.sigma_bins * self.width
         return (first + self.width * np.arange(self.bins + 1)).astype(np.float32)
 
     @property
     def centres(self) -> np.ndarray:
-        """Float32[bins]."""
         edges = self.edges.astype(np.float64)
         return ((edges[1:] + edges[:-1]) / 2).astype(np.float32)
 

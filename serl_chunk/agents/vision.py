@@ -35,11 +35,9 @@ class FrameEmbedder:
         self._embed = jax.jit(vision.embed)
 
     def shape(self, camera: CameraSpec) -> tuple[int, int, int]:
-        """(h, w, C) of one frame's features."""
         return self._vision.feature_shape(camera)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Features of `images`, one or more; an array of its own."""
         large, small = SIZES
         whole = len(images) - len(images) % large
         parts = [self._embed(self._frozen, images[at : at + large]) for at in range(0, whole, large)]
@@ -77,11 +75,9 @@ class Vision:
             )
 
     def init(self, key: jax.Array) -> Params:
-        """Random parameters of the frozen backbone."""
         return self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]
 
     def zeros(self) -> Params:
-        """Zeros in the shape of `init`."""
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self.init, jax.random.key(0)))
 
     def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:

@@ -23,7 +23,6 @@ def _dot(x: jax.Array, vector: jax.Array) -> jax.Array:
 
 
 def _row(vector: jax.Array, like: jax.Array) -> jax.Array:
-    """`vector` [N] with as many axes as `like` has."""
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
@@ -167,6 +166,5 @@ class CriticEnsemble(nn.Module):
 
     @staticmethod
     def heads(params: Any) -> Any:
-        """The parameters of the K Mlps, with a leading axis K."""
         (stacked,) = params.values()
         return stacked
