@@ -20,7 +20,8 @@ def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
         factory = getattr(env, "make_scripted_human", None)
         if factory is None:
             raise ConfigError(
-                f"robot {env.robot_spec.name!r} has no scripted human; use --config.actor.intervention=none or a file"
+                f"robot {env.robot_spec.name!r} has no scripted human (got {source!r}, expected none or a file)",
+                parameter="actor.intervention",
             )
         return factory()
     path = Path(source).expanduser()
@@ -29,5 +30,6 @@ def make_intervention(source: str, env: RobotEnv) -> InterventionSource | None:
 
         return ReplayedIntervention(path, env.robot_spec)
     raise ConfigError(
-        f"actor.intervention={source!r} is neither none, scripted, nor an existing file of recorded interventions"
+        f"not an existing file of recorded interventions (got {source!r}, expected none, scripted or a file)",
+        parameter="actor.intervention",
     )

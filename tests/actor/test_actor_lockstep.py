@@ -88,6 +88,36 @@ def test_a_chunk_is_followed_where_its_decision_asks_for_it(delay, execute, adap
     assert all(recorded[t] == agent.asks(t) for t in starts)
 
 
+def test_robots_are_stepped_from_outside_as_if_each_were_alone():
+    """One process drives several: each is given the decisions that it requests."""
+
+    def rig(seed):
+        policy, sink = make_policy(NoisyAgent(8), seed=seed), ListSink()
+        human = HumanOnTicks(frozenset({9, 10}))
+        config = make_config(actor=ActorConfig(delay_ticks=seed))
+        env = LineEnv(success_at=11 + seed)
+        return EpisodeRunner(env, policy, sink, config=config, intervention=human), policy, sink
+
+    def records(sink):
+        return [(s.tick, s.source, s.stamp, s.decision_tick, s.action.tobytes()) for s in sink.steps]
+
+    alone, together = [rig(seed) for seed in range(3)], [rig(seed) for seed in range(3)]
+    for seed, (runner, _, _) in enumerate(alone):
+        runner.run_episode(seed, explore=True)
+    for seed, (runner, _, _) in enumerate(together):
+        runner.begin(seed, explore=True)
+    requests = 0
+    while under_way := [(runner, policy) for runner, policy, _ in together if runner.end is None]:
+        for runner, policy in under_way:
+            if (request := runner.due()) is not None:
+                requests += 1
+                runner.accept(policy.decide(request))
+            runner.tick()
+    assert requests > 6
+    assert [records(sink) for *_, sink in together] == [records(sink) for *_, sink in alone]
+    assert [runner.summary().length for runner, *_ in together] == [12, 13, 14]
+
+
 def test_holding_before_the_first_chunk_stays_at_the_measured_joints():
     _, sink, _ = run(delay=2)
     np.testing.assert_array_equal(sink.steps[0].action, sink.steps[0].observation["state"][:2])

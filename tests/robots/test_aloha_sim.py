@@ -295,7 +295,7 @@ class TestExpert:
 
     def test_a_missing_scripted_human_is_reported(self, env):
         assert make_intervention("none", env) is None
-        with pytest.raises(ConfigError, match=naming("aloha_sim", "--config.actor.intervention", "none")):
+        with pytest.raises(ConfigError, match=naming("aloha_sim", "actor.intervention", "none")):
             make_intervention("scripted", env)
 
 
