@@ -23,7 +23,7 @@ from serl_chunk import (
 CONTROL_HZ = 10.0
 MAX_STEPS = 40  # time limit in ticks
 IMAGE_SIZE = 32  # pixels; 128 for a real camera
-SPEED = 0.08  # metres per tick at full deflection
+SPEED = 0.03  # metres per tick at full deflection
 
 
 class Arm(gymnasium.Env):

@@ -89,34 +89,19 @@ def training_parser() -> Parser:
     add("launched_with_learner", argparse.SUPPRESS)  # flags of both processes are given to each
 
     learner = group = p.add_argument_group("learner")
-    add(
-        "demo_path",
-        "demonstrations: a file, folder, data set, run or pattern; repeatable",
-        "PATH",
-        "lbo",
-        action="append",
-        default=[],
-    )
+    add("demo_path", "demonstrations: file, folder, data set, run or pattern; repeatable", "PATH", "lbo",
+        action="append", default=[])  # fmt: skip
     add("demo_format", "what --demo_path is (default: what it looks like)", "FORMAT", "lbo")
     add("demo_color", "order of stored channels where files have none", modes="lbo", choices=("rgb", "bgr"))
     add("demo_hz", "steps a second where files do not record it", "HZ", "lbo", type=float)
     add("demo_env", "OGBench task whose rewards are computed", "TASK", "lbo", default="")
-    add(
-        "demo_keep_solved",
-        "steps of OGBench's data that begin in a solved state are examples of success, or left out",
-        modes="lbo",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-    )
+    add("demo_keep_solved", "steps of OGBench's data that begin in a solved state are examples of success, or left out",
+        modes="lbo", action=argparse.BooleanOptionalAction, default=True)  # fmt: skip
     add("demo_solved", argparse.SUPPRESS, modes="lbo", choices=("drop", "keep"))  # a former name
     learner.add_argument(
-        "--demo_proportion",
-        "--dataset_proportion",
-        type=float,
-        default=1.0,
-        metavar="P",
+        "--demo_proportion", "--dataset_proportion", type=float, default=1.0, metavar="P",
         help="use the first P of them (of OGBench's and D4RL's data: of the steps), and of every shard",
-    ).modes = "lbo"  # type: ignore[attr-defined]
+    ).modes = "lbo"  # type: ignore[attr-defined]  # fmt: skip
     add("dataset_dir", "OGBench's .npz files, one after the other, for data larger than memory", "DIR", "lbo")
     group = learner.add_mutually_exclusive_group()
     add("demo_success", "demonstrations that record no outcome succeeded", modes="lbo")
@@ -125,25 +110,14 @@ def training_parser() -> Parser:
     group = learner
     add_learner_flags(learner)
     add("checkpoint_path", "run folder: created, or resumed (default: runs/EXP_NAME/TIME)", "DIR", "lboe")
-    add(
-        "bind",
-        "address to listen on; 0.0.0.0 for all. Beyond this machine keys are used, and made where there are "
-        "none (default: this machine only)",
-        "ADDRESS",
-        "lb",
-        default=LOOPBACK,
-    )
+    add("bind", "address to listen on (default: this machine only); 0.0.0.0 for all, with keys, made if absent",
+        "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
 
     group = p.add_argument_group("actor")
     add("ip", "the learner's host name or address (default: 127.0.0.1)", "HOST", "ae")
     add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
-    add(
-        "actor_id",
-        "name of this robot; differs between simultaneous actors (default: the name of its key, else actor)",
-        "NAME",
-        "abe",
-    )
+    add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
     add("eval_checkpoint_step", "evaluate checkpoint N, latest or best", "N")
     add("eval_n_trajs", "episodes of the evaluation", "K", type=int, default=0)
     add("save_video", "film the evaluation's episodes", modes="e")
@@ -152,11 +126,7 @@ def training_parser() -> Parser:
 
     group = p.add_argument_group("keys (both sides; see serl-chunk keys --help)")
     add("keys", "folder of the keys (default: ~/.config/serl-chunk/keys, used beyond this machine)", "DIR", "labe")
-    add(
-        "insecure",
-        "no keys: any machine that reaches a learner can feed and read it (you are warned); on both sides",
-        modes="labe",
-    )
+    add("insecure", "no keys: any machine that reaches a learner can feed and read it; on both sides", modes="labe")
     return p
 
 
