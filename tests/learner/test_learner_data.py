@@ -152,7 +152,7 @@ def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demo
     )  # fmt: skip
     learner = without(alone, run)
     assert learner.normaliser.digest() == digest
-    said = "the run's own normaliser goes on; a new one could not be fitted: normaliser.actions=absolute_demo needs"
+    said = "the run's own normaliser goes on; a new one could not be fitted: normaliser.actions: "
     assert said in caplog.text
     let_go(learner)
     with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "demo_path")):  # a fresh one
