@@ -95,7 +95,7 @@ class ChunkQueue:
     def committed(self, tick: int, count: int, hold: np.ndarray) -> np.ndarray:
         """Return what ticks `tick` to `tick + count` - 1 will execute if no chunk joins: float32[count, A].
 
-        A tick without an action holds: at first `hold` float32[A], what the present tick would do without an
+        A tick without an action holds: at first `hold` float32[A], what the current tick would do without an
         action, and `hold_after` the last planned action behind one.
         """
         out = np.empty((count, len(hold)), np.float32)

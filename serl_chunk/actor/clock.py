@@ -44,7 +44,7 @@ class MonotonicClock:
 
 
 class Lateness(NamedTuple):
-    """How late ticks began against their absolute deadlines. All zero under the lockstep clock."""
+    """Lateness of ticks against their absolute deadlines. All zero under the lockstep clock."""
 
     p50_ms: float = 0.0
     p99_ms: float = 0.0

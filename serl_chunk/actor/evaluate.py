@@ -193,7 +193,7 @@ def _compare_starts(env: RobotEnv, config: ExperimentConfig, seed: int, cameras:
 
 
 class _Film(NullSink):
-    """Films episodes: images are taken before a tick, and who acted on it is known from its record."""
+    """Films episodes: images are taken before a tick, its source comes with its record."""
 
     def __init__(self, env: RobotEnv) -> None:
         self._env = env

@@ -1,4 +1,4 @@
-"""What a robot does on a tick that nothing is planned for."""
+"""Commands that keep a robot still on ticks that nothing is planned for."""
 
 from __future__ import annotations
 

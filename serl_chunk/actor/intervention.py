@@ -35,7 +35,6 @@ class Interventions:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the run's human ticks are used up."""
         return self._limit > 0 and self.total_ticks >= self._limit
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:

@@ -31,7 +31,7 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
 
     @property
     def error(self) -> SerlChunkError | None:
-        """What broke the link permanently."""
+        """The error that broke the link permanently."""
 
     def can_begin(self) -> tuple[bool, str]:
         """Return whether an episode may begin, and the reason where not."""
@@ -47,7 +47,7 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
 
 
 class RunProgress(NamedTuple):
-    """How far a run is when a session begins, so that the session repeats nothing of it."""
+    """Counts of a run when a session begins, so that the session repeats nothing of it."""
 
     run: str = ""  # whose snapshots act; empty: those of any run
     episodes: int = 0  # number of the first episode: seeds, exploration and recorded interventions go on from it

@@ -69,7 +69,7 @@ class Planner:
         return None
 
     def would_decide(self, tick: int, *, by_human: bool) -> bool:
-        """Whether a decision is due at `tick`, had an intervention not dropped the plan.
+        """Return whether a decision is due at `tick`, had an intervention not dropped the plan.
 
         `by_human`: whether a human acted on the tick before.
         """

@@ -28,7 +28,7 @@ class PolicyError(SerlChunkError):
 
 
 class ActingAgent(Protocol):
-    """What acting needs of an agent (`serl_chunk.agents`)."""
+    """The part of an agent (`serl_chunk.agents`) that acting needs."""
 
     supports_prefix: bool  # whether `sample` clamps a chunk to the committed actions of a delayed decision
 
@@ -148,7 +148,7 @@ class ChunkPolicy:
         self._acting = _Acting(params, snapshot.version)
 
     def age(self, version: int, now: float) -> float:
-        """Return the seconds since the parameters of `version` were complete here; -1 where that is not known."""
+        """Return the seconds since the parameters of `version` were complete here; -1 where it was not measured."""
         arrived = self._arrived.get(version)
         return -1.0 if arrived is None else max(0.0, now - arrived)
 

@@ -86,7 +86,7 @@ class EpisodeRecorder:
 
     A step whose observation is being decided on waits for that decision, and later steps wait behind it, so
     that the sink sees consecutive ticks. The wait is bounded by the caller of `expect`: a decision that comes
-    too late to be executed is given up. An episode without a single step leaves no record.
+    too late to be executed is released. An episode without a single step leaves no record.
     """
 
     def __init__(self, sink: RecordSink, begin: Begin) -> None:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LearnerAddress:
-    """Where a learner is, and by what name and keys it knows this machine."""
+    """The address of a learner, and the name and keys of this machine there."""
 
     ip: str
     port: int

@@ -47,7 +47,7 @@ PROGRESS_EPISODES = 25  # between lines where standard output is no terminal
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationOptions:
-    """What is evaluated, and how."""
+    """A checkpoint to evaluate, and how."""
 
     step: str  # of the checkpoint; latest; or best
     n: int  # episodes
@@ -169,7 +169,7 @@ def _recorded(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
 def _differences(saved: dict[str, Any], recorded: list[str]) -> list[str]:
     """One line for each setting of the run that affects acting and that the command line, which counts, has otherwise.
 
-    Settings that only training reads are left out. One that the run does not know is newer than the run.
+    Settings that only training reads are left out. So are settings newer than the run.
     """
     paths = {line: line.partition(": ")[0] for line in recorded}
     lines = [line for line in recorded if affects_acting(paths[line]) and _known(saved, paths[line])]

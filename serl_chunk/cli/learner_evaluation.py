@@ -39,7 +39,7 @@ class OwnEvaluation:
     simulators share with their process is put back after each evaluation: training is the same with them and without.
 
     Args:
-        stopping: whether the process was asked to end; an evaluation is then cut short, and leaves nothing.
+        stopping: whether the process is ending; an evaluation is then cut short, and leaves nothing.
 
     Raises ConfigError for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
     An evaluation that fails later ends no training: a warning is logged, it leaves nothing and is not repeated.
@@ -164,7 +164,7 @@ def _files(folder: Path) -> set[Path]:
 
 
 def _remove_new(folder: Path, before: set[Path]) -> None:
-    """Remove what is in `folder` beside `before`, and an empty folder; as far as the disk lets us."""
+    """Remove new files of `folder`, and an empty folder, as far as the disk allows."""
     with contextlib.suppress(OSError):
         for path in _files(folder) - before:
             path.unlink()

@@ -112,7 +112,7 @@ def train_local(
     wandb: bool = False,
     demo_options: DemoOptions = DemoOptions(),  # noqa: B008 (immutable)
 ) -> tuple[Learner, ActorSummary]:
-    """What `run_local` does, for benchmarks and tests; returns the closed learner and the actor's summary.
+    """Train as `run_local`, for benchmarks and tests; returns the closed learner and the actor's summary.
 
     `started`: set as soon as `stop` is polled.
 

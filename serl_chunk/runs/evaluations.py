@@ -1,4 +1,4 @@
-"""Where evaluations of a run are kept, and what `latest` and `best` mean."""
+"""Files of a run's evaluations, and the checkpoints `latest` and `best`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], diff
     path, number = folder / f"{purpose}_{step}.json", 2
     while path.exists():
         path, number = folder / f"{purpose}_{step}_{number}.json", number + 1
-    said = {"differences": list(differences)} if differences else {}
-    write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **said})
+    more = {"differences": list(differences)} if differences else {}
+    write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **more})
     return path
 
 
 def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
-    """`latest`, `best` or a number as an existing checkpoint; raises CheckpointError listing those that exist.
+    """Resolve `latest`, `best` or a number; raises CheckpointError with the existing checkpoints.
 
     `latest` may be a timed one; the others are those of `learner.checkpoint_period`.
     `best` is the highest success rate among validation evaluations (`--eval_validation`) with the run's own settings,
@@ -56,7 +56,7 @@ def resolve_step(run: Path, store: CheckpointStore, wanted: str) -> int:
                 ) from e
         if not rates:
             raise CheckpointError(
-                f"no checkpoint of {run} has been validated with the run's settings, so none is known to be best: "
+                f"no checkpoint of {run} has been validated with the run's settings, so none is best: "
                 f"evaluate some with --eval_validation first. Checkpoints: {listing}"
             )
         return max(rates, key=lambda s: (rates[s][1], s))
