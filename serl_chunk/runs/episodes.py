@@ -69,7 +69,6 @@ class JournalFrames(Frames):
         self._segments = {n: segments[n] for n in {p.segment for p in pieces if p.data is None}}
 
     def decode(self, at: int) -> np.ndarray:
-        """See Frames."""
         piece, shape = self._pieces[at], self.shape[1:]
         data = self._read(piece)
         if piece.jpeg:
@@ -77,7 +76,6 @@ class JournalFrames(Frames):
         return np.frombuffer(data, np.uint8).reshape(shape)
 
     def encoded_at(self, at: int) -> Encoded | None:
-        """See Frames."""
         piece = self._pieces[at]
         return Encoded("jpeg", self._read(piece)) if piece.jpeg else None
 

@@ -123,7 +123,6 @@ class Connection:
             self.news.notify_all()
 
     def _poll_once(self) -> None:
-        """One wait for events, and what follows from them."""
         if not self._sockets and time.monotonic() >= self._open_at:
             self._open()
         poller = zmq.Poller()
@@ -252,7 +251,6 @@ class Connection:
     # While connected.
 
     def _serve(self, token: bytes) -> bool:
-        """Send what is due; True where a snapshot became complete or a fetch ended."""
         now = time.monotonic()
         if self._timeout.is_over(now - self._heard):
             self.waiting = f"the learner at {self._host}:{self._port} is silent"

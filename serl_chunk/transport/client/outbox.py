@@ -143,7 +143,6 @@ class Outbox:
         self._hand_over(record.episode_id, record, sum(v.nbytes for v in (record.final_observation or {}).values()))
 
     def amend(self, record: Amend) -> None:
-        """Correct a closed episode."""
         self._hand_over(record.episode_id, record, 0)
 
     def _hand_over(self, episode: str, record: Step | Record, nbytes: int) -> None:
@@ -192,7 +191,6 @@ class Outbox:
         return self._handed == self._packed and (self.spool is None or self.spool.acked == self.spool.next)
 
     def stats(self) -> dict[str, float]:
-        """Counts and sizes."""
         spool = self.spool
         return {
             "retransmitted": self.sender.retransmitted,
@@ -257,7 +255,6 @@ class Outbox:
 
     @property
     def can_pack(self) -> bool:
-        """Whether `pack` has something to do."""
         if self.spool is None or not (self._queue or self._made):
             return False
         return not self.stuck or time.monotonic() >= self._retry_at

@@ -86,7 +86,6 @@ class Session:
         self.state, self.gap_told = self.state.after(item, delivered=delivered), None
 
     def hear(self) -> None:
-        """Something came over its present connection."""
         self.heard = time.monotonic()
         if not self.live:
             self.live, self.closed = True, False
@@ -96,7 +95,6 @@ class Session:
         return now - self.heard > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Plain values for a status line."""
         return {
             **self.info._asdict(),
             "live": self.live,
@@ -175,7 +173,6 @@ class Sessions:
         return self._by_token.get(token) if isinstance(token, bytes) else None
 
     def by_session(self, session: str) -> Session | None:
-        """The session of this id."""
         return self._by_session.get(session)
 
     def restore(self, states: Iterable[SessionState], now: float) -> None:

@@ -201,11 +201,9 @@ class RecordStore:
             return False
 
     def free_bytes(self) -> int:
-        """Room on the disk."""
         return files.free_bytes(self.journal.folder)
 
     def close(self) -> None:
-        """Sync and release the folder."""
         self.journal.close()
 
 

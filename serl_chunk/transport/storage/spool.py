@@ -111,7 +111,6 @@ class Spool:
             return False  # `_identify` reports what is wrong
 
     def _identify(self) -> None:
-        """Continue the session that the folder belongs to, one incarnation later."""
         path = self.folder / IDENTITY
         session, incarnation = self.session, self.incarnation  # as the tables of the segments have it
         try:
@@ -303,7 +302,6 @@ class Spool:
         return True
 
     def free_bytes(self) -> int:
-        """Room on the disk."""
         return files.free_bytes(self.folder)
 
     def close(self) -> None:
