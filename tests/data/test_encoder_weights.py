@@ -128,7 +128,7 @@ def test_the_command_writes_a_file_of_plain_arrays_that_is_the_same_every_time(t
     with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
         assert {k: file[k].shape for k in file.files} == resnet10_leaves()
     assert main(["data", "encoder", str(source), str(tmp_path / "a.npz")]) == 2
-    assert "exists: give another name" in capsys.readouterr().err
+    assert "a.npz exists" in capsys.readouterr().err
     assert main(["data", "encoder", str(source), str(tmp_path / "a.pkl")]) == 2
     assert "weights are written as .npz" in capsys.readouterr().err
 
