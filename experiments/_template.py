@@ -19,6 +19,7 @@ from serl_chunk import (
     NormaliserConfig,
     ReplayConfig,
 )
+from serl_chunk.robots.base import InterventionCommand
 
 CONTROL_HZ = 10.0
 MAX_STEPS = 40  # time limit in ticks
@@ -32,7 +33,7 @@ class Arm(gymnasium.Env):
     Observations: `state`, the position that the arm measures (x, y; metres), and a camera, which alone shows the
     target.
     Actions: what a SpaceMouse gives, a velocity of the gripper along x and y in [-1, 1]. For joint targets instead,
-    declare the joints' limits as the action space, say in `joint_of_action` which state measures which joint, and use
+    declare the joints' limits as the action space, name in `joint_of_action` the state of each joint, and use
     `NormaliserConfig(actions="relative")`.
     """
 
@@ -69,8 +70,12 @@ class Arm(gymnasium.Env):
         return {"state": self.position.astype(np.float32), "top": frame}
 
     def make_expert(self):
-        """Return who demonstrates for `serl-chunk record --policy scripted`. Without it you record by hand."""
+        """Return the demonstrator of `serl-chunk record --policy scripted`. Optional."""
         return Script(self)
+
+    def make_scripted_human(self):
+        """Return the stand-in for an operator of `--config.actor.intervention=scripted`. Optional."""
+        return Human(self)
 
 
 class Script:
@@ -85,6 +90,25 @@ class Script:
     def act(self):
         push = (self.arm.target - self.arm.position) / SPEED + self.rng.normal(0, 0.1, 2)
         return np.clip(push, -1, 1).astype(np.float32)
+
+
+class Human:
+    """Watches for 20 ticks, then acts until the policy would decide, and watches again."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.hands = Script(arm)
+
+    def reset(self, seed: int) -> None:
+        self.hands.reset(seed)
+        self.since = 0  # tick on which it began to watch
+
+    def poll(self, tick, observation, decision_tick):
+        if tick - self.since > 20 and decision_tick:
+            self.since = tick
+        return None if tick - self.since < 20 else InterventionCommand(self.hands.act())
+
+    def close(self) -> None:
+        pass
 
 
 def make(fake_env: bool, evaluating: bool) -> gymnasium.Env:

@@ -108,6 +108,7 @@ def commands_of(program: str) -> list[Any]:
 def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tutorial's files, under the names it gives them."""
     folder = tmp_path_factory.mktemp("tutorial")
+    assert command_line.main(["new", str(folder / "reach.py")]) == 0
     for block in blocks(TUTORIAL):
         if block.file:
             (folder / block.file).write_text(block.text)
@@ -152,9 +153,14 @@ def test_only_known_programs_are_shown():
 
 
 @pytest.mark.parametrize("words", commands_of("serl-chunk"))
-def test_serl_chunk_accepts(words: list[str], calls: Calls, tutorial: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tutorial)
+def test_serl_chunk_accepts(
+    words: list[str], calls: Calls, tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path if words[0] == "new" else tutorial)  # the tutorial's own file is there already
     assert command_line.main(words) == 0
+    if words[0] == "new":
+        assert list(tmp_path.iterdir()) == [tmp_path / words[1]]
+        return
     name, arguments = calls.pop()
     assert not calls
     if name == "run_both":  # what the two processes will be given
