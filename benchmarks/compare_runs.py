@@ -105,6 +105,7 @@ def trained(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.glob("checkpoints/*/meta/metadata")):
         content = json.loads(path.read_text())["content"]
         content.pop("serl_chunk", None)  # version and commit
+        content.pop("serl_chunk", None)  # version and commit
         for name, value in leaves(content, f"checkpoint {path.parent.parent.name}"):
             yield name, digest(value)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
