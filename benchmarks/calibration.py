@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from serl_chunk.runs.calibration import binned, decisions, value_range
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.runs.report_panels import calibration_panel
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from support.cli_args import add_settings, chosen, keep_plan, settings
 
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 TASK = "cube-single-play-singletask-task1-v0"
 SMALL = (

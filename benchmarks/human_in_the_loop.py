@@ -31,7 +31,7 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 EPISODES = 20  # of the moving intervention share
 RESAMPLES = 1_000  # of its bootstrap interval

@@ -32,7 +32,7 @@ from serl_chunk.config.presets import configured
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import Snapshot
 
 replace = dataclasses.replace

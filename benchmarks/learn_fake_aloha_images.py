@@ -37,7 +37,7 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.fake import render as renderer
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 N_DEMOS = 30
 

@@ -42,7 +42,7 @@ from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import Snapshot
 
 N_DEMOS = 3

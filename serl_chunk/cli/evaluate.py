@@ -33,8 +33,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.runs import evaluations
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.folder import CONFIG, read_config
-from serl_chunk.runs.metric_rows import Counters
-from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.metrics import Counters, MetricsLog
 from serl_chunk.runs.report import build_report
 from serl_chunk.types import ConfigError, RobotSpec, Snapshot
 

@@ -28,11 +28,9 @@ from serl_chunk.learner.schedule import EvalSchedule, Evaluate, last_evaluated
 from serl_chunk.learner.trainer import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.checkpoints import CheckpointStore, Restored
-from serl_chunk.runs.metric_rows import Counters, read_metrics
-from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.checkpoints import CheckpointStore, Restored, TimedCheckpoints
+from serl_chunk.runs.metrics import Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
-from serl_chunk.runs.timed_checkpoints import TimedCheckpoints
 from serl_chunk.types import Record, RobotSpec, Snapshot
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.learner.phases import Phase
 from serl_chunk.learner.router import RecordRouter
-from serl_chunk.runs.metric_rows import RunMetrics
+from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.types import Snapshot
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import jax
 from serl_chunk.agents.state import Metrics
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.metric_rows import Counters
-from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.metrics import Counters, MetricsLog
 
 RECENT = 20  # episodes in the success without intervention
 MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows

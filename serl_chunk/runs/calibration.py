@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.runs.metric_rows import Row
+from serl_chunk.runs.metrics import Row
 
 BINS = 10
 LEAST_EPISODES = 5  # in a bin, for an interval

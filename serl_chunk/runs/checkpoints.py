@@ -10,9 +10,11 @@ import contextlib
 import json
 import logging
 import math
+import shutil
+import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,9 @@ from serl_chunk.version import version_info
 logger = logging.getLogger(__name__)
 
 Flat = dict[str, np.ndarray]
-TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
+_TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
+TIMED_PERIOD = 60.0  # seconds from one timed checkpoint to the next
+TIMED_SHARE = 0.05  # of wall time that they may take: with copying, writing and verifying
 
 
 class CheckpointError(SerlChunkError):
@@ -65,12 +69,8 @@ def _checksums(flat: Flat) -> dict[str, int]:
     return {k: zlib.crc32(np.ascontiguousarray(v).tobytes()) for k, v in flat.items()}
 
 
-def _seal(meta: dict[str, Any]) -> dict[str, Any]:
-    return {"content": meta, "crc32": _text_checksum(meta)}
-
-
 def _unseal(record: Any) -> dict[str, Any]:
-    """The inverse of `_seal`; raises ValueError where any value or key changed."""
+    """Return the content of a record of `_orbax_arguments`; raises ValueError where any value or key changed."""
     if isinstance(record, dict) and set(record) == {"content", "crc32"}:
         if record["crc32"] != _text_checksum(record["content"]):
             raise ValueError("its checksum differs")
@@ -85,7 +85,7 @@ def _text_checksum(meta: Any) -> int:
     return zlib.crc32(json.dumps(json.loads(json.dumps(meta)), sort_keys=True).encode())
 
 
-def items_of(
+def _items_of(
     step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]
 ) -> tuple[dict[str, Flat], dict[str, Any]]:
     """Return the arrays of a checkpoint by item, copied to the host, and its meta with their checksums."""
@@ -94,14 +94,13 @@ def items_of(
     return items, {**meta, "step": step, "serl_chunk": version_info()._asdict(), "checksums": sums}
 
 
-def orbax_arguments(items: Mapping[str, Flat], info: dict[str, Any]) -> ocp.args.Composite:
-    """Return what orbax saves of a checkpoint."""
+def _orbax_arguments(items: Mapping[str, Flat], info: dict[str, Any]) -> ocp.args.Composite:
     arrays = {name: ocp.args.StandardSave(flat) for name, flat in items.items()}
-    return ocp.args.Composite(**arrays, meta=ocp.args.JsonSave(_seal(info)))
+    return ocp.args.Composite(**arrays, meta=ocp.args.JsonSave({"content": info, "crc32": _text_checksum(info)}))
 
 
-def finished(folder: Path) -> list[str]:
-    """Return the names of the finished checkpoints in `folder`: orbax renames one to its number at its end."""
+def _finished(folder: Path) -> list[str]:
+    # Orbax renames a checkpoint to its number at its end.
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
 
 
@@ -167,24 +166,22 @@ class CheckpointStore:
                 self._dir,
                 options=ocp.CheckpointManagerOptions(
                     max_to_keep=self._keep,
-                    create=True,
-                    enable_async_checkpointing=True,
                     cleanup_tmp_directories=True,  # a killed learner's half checkpoint; the run's lock says it is gone
                 ),
             )
         return self._manager
 
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints of the period, ascending; a timed one is not among them."""
-        return sorted(map(int, finished(self._dir)))
+        """Steps of the _finished checkpoints of the period, ascending; a timed one is not among them."""
+        return sorted(map(int, _finished(self._dir)))
 
     def newest(self) -> int | None:
-        """Step of the newest finished checkpoint, timed or not; None without any."""
+        """Step of the newest _finished checkpoint, timed or not; None without any."""
         return max((int(e.step) for e in self._entries() if e.step < math.inf), default=None)
 
     def _entries(self) -> list[_Entry]:
-        folder = self.run_dir / TIMED
-        timed = [_Entry.of(folder / name, periodic=False) for name in finished(folder)]
+        folder = self.run_dir / _TIMED
+        timed = [_Entry.of(folder / name, periodic=False) for name in _finished(folder)]
         if not timed:
             return [_Entry(step, -1, True, self._dir / str(step)) for step in self.steps()]
         return sorted([*timed, *(_Entry.of(self._dir / str(step), periodic=True) for step in self.steps())])
@@ -194,14 +191,14 @@ class CheckpointStore:
 
         A full disk must not end a run whose data is still in memory: the next period tries again.
         """
-        items, info = items_of(step, state, policy, normaliser, meta)
+        items, info = _items_of(step, state, policy, normaliser, meta)
         # Orbax would wait here too, but lose this step with the one before it where that one's write failed.
         self.wait()
         try:
             if step in self._open().all_steps():
                 return True
             self._writing = step
-            self._open().save(step, args=orbax_arguments(items, info))
+            self._open().save(step, args=_orbax_arguments(items, info))
         except (OSError, ValueError, RuntimeError) as error:  # what orbax raises for a failed (earlier) write
             self._failed(step, error)
             return False
@@ -235,8 +232,7 @@ class CheckpointStore:
     def restore_state(self, template: Any) -> Restored | None:
         """Restore the newest checkpoint that verifies; None where there is none.
 
-        A damaged checkpoint is logged, and the one before it is tried; once one verifies, the damaged ones are moved to
-        `checkpoints_damaged/`.
+        Damaged ones are logged, and moved to `checkpoints_damaged/` once an older one verifies.
 
         Raises:
             CheckpointError: all are damaged (nothing is moved then), or the one that verifies does not fit this agent:
@@ -276,11 +272,7 @@ class CheckpointStore:
                 yield self._policy(entry)
 
     def restore_policy(self, step: int) -> PolicyCheckpoint:
-        """Read the policy of one checkpoint.
-
-        Raises:
-            CheckpointError: it is not there, or damaged; names those that are there, or that can be read.
-        """
+        """Read the policy of one checkpoint; raises CheckpointError with those that are there, or can be read."""
         found = [e for e in self._entries() if e.step == step]
         if not found:
             steps = ", ".join(map(str, self.steps())) or "none"
@@ -320,3 +312,71 @@ class CheckpointStore:
         if unknown:
             raise CheckpointError(f"{where} does not fit this agent, which has no {unknown[0]}. {advice}")
         return jax.tree_util.tree_unflatten(treedef, out)
+
+
+class TimedCheckpoints:
+    """`<run>/checkpoints_timed/<number>/`, written on a thread; the one before is removed once the new one verifies.
+
+    A killed learner resumes from it. Between two are `period` seconds, or more where they would take more than `share`
+    (0..1) of wall time.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        period: float = TIMED_PERIOD,
+        share: float = TIMED_SHARE,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dir = Path(run_dir).absolute() / _TIMED
+        self._period, self._share, self._now = period, share, now
+        self._next = now() + period
+        self._thread: threading.Thread | None = None
+        self.failed_saves = 0
+
+    @property
+    def due(self) -> bool:
+        return self._now() >= self._next and (self._thread is None or not self._thread.is_alive())
+
+    def postpone(self) -> None:
+        """Begin the period anew: another checkpoint of the current state is written."""
+        self._next = max(self._next, self._now() + self._period)
+
+    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
+        """Copy to the host and write in the background, after a write that is under way.
+
+        A failure is reported and counted; the one before then stays.
+        """
+        self.wait()
+        began = self._now()
+        items, info = _items_of(step, state, policy, normaliser, meta)
+        self._thread = threading.Thread(target=self._write, args=(step, items, info, began), name="timed-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _write(self, step: int, items: dict[str, Flat], info: dict[str, Any], began: float) -> None:
+        path = self._dir / str(max(map(int, _finished(self._dir)), default=0) + 1)
+        try:
+            self._dir.mkdir(parents=True, exist_ok=True)
+            with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+                checkpointer.save(path, args=_orbax_arguments(items, info))
+            for name in items:
+                read_item(path, name)
+        except Exception as error:  # of the disk, of orbax and tensorstore, or what was written does not verify
+            self.failed_saves += 1
+            shutil.rmtree(path, ignore_errors=True)
+            logger.warning(
+                f"the timed checkpoint of step {step} could not be written to {self._dir} "
+                f"({type(error).__name__}: {error}). Training goes on, and it is tried again after a while. If the "
+                "disk is full, free some space."
+            )
+        else:
+            for other in self._dir.iterdir():  # also what a killed learner left unfinished
+                if other != path:
+                    shutil.rmtree(other, ignore_errors=True)
+        finally:
+            self._next = began + max(self._period, (self._now() - began) / self._share)

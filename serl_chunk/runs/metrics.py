@@ -1,6 +1,18 @@
-"""Writes a run's metric rows to `metrics.jsonl` in the run folder, and mirrors them to Weights & Biases.
+"""The rows of a run's `metrics.jsonl`: their writer, which mirrors them to Weights & Biases, and their reader.
 
-`metric_rows.py` defines the rows, and reads them back.
+One JSON object a line, in four kinds, each with `wall` (seconds of running time since the run began, continued
+over restarts), `step` (critic updates), `env_steps` and `human_ticks`:
+
+- `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
+- `episode`: one finished episode: `actor_id`, `episode/r`, `episode/l`, `succeed` (0 or 1, null where unknown),
+  `intervention_steps`, `intervention_count`, `phase`, `success_without_intervention` (share of the last 20 judged
+  episodes that succeeded without a human, helped ones in the denominator), `number` (of the run's episodes), and per
+  decision `q` (the critic's value of the chosen chunk) and `g` (the discounted return realised from there);
+- `eval`: one evaluation of one checkpoint; its counters are the checkpoint's;
+- `event`: a text about the run.
+
+Nothing is rewritten. An event records a resume from the checkpoint of step k; `read_metrics` then leaves out what the
+previous process wrote after it.
 """
 
 from __future__ import annotations
@@ -10,22 +22,21 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, Row, RunMetrics, parse_row, read_metrics
 from serl_chunk.runs.wandb import WandbMirror
 from serl_chunk.types import DataError
 
-__all__ = ["METRICS_FILE", "Counters", "MetricsLog", "RunMetrics", "read_metrics"]
-
 logger = logging.getLogger(__name__)
 
-
-# argument -> name in the row; `metric_rows` describes them
+METRICS_FILE = "metrics.jsonl"
+KINDS = ("train", "episode", "eval", "event")
+# argument -> name in the row
 EPISODE_FIELDS = {
     "actor_id": "actor_id", "ret": "episode/r", "length": "episode/l", "succeed": "succeed",
     "intervention_steps": "intervention_steps", "intervention_count": "intervention_count", "phase": "phase",
@@ -35,6 +46,96 @@ EVALUATION_FIELDS = {name: name for name in (
     "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",
     "seconds", "by", "starts_repeat",
 )}  # fmt: skip
+_RESUMED = re.compile(r"resumed at step (\d+)")
+
+Row = dict[str, Any]
+
+
+class Counters(NamedTuple):
+    """Counters of a run."""
+
+    step: int  # critic updates
+    env_steps: int  # steps received from actors
+    human_ticks: int  # of them, ticks on which a human had the robot, idle ones included
+
+
+class RunMetrics(dict[str, list[Row]]):
+    """Rows by kind, in file order; the kinds in `KINDS` are always there.
+
+    `bad_lines` counts lines that are no row, `superseded` the rows left out because a resume undid them.
+    """
+
+    bad_lines: int = 0
+    superseded: int = 0
+
+    def last(self) -> Row | None:
+        """Return the row with the greatest running time, or None in an empty run.
+
+        Evaluations do not count while there is anything else: they may be of any earlier checkpoint.
+        """
+        rows = [row for kind, of_kind in self.items() if kind != "eval" for row in of_kind] or self["eval"]
+        return max(rows, key=lambda row: row["wall"], default=None)
+
+    def trained_wall(self, evaluation: Row) -> float:
+        """Return the running time in seconds at the evaluated checkpoint: of the last train row up to its step."""
+        walls = (row["wall"] for row in self["train"] if row["step"] <= evaluation["step"])
+        return max(walls, default=evaluation["wall"])
+
+
+def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -> RunMetrics:
+    """Read the rows of a run by kind, also while it is being written; raises DataError where it has none.
+
+    A resume from the checkpoint of step k supersedes earlier train and eval rows with `step > k`, and episodes whose
+    `number` is beyond what the checkpoint had counted (those of the journal are counted, and written, again).
+    `superseded` keeps them.
+    """
+    path = Path(run_dir) / METRICS_FILE
+    if not path.is_file():
+        raise DataError(
+            f"{path} does not exist, so {run_dir} is not a run folder. A run folder is a learner's checkpoint_path or "
+            f"runs/<exp_name>/<time>. It holds config.json, checkpoints/ and {METRICS_FILE}."
+        )
+    metrics = RunMetrics({kind: [] for kind in KINDS})
+    rows: list[Row] = []
+    for line in filter(bytes.strip, path.read_bytes().splitlines()):
+        if (row := parse_row(line)) is None:
+            metrics.bad_lines += 1
+            continue
+        if not superseded and row["kind"] == "event" and (match := _RESUMED.match(str(row.get("text")))):
+            kept = [r for r in rows if not _is_superseded(r, int(match[1]), row)]
+            metrics.superseded += len(rows) - len(kept)
+            rows = kept
+        rows.append(row)
+    for row in rows:
+        metrics.setdefault(row["kind"], []).append(row)
+    return metrics
+
+
+def succeeded_alone(row: Row) -> bool:
+    """Whether the episode of `row` succeeded without intervention: one in which a human helped never did."""
+    return bool(row.get("succeed")) and not row.get("intervention_count")
+
+
+def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
+    if row["kind"] == "event":
+        return False
+    if row["kind"] != "episode":
+        return bool(row["step"] > step)
+    number, episodes = row.get("number"), resumed.get("episodes")
+    if number is None or episodes is None:  # runs of version 0.1
+        return bool(row["env_steps"] > resumed["env_steps"])
+    return bool(number > episodes)
+
+
+def parse_row(line: bytes) -> Row | None:
+    """Return a line as a row; None if it is not JSON, or without its kind and counters."""
+    row = None
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        return None
+    needed = (row.get("wall"), *(row.get(name) for name in Counters._fields))
+    return row if all(isinstance(value, int | float) for value in needed) else None
 
 
 class MetricsLog:
@@ -46,10 +147,7 @@ class MetricsLog:
 
     Args:
         run_dir: the run folder; created if absent, continued if not.
-        wandb_project: None switches the mirror off (`--debug`).
-        wandb_name: display name of the run in wandb.
-        config: the experiment as a plain dictionary, for wandb.
-        offline: keep wandb's files in `run_dir/wandb` for a later `wandb sync` (see `WandbMirror`).
+        wandb_project: None switches the mirror off (`--debug`); `wandb_name`, `config` and `offline` are its.
         clock: monotonic seconds; injected by tests.
     """
 
@@ -77,14 +175,13 @@ class MetricsLog:
         # be about to complete it, while an evaluation opens the file.
         self._mid_line = bool(rest)
         self._lost_rows = 0
-        self._mirror: WandbMirror | None = None
+        self._mirror = None
         self._file = path.open("ab", buffering=0)
         if rest and parse_row(rest) is None:
             self._warn(f"the last line of {METRICS_FILE} was torn after {len(rest)} bytes: that row is lost")
         if wandb_project is not None:
-            self._mirror = WandbMirror(
-                self.run_dir, wandb_project, wandb_name, config, offline=offline, on_failure=self._warn
-            )
+            mirrored = {"project": wandb_project, "name": wandb_name, "config": dict(config)}
+            self._mirror = WandbMirror(self.run_dir, mirrored, offline=offline, on_failure=self._warn)
 
     def wall(self) -> float:
         """Seconds that all processes of this run have been running, without `pause`."""
@@ -103,21 +200,13 @@ class MetricsLog:
                 self._paused_at = None
 
     def train(self, counters: Counters, values: Mapping[str, Any]) -> None:
-        """Write a period of training: agent metrics, rates, waits, timers and replay counts since the previous row.
-
-        Times are seconds (`wait/...` within this period, `timer/...` the mean of a call), shares 0..1. Scalars of
-        Python, numpy or JAX.
-        """
+        """Write a period of training; times are seconds, `wait/...` of this period, `timer/...` the mean of a call."""
         self._write("train", counters, values)
 
     def episode(self, counters: Counters, *, q: Sequence[float] = (), g: Sequence[float] = (), **fields: Any) -> None:
         """Write a finished episode; `fields` are those of `EPISODE_FIELDS`, absent ones null.
 
-        Args:
-            q, g: per decision, the critic's value and the realised return.
-
-        Raises:
-            DataError: `q` and `g` differ in length.
+        Per decision, `q` is the critic's value and `g` the realised return; raises DataError if their lengths differ.
         """
         if len(q) != len(g):
             raise DataError(f"an episode needs one realised return g per value q, got {len(q)} q and {len(g)} g")
@@ -134,10 +223,7 @@ class MetricsLog:
         self._write("event", counters or self._counters, {"text": text})
 
     def resumed(self, counters: Counters, episodes: int | None = None) -> None:
-        """Write that training continues from the checkpoint of `counters.step`, with `episodes` of them counted.
-
-        Rows that the previous process wrote after that point stay in the file; `read_metrics` leaves them out.
-        """
+        """Write that training continues from the checkpoint of `counters.step`, with `episodes` of them counted."""
         self._write("event", counters, {"text": f"resumed at step {counters.step}", "episodes": episodes})
 
     def close(self) -> None:
@@ -202,7 +288,7 @@ def _row(names: Mapping[str, str], fields: Mapping[str, Any]) -> Row:
 
 
 def _read_end(path: Path) -> tuple[Row | None, bytes]:
-    """The last row of a file, and what stands behind its last newline: nothing in a whole file."""
+    """The last row of a file, and what follows its last newline: nothing in a whole file."""
     data = path.read_bytes() if path.exists() else b""
     rows = (parse_row(line) for line in reversed(data.splitlines()))
     return next((row for row in rows if row is not None), None), data[data.rfind(b"\n") + 1 :]

@@ -13,7 +13,7 @@ from typing import Any
 from serl_chunk.io import atomic_write, format_duration, plural
 from serl_chunk.runs import report_panels as panels
 from serl_chunk.runs.calibration import value_range
-from serl_chunk.runs.metric_rows import Row, RunMetrics, read_metrics, succeeded_alone
+from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_panels import WINDOW, Draw
 from serl_chunk.runs.report_tables import episodes_section, origin, read_settings, settings_section
 from serl_chunk.viz.page import Html, facts, figure, note, page, section, table

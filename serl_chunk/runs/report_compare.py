@@ -11,7 +11,7 @@ import numpy as np
 
 from serl_chunk.io import atomic_write
 from serl_chunk.runs import report_panels as panels
-from serl_chunk.runs.metric_rows import Row, RunMetrics, read_metrics, succeeded_alone
+from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report import headline
 from serl_chunk.runs.report_tables import flatten, origin, read_settings
 from serl_chunk.types import ConfigError, DataError

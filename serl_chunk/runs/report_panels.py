@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serl_chunk.runs.calibration import binned, decisions
-from serl_chunk.runs.metric_rows import Row, RunMetrics, succeeded_alone
+from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
 from serl_chunk.viz.plots import (
     BLUE,
     GREEN,

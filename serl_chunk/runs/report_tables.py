@@ -16,7 +16,7 @@ from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.renamed import current_config
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import plural
-from serl_chunk.runs.metric_rows import RunMetrics
+from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.types import DataError
 from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
 from serl_chunk.viz.video import MAX_FPS

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.runs.metric_rows import METRICS_FILE
-
 WANDB_ID_FILE = "wandb_id.txt"
 
 logger = logging.getLogger(__name__)
@@ -28,26 +26,18 @@ class WandbMirror:
 
     Args:
         run_dir: the run folder; holds wandb's files and the id under which a restart continues the same wandb run.
-        project, name: of the run in wandb.
-        config: the experiment as a plain dictionary.
+        settings: arguments of `wandb.init`: project, name and config.
         offline: keep wandb's files for a later `wandb sync`, as without an API key or a network. The environment
             variable WANDB_MODE overrides it.
         on_failure: called with the warning that is logged when the mirror goes off.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        project: str,
-        name: str,
-        config: Mapping[str, Any],
-        *,
-        offline: bool,
-        on_failure: Callable[[str], None],
+        self, run_dir: Path, settings: Mapping[str, Any], *, offline: bool, on_failure: Callable[[str], None]
     ) -> None:
         self._on_failure = on_failure
         self._run: Any = None
-        self._try("start", lambda: self._start(run_dir, project, name, dict(config), offline))
+        self._try("start", lambda: self._start(run_dir, settings, offline))
 
     def log(self, numbers: Mapping[str, float]) -> None:
         """Show one row of numbers; does nothing where the mirror is off."""
@@ -60,21 +50,22 @@ class WandbMirror:
             self._try("finish", lambda: self._run.finish())
         self._run = None
 
-    def _start(self, *args: Any) -> None:
-        self._run = _start_wandb(*args)
+    def _start(self, run_dir: Path, settings: Mapping[str, Any], offline: bool) -> None:
+        self._run = _start_wandb(run_dir, settings, offline)
 
     def _try(self, what: str, call: Callable[[], Any]) -> None:
         try:
             call()
         except Exception as error:  # see above: there is no list of what wandb raises
             self._run = None
-            reason = f"{what} failed ({type(error).__name__}: {error})"
-            text = f"wandb: {reason}. It is off from here on, {METRICS_FILE} goes on"
+            text = (
+                f"wandb: {what} failed ({type(error).__name__}: {error}). It is off from here on, metrics.jsonl goes on"
+            )
             logger.warning(text)
             self._on_failure(text)
 
 
-def _start_wandb(run_dir: Path, project: str, name: str, config: dict[str, Any], offline: bool) -> Any:
+def _start_wandb(run_dir: Path, settings: Mapping[str, Any], offline: bool) -> Any:
     """A wandb run that continues the one whose id the run folder holds, if any."""
     try:
         import wandb  # takes a second to import, and is not needed where the mirror is off
@@ -86,9 +77,7 @@ def _start_wandb(run_dir: Path, project: str, name: str, config: dict[str, Any],
         id_file.write_text(secrets.token_hex(4))
     mode: Any = os.environ.get("WANDB_MODE") or ("offline" if offline or not _wandb_usable() else "online")
     run = wandb.init(
-        project=project,
-        name=name,
-        config=config,
+        **settings,
         id=id_file.read_text().strip(),
         resume="allow",
         dir=str(run_dir),

@@ -31,7 +31,7 @@ from serl_chunk.learner.schedule import EvalSchedule
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run
-from serl_chunk.runs.metric_rows import Counters, read_metrics
+from serl_chunk.runs.metrics import Counters, read_metrics
 from serl_chunk.runs.report import build_report
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot

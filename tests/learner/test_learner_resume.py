@@ -12,8 +12,7 @@ from point_robot import experiment, record_demos
 
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.phases import Phase
-from serl_chunk.runs.checkpoints import host_leaves
-from serl_chunk.runs.timed_checkpoints import TimedCheckpoints
+from serl_chunk.runs.checkpoints import TimedCheckpoints, host_leaves
 from serl_chunk.types import Episode
 
 pytestmark = pytest.mark.compiles

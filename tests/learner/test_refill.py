@@ -12,7 +12,7 @@ from serl_chunk.cli import learner as learner_command
 from serl_chunk.learner.phases import Phase
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 
 pytestmark = pytest.mark.compiles

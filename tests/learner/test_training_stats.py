@@ -9,7 +9,7 @@ from metric_logs import open_log
 
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.replay.episode import EpisodeStats
-from serl_chunk.runs.metric_rows import Counters, read_metrics
+from serl_chunk.runs.metrics import Counters, read_metrics
 from serl_chunk.types import Outcome
 
 

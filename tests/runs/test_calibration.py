@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from serl_chunk.runs.calibration import binned, decisions, value_range
-from serl_chunk.runs.metric_rows import RunMetrics
+from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.runs.report_panels import calibration_panel
 
 RNG = np.random.default_rng

@@ -9,7 +9,7 @@ from metric_logs import add_episode, open_log
 
 from serl_chunk.runs import films
 from serl_chunk.runs.films import film_training_episodes
-from serl_chunk.runs.metric_rows import Counters
+from serl_chunk.runs.metrics import Counters
 from serl_chunk.types import Source
 
 

@@ -4,7 +4,7 @@ import pytest
 from errors import naming
 from metric_logs import Clock, add_episode, add_evaluation, open_log
 
-from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, read_metrics
+from serl_chunk.runs.metrics import METRICS_FILE, Counters, read_metrics
 from serl_chunk.types import DataError
 
 

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from metric_logs import Clock, add_evaluation, open_log
 
 from serl_chunk.runs import report_panels
-from serl_chunk.runs.metric_rows import METRICS_FILE, Counters, read_metrics
-from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.runs.metrics import METRICS_FILE, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.report import build_report
 from serl_chunk.runs.report_compare import build_comparison
 from serl_chunk.runs.report_panels import rolling_mean

@@ -11,9 +11,8 @@ from agent_tools import same
 from checkpoint_tools import NORMALISER, flip_a_byte, restore, save, saved_run, state_of
 from errors import naming
 
-from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, TimedCheckpoints
 from serl_chunk.runs.evaluations import resolve_step, wanted_policy
-from serl_chunk.runs.timed_checkpoints import TimedCheckpoints
 
 
 class Clock:

@@ -10,7 +10,7 @@ from counting_robot import LENGTH, LOG
 from processes import Cluster, Process, learner_totals
 from system_accounts import Account, settle
 
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.transport.sockets import free_port
 
 ROBOT = str(Path(__file__).with_name("counting_robot.py"))

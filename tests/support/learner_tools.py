@@ -19,7 +19,7 @@ from serl_chunk.cli.learner import build_learner
 from serl_chunk.learner.learner import Learner
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 TIMED = ("wall", "rates/", "timer/", "wait/", "seconds")
 

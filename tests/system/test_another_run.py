@@ -16,7 +16,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records

@@ -17,7 +17,7 @@ from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, Normalis
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import Source
 
 LIMIT = 12  # ticks

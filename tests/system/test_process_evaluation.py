@@ -7,7 +7,7 @@ import re
 import pytest
 from processes import LISTENING, PATIENCE
 
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 LAST_LINE = re.compile(r"evaluation: success_rate=[01]\.\d\d n=(\d+) report=(.+)")

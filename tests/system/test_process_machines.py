@@ -8,7 +8,7 @@ from lab import LENGTH, Lab
 from machines import HERE, fill, needs_root
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals
 
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * PATIENCE), needs_root]
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals, settings
 
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 OFFLINE = {"learner__pretrain_steps": 0, "learner__checkpoint_period": 20}

@@ -7,7 +7,7 @@ import signal
 import pytest
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals
 
-from serl_chunk.runs.metric_rows import read_metrics
+from serl_chunk.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000}
