@@ -47,9 +47,9 @@ def ok(name: str, said: str, **figures: float) -> Check:
     return Check(name, "ok", said, "", figures)
 
 
-def warning(name: str, said: str, remedy: str, **figures: float) -> Check:
-    """Return a check of something that works, but not well."""
-    return Check(name, "warning", said, remedy, figures)
+def warning(name: str, said: str, remedy: str, *, fine: bool = False, **figures: float) -> Check:
+    """Return a check of something that works, but not well unless it is `fine`."""
+    return ok(name, said, **figures) if fine else Check(name, "warning", said, remedy, figures)
 
 
 def failed(name: str, said: str, remedy: str = "", **figures: float) -> Check:
@@ -67,9 +67,9 @@ def per_second(nbytes: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds with a unit that leaves few digits."""
-    if seconds < 1:
-        return f"{1000 * seconds:.2g} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.1f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.2g} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
 
 
 def require_free(name: str, path: str) -> None:
@@ -118,21 +118,25 @@ _SPACEMOUSE = "SpaceMouse"
 
 def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("/")) -> Iterator[Check]:
     """Run the robot's own check, look for cameras and a SpaceMouse. `root`: of the file system; for tests."""
-    if config.robot.real:
-        own = config.robot.check_devices if isinstance(config.robot, GymConfig) else None
+    cameras = ", ".join(config.agent.image_keys)
+    own = config.robot.check_devices if isinstance(config.robot, GymConfig) else None
+    if not config.robot.real:
+        too = f", its cameras {cameras} too" if cameras else ""
+        yield ok("devices", f"none needed: robot {spec.name!r} is simulated{too}")
+    elif own is not None:
         yield _robot(own)
-        if config.agent.image_keys and own is None:
-            yield _cameras(config, root)
     else:
-        cameras = f", its cameras {', '.join(config.agent.image_keys)} too" if config.agent.image_keys else ""
-        yield ok("devices", f"none needed: robot {spec.name!r} is simulated{cameras}")
+        missing = "the experiment brings no check (GymConfig(check_devices=...))"
+        yield ok("devices", f"none needed: {missing}, and a robot is not moved to find out")
+        if cameras:
+            here = ", ".join(sorted(str(p.relative_to(root)) for p in (root / "dev").glob("video*")))
+            found = f"here are {here}" if here else "this machine shows no video device"
+            remedy = "plug them in (ls /dev/video*); cameras on a network do not show here, and are fine"
+            yield warning("cameras", f"the experiment uses {cameras}; {found}", remedy, fine=bool(here))
     yield from _spacemouse(root)
 
 
-def _robot(own: Callable[[], Sequence[str]] | None) -> Check:
-    if own is None:
-        missing = "the experiment brings no check (GymConfig(check_devices=...))"
-        return ok("devices", f"none needed: {missing}, and a robot is not moved to find out")
+def _robot(own: Callable[[], Sequence[str]]) -> Check:
     found: list[str] = []
 
     def run() -> None:
@@ -148,15 +152,6 @@ def _robot(own: Callable[[], Sequence[str]] | None) -> Check:
     if problem:
         return failed("devices", problem, "see robot.check_devices of the experiment, which reports this")
     return ok("devices", "the robot's own check finds everything")
-
-
-def _cameras(config: ExperimentConfig, root: Path) -> Check:
-    uses = f"the experiment uses {', '.join(config.agent.image_keys)}"
-    here = sorted(str(p.relative_to(root)) for p in (root / "dev").glob("video*"))
-    if here:
-        return ok("cameras", f"{uses}; here are {', '.join(here)}")
-    remedy = "plug them in (ls /dev/video*); cameras on a network do not show here, and are fine"
-    return warning("cameras", f"{uses}; this machine shows no video device", remedy)
 
 
 def _spacemouse(root: Path) -> Iterator[Check]:
@@ -184,10 +179,8 @@ def _spacemouse_at(node: Path, name: str) -> Check:
     except Exception as e:  # no HID library, or none that it can load
         remedy = "install the HID library (libhidapi-hidraw0 on Debian and Ubuntu)"
         return warning(_SPACEMOUSE, f"{name} is plugged in; pyspacemouse cannot list it: {e}", remedy)
-    if known:
-        return ok(_SPACEMOUSE, f"{', '.join(known)} at {node}")
-    remedy = "a newer pyspacemouse may; or add it to its devices.toml"
-    return warning(_SPACEMOUSE, f"{name} is plugged in and pyspacemouse does not support it", remedy)
+    said = f"{', '.join(known)} at {node}" if known else f"{name} is plugged in and pyspacemouse does not support it"
+    return warning(_SPACEMOUSE, said, "a newer pyspacemouse may; or add it to its devices.toml", fine=bool(known))
 
 
 JPEG_SHARE = 0.1  # of an image's bytes that its JPEG takes, roughly: it depends on the picture
@@ -243,26 +236,25 @@ def check_bandwidth(need: Bandwidth, measured: float, config: ExperimentConfig) 
         needs += f" ({per_second(need.human)} while a human acts)"
     said, relief = f"{needs}; measured {per_second(measured)}", _relief(need, config)
     figures = {"expected_bytes_per_s": need.mean, "expected_bytes_per_s_human": need.human}
-    if measured >= need.human:
-        return ok(name, said, **figures)
-    if measured >= need.mean:
-        return warning(name, f"{said}: what human ticks add is sent between episodes", relief, **figures)
     if measured < HOPELESS * need.mean:
         return failed(name, f"{said}: the robot would mostly wait for room in its spool", relief, **figures)
-    late = duration(need.episode_seconds * (need.mean / measured - 1))
-    said += f": an episode of {duration(need.episode_seconds)} needs {late} more to arrive"
-    return warning(name, said, relief, **figures)
+    if measured < need.mean:
+        late = duration(need.episode_seconds * (need.mean / measured - 1))
+        said += f": an episode of {duration(need.episode_seconds)} needs {late} more to arrive"
+    elif measured < need.human:
+        said += ": what human ticks add is sent between episodes"
+    return warning(name, said, relief, fine=measured >= need.human, **figures)
 
 
 def _relief(need: Bandwidth, config: ExperimentConfig) -> str:
+    ways = ["fewer or smaller cameras (agent.image_keys), or a faster link"]
     if need.images < 0.5:
         return "use a wire instead of radio, or a machine nearer to the learner; nothing is lost, but steps arrive late"
-    fewer = "fewer or smaller cameras (agent.image_keys), or a faster link"
     if config.frames_every_tick:
-        fewer = f"--config.actor.frames=decisions on the actor (fewer windows to learn from); or {fewer}"
+        ways.insert(0, "--config.actor.frames=decisions on the actor (fewer windows to learn from)")
     if not config.transport.jpeg_quality:
-        fewer = f"--config.transport.jpeg_quality=90 on the actor sends about a tenth, slightly changed; or {fewer}"
-    return f"{fewer}. Nothing is lost, but steps arrive late"
+        ways.insert(0, "--config.transport.jpeg_quality=90 on the actor sends about a tenth, slightly changed")
+    return "; or ".join(ways) + ". Nothing is lost, but steps arrive late"
 
 
 def check_snapshots(version: int, nbytes: int, measured: float, config: ExperimentConfig) -> Check:
@@ -272,11 +264,10 @@ def check_snapshots(version: int, nbytes: int, measured: float, config: Experime
         return ok(name, f"none published yet; one comes every {every} updates, the newest alone is sent")
     seconds = nbytes / measured if measured else float("inf")
     said = f"version {version} has {format_bytes(nbytes)}, {duration(seconds)} if the way back is as fast"
-    figures = {"snapshot_bytes": nbytes, "snapshot_s": seconds}
-    if seconds <= SLOW_SNAPSHOT:
-        return ok(name, said, **figures)
+    fine = seconds <= SLOW_SNAPSHOT
     remedy = "a smaller network or a faster link; a slow actor always gets the newest, never a queue of old ones"
-    return warning(name, f"{said}: the actor acts with an old policy", remedy, **figures)
+    said += "" if fine else ": the actor acts with an old policy"
+    return warning(name, said, remedy, fine=fine, snapshot_bytes=nbytes, snapshot_s=seconds)
 
 
 def check_spool(config: ExperimentConfig, spec: RobotSpec, actor_id: str, root: str | None) -> Check:
@@ -300,6 +291,4 @@ def check_spool(config: ExperimentConfig, spec: RobotSpec, actor_id: str, root: 
         return failed(name, f"{folder}: {disk} cannot be written", remedy, **figures)
     if free < 2 * episode:  # as Outbox.no_room has it
         return failed(name, said, f"{room}: no episode would begin", **figures)
-    if free < size:
-        return warning(name, said, f"{room}: a long absence of the learner would fill it", **figures)
-    return ok(name, said, **figures)
+    return warning(name, said, f"{room}: a long absence of the learner would fill it", fine=free >= size, **figures)

@@ -9,21 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from serl_chunk.cli.doctor.checks import (
-    Check,
-    check_bandwidth,
-    check_devices,
-    check_ports,
-    check_snapshots,
-    check_spool,
-    duration,
-    expected,
-    failed,
-    ok,
-    per_second,
-    require_free,
-    warning,
-)
+from serl_chunk.cli.doctor import checks
+from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second, warning
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
 from serl_chunk.cli.keys import actor_keys
 from serl_chunk.cli.process import spec_of
@@ -50,6 +37,7 @@ FAR = 0.1  # seconds of a round trip from which lockstep actors are slowed down 
 CLOCK_S = 5.0  # seconds of difference worth mentioning
 LITTLE_DISK = 1 << 30  # bytes
 _SAME_VERSION = "install the same version of serl-chunk on both machines"
+_LOSS = "look for loss on the link (ping)"
 _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
 
 
@@ -71,17 +59,17 @@ def run_doctor(config: ExperimentConfig | None, where: LearnerAddress, json_file
     """
     sockets.check_port(where.port)
     if json_file is not None:
-        require_free("json", json_file)
-    checks = []
+        checks.require_free("json", json_file)
+    done = []
     for check in run_checks(config, where):
         print(check, flush=True)
-        checks.append(check)
-    bad, warned, good = (sum(c.status == status for c in checks) for status in ("FAIL", "warning", "ok"))
+        done.append(check)
+    bad, warned, good = (sum(c.status == status for c in done) for status in ("FAIL", "warning", "ok"))
     print(f"doctor: {bad} failed, {warned} warnings, {good} ok", flush=True)
     if json_file is not None:
         report = {
             "experiment": None if config is None else config.name, "ip": where.ip, "port": where.port,
-            "ok": not bad, "checks": [c.to_json() for c in checks],
+            "ok": not bad, "checks": [c.to_json() for c in done],
         }  # fmt: skip
         Path(json_file).write_text(json.dumps(report, indent=2) + "\n")
     return 1 if bad else 0
@@ -89,8 +77,7 @@ def run_doctor(config: ExperimentConfig | None, where: LearnerAddress, json_file
 
 def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterator[Check]:
     """Yield the checks as they are done."""
-    spec: RobotSpec | None = None
-    trouble: Check | None = None
+    spec, trouble = None, None
     if config is not None:
         try:
             spec = spec_of(config)
@@ -99,7 +86,7 @@ def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterat
         except Exception as e:  # an experiment's own code may raise anything
             spec, trouble = None, _cannot_build(config, e)
     found = probe_ports(where.ip, where.port, REACH_S)
-    yield from check_ports(found, where.ip, where.port)
+    yield from checks.check_ports(found, where.ip, where.port)
     if trouble is not None:
         yield trouble
     if found[-1].trouble:
@@ -107,8 +94,8 @@ def run_checks(config: ExperimentConfig | None, where: LearnerAddress) -> Iterat
     else:
         yield from _LearnerChecks(config, spec, where).checks()
     if config is not None and spec is not None:
-        yield check_spool(config, spec, where.actor_id, where.spool_path)
-        yield from check_devices(config, spec)
+        yield checks.check_spool(config, spec, where.actor_id, where.spool_path)
+        yield from checks.check_devices(config, spec)
 
 
 def _cannot_build(config: ExperimentConfig, e: Exception) -> Check:
@@ -134,7 +121,6 @@ class _LearnerChecks:
         w = self._where
         prober: DiagnosticsClient | None = None
         try:
-            self._keys = actor_keys(w.ip, w.keys, insecure=w.insecure)
             joined = self._join()
             prober = DiagnosticsClient(self._transport, w.ip, w.port, self._keys)
             run = prober.identify(self._left(IDENTIFY_S))
@@ -150,20 +136,19 @@ class _LearnerChecks:
             yield from self._measure(prober, status)
         except UnreachableError as e:
             yield _silent(str(e))
-        except RefusedError as e:
-            if prober is None or isinstance(e, KeyRefusedError):
+        except (RefusedError, ConfigError) as e:
+            if prober is None or isinstance(e, KeyRefusedError | ConfigError):
                 yield failed("key", str(e))
             else:
                 yield failed("learner", str(e), _SAME_VERSION)
-        except ConfigError as e:  # of the keys
-            yield failed("key", str(e))
         finally:
             if prober is not None:
                 prober.close()
 
     def _join(self) -> bool:
         """Join as an actor's first connection would; whether that was just now."""
-        keys, w = self._keys, self._where
+        w = self._where
+        keys = self._keys = actor_keys(w.ip, w.keys, insecure=w.insecure)
         if keys is None or keys.ticket is None:
             return False
         try:
@@ -175,7 +160,6 @@ class _LearnerChecks:
         return True
 
     def _contract(self) -> tuple[dict[str, str], Check | None]:
-        """Return the contract of an actor of the experiment, or why there is none."""
         if self._config is None or self._spec is None:
             return {}, None
         try:
@@ -238,13 +222,13 @@ class _LearnerChecks:
             said = f"{per_second(rate)} to the learner, {format_bytes(nbytes)} sent"
             yield ok("throughput", said, bytes_per_s=rate)
         else:
-            remedy = f"look for loss on the link (ping), and whether something else fills it; {_FEW_DOCTORS}"
+            remedy = f"{_LOSS}, and whether something else fills it; {_FEW_DOCTORS}"
             yield failed("throughput", "not a single kilobyte arrived in time", remedy, bytes_per_s=rate)
         if trips:
             yield _clock(min(trips))
         if self._config is not None and self._spec is not None and nbytes:
-            yield check_bandwidth(expected(self._config, self._spec), rate, self._config)
-            yield check_snapshots(s.version, s.snapshot_bytes, rate, self._config)
+            yield checks.check_bandwidth(checks.expected(self._config, self._spec), rate, self._config)
+            yield checks.check_snapshots(s.version, s.snapshot_bytes, rate, self._config)
 
 
 def _silent(sentence: str) -> Check:
@@ -262,25 +246,20 @@ def _disk(s: LearnerStatus) -> Check:
         return failed(name, f"nothing is acknowledged: {s.stalled}", remedy)
     if s.free_bytes < 0:
         return ok(name, "it keeps no journal (transport.journal=False)")
-    said = f"{format_bytes(s.free_bytes)} left for its journal"
-    if s.free_bytes >= LITTLE_DISK:
-        return ok(name, said, learner_free_bytes=s.free_bytes)
+    said, fine = f"{format_bytes(s.free_bytes)} left for its journal", s.free_bytes >= LITTLE_DISK
     remedy = "make room there: where it is full nothing is acknowledged, and actors keep their steps"
-    return warning(name, said, remedy, learner_free_bytes=s.free_bytes)
+    return warning(name, said, remedy, fine=fine, learner_free_bytes=s.free_bytes)
 
 
 def _round_trip(trips: list[RoundTrip]) -> Check:
     name = "round trip"
     if not trips:
-        said = f"none of {TRIPS} pings was answered in {ANSWER_S:g} s"
-        return failed(name, said, f"look for loss on the link (ping); {_FEW_DOCTORS}")
+        return failed(name, f"none of {TRIPS} pings was answered in {ANSWER_S:g} s", f"{_LOSS}; {_FEW_DOCTORS}")
     times = [t.seconds for t in trips]
     median, longest = statistics.median(times), max(times)
     said = f"{duration(median)} (median of {len(times)}, longest {duration(longest)})"
-    if median < FAR:
-        return ok(name, said, round_trip_s=median, round_trip_max_s=longest)
     remedy = "a realtime actor does not mind; one in lockstep waits that long for allowances. Find a nearer learner"
-    return warning(name, said, remedy, round_trip_s=median, round_trip_max_s=longest)
+    return warning(name, said, remedy, fine=median < FAR, round_trip_s=median, round_trip_max_s=longest)
 
 
 def _clock(best: RoundTrip) -> Check:

@@ -15,7 +15,6 @@ import numpy as np
 import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport import sockets
 from serl_chunk.transport.security.client import KeyExchange, mechanism_at
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.sockets import CHANNELS, try_receive, try_send
@@ -78,7 +77,6 @@ def _knock(host: str, port: int, timeout: float) -> tuple[Trouble, str]:
 
 
 MAX_ECHOES = 128  # of one measurement: at most 128 MiB
-_CONTROL = CHANNELS.index("control")
 _LIMITS = Limits(1 << 20, 1)
 _FIRST_BYTES = 1 << 14  # of an echo; they grow while they are quick, so that a slow link is measured too
 _QUICK_S = 0.1
@@ -102,45 +100,19 @@ class DiagnosticsClient:
     """Sends probes to a learner. Used by one thread; close it."""
 
     def __init__(self, config: TransportConfig, host: str, port: int, keys: ClientKeys | None) -> None:
-        self._config, self._host, self._port = config, host, port
+        self._config, self._where = config, f"{host}:{port}"
         self._exchange = KeyExchange(keys, host, port)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
-        self._number = 0
+        self._number = 0  # of the newest echo
 
     def identify(self, timeout: float) -> str:
         """Connect, and return the id of the run that the learner works on.
 
         Raises KeyRefusedError for a key, RefusedError for another protocol, UnreachableError where no learner answers.
         """
-        deadline = time.monotonic() + timeout
-        where = f"{self._host}:{self._port}"
-        why = f"something listens at {where} but does not answer as a learner"
-        sent = False
-        while (now := time.monotonic()) < deadline:
-            if self._socket is None:
-                self._open()
-                sent = False
-            s, monitor = self._socket, self._exchange.monitor
-            assert s is not None
-            poller = zmq.Poller()
-            poller.register(s, zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
-            if monitor is not None:
-                poller.register(monitor, zmq.POLLIN)
-            poller.poll(round(1000 * min(0.1, deadline - now)))
-            trouble = self._exchange.trouble(known=False)
-            if trouble is not None:
-                if trouble.final:
-                    raise KeyRefusedError(trouble.sentence)
-                why = trouble.sentence
-                self._drop()
-                time.sleep(max(0.0, min(trouble.retry_in, deadline - time.monotonic())))
-                continue
-            sent = sent or try_send(s, codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL}))
-            message = self._receive()
-            if message is not None and message.kind == message_types.IDENTITY:
-                return codec.text(message.header, "run", 128)
-        raise UnreachableError(why)
+        who = codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL})
+        return codec.text(self._request(who, message_types.IDENTITY, timeout).header, "run", 128)
 
     @property
     def secured(self) -> bool:
@@ -171,7 +143,8 @@ class DiagnosticsClient:
 
     def throughput(self, seconds: float) -> tuple[float, int]:
         """Measure bytes per second to the learner, and the bytes that arrived. Raises RefusedError."""
-        s = self._connected()
+        s = self._socket
+        assert s is not None, "identify first"
         data = np.frombuffer(os.urandom(MAX_ECHO_BYTES), np.uint8)  # nothing on the way can compress it
         size = min(_FIRST_BYTES, self._config.max_message_bytes // 2)
         largest = min(MAX_ECHO_BYTES, self._config.max_message_bytes // 2)
@@ -187,7 +160,10 @@ class DiagnosticsClient:
             s.poll(round(1000 * min(0.05, seconds)), zmq.POLLIN | zmq.POLLOUT if more else zmq.POLLIN)
             now = time.monotonic()
             while (message := self._receive()) is not None:
-                began, nbytes = self._answered(message, under_way)
+                began, nbytes = 0.0, 0
+                with contextlib.suppress(WireError):
+                    if message.kind == message_types.ECHOED:
+                        began, nbytes = under_way.pop(Echo.decode(message).number, (0.0, 0))
                 if not nbytes:
                     continue
                 arrived.append((now, arrived[-1][1] + nbytes))
@@ -201,64 +177,58 @@ class DiagnosticsClient:
         self._drop()
         self._context.destroy(linger=0)
 
-    def _open(self) -> None:
-        s = self._socket = sockets.make_socket(self._context, zmq.DEALER, self._config)
-        self._exchange.secure(s)
-        self._exchange.watch(s)
-        sockets.connect(s, self._host, self._port + _CONTROL)
-
     def _drop(self) -> None:
         self._exchange.close()
         if self._socket is not None:
             self._socket.close()
         self._socket = None
 
-    def _connected(self) -> zmq.Socket[bytes]:
-        assert self._socket is not None, "identify first"
-        return self._socket
-
     def _echo(self, nbytes: int, data: np.ndarray | None = None) -> list[Frame]:
         self._number += 1
         arrays = {} if data is None else {PAYLOAD: data[:nbytes]}
         return codec.encode(message_types.ECHO, {"number": self._number}, arrays)
-
-    def _answered(self, message: Message, under_way: dict[int, tuple[float, int]]) -> tuple[float, int]:
-        """Return when the echo that this answers was sent, and its bytes; 0 for another message."""
-        with contextlib.suppress(WireError):
-            if message.kind == message_types.ECHOED:
-                return under_way.pop(Echo.decode(message).number, (0.0, 0))
-        return 0.0, 0
 
     def _request(self, request: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:
         """Return the answer to a request. A late one is not taken for the next one's: echoes have numbers.
 
         `again`: seconds after which it is sent once more; a learner drops what is above its limit.
         """
-        s, deadline = self._connected(), time.monotonic() + timeout
-        number = self._number
-        sent, send_at = False, time.monotonic()
-        while (left := deadline - time.monotonic()) > 0:
-            if time.monotonic() >= send_at and (sent := try_send(s, request)):
-                send_at = time.monotonic() + again
-            wait = min(left, send_at - time.monotonic()) if sent else left
-            s.poll(max(1, round(1000 * wait)), zmq.POLLIN if sent else zmq.POLLIN | zmq.POLLOUT)
+        first, number = kind == message_types.IDENTITY, self._number
+        why = f"the learner at {self._where} did not answer"
+        if first:
+            why = f"something listens at {self._where} but does not answer as a learner"
+        deadline, send_at = time.monotonic() + timeout, 0.0
+        while (now := time.monotonic()) < deadline:
+            if self._socket is None:
+                self._socket, send_at = self._exchange.connect(self._context, self._config, "control"), 0.0
+            due = now >= send_at
+            if due and try_send(self._socket, request):
+                due, send_at = False, now + again
+            wait = min(0.1, (deadline if due else min(deadline, send_at)) - now)
+            self._socket.poll(max(1, round(1000 * wait)), zmq.POLLIN | zmq.POLLOUT if due else zmq.POLLIN)
+            trouble = self._exchange.trouble(known=False) if first else None
+            if trouble is not None:
+                if trouble.final:
+                    raise KeyRefusedError(trouble.sentence)
+                why = trouble.sentence
+                self._drop()
+                time.sleep(max(0.0, min(trouble.retry_in, deadline - time.monotonic())))
+                continue
             while (message := self._receive()) is not None:
                 if message.kind == kind and (kind != message_types.ECHOED or message.header.get("number") == number):
                     return message
-        raise UnreachableError(f"the learner at {self._host}:{self._port} did not answer")
+        raise UnreachableError(why)
 
     def _receive(self) -> Message | None:
         """Return the next message; None where there is none. Raises RefusedError for a refusal, UnreachableError."""
-        frames = try_receive(self._connected())
+        assert self._socket is not None, "identify first"
+        frames = try_receive(self._socket)
         if frames is None:
             return None
         try:
-            message = codec.decode(frames, _LIMITS)
-            if message.kind == handshake.REFUSED:
-                raise RefusedError(codec.text(message.header, "reason", 1 << 16))
+            return handshake.admitted(codec.decode(frames, _LIMITS))
         except WireError as e:
-            raise UnreachableError(f"what answers at {self._host}:{self._port} is no learner ({e})") from e
-        return message
+            raise UnreachableError(f"what answers at {self._where} is no learner ({e})") from e
 
 
 def _rate(arrived: list[tuple[float, int]]) -> float:

@@ -11,7 +11,6 @@ from typing import Any
 import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport import sockets
 from serl_chunk.transport.client.flow import AdaptiveTimeout
 from serl_chunk.transport.client.outbox import Outbox
 from serl_chunk.transport.client.sender import Arrived
@@ -152,12 +151,8 @@ class Connection:
             self._notify()
 
     def _open(self) -> None:
-        for offset, channel in enumerate(CHANNELS):
-            s = self._sockets[channel] = sockets.make_socket(self._context, zmq.DEALER, self._config)
-            self._key_exchange.secure(s)
-            if channel == "control":
-                self._key_exchange.watch(s)
-            sockets.connect(s, self._host, self._port + offset)
+        for channel in CHANNELS:
+            self._sockets[channel] = self._key_exchange.connect(self._context, self._config, channel)
         self._hello_at = None
 
     def _disconnect(self, why: str, retry_in: float = 0.0) -> None:

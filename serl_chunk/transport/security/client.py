@@ -6,6 +6,7 @@ libzmq reports a refused key to a socket's monitor alone, as a number.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import socket
 import time
@@ -47,39 +48,15 @@ class Outcome(enum.Enum):
     FOREIGN = enum.auto()  # another protocol
 
 
-class Monitor:
-    """The outcomes of a socket's handshakes. Used by the thread that owns the socket; close it before the socket."""
-
-    def __init__(self, s: zmq.Socket[bytes]) -> None:
-        self._owner = s
-        self.socket = s.get_monitor_socket(HANDSHAKE_EVENTS)
-        self.socket.linger = 0
-
-    def read(self) -> list[Outcome]:
-        """Return the outcomes since the last call, the newest last."""
-        found = []
-        while self.socket.poll(0):
-            event = recv_monitor_message(self.socket)
-            found.append(outcome_of(int(event["event"]), int(event["value"])))
-        return found
-
-    def close(self) -> None:
-        """Stop watching."""
-        if not self._owner.closed:
-            self._owner.disable_monitor()
-        self.socket.close()
-
-
 def outcome_of(event: int, value: int) -> Outcome:
     """Return the meaning of one of HANDSHAKE_EVENTS."""
-    if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-        return Outcome.DONE
-    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-        return Outcome.DENIED if value == _DENIED else Outcome.BUSY
-    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-        return Outcome.CLOSED
     mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-    return Outcome.MISMATCH if mismatch else Outcome.FOREIGN
+    meanings: dict[int, Outcome] = {
+        zmq.EVENT_HANDSHAKE_SUCCEEDED: Outcome.DONE,
+        zmq.EVENT_HANDSHAKE_FAILED_AUTH: Outcome.DENIED if value == _DENIED else Outcome.BUSY,
+        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Outcome.CLOSED,
+    }
+    return meanings.get(event, Outcome.MISMATCH if mismatch else Outcome.FOREIGN)
 
 
 def use_keys(s: zmq.Socket[bytes], server: str, pair: Pair) -> None:
@@ -105,10 +82,7 @@ def mechanism_at(host: str, port: int, timeout: float = _GREETING_S) -> str | No
 def explain(outcome: Outcome | None, secured: bool, host: str, port: int) -> Outcome | None:
     """Return an outcome at the actor's side with the reason for CLOSED; None where the other side just went away.
 
-    The side that hangs up first leaves the other one without a reason.
-
-    Args:
-        secured: whether keys were used.
+    The side that hangs up first leaves the other one without a reason. `secured`: keys were used.
     """
     if outcome is not Outcome.CLOSED:
         return outcome
@@ -137,29 +111,37 @@ class KeyExchange:
         self._keys, self._host, self._port = keys, host, port
         self._plain = keys is None
         self._others = 0  # wrong keys of the learner's, seen in a row
-        self._monitor: Monitor | None = None
+        self.monitor: zmq.Socket[bytes] | None = None  # to poll for reading
+        self._watched: zmq.Socket[bytes] | None = None  # what it monitors
 
-    def secure(self, s: zmq.Socket[bytes]) -> None:
-        """Use the keys on a socket, before it connects."""
+    def connect(
+        self, context: zmq.Context[zmq.Socket[bytes]], config: TransportConfig, channel: str
+    ) -> zmq.Socket[bytes]:
+        """Connect a socket with these keys. `trouble` is about the one of the control channel, until `close`."""
+        s = sockets.make_socket(context, zmq.DEALER, config)
         if self._keys is not None and not self._plain:
             use_keys(s, self._keys.server, self._keys.pair)
+        if channel == "control":
+            self._watched, self.monitor = s, s.get_monitor_socket(HANDSHAKE_EVENTS)
+            self.monitor.linger = 0
+        sockets.connect(s, self._host, self._port + CHANNELS.index(channel))
+        return s
 
-    def watch(self, s: zmq.Socket[bytes]) -> None:
-        """Make `trouble` be about this socket, from before it connects until `close`."""
-        self._monitor = Monitor(s)
-
-    @property
-    def monitor(self) -> zmq.Socket[bytes] | None:
-        """The socket to poll for reading."""
-        return None if self._monitor is None else self._monitor.socket
+    def outcomes(self) -> list[Outcome]:
+        """Return the outcomes of handshakes since the last call, the newest last."""
+        found = []
+        while self.monitor is not None and self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)
+            found.append(outcome_of(int(event["event"]), int(event["value"])))
+        return found
 
     def trouble(self, *, known: bool) -> ConnectionFault | None:
         """Return why the newest attempt failed; None where none did. The sockets must be opened again then.
 
         `known`: this actor was connected before. A learner that was right once may be so again, and is waited for.
         """
-        outcomes = [] if self._monitor is None else self._monitor.read()
-        outcome = explain(outcomes[-1] if outcomes else None, not self._plain, self._host, self._port)
+        newest = [None, *self.outcomes()][-1]
+        outcome = explain(newest, not self._plain, self._host, self._port)
         where, keys = f"{self._host}:{self._port}", self._keys
         if outcome is Outcome.DONE:
             self._others = 0
@@ -176,9 +158,11 @@ class KeyExchange:
 
     def close(self) -> None:
         """Stop watching, before the socket is closed."""
-        if self._monitor is not None:
-            self._monitor.close()
-            self._monitor = None
+        if self._watched is not None and not self._watched.closed:
+            self._watched.disable_monitor()
+        if self.monitor is not None:
+            self.monitor.close()
+        self.monitor = self._watched = None
 
 
 def sentence(outcome: Outcome | None, keys: ClientKeys | None, where: str) -> str:
@@ -212,7 +196,6 @@ def sentence(outcome: Outcome | None, keys: ClientKeys | None, where: str) -> st
 
 # Joining.
 
-_CONTROL = CHANNELS.index("control")
 _LIMITS = Limits(1 << 16, 1)
 
 
@@ -232,12 +215,12 @@ def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, time
         return keys
     request, refused = codec.encode(message_types.ENROL, {"public": to_bytes(keys.pair.public)}), None
     try:
-        outcome = _ask(keys.server, keys.ticket, config, host, port, timeout, request)
+        outcome = _ask(dataclasses.replace(keys, pair=keys.ticket), config, host, port, timeout, request)
     except RefusedError as e:
         outcome, refused = Outcome.DENIED, e
     if outcome is Outcome.DENIED:  # used up: by us, perhaps, and the answer was lost, or by another program here
-        outcome = _ask(keys.server, keys.pair, config, host, port, timeout, None)
-    outcome = explain(outcome, True, host, port + _CONTROL)
+        outcome = _ask(keys, config, host, port, timeout, None)
+    outcome = explain(outcome, True, host, port + CHANNELS.index("control"))
     if outcome is Outcome.DONE:
         return keys.enrolled(host)
     if outcome in (None, Outcome.FOREIGN):
@@ -249,7 +232,7 @@ def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, time
 
 
 def _ask(
-    server: str, pair: Pair, config: TransportConfig, host: str, port: int, timeout: float, request: list[Frame] | None
+    keys: ClientKeys, config: TransportConfig, host: str, port: int, timeout: float, request: list[Frame] | None
 ) -> Outcome | None:
     """Connect with a key and, once it is accepted, send a request. DONE is success, None no answer in time.
 
@@ -257,20 +240,18 @@ def _ask(
     """
     deadline = time.monotonic() + timeout
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    s = sockets.make_socket(context, zmq.DEALER, config)
-    use_keys(s, server, pair)
+    exchange = KeyExchange(keys, host, port)
     with contextlib.ExitStack() as stack:
         stack.callback(context.destroy, linger=0)
-        monitor = Monitor(s)
-        stack.callback(monitor.close)
-        sockets.connect(s, host, port + _CONTROL)
+        stack.callback(exchange.close)
+        s = exchange.connect(context, config, "control")
         poller = zmq.Poller()
         poller.register(s, zmq.POLLIN)
-        poller.register(monitor.socket, zmq.POLLIN)
+        poller.register(exchange.monitor, zmq.POLLIN)
         closed, busy = 0, False
         while (left := deadline - time.monotonic()) > 0:
             poller.poll(round(1000 * left))
-            outcomes = monitor.read()
+            outcomes = exchange.outcomes()
             outcome = outcomes[-1] if outcomes else None
             closed += outcomes.count(Outcome.CLOSED)
             busy = busy or Outcome.BUSY in outcomes
@@ -282,15 +263,8 @@ def _ask(
                 s.poll(round(1000 * max(0.0, deadline - time.monotonic())), zmq.POLLOUT)
                 try_send(s, request)
             if s.poll(0, zmq.POLLIN):
-                return _answer(s)
+                with contextlib.suppress(WireError):
+                    message = handshake.admitted(codec.decode(s.recv_multipart(copy=False), _LIMITS))
+                    return Outcome.DONE if message.kind == message_types.ENROLLED else None
+                return None
     return Outcome.BUSY if busy else None
-
-
-def _answer(s: zmq.Socket[bytes]) -> Outcome | None:
-    try:
-        message = codec.decode(s.recv_multipart(copy=False), _LIMITS)
-        if message.kind == handshake.REFUSED:
-            raise RefusedError(codec.text(message.header, "reason", 1 << 12))
-    except WireError:
-        return None
-    return Outcome.DONE if message.kind == message_types.ENROLLED else None

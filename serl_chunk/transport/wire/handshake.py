@@ -109,6 +109,13 @@ def refusal(reason: str, *, retry: bool = False, renew: bool = False) -> list[Fr
     return codec.encode(REFUSED, {"reason": reason, "retry": retry, "renew": renew})
 
 
+def admitted(message: Message) -> Message:
+    """Return a message that is no refusal. Raises RefusedError with the sentence of one, WireError."""
+    if message.kind == REFUSED:
+        raise RefusedError(codec.text(message.header, "reason", 1 << 16))
+    return message
+
+
 def compare(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """Return what differs between the learner's contract and an actor's, with the remedy; empty where nothing does.
 
