@@ -12,8 +12,7 @@ import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.flow import AdaptiveTimeout
-from serl_chunk.transport.client.outbox import Outbox
-from serl_chunk.transport.client.sender import Arrived
+from serl_chunk.transport.client.outbox import Arrived, Outbox
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest, SnapshotClient
 from serl_chunk.transport.security.client import KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
+from serl_chunk.io import format_bytes
 from serl_chunk.transport import sockets
 from serl_chunk.transport.client.connection import Connection
-from serl_chunk.transport.client.outbox import Outbox, Spools, backlog_line
+from serl_chunk.transport.client.outbox import Outbox, Spools
 from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
@@ -20,7 +21,33 @@ from serl_chunk.types import ConfigError, Snapshot
 
 log = logging.getLogger(__name__)
 
+AWAY = 1.0  # seconds without a learner worth mentioning
+MUCH = 16 << 20  # bytes worth mentioning though the learner is there: less is simply on its way
 _REPORT_EVERY_S = 3.0  # how often a waiting actor reports it
+
+
+def backlog_line(kept: int, limit: int, episode: int, away: float, stalled: str, *, begun: bool) -> str:
+    """For example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
+
+    Args:
+        kept: bytes that are not acknowledged.
+        limit: bytes that are kept at most; where an episode might exceed it, none begins.
+        episode: bytes that the largest episode may take.
+        away: seconds since the connection was lost; 0 while there is one.
+        stalled: why the learner takes nothing, though it is there.
+        begun: an episode is under way, and counted at its largest.
+    """
+    parts = []
+    if away >= AWAY:
+        parts.append(f"learner away for {away:.0f} s")
+    elif stalled and not away:
+        parts.append(f"the learner takes nothing now: {stalled}")
+    holding = kept + (2 if begun else 1) * episode > limit
+    if parts or holding or kept > max(episode, MUCH):
+        parts.append(f"spool {format_bytes(kept)}")
+    if holding:
+        parts.append("holding after this episode" if begun else "holding until there is room")
+    return ", ".join(parts)
 
 
 class _Patience:
@@ -208,10 +235,20 @@ class LearnerLink(Connection):
 
     def stats(self) -> dict[str, float]:
         """Counts since the start, rates over the last seconds, present sizes and ages."""
-        snapshot, away = self.latest(), self.away
+        snapshot, away, out, spool = self.latest(), self.away, self._out, self._out.spool
         arrived = None if snapshot is None else snapshot.arrived
         return {
-            **self._out.stats(),
+            "retransmitted": out.sender.retransmitted,
+            **out.counters,
+            "steps_recorded": out.steps_recorded,
+            "steps_per_s": out.rate.per_second(),
+            "queued": out.queued,
+            "inherited": out.inherited,
+            "unacked_records": 0 if spool is None else spool.next - spool.acked,
+            "unacked_bytes": out.kept_bytes,
+            "spool_bytes": 0 if spool is None else spool.nbytes,
+            "in_flight_bytes": out.sender.in_flight_bytes,
+            "incarnation": 0 if spool is None else spool.incarnation,
             "connected": float(away == 0),
             "connections": self._connections,
             "disconnected_s": self._waited_s + away,

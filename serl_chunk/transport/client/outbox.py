@@ -1,77 +1,166 @@
-"""The actor's records on their way out: queued, packed, spooled; `sender.py` sends them."""
+"""An actor's outgoing records: queued, packed, spooled, sent within a credit, sent again where they were lost."""
 
 from __future__ import annotations
 
-import collections
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
-import numpy as np
+import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.io import format_bytes
-from serl_chunk.transport.client.sender import Arrived, Sender
-from serl_chunk.transport.client.step_blocks import (
-    FIXED_STEP_BYTES,
-    MAX_BLOCK_BYTES,
-    PackedRecord,
-    QueuedRecord,
-    make_records,
-)
-from serl_chunk.transport.sockets import Counters, Rate, Waker
+from serl_chunk.transport.client.flow import Flow, Sent
+from serl_chunk.transport.sockets import Counters, Rate, Waker, try_send
 from serl_chunk.transport.storage.journal import JournalError
-from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.storage.spool import Kept, Spool
 from serl_chunk.transport.stream import Item
-from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire import codec, records
+from serl_chunk.transport.wire.parts import MAX_PART_BYTES, encode_part
+from serl_chunk.transport.wire.records import MAX_BLOCK_BYTES, PackedRecord, QueuedRecord
 from serl_chunk.types import Amend, Begin, DataError, End, Record, Step, StepBlock
 
 log = logging.getLogger(__name__)
 
-AWAY = 1.0  # seconds without a learner worth mentioning
-MUCH = 16 << 20  # bytes worth mentioning though the learner is there: less is simply on its way
+_RETRY_S = 1.0  # between attempts to write to a full disk, and between looks at its room
+
+Spools = Callable[[str], Spool]  # opens the spool of a run, given its id
 
 
-def backlog_line(kept: int, limit: int, episode: int, away: float, stalled: str, *, begun: bool) -> str:
-    """For example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
+class Arrived(NamedTuple):
+    """How far the learner has received a session's stream, journalled or not."""
 
-    Args:
-        kept: bytes that are not acknowledged.
-        limit: bytes that are kept at most; where an episode might exceed it, none begins.
-        episode: bytes that the largest episode may take.
-        away: seconds since the connection was lost; 0 while there is one.
-        stalled: why the learner takes nothing, though it is there.
-        begun: an episode is under way, and counted at its largest.
+    seq: int  # everything below
+    first: int = -1  # the record of which parts have arrived in addition; -1 for none
+    nbytes: int = 0  # how many of its bytes
+
+
+class _Message(NamedTuple):
+    """One message on its way: a record, or the bytes of one up to `reach`."""
+
+    end: int
+    first: int
+    reach: int
+    sent: Sent
+
+    def is_in(self, arrived: Arrived) -> bool:
+        return self.end <= arrived.seq or (self.first == arrived.first and self.reach <= arrived.nbytes)
+
+
+class Sender:
+    """Sends a spool's entries in order, at most `credit_bytes` of them unacknowledged. For the network thread.
+
+    What the link does not carry at once travels in parts (`wire/parts.py`): the learner reports how far they have come.
     """
-    parts = []
-    if away >= AWAY:
-        parts.append(f"learner away for {away:.0f} s")
-    elif stalled and not away:
-        parts.append(f"the learner takes nothing now: {stalled}")
-    holding = kept + (2 if begun else 1) * episode > limit
-    if parts or holding or kept > max(episode, MUCH):
-        parts.append(f"spool {format_bytes(kept)}")
-    if holding:
-        parts.append("holding after this episode" if begun else "holding until there is room")
-    return ", ".join(parts)
 
+    def __init__(self, credit_bytes: int, timeout_s: float) -> None:
+        self.spool: Spool | None = None
+        self.blocked = False  # the socket took no more; poll it for writing
+        self.unreadable = ""  # why the spool gives nothing back
+        self.retransmitted = 0  # records
+        self.progress_at = time.monotonic()  # when the learner last received something, or nothing was in flight
+        self.in_flight_bytes = 0  # not acknowledged
+        self.flow = Flow(most=credit_bytes, largest=MAX_PART_BYTES, timeout_s=timeout_s)
+        self._credit = credit_bytes
+        self._in_flight: deque[tuple[int, int]] = deque()  # (end, nbytes) of each message sent
+        self._on_way: deque[_Message] = deque()  # of these, what has not arrived
+        self._next = self._sent_once = 0
+        self._begun: Kept | None = None  # the record at `_next`, of which `_offset` bytes were sent
+        self._offset = 0
+        self._resume = Arrived(0)  # what the learner has of the record that was under way
 
-_RETRY_S = 1.0  # between attempts to write where the disk is full
-_FREE_S = 1.0  # between looks at the disk's room
+    def take(self, spool: Spool) -> None:
+        """Continue with another spool, nothing of which has been sent to this learner."""
+        self.spool, self._sent_once = spool, spool.acked
+        self.restart(Arrived(0))
 
-Spools = Callable[[str], Spool]
-"""Opens the spool of a run, given its id."""
+    def restart(self, arrived: Arrived) -> None:
+        """Forget what is in flight: continue behind what is acknowledged, and within a record at `arrived`."""
+        assert self.spool is not None
+        self._next = self.spool.acked
+        self._begun, self._offset, self._resume = None, 0, arrived
+        self._in_flight.clear()
+        self._on_way.clear()
+        self.flow.restart()
+        self.in_flight_bytes = 0
+        self.wait()
+
+    def pump(self, socket: zmq.Socket[bytes], token: bytes) -> None:
+        """Send what the credit, the link and the socket take."""
+        self.blocked = False
+        if not self._in_flight:
+            self.progress_at = time.monotonic()
+        while (kept := self._begun or self._next_kept()) is not None:
+            item, frames, disk_bytes = kept
+            if not self._offset and self._in_flight and self.in_flight_bytes + disk_bytes > self._credit:
+                return
+            # What a record takes on a disk is a little more than its frames, and of a lost one much more.
+            size = disk_bytes if disk_bytes <= self.flow.message_bytes else codec.size_of(frames)
+            if item.first == self._resume.first and 0 < self._resume.nbytes < size:
+                self._begun, self._offset, self._resume = kept, self._resume.nbytes, Arrived(0)
+            nbytes = self.flow.cut(size - self._offset)
+            if not self.flow.has_room(nbytes):
+                return
+            if nbytes < size:
+                frames = encode_part(item.first, item.span, frames, self._offset, nbytes)
+            if not try_send(socket, [token, *frames]):
+                self.blocked = True
+                return
+            reach = self._offset + nbytes
+            self._on_way.append(_Message(item.end, item.first, reach, self.flow.send(nbytes)))
+            self._in_flight.append((item.end, nbytes))
+            self.in_flight_bytes += nbytes
+            if reach < size:
+                self._begun, self._offset = kept, reach
+                continue
+            self._begun, self._offset, self._next = None, 0, item.end
+            if item.end <= self._sent_once:
+                self.retransmitted += item.span
+            self._sent_once = max(self._sent_once, item.end)
+
+    def _next_kept(self) -> Kept | None:
+        """What is to be sent next; None where there is nothing, or the disk cannot be read now."""
+        kept, trouble = None, ""
+        try:
+            kept = None if self.spool is None else self.spool.at(self._next)
+        except JournalError as e:
+            trouble = str(e)
+            if not self.unreadable:
+                log.error("%s: it is tried again", e)
+        self.unreadable = trouble
+        return kept
+
+    def acknowledged(self, seq: int, *, gap: bool = False, arrived: Arrived | None = None) -> None:
+        """The learner holds everything below `seq` durably; with `gap`, it requests what follows `arrived` again."""
+        if (spool := self.spool) is None:
+            return
+        arrived = arrived or Arrived(seq)
+        progress = spool.acknowledge(min(seq, spool.next)) > 0
+        while self._on_way and self._on_way[0].is_in(arrived):
+            self.flow.arrive(self._on_way.popleft().sent)
+            progress = True
+        if progress:
+            self.wait()
+        if gap:
+            self.restart(arrived)
+        while self._in_flight and self._in_flight[0][0] <= spool.acked:
+            self.in_flight_bytes -= self._in_flight.popleft()[1]
+
+    def wait(self) -> None:
+        """Count as progress: what is in flight is not late, for the learner cannot take anything now."""
+        self.progress_at = time.monotonic()
 
 
 class Outbox:
     """A session's outgoing stream.
 
     The control thread calls `begin`, `step`, `end` and `amend`: each checks the order and appends to a queue. The
-    network thread calls the rest. Consecutive steps that wait in the queue travel as one block.
+    network thread calls the rest. Consecutive steps that wait in the queue travel as one block. Without `spools` it
+    takes no records and writes no files.
     """
 
     def __init__(self, config: TransportConfig, spools: Spools | None, largest_episode_bytes: int = 0) -> None:
-        """`spools`: None for an outbox that takes no records and writes no files."""
         self.waker = Waker()  # wakes the network thread
         self.stuck = ""  # why the spool takes nothing
         self.sender = Sender(config.credit_bytes, config.timeout_s)
@@ -79,18 +168,17 @@ class Outbox:
         self.counters = Counters("abandoned", "set_aside")
         self.rate = Rate()
         self._spools = spools
-        self._spool_bytes = config.spool_bytes
-        self._jpeg_quality = config.jpeg_quality
+        self._spool_bytes, self._jpeg_quality = config.spool_bytes, config.jpeg_quality
         self._largest_episode = largest_episode_bytes
         self._block_bytes = min(MAX_BLOCK_BYTES, config.max_message_bytes // 4)
-        self._queue: collections.deque[QueuedRecord] = collections.deque()
-        self._made: collections.deque[PackedRecord] = collections.deque()  # out of the queue, not spooled
+        self._queue: deque[QueuedRecord] = deque()
+        self._made: deque[PackedRecord] = deque()  # out of the queue, not spooled
         self._episode: str | None = None
         # The spool of the previous run, for the rest of the episode that was open when another run appeared.
         self._former: Spool | None = None
         self._run = self._former_run = ""  # ids of the runs that the spools are of
         self._acting_for = ""  # the run that the control thread's next episode is of
-        self._begun_for: collections.deque[str] = collections.deque()  # the run of each Begin that is not spooled
+        self._begun_for: deque[str] = deque()  # the run of each Begin that is not spooled
         self._inherited_until = 0  # where the spool ended when it was opened, until a learner reports what it has of it
         self._skipping = False  # the rest of the open episode is dropped
         self._spooled_episode = ""  # open where packing has come to
@@ -109,14 +197,10 @@ class Outbox:
     # The control thread.
 
     def act_for(self, run: str) -> None:
-        """Episodes that begin from now on are of `run`, whichever run the learner has by then.
-
-        Empty, and so at first: of the run that the learner has when they are spooled.
-        """
+        """Assign the next episodes to `run`; empty (the default): to the learner's run when they are spooled."""
         self._acting_for = run
 
     def begin(self, record: Begin) -> None:
-        """Open an episode. Raises DataError while another is open."""
         if self._episode is not None:
             raise DataError(
                 f"episode {record.episode_id} begins while {self._episode} is open: hand over its End first"
@@ -126,17 +210,12 @@ class Outbox:
         self._hand_over(record.episode_id, record, 0)
 
     def step(self, record: Step) -> None:
-        """Append a step. Raises DataError where no episode is open."""
         if self._episode is None:
             raise DataError(f"step {record.tick} was handed over outside an episode: hand over a Begin first")
-        nbytes = FIXED_STEP_BYTES + record.action.nbytes + sum(v.nbytes for v in record.observation.values())
-        if record.decision is not None:
-            nbytes += sum(np.asarray(v).nbytes for v in record.decision.values())
         self._handed_steps += 1
-        self._hand_over(self._episode, record, nbytes)
+        self._hand_over(self._episode, record, records.step_bytes(record))
 
     def end(self, record: End) -> None:
-        """Close the episode. Raises DataError where it is not the open one."""
         if record.episode_id != self._episode:
             raise DataError(f"the end of episode {record.episode_id} came while {self._episode or 'none'} was open")
         self._episode = None
@@ -159,14 +238,12 @@ class Outbox:
     @property
     def kept_bytes(self) -> int:
         """Bytes the learner has not acknowledged, queued ones included."""
-        spooled = 0 if self.spool is None else self.spool.unacked_bytes
-        return spooled + self._handed_bytes - self._packed_bytes
+        return (self.spool.unacked_bytes if self.spool else 0) + self._handed_bytes - self._packed_bytes
 
     @property
     def steps_recorded(self) -> int:
-        """Steps of the session. Momentarily too many while a block moves from the queue into the spool."""
-        spooled = 0 if self.spool is None else self.spool.steps
-        return spooled + self._handed_steps - self._packed_steps
+        """Steps of the session; briefly too many while a block moves from the queue into the spool."""
+        return (self.spool.steps if self.spool else 0) + self._handed_steps - self._packed_steps
 
     def no_room(self) -> str:
         """Why no episode should begin; empty where one may. An episode that begins has room to the end."""
@@ -179,96 +256,76 @@ class Outbox:
                 f"{self._largest_episode >> 20} MiB; transport.spool_bytes={self._spool_bytes} is all that is kept"
             )
         now = time.monotonic()
-        if spool is not None and now - self._free_at > _FREE_S:
+        if spool is not None and now - self._free_at > _RETRY_S:
             self._free_at, self._free_bytes = now, spool.free_bytes()
         if self._free_bytes < 2 * self._largest_episode:
             return f"the disk of the spool has {self._free_bytes >> 20} MiB left: make room"
         return ""
 
     @property
-    def flushed(self) -> bool:
-        """Whether the learner has everything that was handed over."""
-        return self._handed == self._packed and (self.spool is None or self.spool.acked == self.spool.next)
+    def queued(self) -> int:
+        """Records that are not in a spool yet."""
+        return self._handed - self._packed
 
-    def stats(self) -> dict[str, float]:
-        spool = self.spool
-        return {
-            "retransmitted": self.sender.retransmitted,
-            **self.counters,
-            "steps_recorded": self.steps_recorded,
-            "steps_per_s": self.rate.per_second(),
-            "queued": self._handed - self._packed,
-            "inherited": self.inherited,
-            "unacked_records": 0 if spool is None else spool.next - spool.acked,
-            "unacked_bytes": self.kept_bytes,
-            "spool_bytes": 0 if spool is None else spool.nbytes,
-            "in_flight_bytes": self.sender.in_flight_bytes,
-            "incarnation": 0 if spool is None else spool.incarnation,
-        }
+    @property
+    def flushed(self) -> bool:
+        return not self.queued and (self.spool is None or self.spool.acked == self.spool.next)
 
     # The network thread.
 
     def attach(self, run: str) -> None:
-        """What is handed over goes into the spool of `run` from the next episode on, and what it holds is sent.
-
-        The rest of an episode that is open now belongs to the previous run: it follows its beginning.
-        """
+        """Send the spool of `run`, and write to it from the next episode on: the open one continues in its spool."""
         if self._spools is None:
             return
         old, old_run, self._run = self.spool, self._run, run
-        if self._former is not None and run == self._former_run:  # back at the run that the open episode is of
+        if self._former is not None and run == self._former_run:  # back at the run of the open episode
             self.sender.take(self._former)
             self._former = None
         else:
             spool = self._spools(run)
             self._inherited_until = spool.next
             self.sender.take(spool)
-            if old is None:
-                return
-            if self._former is None:
+            if self._former is None and old is not None:
                 self._former, self._former_run = old, old_run
                 while self._queue and not self.stuck:
                     self.pack()
-                if not self._spooled_episode and self._former is not None:
+                if not self._spooled_episode:
                     self._set_aside()
                 return
-        assert old is not None
-        old.close()  # of a third run within one episode: it got nothing of that
+        if old is not None:
+            old.close()  # of a third run within one episode: it holds none of that episode
 
     def renew(self) -> None:
-        """The learner has all that the spool holds, and more: go on with an empty one."""
-        spool = self.spool
-        assert spool is not None
+        """Replace the spool by an empty one: the learner has all that it holds, and more."""
+        assert self.spool is not None
         assert self._spools is not None
-        spool.acknowledge(spool.next)
-        spool.close()
+        self.spool.acknowledge(self.spool.next)
+        self.spool.close()
         self._skipping = bool(self._spooled_episode) and self._former is None
         self.sender.take(self._spools(self._run))
 
     def _set_aside(self) -> None:
         former, self._former = self._former, None
-        assert former is not None
-        self.counters["set_aside"] += former.next - former.acked
-        if former.next > former.acked:
-            log.warning("%d records of another run stay in their spool, for that run", former.next - former.acked)
+        if former is None:
+            return
+        if left := former.next - former.acked:
+            self.counters["set_aside"] += left
+            log.warning("%d records of another run stay in their spool, for that run", left)
         former.close()
 
     @property
     def can_pack(self) -> bool:
-        if self.spool is None or not (self._queue or self._made):
-            return False
-        return not self.stuck or time.monotonic() >= self._retry_at
+        waiting = self.spool is not None and bool(self._queue or self._made)
+        return waiting and (not self.stuck or time.monotonic() >= self._retry_at)
 
     def pack(self) -> None:
-        """Move some of what was handed over into the spool. Raises WireError for a value that cannot be sent."""
-        if not self.can_pack:
-            return
-        if self._write():
-            make_records(self._queue, self._made, self._block_bytes)
+        """Move some of the queue into the spool. Raises WireError for a value that cannot be sent."""
+        if self.can_pack and self._write():
+            records.pack_steps(self._queue, self._made, self._block_bytes)
             self._write()
 
     def _write(self) -> bool:
-        """Spool what was made; False where the disk takes no more. Then nothing is lost, and it is tried again."""
+        """Spool what was packed; False where the disk is full: nothing is lost, and it is tried again."""
         while self._made:
             record, nbytes, items = self._made[0]
             if isinstance(record, Begin):
@@ -289,42 +346,35 @@ class Outbox:
                 self.counters["abandoned"] += items
             self.stuck = ""
             self._made.popleft()
-            self._account(record, nbytes, items)
+            if isinstance(record, Begin):
+                self._begun_for.popleft()
+                self._spooled_episode = record.episode_id
+            elif isinstance(record, End):
+                self._spooled_episode = ""
+            elif isinstance(record, StepBlock):
+                self._packed_steps += record.n
+                self.rate.add(record.n)
+            self._packed_bytes += nbytes
+            self._packed += items
         return True
 
     def _open_for(self, run: str) -> None:
-        """The next episode goes into the spool of `run`, also where the learner has become another one's since."""
+        """Direct the next episode into the spool of `run`, also where the learner's run has changed since."""
         current = run in ("", self._run)
-        if self._former is not None and (current or run != self._former_run):
+        if current or run != self._former_run:
             self._set_aside()
         self._skipping = False
         if not current and self._former is None:
             assert self._spools is not None
             self._former, self._former_run = self._spools(run), run
 
-    def _account(self, record: Record, nbytes: int, items: int) -> None:
-        if isinstance(record, Begin):
-            self._begun_for.popleft()
-            self._spooled_episode = record.episode_id
-        elif isinstance(record, End):
-            self._spooled_episode = ""
-        elif isinstance(record, StepBlock):
-            self._packed_steps += record.n
-            self.rate.add(record.n)
-        self._packed_bytes += nbytes
-        self._packed += items
-
     def connected(self, *, known: bool, seq: int, arrived: Arrived) -> None:
-        """A connection began: continue at `seq`, or from the beginning of what is kept where nothing is known.
-
-        `arrived`: where to continue in a record that was sent in parts.
-        """
-        spool = self.spool
-        if spool is None:
+        """Continue at `seq` and `arrived`, or at the first kept record where the session is not `known`."""
+        if (spool := self.spool) is None:
             return
         if known:
             if seq < spool.acked:  # its disk lost the newest of what it had acknowledged
-                log.warning("the learner lost records that it had acknowledged: what is kept of them is sent again")
+                log.warning("the learner lost records that it had acknowledged: resending what is kept of them")
                 spool.rewind()
             spool.acknowledge(seq)
         else:
@@ -336,14 +386,12 @@ class Outbox:
         self.sender.restart(arrived)
 
     def retire(self) -> int | None:
-        """End the session where the learner has all of it. Returns its number of records, None where it goes on."""
-        spool = self.spool
-        if spool is None:
+        """End the session where the learner has all of it. Returns its number of records, None where it continues."""
+        if (spool := self.spool) is None:
             return 0 if self._spools is None else None
         return spool.next if self.flushed and spool.retire() else None
 
     def close(self) -> None:
         """Release the spools; what is not acknowledged stays in them."""
-        for spool in (self._former, self.spool):
-            if spool is not None:
-                spool.close()
+        for spool in filter(None, (self._former, self.spool)):
+            spool.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from serl_chunk.types import (
     Record,
     Source,
     SparseRows,
+    Step,
     StepBlock,
 )
 
@@ -56,6 +58,70 @@ def kind_of(record: Record) -> str:
 def count_of(record: Record) -> int:
     """How many sequence numbers a record takes."""
     return record.n if isinstance(record, StepBlock) else 1
+
+
+_MAX_BLOCK_STEPS = 512
+# Measured with camera rows: more means fresh memory pages for every block, less means more calls.
+MAX_BLOCK_BYTES = 1 << 20
+_TURN_BYTES = 4 * MAX_BLOCK_BYTES  # packed at a time, so that sending and heartbeats get their turn
+_TURN_RECORDS = 256  # the same for small ones: each takes some 50 us to pack and send
+_FIXED_STEP_BYTES = 64  # of a step in addition to its arrays, rounded up
+
+QueuedRecord = tuple[str, Step | Record, int]  # episode, step or other record, bytes of its arrays
+PackedRecord = tuple[Record, int, int]  # a record, bytes of its arrays, how many queued ones are in it
+
+
+def step_bytes(step: Step) -> int:
+    """Bytes that a step takes in memory, rounded up."""
+    arrays = [step.action, *step.observation.values(), *(np.asarray(v) for v in (step.decision or {}).values())]
+    return _FIXED_STEP_BYTES + sum(a.nbytes for a in arrays)
+
+
+def pack_steps(queue: deque[QueuedRecord], packed: deque[PackedRecord], block_bytes: int) -> None:
+    """Move a turn's worth of `queue` into `packed`; consecutive steps become blocks of at most `block_bytes`."""
+    block: list[Step] = []
+    nbytes_of_block, block_episode, moved = 0, "", 0
+    shapes: dict[str, Any] = {}  # of a block of two steps or more: the live case, one step, does not need them
+
+    def finish() -> None:
+        nonlocal nbytes_of_block
+        if block:
+            packed.append((StepBlock.from_steps(block_episode, block), nbytes_of_block, len(block)))
+            block.clear()
+            shapes.clear()
+            nbytes_of_block = 0
+
+    def fits(step: Step) -> bool:
+        if not shapes:
+            shapes.update(_shapes(block[0]))
+        return all(shapes.setdefault(key, shape) == shape for key, shape in _shapes(step).items())
+
+    while queue and moved < _TURN_BYTES and len(packed) < _TURN_RECORDS:
+        episode, record, nbytes = queue.popleft()
+        moved += nbytes + _FIXED_STEP_BYTES
+        if not isinstance(record, Step):
+            finish()
+            packed.append((record, nbytes, 1))
+            continue
+        if block and (
+            episode != block_episode
+            or record.tick != block[-1].tick + 1
+            or len(block) == _MAX_BLOCK_STEPS
+            or nbytes_of_block + nbytes > block_bytes
+            or not fits(record)
+        ):
+            finish()
+        block.append(record)
+        nbytes_of_block, block_episode = nbytes_of_block + nbytes, episode
+    finish()
+
+
+def _shapes(step: Step) -> dict[str, Any]:
+    """The shapes of a step's arrays; under "" those that all steps of a block have."""
+    sparse = {DECISION_PREFIX + k: np.asarray(v) for k, v in (step.decision or {}).items()}
+    sparse |= {k: v for k, v in step.observation.items() if k.startswith(IMAGE_PREFIX)}
+    dense = {k: v.shape for k, v in step.observation.items() if not k.startswith(IMAGE_PREFIX)}
+    return {"": (step.action.shape, dense)} | {k: (v.shape, v.dtype) for k, v in sparse.items()}
 
 
 def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[Frame]:

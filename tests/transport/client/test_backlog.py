@@ -7,7 +7,7 @@ from errors import naming
 from transport_tools import CONFIG, Inbox, eventually, linked, send_episode, serving
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.client.outbox import backlog_line
+from serl_chunk.transport.client.link import backlog_line
 from serl_chunk.transport.sockets import free_port
 from serl_chunk.types import Begin, DataError
 
@@ -44,7 +44,7 @@ def test_the_line(changes, begun, words):
 
 def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
     inbox, port = Inbox(), free_port()
-    monkeypatch.setattr("serl_chunk.transport.client.outbox.AWAY", 0.2)
+    monkeypatch.setattr("serl_chunk.transport.client.link.AWAY", 0.2)
     config = TransportConfig(
         heartbeat=CONFIG.heartbeat, timeout_s=CONFIG.timeout_s, credit_bytes=1000, spool_bytes=28_000
     )
