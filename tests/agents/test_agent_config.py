@@ -28,7 +28,7 @@ from serl_chunk.types import ConfigError
         (lambda: AcfqlConfig(alpha=-1.0), ("agent.alpha", -1.0, 0)),
         (lambda: FlowConfig(activation="silu"), ("agent.flow.activation", "silu", "relu", "gelu")),
         (lambda: FlowConfig(time="sine"), ("agent.flow.time", "sine", "cosine", "raw", "fourier")),
-        (lambda: FlowConfig(fourier_dim=5), ("agent.flow.fourier_dim", 5, 4)),
+        (lambda: FlowConfig(fourier_dim=5), ("agent.flow.fourier_dim", 5, "even")),
         (lambda: BcConfig(policy="mlp"), ("agent.policy", "mlp", "flow", "gaussian")),
         (
             lambda: AcfqlConfig(update_order="joint", policy_updates=3),

@@ -225,8 +225,8 @@ def test_a_fumbled_correction_does_the_opposite_with_the_fingers():
         ({"speed": (0.5, 1.5)}, ("robot.scripted_human.speed", "(0.5, 1.5)", "(0, 1]")),
         ({"noise": -1}, ("robot.scripted_human.noise", -1, 0)),
         ({"noise": float("inf")}, ("robot.scripted_human.noise", "inf", 0)),
-        ({"miss_rate": 1.5}, ("robot.scripted_human.miss_rate", 1.5, "0..1")),
-        ({"fault_rate": -0.1}, ("robot.scripted_human.fault_rate", -0.1, "0..1")),
+        ({"miss_rate": 1.5}, ("robot.scripted_human.miss_rate", 1.5, "[0, 1]")),
+        ({"fault_rate": -0.1}, ("robot.scripted_human.fault_rate", -0.1, "[0, 1]")),
     ],
 )
 def test_a_scripted_human_that_cannot_be_is_refused(bad, named):

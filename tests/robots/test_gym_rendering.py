@@ -91,4 +91,4 @@ def test_a_headless_machine_renders_although_the_experiment_imports_mujoco_first
         pytest.skip("no EGL on this machine")
     done = serl_chunk(tmp_path, *RECORD)
     assert done.returncode == 0, done.stderr
-    assert "1 demonstrations recorded" in done.stdout
+    assert "1 demonstration recorded" in done.stdout

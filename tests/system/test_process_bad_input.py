@@ -80,7 +80,7 @@ def test_a_demonstration_of_another_robot_names_both_dimensions(processes, tmp_p
 def test_an_empty_demonstration_path_is_refused(processes, tmp_path):
     run = ("--checkpoint_path", str(tmp_path / "run"), "--demo_path", "")
     said = sentence(processes.start(*processes.flags(), "--learner", "--debug", *run).ends(WRONG_USAGE))
-    assert "a demonstration path is empty; " in said
+    assert "a demonstration path is empty" in said
 
 
 def test_a_truncated_demonstration_is_named(processes, tmp_path):
@@ -90,7 +90,7 @@ def test_a_truncated_demonstration_is_named(processes, tmp_path):
     processes.demos = folder
     said = sentence(processes.learner(tmp_path / "run").ends(FAILED))
     assert f"{damaged}: the file is truncated, damaged or not HDF5" in said
-    assert "remove it or record it again" in said
+    assert "record it again" in said
 
 
 def test_a_damaged_newest_checkpoint_falls_back_loudly(listening):
