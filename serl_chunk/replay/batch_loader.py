@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -37,63 +38,34 @@ class BatchStream:
         put: Callable[[ChunkBatch], Any] = lambda batch: batch,
         prefetch: int = 0,
     ) -> None:
-        self._replay, self._rng, self._half, self._put = replay, rng, half, put
-        self._batch_size, self._updates, self._prefetch = batch_size, updates, prefetch
-        self._ready: deque[Any] = deque()
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._sample = functools.partial(replay.sample, rng, batch_size, updates, half=half)
+        self._put, self._prefetch, self._closed = put, prefetch, False
+        self._ready: deque[Future[Any]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
     def next(self) -> Any:
         """Return the next batch, arrays of shape [updates, batch_size, ...], after `put`.
 
         Raises what the preparing thread raised, and RuntimeError after `close`.
         """
-        return self._take() if self._prefetch else self._prepare()
-
-    def _prepare(self) -> Any:
         if self._closed:
             raise RuntimeError("the batch stream is closed")
-        return self._put(self._replay.sample(self._rng, self._batch_size, self._updates, half=self._half))
+        if not self._prefetch:
+            return self._prepare()
+        while len(self._ready) < self._prefetch:
+            self._ready.append(self._thread.submit(self._prepare))
+        batch = self._ready[0].result()  # an error stays in front: a later call raises it again
+        self._ready.popleft()
+        self._ready.append(self._thread.submit(self._prepare))
+        return batch
 
-    def _take(self) -> Any:
-        with self._changed:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
-                self._thread.start()
-            self._changed.wait_for(lambda: self._ready or self._error or self._closed)
-            if self._closed:
-                raise RuntimeError("the batch stream is closed")
-            if not self._ready and self._error is not None:
-                raise self._error
-            batch = self._ready.popleft()
-            self._changed.notify_all()
-            return batch
-
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or len(self._ready) < self._prefetch)
-                    if self._closed:
-                        return
-                batch = self._prepare()
-                with self._changed:
-                    self._ready.append(batch)
-                    self._changed.notify_all()
-        except BaseException as error:  # handed to the consumer: a dead thread must not look like a slow one
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+    def _prepare(self) -> Any:
+        return self._put(self._sample())
 
     def close(self) -> None:
         """Stop the thread and drop what it prepared; may be called twice."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
         self._ready.clear()
 
 
@@ -111,7 +83,7 @@ class BatchLoader:
     """One stream of batches at a time, on the device; another size or half of the data gets another stream."""
 
     def __init__(self, replay: Replay, rng: np.random.Generator, batch_size: int, prefetch: int) -> None:
-        self._replay, self._rng, self._batch_size, self._prefetch = replay, rng, batch_size, prefetch
+        self._source, self._prefetch = (replay, rng, batch_size), prefetch
         self._stream: BatchStream | None = None
         self._of: tuple[int, Half | None] | None = None
 
@@ -120,10 +92,7 @@ class BatchLoader:
         if self._stream is None or self._of != (updates, half):
             self.close()
             self._of = updates, half
-            self._stream = BatchStream(
-                self._replay, self._rng, self._batch_size, updates,
-                half=half, put=jax.device_put, prefetch=self._prefetch,
-            )  # fmt: skip
+            self._stream = BatchStream(*self._source, updates, half=half, put=jax.device_put, prefetch=self._prefetch)
         return self._stream
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -28,10 +29,7 @@ def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
     return 2 * int(np.prod(embed.shape(camera)))
 
 
-class PendingFetch(Protocol):
-    """A part of a batch that is still to be filled in, without a lock; raises DataError."""
-
-    def fetch(self) -> None: ...
+Fetch = Callable[[], object]  # fills in a part of a batch, without a lock; raises DataError for an unreadable file
 
 
 class FrameFeatures:
@@ -113,33 +111,26 @@ class FrameFeatures:
             self._values[slots] = values[same]
             self._holds[slots] = _KNOWN
 
+    def compute(
+        self,
+        slots: np.ndarray,
+        writes: np.ndarray,
+        images: np.ndarray,
+        load: Fetch | None,
+        missing: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    ) -> int:
+        """Compute the features of different frames and keep them; returns of how many.
 
-class MissingFeatures(NamedTuple):
-    """The places of a batch without features: `out[at] = those of frames[which]`, at and which int64[M]."""
-
-    out: np.ndarray
-    at: np.ndarray
-    which: np.ndarray
-
-
-class UncachedFrames(NamedTuple):
-    """Different frames whose features are to be computed, and the batch that lacks them, if one does.
-
-    `images` uint8[K, H, W, 3] are those in `slots` int64[K], after `writes` of each; those in files come with `files`.
-    """
-
-    features: FrameFeatures
-    slots: np.ndarray
-    writes: np.ndarray
-    images: np.ndarray
-    files: PendingFetch | None
-    batch: MissingFeatures | None = None
-
-    def fetch(self) -> None:
-        """Compute them into the batch, and keep them; raises DataError for a file that cannot be read."""
-        if self.files is not None:
-            self.files.fetch()
-        values = self.features.embed(self.images)
-        if self.batch is not None:
-            self.batch.out[self.batch.at] = values[self.batch.which]
-        self.features.keep(self.slots, self.writes, values)
+        Args:
+            slots, writes: int64[K], where the frames lie, and how often each place was written when they were taken.
+            images: uint8[K, H, W, 3]; `load` fills in those that are in files.
+            missing: a batch that lacks them: `out[at] = those of frames[which]`, at and which int64[M].
+        """
+        if load is not None:
+            load()
+        values = self.embed(images)
+        if missing is not None:
+            out, at, which = missing
+            out[at] = values[which]
+        self.keep(slots, writes, values)
+        return len(images)

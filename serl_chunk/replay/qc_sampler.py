@@ -20,7 +20,6 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.step_storage import StepStorage
-from serl_chunk.replay.windows import Gathered
 from serl_chunk.types import STATE, CameraSpec, ChunkBatch, ConfigError
 
 if TYPE_CHECKING:
@@ -84,22 +83,15 @@ def gather_adjacent(rows: Rows, starts: np.ndarray, *, horizon: int, returned: i
 
 
 def gather_qc_windows(
-    storage: StepStorage,
-    normaliser: Normaliser,
-    rows: np.ndarray,
-    *,
-    horizon: int,
-    returned: int,
-    discount: float,
-    bc_all: bool,
-) -> Gathered:
+    storage: StepStorage, normaliser: Normaliser, config: ExperimentConfig, rows: np.ndarray, *, bc_all: bool
+) -> ChunkBatch:
     """Gather windows of storage rows `rows` int64[B, L], L = max(horizon, returned), in model space; arrays are fresh.
 
     As `gather_adjacent`, with the storage's own marks of demonstrated and, unless `bc_all`, imitated steps. An end lies
     where a row's successor is not the next of the window: also where the actor died, or is still writing. It is none
     where a demonstrated trajectory goes on (see the module).
     """
-    b, length = rows.shape
+    (b, length), horizon, returned = rows.shape, config.chunk.carried, config.chunk.returned
     at, after = rows.ravel(), storage.succ[rows]
     terminal = np.zeros((b, length), np.bool_)
     terminal[:, :-1] = after[:, :-1] != rows[:, 1:]  # of the last row it makes no difference
@@ -113,21 +105,19 @@ def gather_qc_windows(
         mask=(~storage.terminal[after.ravel()]).astype(np.float32),
         terminal=terminal.ravel(),
     )
-    raw = gather_adjacent(columns, np.arange(b) * length, horizon=horizon, returned=returned, discount=discount)
+    starts = np.arange(b) * length
+    raw = gather_adjacent(columns, starts, horizon=horizon, returned=returned, discount=config.discount)
     steps, live = rows[:, :horizon], raw.valid > 0
     decided = live & (storage.decision_tick[steps] == storage.tick[steps[:, :1]])
     state = raw.observations[STATE]
-    actions = normaliser.encode(state, raw.actions)
-    batch = raw._replace(
+    return raw._replace(
         observations={STATE: normaliser.observe(state)},
-        actions=actions,
+        actions=normaliser.encode(state, raw.actions),
         next_observations={STATE: normaliser.observe(raw.next_observations[STATE])},
         is_demo=storage.is_demo[steps] * raw.valid,
         bc_weight=raw.bc_weight if bc_all else storage.bc_weight[steps] * raw.valid,
         delay=decided.argmax(1).astype(np.int32),
     )
-    beyond = (np.abs(actions) > 1).sum(2)
-    return Gathered(batch, int(beyond[live].sum()), int(live.sum()) * actions.shape[2], [])
 
 
 def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import Key, realised_returns
 from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
-from serl_chunk.replay.feature_cache import Embedder, feature_bytes
+from serl_chunk.replay.feature_cache import Embedder, Fetch, feature_bytes
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Partitions
 from serl_chunk.replay.qc_sampler import check_adjacent, gather_qc_windows
-from serl_chunk.replay.windows import BcOn, Gathered, gather
+from serl_chunk.replay.windows import BcOn, gather
 from serl_chunk.types import ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
@@ -29,12 +29,6 @@ _COUNTED = (  # reported from the start, so that a metric's absence never means 
 
 
 Half = Literal["demo", "online"]
-
-
-class _Lengths(TypedDict):
-    horizon: int
-    returned: int
-    discount: float
 
 
 class Ready(NamedTuple):
@@ -182,12 +176,13 @@ class Replay:
         complete window.
         """
         with self._lock:
-            out = self._gather(self._draw(rng, 1 if updates is None else updates, batch_size, half))
-            self._clipped += out.clipped
-            self._actions += out.actions
-        for missing in out.deferred:  # without the lock: decoding takes a while, and records go on coming in
-            missing.fetch()
-        return out.batch if updates is None else _lead(out.batch, updates, batch_size)
+            batch, pending = self._gather(self._draw(rng, 1 if updates is None else updates, batch_size, half))
+            live = batch.valid > 0
+            self._clipped += int((np.abs(batch.actions) > 1).sum(2)[live].sum())
+            self._actions += int(live.sum()) * batch.actions.shape[2]
+        for fetch in pending:  # without the lock: decoding takes a while, and records go on coming in
+            fetch()
+        return batch if updates is None else _lead(batch, updates, batch_size)
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
         """Storage rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
@@ -240,15 +235,13 @@ class Replay:
             f"has {steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
         )
 
-    def _gather(self, drawn: np.ndarray) -> Gathered:
-        """The windows that `_draw` drew, of shape [updates * batch_size, ...]."""
-        c, storage = self._config, self._partitions.storage
-        lengths: _Lengths = {"horizon": c.chunk.carried, "returned": c.chunk.returned, "discount": c.discount}
-        if c.replay.windows == "qc":
+    def _gather(self, drawn: np.ndarray) -> tuple[ChunkBatch, list[Fetch]]:
+        """The windows that `_draw` drew, of shape [updates * batch_size, ...], and what completes them."""
+        storage, config = self._partitions.storage, self._config
+        if config.replay.windows == "qc":
             rows = drawn.reshape(-1, drawn.shape[-1])
-            return gather_qc_windows(storage, self._normaliser, rows, **lengths, bc_all=self._bc_on == "all")
-        cut, before = c.replay.intervention_windows == "cut", c.agent.gripper.reads_before
-        return gather(storage, self._normaliser, drawn.ravel(), **lengths, cut=cut, with_prev_action=before)
+            return gather_qc_windows(storage, self._normaliser, config, rows, bc_all=self._bc_on == "all"), []
+        return gather(storage, self._normaliser, config, drawn.ravel())
 
     @property
     def frames_unseen(self) -> int:
@@ -262,11 +255,8 @@ class Replay:
         Raises DataError for a file that cannot be read.
         """
         with self._lock:
-            unseen = self._partitions.storage.unseen(limit)
-        if unseen is None:
-            return 0
-        unseen.fetch()
-        return len(unseen.images)
+            compute = self._partitions.storage.unseen(limit)
+        return 0 if compute is None else compute()
 
     def episodes(self) -> list[Key]:
         """(session, episode id) of every episode held, demonstrations under `DEMO_SESSION` or the tag of

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from serl_chunk.data.frames import Frames
 from serl_chunk.replay.episode import StoredEpisode
-from serl_chunk.replay.feature_cache import Embedder, FrameFeatures, MissingFeatures, PendingFetch, UncachedFrames
-from serl_chunk.replay.frame_cache import EncodedFrames, FrameCache, copy_frames, frame_caches
+from serl_chunk.replay.feature_cache import Embedder, Fetch, FrameFeatures
+from serl_chunk.replay.frame_cache import EncodedFrames, copy_frames, frame_caches
 from serl_chunk.types import (
     FEATURE_PREFIX,
     IMAGE_PREFIX,
@@ -44,7 +44,6 @@ class FreeList:
         return self._fresh - self._n_returned
 
     def take(self, n: int) -> np.ndarray:
-        """`n` places, int64[n]. The caller knows that they exist: quotas are its business."""
         if self.used + n > self.capacity:  # quotas are the caller's business
             raise RuntimeError(f"{n} places requested, {self.capacity - self.used} of {self.capacity} are free")
         old = min(n, self._n_returned)
@@ -60,18 +59,6 @@ class FreeList:
 
 
 NO_FRAME = np.iinfo(np.int32).max  # age of a camera that has not been read in the episode so far
-
-
-class PendingImages(NamedTuple):
-    """Images that a batch still lacks: of demonstrations that never leave, so that no lock has to be held."""
-
-    cache: FrameCache
-    out: np.ndarray
-    at: np.ndarray
-    numbers: np.ndarray
-
-    def fetch(self) -> None:
-        self.cache.fill(self.out, self.at, self.numbers)
 
 
 class StepStorage:
@@ -185,8 +172,8 @@ class StepStorage:
         both = [rows.get(IMAGE_PREFIX + c.name) for rows in (block.sparse, final_rows(final)) for c in self.cameras]
         return any(r is not None and isinstance(r.values, Frames) for r in both)
 
-    def append(self, episode: StoredEpisode, block: StepBlock) -> np.ndarray:
-        """Write checked steps behind those `episode` has; returns their rows, int64[N]."""
+    def append(self, episode: StoredEpisode, block: StepBlock) -> None:
+        """Write checked steps behind those `episode` has."""
         n = block.n
         rows = self.row_slots.take(n)
         self.state[rows] = block.observation[STATE]
@@ -199,7 +186,6 @@ class StepStorage:
             self._place_frames(episode, c, rows, episode.length, new, same)
         self._finish_rows(episode, rows)
         episode.length += n
-        return rows
 
     def append_final(
         self, episode: StoredEpisode, observation: Observation | None, repeats: Mapping[str, int] | None = None
@@ -314,8 +300,11 @@ class StepStorage:
         )
         return block, last
 
-    def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, PendingImages | None]:
-        """Images uint8[B, H, W, 3] of camera c at `slots` int64[B]; images in files come with `PendingImages.fetch`."""
+    def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Fetch | None]:
+        """Images uint8[B, H, W, 3] of camera c at `slots` int64[B], and what fills in those in files.
+
+        Demonstrations with files never leave: no lock has to be held for them.
+        """
         held = len(self.images[c])
         self.encoded[c].settle(slots)
         away = slots >= held
@@ -324,40 +313,41 @@ class StepStorage:
         out = np.empty((len(slots), *self.images[c].shape[1:]), np.uint8)
         copy_frames(out, np.flatnonzero(~away), self.images[c], slots[~away])
         at = np.flatnonzero(away)
-        return out, PendingImages(self.deferred[c], out, at, slots[at] - held)
+        return out, functools.partial(self.deferred[c].fill, out, at, slots[at] - held)
 
-    def observation_at(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, PendingFetch | None]:
-        """Return what batches have of camera c at `slots` int64[B]: key, fresh array, what is to be fetched into it.
+    def observation_at(self, c: int, slots: np.ndarray) -> tuple[str, np.ndarray, Fetch | None]:
+        """Return what batches have of camera c at `slots` int64[B]: key, fresh array, and what completes it.
 
         `images/<camera>` uint8[B, H, W, 3], or with features `features/<camera>` float16[B, h, w, C].
         """
         name = self.cameras[c].name
         if not self.features:
-            images, deferred = self.images_at(c, slots)
-            return IMAGE_PREFIX + name, images, deferred
+            return IMAGE_PREFIX + name, *self.images_at(c, slots)
         values, known = self.features[c].read(slots)
         if known.all():
             return FEATURE_PREFIX + name, values, None
         at = np.flatnonzero(~known)
         different, which = np.unique(slots[at], return_inverse=True)
-        return FEATURE_PREFIX + name, values, self._unseen(c, different, MissingFeatures(values, at, which))
+        return FEATURE_PREFIX + name, values, self._compute(c, different, (values, at, which))
 
-    def _unseen(self, c: int, slots: np.ndarray, batch: MissingFeatures | None = None) -> UncachedFrames:
+    def _compute(
+        self, c: int, slots: np.ndarray, missing: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    ) -> Callable[[], int]:
         features = self.features[c]
-        return UncachedFrames(features, slots, features.writes(slots), *self.images_at(c, slots), batch)
+        return functools.partial(features.compute, slots, features.writes(slots), *self.images_at(c, slots), missing)
 
-    def unseen(self, limit: int) -> UncachedFrames | None:
-        """Up to `limit` frames of a camera that lack their features; none where no frame does."""
+    def unseen(self, limit: int) -> Callable[[], int] | None:
+        """What computes the features of up to `limit` frames of a camera that lack them; None where no frame does."""
         for c, features in enumerate(self.features):
             slots = features.first_missing(limit)
             if len(slots):
-                return self._unseen(c, slots)
+                return self._compute(c, slots)
         return None
 
     def _decoded(self, c: int, slots: np.ndarray) -> np.ndarray:
-        images, deferred = self.images_at(c, slots)
-        if deferred is not None:
-            deferred.fetch()
+        images, load = self.images_at(c, slots)
+        if load is not None:
+            load()
         return images
 
     def release(self, episode: StoredEpisode) -> None:

@@ -7,13 +7,14 @@ the critic's horizon, or more for n-step returns. Its target is `sum_i gamma^i r
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.replay.episode import human_segments
-from serl_chunk.replay.feature_cache import PendingFetch
+from serl_chunk.replay.feature_cache import Fetch
 from serl_chunk.replay.step_storage import StepStorage
 from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 
@@ -88,44 +89,25 @@ def imitation_weights(
     return (chosen & (source != Source.HOLD)).astype(np.float32)
 
 
-class Gathered(NamedTuple):
-    """A batch, and how many encoded action numbers of its valid steps left [-1, 1], out of how many.
-
-    `deferred` (images, or their features) is to be fetched before the batch is used.
-    """
-
-    batch: ChunkBatch
-    clipped: int
-    actions: int
-    deferred: list[PendingFetch]
-
-
 def gather(
-    storage: StepStorage,
-    normaliser: Normaliser,
-    starts: np.ndarray,
-    *,
-    horizon: int,
-    returned: int,
-    discount: float,
-    cut: bool,
-    with_prev_action: bool = False,
-) -> Gathered:
+    storage: StepStorage, normaliser: Normaliser, config: ExperimentConfig, starts: np.ndarray
+) -> tuple[ChunkBatch, list[Fetch]]:
     """Gather the windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
-    Beyond an episode's end the last executed action is repeated (in the robot's units, then encoded), `valid` and
-    `rewards` are 0. There are `returned` rewards, which may be fewer or more than the actions. `delay[b]` is the index
-    of the first action that came from a decision on the window's first observation, or 0. With `cut` a window also ends
-    at an intervention after its first step (`storage.cut`): as at an episode's end, but its mask is 1.
-    `with_prev_action`: also the action executed on the tick before.
+    Also returns what fills in images, or their features, that the batch still lacks. Beyond an episode's end the last
+    executed action is repeated (in the robot's units, then encoded), `valid` and `rewards` are 0. There are `returned`
+    rewards, which may be fewer or more than the actions. `delay[b]` is the index of the first action that came from a
+    decision on the window's first observation, or 0. With `replay.intervention_windows=cut` a window also ends at an
+    intervention after its first step (`storage.cut`): as at an episode's end, but its mask is 1.
     """
+    horizon, returned = config.chunk.carried, config.chunk.returned
     b, reach = len(starts), max(horizon, returned)
     rows = np.empty((b, reach + 1), np.int64)
     rows[:, 0] = starts
     for i in range(reach):
         rows[:, i + 1] = storage.succ[rows[:, i]]  # a row that is not live leads to itself
     exists = storage.live[rows[:, :reach]]
-    if cut:
+    if config.replay.intervention_windows == "cut":
         _stop_at_cuts(storage, rows, exists)
     steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
     live, earned = exists[:, :horizon], exists[:, :returned]
@@ -138,18 +120,19 @@ def gather(
     decided = live & (storage.decision_tick[steps] == storage.tick[starts][:, None])  # -1 where the policy did not act
     observations = {STATE: normaliser.observe(state)}
     next_observations = {STATE: normaliser.observe(storage.state[ends])}
-    deferred, both = [], np.concatenate([starts, ends])
+    pending: list[Fetch] = []
+    both = np.concatenate([starts, ends])
     for c in range(len(storage.cameras)):
-        key, shown, missing = storage.observation_at(c, storage.frame[both, c])
+        key, shown, fetch = storage.observation_at(c, storage.frame[both, c])
         observations[key], next_observations[key] = shown[:b], shown[b:]
-        deferred += [] if missing is None else [missing]
+        pending += [] if fetch is None else [fetch]
     batch = ChunkBatch(
         observations=observations,
         actions=actions,
         valid=valid,
         rewards=np.where(earned, storage.effective[paid], np.float32(0)),
         mask=(~storage.terminal[ends]).astype(np.float32),
-        discount_n=np.power(discount, n).astype(np.float32),
+        discount_n=np.power(config.discount, n).astype(np.float32),
         next_observations=next_observations,
         is_demo=storage.is_demo[steps] * valid,
         bc_weight=storage.bc_weight[steps] * valid,
@@ -157,12 +140,10 @@ def gather(
         weight=np.ones(b, np.float32),
         mc_return=storage.mc_return[starts],
     )
-    if with_prev_action:
+    if config.agent.gripper.reads_before:  # the action executed on the tick before
         before = storage.action[storage.pred[starts]][:, None]
         batch = batch._replace(prev_action=normaliser.encode(state, before)[:, 0])
-    beyond = (np.abs(actions) > 1).sum(2)
-    counted = int(beyond[live].sum()), int(live.sum()) * actions.shape[2]
-    return Gathered(batch, *counted, deferred)
+    return batch, pending
 
 
 def _stop_at_cuts(storage: StepStorage, rows: np.ndarray, exists: np.ndarray) -> None:
