@@ -1,4 +1,4 @@
-"""The network thread of an actor: one connection to a learner, opened again whenever it breaks."""
+"""The network thread of an actor: one connection to a learner, reopened whenever it breaks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Connection:
         self.stalled = ""  # why the learner takes no records now
         self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
         self.welcome: Welcome | None = None  # of the newest connection; None until `run` has sent one
-        self.run = ""  # id of the run that answers, which the outbox's spool belongs to; changes before `welcome`
+        self.run = ""  # id of the run that answers, whose spool the outbox has; changes before `welcome`
         self.waiting = f"no learner answers at {host}:{port}"  # why there is no welcome yet
         self.news = threading.Condition()
         self._config = config
@@ -93,8 +93,6 @@ class Connection:
         self._waker.close()
         self._out.close()
 
-    # The network thread.
-
     def _run(self) -> None:
         try:
             while not self._closing:
@@ -110,7 +108,7 @@ class Connection:
                 try_send(self._sockets["control"], codec.encode(message_types.BYE, fields))
 
     def _stop(self, error: SerlChunkError) -> None:
-        if self._connections:  # before a welcome, the caller that waits for the welcome gets the error, and prints it
+        if self._connections:  # before a welcome, the caller that waits for it gets the error, and prints it
             log.error("%s", error)
         self.error = error
         self._disconnect("stopped")
@@ -171,12 +169,12 @@ class Connection:
             self._fetch.sent = False
 
     def _give_up(self, why: str) -> None:
-        """Drop a connection that nothing came over in time: the next one waits longer where this one was futile."""
+        """Drop a silent connection: the next one waits longer where this one was futile."""
         self._timeout.give_up()
         self._disconnect(why)
 
     def _check_keys(self) -> None:
-        """A connection that did not come about because of its keys has a reason to tell, and may be tried again."""
+        """Report why the key exchange failed, and try again where that may help."""
         trouble = self._key_exchange.trouble(known=self._connections > 0)
         if trouble is None:
             return
@@ -206,11 +204,11 @@ class Connection:
             self._hello_at = now
 
     def _on_identity(self, run: str) -> None:
-        """The learner named its run: that run's records are sent to it, and no others."""
+        """Introduce this actor to the run that the learner named: it gets that run's records, and no others."""
         if run != self.run:
             if self.run:
                 log.warning("another run: learner=%s:%d run=%s previous=%s", self._host, self._port, run, self.run)
-            # In this order, and first: what acts for the previous run sees it and ends.
+            # In this order, and first: the session that acts for the previous run ends when it sees this.
             self.welcome, self.run = None, run
             self._out.attach(run)
         version = self._snapshots.version if run == self._snapshots.origin.run else -1
@@ -240,7 +238,7 @@ class Connection:
         self._timeout.begin()
         self._data_open = self._data_greeted = False
         self._on_status(h)
-        self.welcome = welcome  # last: who waits for it finds everything else up to date
+        self.welcome = welcome  # last: a thread that waits for it finds everything else up to date
 
     # While connected.
 
@@ -263,7 +261,7 @@ class Connection:
         if now >= self._ping_at:
             idle = not (self._out.sender.in_flight_bytes or self._snapshots.flow.in_flight)
             if idle and self._timeout.is_over(now - self._connected_at):
-                self._timeout.succeed()  # there is nothing to carry, and signs of life come
+                self._timeout.succeed()  # there is nothing to carry, and answers arrive
             self._ping_at = now + self._config.heartbeat
             self._data_greeted = False  # where the greeting was lost with its connection
             fields = {"token": token, "timeout_s": self._timeout.seconds}
@@ -275,7 +273,7 @@ class Connection:
         return self._snapshots.pump(self._sockets["snapshots"], token)
 
     def _greet_data(self, token: bytes) -> None:
-        """Name the session: until the learner knows whose connection it is, it holds little of what comes over it."""
+        """Name the session: the learner buffers little of a connection without one."""
         if not self._data_greeted:
             greeting = [token, *codec.encode(message_types.PING, {})]
             self._data_greeted = try_send(self._sockets["data"], greeting)
@@ -283,7 +281,7 @@ class Connection:
             self._out.sender.wait()
 
     def _receive(self, channel: str, s: zmq.Socket[bytes]) -> bool:
-        """Take in what a socket has; True where a caller may be waiting for it."""
+        """Handle a socket's messages; True where a caller may be waiting for one."""
         changed = False
         while not s.closed:
             frames = try_receive(s)
@@ -292,7 +290,7 @@ class Connection:
             try:
                 changed |= self._on_message(channel, codec.decode(frames, self._limits))
             except WireError as e:
-                # The peer that answers is no learner, or a broken one; a new connection is the only cure.
+                # The peer is no learner, or a broken one; a new connection is the only cure.
                 log.warning("malformed message on %s: %s", channel, e)
                 self.waiting = f"what answers at {self._host}:{self._port} is no learner ({e})"
                 self._disconnect("malformed message", retry_in=self._config.heartbeat)
@@ -360,14 +358,14 @@ class Connection:
         if request is None or message.header.get("request") != request.number:
             return  # its caller gave up
         if message.kind == message_types.FETCH_FAILED:
-            request.finish(None, FetchError(codec.shown(codec.text(message.header, "reason", 1 << 16))))
+            request.finish(FetchError(codec.shown(codec.text(message.header, "reason", 1 << 16))))
         else:
             request.manifest = Manifest.decode(message)
             self._snapshots.add_fetch(request)
 
 
 def _arrived(h: dict[str, Any]) -> Arrived:
-    """Where a learner's answer says that the session's stream has come to, parts included."""
+    """How far the session's stream has arrived by a learner's answer, parts included."""
     partial = codec.field(h, "partial", (dict, type(None))) or {"first": 0, "received": 0}
     seq, nbytes = codec.count(h, "taken"), codec.count(partial, "received")
     return Arrived(seq, codec.count(partial, "first") if nbytes else -1, nbytes)

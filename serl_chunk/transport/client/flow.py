@@ -1,7 +1,7 @@
 """Flow control: the bytes that may be on their way, the size of messages, and time-outs that fit the link.
 
-Records, snapshots and heartbeats share a link. Megabytes that are sent at once would take a slow link longer than any
-time-out, and the heartbeats behind them would come too late.
+Records, snapshots and heartbeats share a link. A slow link takes longer than any time-out for megabytes that are sent
+at once, and the heartbeats behind them would be late.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serl_chunk.transport.sockets import Clock
 LEAST_BYTES = 4 << 10  # of a message that is part of something larger: below it the headers begin to cost
 _MESSAGES = 4  # in a full window: enough to hide the round trip, and each of them is a sign of progress
 _LEAST_WINDOW = _MESSAGES * LEAST_BYTES
-_FIRST_WINDOW = 4 * _LEAST_WINDOW  # a connection that is given up still has so much in the system's buffers
+_FIRST_WINDOW = 4 * _LEAST_WINDOW  # a connection that is closed still has so much in the system's buffers
 _AIM = 0.25  # share of `timeout_s` that a full window may take to arrive: both directions and heartbeats fit in
 _UNKNOWN_PACE = 1 / (64 << 10)  # seconds per byte, assumed until something has arrived
 _MOST_DOUBLINGS = 4  # a learner that returns is found within 16 time-outs
@@ -36,11 +36,7 @@ class Flow:
     """
 
     def __init__(self, *, most: int, largest: int, timeout_s: float, clock: Clock = time.monotonic) -> None:
-        """
-        Args:
-            most: bytes that may be on their way on the fastest link.
-            largest: bytes of a message there.
-        """
+        """`most`: bytes that may be on their way on the fastest link. `largest`: bytes of a message there."""
         self.in_flight = 0  # bytes
         self.arrived = 0  # bytes since the start
         self._most, self._largest = most, largest
@@ -51,18 +47,18 @@ class Flow:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew with nothing on its way; the link may be another one."""
+        """Reset for a new connection, possibly over another link."""
         self.in_flight = 0
         self._set_window(self._first_window)
         self._pace = 0.0  # seconds per byte; 0 for unknown
         self._round_trip = self._aim_s / 2  # seconds: the shortest seen, and no more than this
 
     def slow_down(self) -> None:
-        """Begin the next connections with less, until one has carried more: nothing came in time."""
+        """Begin the next connections with the least window, until one has carried more."""
         self._first_window = _LEAST_WINDOW
 
     def cut(self, nbytes: int) -> int:
-        """Return how much of `nbytes` may be one message."""
+        """Return how many of `nbytes` may travel in one message."""
         if nbytes <= self.message_bytes:
             return nbytes
         self._limited = True
@@ -76,16 +72,16 @@ class Flow:
         return False
 
     def send(self, nbytes: int) -> Sent:
-        """Count a message that is sent; `arrive` takes what this returns."""
+        """Count a sent message. Returns the argument of `arrive` or `cancel`."""
         self.in_flight += nbytes
         return Sent(nbytes, self._clock())
 
     def cancel(self, sent: Sent) -> None:
-        """Count a message as answered without what was requested: it shows nothing about the link."""
+        """Forget a message that was answered without what was requested: it shows nothing about the link."""
         self.in_flight -= sent.nbytes
 
     def arrive(self, sent: Sent) -> None:
-        """Count a message that has arrived, and judge the window by it."""
+        """Count a message that has arrived, and adapt the window."""
         now = self._clock()
         self.in_flight -= sent.nbytes
         self.arrived += sent.nbytes
@@ -122,16 +118,15 @@ class Flow:
 
 
 class AdaptiveTimeout:
-    """Seconds without a sign of the learner after which a connection is given up.
+    """Seconds of silence after which a connection is closed: `timeout_s`, and what the bytes on their way need.
 
-    That is `timeout_s`, and what the bytes on their way need. It doubles with every connection that carried nothing,
-    and falls back once one has.
+    It doubles with every connection that carried nothing, and falls back once one has.
     """
 
     def __init__(self, timeout_s: float, *flows: Flow) -> None:
         self._timeout_s, self._flows = timeout_s, flows
         self._futile = 0  # connections in a row
-        self._carried = 0  # bytes before the present connection
+        self._carried = 0  # bytes before the current connection
 
     def is_over(self, waited_s: float) -> bool:
         return waited_s > self._timeout_s and waited_s > self.seconds
@@ -141,15 +136,14 @@ class AdaptiveTimeout:
         return float(self._timeout_s * 2**self._futile + sum(f.needs_s for f in self._flows))
 
     def begin(self) -> None:
-        """Begin a connection."""
         self._carried = self._total
 
     def succeed(self) -> None:
-        """Note that the connection carries everything there is."""
+        """The connection carries everything there is."""
         self._futile = 0
 
     def give_up(self) -> None:
-        """Note that the connection is given up: nothing came in time."""
+        """The connection is closed: nothing arrived in time."""
         self._futile = 0 if self._total > self._carried else min(_MOST_DOUBLINGS, self._futile + 1)
         self._carried = self._total
         for f in self._flows:

@@ -1,4 +1,4 @@
-"""The actor's end of the transport."""
+"""The actor's end of the transport: a connection to a learner, with the calls of other threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serl_chunk.transport.client.snapshots import FetchError, FetchRequest
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
-from serl_chunk.types import ConfigError, Snapshot
+from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def backlog_line(kept: int, limit: int, episode: int, away: float, stalled: str,
 
 
 class _Patience:
-    """How long to wait for a learner, and how often to report why."""
+    """A wait for a learner: its time-out, and its reports."""
 
     def __init__(self, timeout: float | None, report: Callable[[str], None]) -> None:
         self._timeout, self._report = timeout, report
@@ -64,7 +64,7 @@ class _Patience:
         return _REPORT_EVERY_S if self._timeout is None else min(_REPORT_EVERY_S, self._timeout - spent)
 
     def check(self, why: str) -> float:
-        """Report `why` the learner is waited for, where that is due. Returns `left`; raises UnreachableError."""
+        """Report the reason for the wait where that is due. Returns `left`. Raises UnreachableError."""
         now = time.monotonic()
         if self._timeout is not None and now - self._start >= self._timeout:
             raise UnreachableError(
@@ -77,11 +77,11 @@ class _Patience:
 
 
 class LearnerLink(Connection):
-    """A RecordSink and SnapshotSource whose other end is a learner: a connection, with the calls of other threads.
+    """A RecordSink and SnapshotSource whose other end is a learner.
 
-    Records are handed over by appending to a queue, whatever the network does; they are kept until the learner has
-    them. A learner that goes away is waited for, and served again when it is back. An error that waiting cannot cure
-    (a refusal) stops the thread: `error` has it, `can_begin` and `flush` report it.
+    Records are queued whatever the network does, and kept until the learner has them. When the learner disappears, the
+    link waits for it and continues when it returns. An error that waiting cannot cure (a refusal) stops the thread:
+    `error` has it, `can_begin` and `flush` report it.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class LearnerLink(Connection):
             contract: must equal the learner's.
             spools: opens the spool of a run; None for a link that sends no records and writes no files.
             largest_episode_bytes: an episode may begin only while the spool has room for that much.
-            keys: of this machine, for the learner there; `connect` joins with them where that is still to be done. On
-                loopback they are left out for a learner that uses none.
+            keys: of this machine; `connect` joins with them where that is due. On loopback they are left out for a
+                learner that uses none.
 
         Raises ConfigError for a bad host, and for a spool that could never hold one episode.
         """
@@ -135,8 +135,8 @@ class LearnerLink(Connection):
     def connect(self, timeout: float | None = None, on_waiting: Callable[[str], None] = log.warning) -> Welcome:
         """Wait for the learner and introduce this actor.
 
-        `on_waiting` gets a sentence every few seconds: no learner yet, or another live session with this actor id.
-        Raises RefusedError with the learner's sentence, UnreachableError after `timeout` seconds.
+        `on_waiting` receives the reason every few seconds: no learner yet, or another live session with this actor id.
+        Raises RefusedError with the learner's reason, UnreachableError after `timeout` seconds.
         """
         patience = _Patience(timeout, on_waiting)
         self._join(patience)
@@ -150,7 +150,7 @@ class LearnerLink(Connection):
             return self.welcome
 
     def _join(self, patience: _Patience) -> None:
-        """Have the learner write down this machine's key, where that is still to be done."""
+        """Register this machine's key with the learner, where that is due."""
         while self._keys is not None and self._keys.ticket is not None:
             try:
                 self._keys = enroll(self._keys, self._config, self._host, self._port, max(0.1, patience.left))
@@ -165,11 +165,9 @@ class LearnerLink(Connection):
 
     @property
     def steps_recorded(self) -> int:
-        """Steps handed over in this session; at most `allowance`, where there is one."""
         return self._out.steps_recorded
 
     def can_begin(self) -> tuple[bool, str]:
-        """Whether an episode may begin now, and the reason where not."""
         if self.error is not None:
             return False, str(self.error)
         if self.finished is not None:
@@ -180,16 +178,15 @@ class LearnerLink(Connection):
         return True, ""
 
     def backlog(self, *, begun: bool) -> str:
-        """What waits for the learner, in words; empty where it keeps up. `begun`: within an episode."""
         kept, limit = self._out.kept_bytes, self._config.spool_bytes
         return backlog_line(kept, limit, self._largest_episode, self.away, self.stalled, begun=begun)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the learner has every record; False where it has not after `timeout` seconds. Raises `error`."""
+        """Wait until the learner has every record; False after `timeout` seconds. Raises `error`."""
         return self.wait_until(lambda: self._out.flushed, timeout)
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition()`, tried whenever the learner is heard from. Raises `error`."""
+        """Wait until `condition()`, tried at every message of the learner; False on time-out. Raises `error`."""
         with self.news:
             self.news.wait_for(lambda: self.error is not None or condition(), timeout)
         if condition():
@@ -201,19 +198,17 @@ class LearnerLink(Connection):
     # Snapshots (SnapshotSource).
 
     def latest(self) -> Snapshot | None:
-        """The newest complete snapshot of the present `welcome.origin`; its arrays are read-only."""
-        held = self._snapshots.held
-        return None if held is None else held.snapshot
+        """Return the newest complete snapshot of the current `welcome.origin`; its arrays are read-only."""
+        return self._snapshots.held
 
     def latest_info(self) -> dict[str, Any]:
-        """The plain values published with `latest()`."""
-        held = self._snapshots.held
-        return {} if held is None else held.info
+        """Return the plain values published with `latest()`."""
+        return self._snapshots.info
 
     def fetch_checkpoint(self, step: str, timeout: float) -> tuple[Snapshot, dict[str, Any]]:
-        """Parameters of a checkpoint ("latest", "best" or its step) and plain values about it.
+        """Return parameters of a checkpoint ("latest", "best" or its step) and plain values about it.
 
-        Raises FetchError with the learner's sentence, UnreachableError after `timeout` seconds.
+        Raises FetchError with the learner's reason, UnreachableError after `timeout` seconds.
         """
         if self._fetch is not None:
             raise FetchError("another checkpoint is being fetched on this connection")
@@ -226,15 +221,13 @@ class LearnerLink(Connection):
                 raise UnreachableError(f"checkpoint {step!r} did not arrive within {timeout:g} s")
         finally:
             self._fetch = None
-        if request.error is not None:
-            raise request.error
+        if isinstance(request.result, SerlChunkError):
+            raise request.result
         assert request.result is not None
         return request.result
 
-    # Either.
-
     def stats(self) -> dict[str, float]:
-        """Counts since the start, rates over the last seconds, present sizes and ages."""
+        """Return counts since the start, rates over the last seconds, current sizes and ages."""
         snapshot, away, out, spool = self.latest(), self.away, self._out, self._out.spool
         arrived = None if snapshot is None else snapshot.arrived
         return {

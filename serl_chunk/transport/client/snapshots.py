@@ -1,12 +1,13 @@
-"""The actor's side of snapshots: what was announced, what is being pulled, what is held."""
+"""The actor's side of snapshots: the announced one, the one being pulled, and the newest complete one."""
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zmq
@@ -22,39 +23,32 @@ _WINDOW = 4  # largest pieces in flight: enough to hide the round trip, few enou
 
 
 class FetchError(SerlChunkError):
-    """The learner could not give a checkpoint; the message is its sentence."""
+    """The learner could not send a checkpoint; the message is the learner's reason."""
 
 
+@dataclasses.dataclass(eq=False)
 class FetchRequest:
     """A checkpoint that a caller waits for."""
 
-    def __init__(self, number: int, step: str) -> None:
-        self.number = number
-        self.step = step
-        self.sent = False
-        self.manifest: Manifest | None = None
-        self.result: tuple[Snapshot, dict[str, Any]] | None = None
-        self.error: SerlChunkError | None = None
-        self.done = threading.Event()
+    number: int
+    step: str
+    sent: bool = False
+    manifest: Manifest | None = None
+    result: tuple[Snapshot, dict[str, Any]] | SerlChunkError | None = None
+    done: threading.Event = dataclasses.field(default_factory=threading.Event)
 
-    def finish(self, result: tuple[Snapshot, dict[str, Any]] | None, error: SerlChunkError | None = None) -> None:
-        """Wake the caller."""
-        self.result, self.error = result, error
+    def finish(self, result: tuple[Snapshot, dict[str, Any]] | SerlChunkError) -> None:
+        """Give the caller a checkpoint and its plain values, or the error to raise."""
+        self.result = result
         self.done.set()
-
-
-class CompleteSnapshot(NamedTuple):
-    """A complete snapshot."""
-
-    snapshot: Snapshot
-    info: dict[str, Any]
 
 
 class SnapshotClient:
     """Keeps the newest snapshot complete. Used by the network thread; any thread may read `held`."""
 
     def __init__(self, piece_bytes: int, timeout_s: float) -> None:
-        self.held: CompleteSnapshot | None = None
+        self.held: Snapshot | None = None
+        self.info: dict[str, Any] = {}  # plain values published with the newest complete snapshot
         self.version = -1  # newest complete snapshot of `origin`
         self.origin = PolicyOrigin()  # of the learner that the connection is to, and so of `held`
         self.received_bytes = 0
@@ -67,17 +61,17 @@ class SnapshotClient:
         self._pull: Pull | None = None
         self._given_up = False  # the learner lacks leaves of `_pull`, which the next pull takes over from
         self._fetch: FetchRequest | None = None  # the request that `_pull` is about
-        self._fetches: collections.deque[FetchRequest] = collections.deque()
+        self._fetches: deque[FetchRequest] = deque()
         self._requests: dict[tuple[Range, ...], Sent] = {}  # not answered
         self._subscribed = False
         self._subscribed_at = 0.0
         self._announcement_s = timeout_s  # how long an announcement may take
 
     def connected(self, origin: PolicyOrigin) -> None:
-        """Begin a connection: subscribe anew, and request again what did not come.
+        """Begin a connection: subscribe anew, and request again what did not arrive.
 
-        Of another origin (run or normaliser) no snapshot is kept: parameters never act with another normaliser. Leaves
-        are, by their digests.
+        Snapshots of another origin (run or normaliser) are dropped: parameters never act with another normaliser.
+        Leaves are kept, by their digests.
         """
         self._subscribed = False
         self._announced = None
@@ -91,15 +85,13 @@ class SnapshotClient:
             self._fetches.clear()
             self._give_up()
             for request in waiting:
-                request.finish(
-                    None, FetchError("the learner was replaced while it sent the checkpoint. Fetch it again")
-                )
+                request.finish(FetchError("the learner was replaced while it sent the checkpoint. Fetch it again"))
 
     def _give_up(self) -> None:
         self._given_up, self._fetch = self._pull is not None, None
 
     def set_available_version(self, version: int) -> None:
-        """Note the learner's version. An announcement that was lost is requested again, each time later."""
+        """Note the learner's version. A lost announcement is requested again, at growing intervals."""
         pulling = self._pull is not None and not self._given_up
         if version <= self.version or self._announced is not None or pulling or not self._subscribed:
             return
@@ -108,7 +100,7 @@ class SnapshotClient:
             self._announcement_s *= 2
 
     def add_fetch(self, request: FetchRequest) -> None:
-        """Pull a checkpoint whose manifest has come, before anything else."""
+        """Pull a checkpoint whose manifest has arrived, before anything else."""
         self._fetches.append(request)
 
     def receive(self, message: Message) -> bool:
@@ -143,7 +135,7 @@ class SnapshotClient:
         if fetch is None:
             self._subscribed = False
             return False
-        fetch.finish(None, FetchError("the learner was restarted while it sent the checkpoint. Fetch it again"))
+        fetch.finish(FetchError("the learner was restarted while it sent the checkpoint. Fetch it again"))
         return True
 
     def pump(self, socket: zmq.Socket[bytes], token: bytes) -> bool:
@@ -155,7 +147,7 @@ class SnapshotClient:
                 break
             self._complete(pull, socket, token)
             changed = True
-        # The learner keeps what a session pulls until it subscribes again: not before it is here.
+        # The learner keeps what a session pulls until it subscribes again: not before it has arrived.
         if not self._subscribed and (pull is None or self._fetch is not None):
             frames = codec.encode(snapshots.SUBSCRIBE, {"token": token, "version": self.version})
             self._subscribed = try_send(socket, frames)
@@ -163,7 +155,7 @@ class SnapshotClient:
         return changed
 
     def _current(self) -> Pull | None:
-        """Return the pull to go on with, begun where one is due."""
+        """Return the pull to continue; begin one where that is due."""
         if self._pull is not None and not self._given_up:
             return self._pull
         if self._fetches:
@@ -192,12 +184,13 @@ class SnapshotClient:
 
     def _complete(self, pull: Pull, socket: zmq.Socket[bytes], token: bytes) -> None:
         fetch, self._fetch, self._pull = self._fetch, None, None
-        snapshot, info = pull.result(), pull.manifest.info
+        snapshot = pull.result()
         if fetch is not None:
             try_send(socket, codec.encode(snapshots.RELEASE, {"token": token}))
-            fetch.finish((snapshot, info))
+            fetch.finish((snapshot, pull.manifest.info))
             return
-        self.held = CompleteSnapshot(snapshot._replace(arrived=time.monotonic()), info)
+        self.info = pull.manifest.info
+        self.held = snapshot._replace(arrived=time.monotonic())
         self.version = snapshot.version
         if self._announced is not None and self._announced.version <= self.version:
             self._announced = None  # a second subscription had the same snapshot announced while it was pulled
