@@ -23,18 +23,12 @@ _DUST = 1e-6  # of sums of float32 rewards
 class ValueRange:
     """Warns once where a realised return lies outside of `agent.critic.value_low` .. `value_high`.
 
-    Targets beyond the range are clipped: a critic of [0, 1] cannot tell a reward of 10 from one of 1. The configuration
-    is checked against rewards of 0 and 1; what a user's environment gives shows in its episodes alone.
+    Targets beyond the range are clipped. The rewards of a user's environment show in its episodes alone.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
-        c = config.agent.critic
-        self._low, self._high, self._loss = c.value_low, c.value_high, c.loss
-        self._reward, self._discount = config.reward, config.discount
-        self._silent = c.loss == "squared"
-
-    def online(self, episode_id: str, least: float, most: float) -> None:
-        self._check(least, most, f"episode {episode_id}")
+        self._critic, self._reward, self._discount = config.agent.critic, config.reward, config.discount
+        self._silent = self._critic.loss == "squared"
 
     def demonstrations(self, episodes: Sequence[Episode]) -> None:
         for begin, steps, end in episodes:
@@ -47,24 +41,25 @@ class ValueRange:
                 rewards[-1] = end.reward
             failed = end.outcome == Outcome.FAILURE
             returns = returns_to_go(effective_rewards(rewards, self._reward, failed=failed), self._discount)
-            self._check(float(returns.min()), float(returns.max()), f"demonstration {begin.episode_id}")
+            self.check(f"demonstration {begin.episode_id}", float(returns.min()), float(returns.max()))
 
-    def _check(self, least: float, most: float, what: str) -> None:
-        if self._silent or (least >= self._low - _DUST and most <= self._high + _DUST):
+    def check(self, what: str, least: float, most: float) -> None:
+        """Warn, the first time, where the returns of `what` are not within the range."""
+        c = self._critic
+        if self._silent or (least >= c.value_low - _DUST and most <= c.value_high + _DUST):
             return
         self._silent = True
         logger.warning(
-            f"{what} has returns of {least:.4g} to {most:.4g}, outside of the range of agent.critic.loss={self._loss}, "
-            f"{self._low:g} to {self._high:g}: they are clipped, and look alike to the critic. Set "
+            f"{what} has returns of {least:.4g} to {most:.4g}, outside of the range of agent.critic.loss={c.loss}, "
+            f"{c.value_low:g} to {c.value_high:g}: they are clipped, and look alike to the critic. Set "
             "agent.critic.value_low and value_high to hold every return, or reward.scale, or agent.critic.loss=squared"
         )
 
 
 def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent) -> int:
-    """Return the bytes of a full replay. Needs no networks, whose compilation comes before the replay's own check.
+    """Return the bytes of a full replay; raises ConfigError where memory has fewer, or a camera is unknown.
 
-    Raises:
-        ConfigError: they are more than there are, or a camera is unknown.
+    The replay's own check comes after the compilation of the networks, which this one does not need.
     """
     cameras = [spec.camera(key) for key in config.agent.image_keys]
     features = [2 * math.prod(shape) for shape in agent.cached_shapes()]  # float16
@@ -72,15 +67,9 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
 
 
 def restored_normaliser(saved: Normaliser, fresh: Normaliser, *, same_data: bool) -> Normaliser:
-    """Return the normaliser that a resumed run goes on with: that of its checkpoint.
+    """Return `saved`, the checkpoint's; raises ConfigError where it transforms actions in another way than `fresh`.
 
-    Args:
-        saved: the checkpoint's.
-        fresh: the one fitted to the data of this start.
-        same_data: whether `fresh` was fitted to all data; of a data set it is another part, as a rule.
-
-    Raises:
-        ConfigError: the two transform actions in different ways.
+    `same_data`: whether `fresh` was fitted to all data; of a data set it is another part, as a rule.
     """
     if saved.mode != fresh.mode:
         raise ConfigError(

@@ -21,10 +21,9 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.learner.checks import ValueRange, restored_normaliser
 from serl_chunk.learner.offline_data import FeaturePrecomputation, InitialData
-from serl_chunk.learner.phases import TrainingProgress
 from serl_chunk.learner.publisher import Publish, SnapshotPublisher
 from serl_chunk.learner.router import Received, RecordRouter
-from serl_chunk.learner.schedule import EvalSchedule, Evaluate, last_evaluated
+from serl_chunk.learner.schedule import EvalSchedule, Evaluate, TrainingProgress, last_evaluated
 from serl_chunk.learner.trainer import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.replay.replay import Replay
@@ -50,18 +49,9 @@ class Learner:
     """
 
     def __init__(
-        self,
-        config: ExperimentConfig,
-        spec: RobotSpec,
-        agent: Agent,
-        normaliser: Normaliser,
-        data: InitialData,
-        metrics: MetricsLog,
-        *,
-        publish: Publish,
-        threaded: bool,
-        evaluate: Evaluate | None = None,
-    ) -> None:
+        self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, normaliser: Normaliser, data: InitialData,
+        metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.spec, self.agent, self.metrics = config, spec, agent, metrics
         c, a = config.learner, config.agent
         self.checkpoints = CheckpointStore(metrics.run_dir, keep=c.keep_checkpoints)
@@ -159,8 +149,7 @@ class Learner:
         return self.trainer.work()
 
     def _computed_features(self, precompute: FeaturePrecomputation) -> bool:
-        """Before the first update, features of the stored frames; not in the constructor: a stop ends it here, and a
-        journal has been read."""
+        """Before the first update, features of the stored frames: a stop ends it, and a journal has been read."""
         if not self.trainer.done:
             with self.stats.aside():
                 if precompute.work():
@@ -169,7 +158,7 @@ class Learner:
         return False
 
     def updated(self, updates: int, metrics: Metrics) -> None:
-        """Count a compiled call of `updates` updates, of whatever kind: there is something to save."""
+        """Count a compiled call of `updates` updates, of whatever kind."""
         self.has_trained = self._unsaved = True
         self.stats.updated(updates, metrics)
 
@@ -206,7 +195,7 @@ class Learner:
         for e in received.episodes:
             self.episodes += 1
             self.human_ticks += e.human_ticks
-            self.value_range.online(e.episode_id, *e.returns)
+            self.value_range.check(f"episode {e.episode_id}", *e.returns)
             self.stats.episode(e, number=self.episodes, phase="train" if self.trainer.policy_trained else "warmup")
         return received
 
@@ -221,8 +210,7 @@ class Learner:
         return self.agent.flatten_params(self.agent.policy_params(self.state, pretrained=self.trainer.pretrained))
 
     def checkpoint(self, *, timed: bool = False) -> None:
-        """Write a checkpoint of the current state in the background: of this step, or `timed`, which takes the place
-        of the timed one before."""
+        """Write a checkpoint in the background: of this step, or `timed`, in the place of the timed one before."""
         policy, received = self._policy(), self._count_episodes()
         progress = TrainingProgress(
             env_steps=received.env_steps,
@@ -254,10 +242,7 @@ class Learner:
         return self._unsaved or self.trainer.counts_steps
 
     def close(self) -> None:
-        """Write the final checkpoint, hand over the last snapshot, stop the threads.
-
-        A full disk or a failed hand-over is logged, and raises nothing.
-        """
+        """Write the final checkpoint, hand over the last snapshot, stop the threads; failures are logged."""
         self.trainer.close()
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.

@@ -30,26 +30,22 @@ class InitialData(NamedTuple):
         if self.demos or self.dataset is not None:
             return
         if config.pretrain_steps or config.critic_pretrain_steps:
-            raise ConfigError(
+            text = (
                 "pretraining needs demonstrations. Give some (demo_path), or set learner.pretrain_steps=0 and "
-                "learner.critic_pretrain_steps=0",
-                parameter="learner.pretrain_steps",
+                "learner.critic_pretrain_steps=0"
             )
+            raise ConfigError(text, parameter="learner.pretrain_steps")
         if config.offline_steps:
-            raise ConfigError(
-                "the offline phase needs demonstrations (demo_path) or a data set (dataset_dir). Give one of them",
-                parameter="learner.offline_steps",
-            )
+            text = "the offline phase needs demonstrations (demo_path) or a data set (dataset_dir). Give one of them"
+            raise ConfigError(text, parameter="learner.offline_steps")
 
 
 class OfflineData:
     """Puts a run's initial data into the replay, and later the parts of the data set that take each other's place.
 
     Args:
-        replay: takes them.
-        data: demonstrations and data set.
         seek: updates of the checkpoint that the run resumes from; None for a fresh run.
-        seen: called with all of it, part by part.
+        seen: called with all of the data, part by part.
     """
 
     def __init__(
@@ -119,10 +115,9 @@ def _fail(episodes: Sequence[Episode]) -> bool:
 
 
 class FeaturePrecomputation:
-    """Computes features of the frames that are stored when training begins: demonstrations, and the journal's.
+    """Computes features of the frames that are stored when training begins, in pieces and with progress lines.
 
-    They are computed in pieces, with progress lines. Frames that come in meanwhile are left to the batches that show
-    them.
+    Frames that come in meanwhile are left to the batches that show them.
     """
 
     def __init__(self, replay: Replay, now: Callable[[], float] = time.monotonic) -> None:

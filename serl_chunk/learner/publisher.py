@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,6 @@ Publish = Callable[[Snapshot, dict[str, Any]], None]
 VERSION_DIGITS = 12
 
 
-class _Copy(NamedTuple):
-    """Parameters that are still to be published."""
-
-    version: int
-    params: Any
-    info: dict[str, Any]
-    normaliser: str
-
-
 class SnapshotPublisher:
     """Copies parameters on the device, then flattens and publishes them in a thread of its own.
 
@@ -41,9 +32,6 @@ class SnapshotPublisher:
     after a resume from an older checkpoint. It is one `write` over digits of the same width: a kill leaves the old
     version or the new one, and a disk that is full by now has the room. A version that cannot be written is not
     published: that is logged and counted (`failed_writes`), training continues, and the next call tries again.
-
-    Args:
-        publish: takes each snapshot and its info, in the thread where there is one.
     """
 
     def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool) -> None:
@@ -57,7 +45,7 @@ class SnapshotPublisher:
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.error: BaseException | None = None  # what stopped the thread
         self._changed = threading.Condition()
-        self._waiting: _Copy | None = None  # the newest alone
+        self._waiting: tuple[Snapshot, dict[str, Any]] | None = None  # the newest alone, not flattened, and its info
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True) if threaded else None
         if self._thread is not None:
@@ -73,12 +61,13 @@ class SnapshotPublisher:
         if not self._keep_version(self.version + 1):
             return self.version
         self.version += 1
-        copy = _Copy(self.version, self._copy(params), info, normaliser)
+        origin = PolicyOrigin(normaliser=normaliser)  # the transport adds the run
+        snapshot = Snapshot(self.version, self._copy(params), origin=origin)
         if self._thread is None:
-            self._hand_over(copy)
+            self._hand_over(snapshot, info)
         else:
             with self._changed:
-                self._waiting = copy
+                self._waiting = snapshot, info
                 self._changed.notify()
         return self.version
 
@@ -103,19 +92,18 @@ class SnapshotPublisher:
         self._writes = True
         return True
 
-    def _hand_over(self, copy: _Copy) -> None:
-        origin = PolicyOrigin(normaliser=copy.normaliser)  # the transport adds the run
-        self._publish(Snapshot(copy.version, self._agent.flatten_params(copy.params), origin=origin), copy.info)
+    def _hand_over(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
+        self._publish(snapshot._replace(params=self._agent.flatten_params(snapshot.params)), info)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-                copy, self._waiting = self._waiting, None
-            if copy is None:
+                waiting, self._waiting = self._waiting, None
+            if waiting is None:
                 return
             try:
-                self._hand_over(copy)
+                self._hand_over(*waiting)
             except BaseException as error:  # raised again in the training thread by the next publish
                 self.error = error
                 return

@@ -19,11 +19,9 @@ class Collector(Protocol):
 
     def insert(self, session: str, record: Record) -> Added:
         """Take the next record of a session; raises DataError where it cannot be one."""
-        ...
 
     def close_session(self, session: str, *, gone: bool = False) -> Added:
         """Close the open episode of an actor that fell silent; `gone`: it cannot come back."""
-        ...
 
 
 class Received(NamedTuple):
@@ -56,11 +54,7 @@ class RecordRouter:
         return self.env_steps - self.resumed_steps
 
     def insert(self, session: str, record: Record, position: int | None = None) -> None:
-        """Route a record; raises DataError where it cannot be one.
-
-        `position`: how many entries the journal has, this record's included. Checkpoints record how many of them their
-        counters cover.
-        """
+        """Route a record; `position`: entries of the journal, its own included. Raises DataError where it misfits."""
         self._count(self._collector.insert(session, record), position)
 
     def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
@@ -76,13 +70,10 @@ class RecordRouter:
             self._changed.notify()
 
     def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
-        """Put back what a previous process received: (journal entry, session, record), oldest first.
+        """Put back what a previous process received: (journal entry, session, record), oldest first; returns the steps.
 
         No record: the session was closed there, perhaps within an episode. What the checkpoint's counters cover fills
         the collector and is not counted again. A record that does not fit (the experiment was changed) is left out.
-
-        Returns:
-            The steps put back.
         """
         counted, self._position = self._position, 0
         steps = refused = 0

@@ -1,19 +1,98 @@
-"""Schedules: critic updates relative to online steps, the end of a run, and the learner's own evaluations."""
+"""Schedules: the phases of a run, updates relative to online steps, a run's end, the learner's own evaluations."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.learner.phases import Phase
 from serl_chunk.learner.router import RecordRouter
 from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.types import Snapshot
 
 if TYPE_CHECKING:
     from serl_chunk.learner.learner import Learner
+
+
+class Phase(enum.StrEnum):
+    """A phase of training; phases only go forward."""
+
+    PRETRAIN = "pretrain"
+    CRITIC_PRETRAIN = "critic pretrain"
+    OFFLINE = "offline"
+    WARMUP = "warm-up"
+    CRITIC_WARMUP = "critic warm-up"
+    TRAIN = "train"
+    DONE = "done"
+
+
+PRETRAINING = (Phase.PRETRAIN, Phase.CRITIC_PRETRAIN)
+
+
+def phases_of(config: LearnerConfig, *, has_critic: bool) -> list[Phase]:
+    """Return the phases that a run has, in their order."""
+    online = config.online_steps != 0
+    wanted = {
+        Phase.PRETRAIN: config.pretrain_steps,
+        Phase.CRITIC_PRETRAIN: has_critic and config.critic_pretrain_steps,
+        Phase.OFFLINE: config.offline_steps,
+        Phase.WARMUP: online,
+        Phase.CRITIC_WARMUP: online and has_critic and config.critic_warmup_steps,
+        Phase.TRAIN: online,
+    }
+    return [phase for phase, steps in wanted.items() if steps]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingProgress:
+    """The plain values that a checkpoint records in addition to the agent's state."""
+
+    env_steps: int
+    human_ticks: int
+    episodes: int
+    sampler_rng: Mapping[str, Any]
+    # Absent in runs of before these were recorded.
+    journal_position: int = 0
+    human_steps_held: int = 0
+    phase: str = ""
+    phase_updates: int = 0
+    offline_updates: int = 0
+    updates_owed: float | None = None
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> TrainingProgress:
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in meta.items() if name in names})
+
+
+def resumed_phase(
+    config: LearnerConfig, saved: str, *, offline_updates: int, online_updates: int, over: bool, missed: bool
+) -> Phase:
+    """Return the phase in which a run goes on whose checkpoint was written in phase `saved`.
+
+    `over`: no online update is to follow. `missed`: a stop cut short the evaluation that a phase ends with.
+    """
+    if saved in PRETRAINING:  # of step 0: nothing else has begun
+        return Phase(saved)
+    if not online_updates:
+        more = offline_updates < config.offline_steps  # also where it was over, and `offline_steps` was raised
+        if more or (missed and saved == Phase.OFFLINE):
+            return Phase.OFFLINE
+    if over:
+        return Phase.TRAIN if missed and saved == Phase.TRAIN else Phase.DONE
+    return Phase.WARMUP
+
+
+def resume_hint(config: LearnerConfig, *, online_updates: int, steps_over: bool) -> str:
+    """Return what to change so that a finished run goes on."""
+    if config.online_steps == 0:
+        if online_updates:
+            return "after online updates the offline phase is over; do not set learner.online_steps=0 to go on online"
+        return "raise learner.offline_steps to go on, or do not set learner.online_steps=0 to go on online"
+    return f"raise learner.{'online_steps' if steps_over else 'max_steps'} to go on"
 
 
 @dataclasses.dataclass
@@ -156,9 +235,6 @@ class TrainingSchedule:
     def did_update(self) -> None:
         self.limiter.did_update(self._config.cta_ratio)
 
-    def owed(self, env_steps: int) -> float | None:
-        return self.limiter.owed(env_steps)
-
     def resume(self, online_updates: int, owed: float | None) -> None:
         """Go on as the previous process would have; `owed` None: it had not begun, or did not record it."""
         # Not the steps themselves: under another ratio they would allow far more updates, or none for long.
@@ -179,20 +255,18 @@ class Evaluate(Protocol):
     def close(self) -> None: ...
 
 
+@dataclasses.dataclass
 class EvalSchedule:
-    """Evaluations at every multiple of `interval` updates, once each, and in addition where `now` requests one.
+    """Evaluations at every multiple of `interval` updates, once each; `last` is the step of the newest one."""
 
-    `last` is the step of the newest evaluation: of the previous process, on a resume.
-    """
-
-    def __init__(self, interval: int, last: int = 0) -> None:
-        self._interval, self.last = interval, last
+    interval: int
+    last: int = 0
 
     def due(self, step: int, *, now: bool = False) -> bool:
         """Whether the policy of `step` is to be evaluated; `now`: also where no multiple was passed."""
-        if not self._interval or step == self.last:
+        if not self.interval or step == self.last:
             return False
-        return now or step // self._interval != self.last // self._interval
+        return now or step // self.interval != self.last // self.interval
 
 
 def last_evaluated(metrics: RunMetrics) -> int:

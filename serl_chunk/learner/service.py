@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,7 @@ class LearnerService:
     """Serves actors for a learner, which is attached when it has read its data and checkpoint.
 
     Args:
-        config: of the run.
-        run: its folder, where the journal lies.
+        config, run: the run, in whose folder the journal lies.
         contract: named values that actors must share.
         bind, port: address to listen on; `port` and the two after it are used.
         insecure: without keys, permit an address that other machines reach.
@@ -51,22 +51,15 @@ class LearnerService:
     """
 
     def __init__(
-        self,
-        config: ExperimentConfig,
-        run: RunFolder,
-        contract: dict[str, str],
-        *,
-        bind: str,
-        port: int,
-        insecure: bool = False,
-        keys: ServerKeys | None = None,
-    ) -> None:
+        self, config: ExperimentConfig, run: RunFolder, contract: dict[str, str], *,
+        bind: str, port: int, insecure: bool = False, keys: ServerKeys | None = None,
+    ) -> None:  # fmt: skip
         self._config, self._run = config, run
         self._learner: Learner | None = None
         # A robot in real time is never held: its actor reads no allowance, and needs no message about one.
         self._limited = config.actor.clock == "lockstep"
         self._shares = StepShares(self._steps_left, config.transport.timeout_s)
-        self._store = _open_store(config, run) if config.transport.journal else None
+        self._store = _open_store(config, run.path) if config.transport.journal else None
         try:
             self.server = LearnerServer(
                 config.transport, bind=bind, port=port, contract=contract, insecure=insecure, keys=keys,
@@ -98,10 +91,7 @@ class LearnerService:
         self._learner = learner
 
     def tick(self) -> bool:
-        """Do what is due between two pieces of the learner's work; returns whether its state is to be shown.
-
-        Raises what stopped the server.
-        """
+        """Do what is due between pieces of work; returns whether to show the state. Raises what stopped the server."""
         now, learner = time.monotonic(), self._ready()
         if learner.updates != self._pushed and now >= self._next_push:
             # Lockstep actors wait for the updates that their steps allow: push soon, but not for each one.
@@ -197,17 +187,12 @@ def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return {**fields, **so_far}, normaliser.to_arrays()
 
 
-def _open_store(config: ExperimentConfig, run: RunFolder) -> RecordStore:
-    """The journal of a run folder; what of it cannot be read is logged."""
+def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
     t, r = config.transport, config.replay
     store = RecordStore(
-        run.path / JOURNAL,
-        Limits(t.max_message_bytes, t.max_arrays),
-        min_steps=r.capacity + r.human_capacity,
-        max_bytes=t.journal_bytes,
-        max_age=86400 * t.journal_days or None,
-        sync_interval=t.sync_interval,
-    )
+        run / JOURNAL, Limits(t.max_message_bytes, t.max_arrays), min_steps=r.capacity + r.human_capacity,
+        max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.sync_interval,
+    )  # fmt: skip
     if any(store.journal.losses):
         logger.warning(f"journal {store.journal.folder}: {store.journal.losses}")
     return store

@@ -31,13 +31,12 @@ class StepShares:
 
     A session gets an equal share, and more once it has used half of it; of what is scarce, the one that got some least
     recently. A session that is silent for `gone_s`, or closed, gives its unused share back. One that records nothing
-    does so once another waits. For any thread.
+    does so once another waits. For any thread. `steps_left` returns None without a limit.
     """
 
     def __init__(
         self, steps_left: Callable[[], int | None], gone_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`steps_left`: steps that all sessions together may record beyond those delivered; None: no limit."""
         self._steps_left, self._gone_s, self._clock = steps_left, gone_s, clock
         self._shares: dict[str, _Share] = {}
         self._live: dict[str, _Share] = {}  # polled within `gone_s`; the others hold nothing

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from serl_chunk.learner.offline_data import InitialData, OfflineData
-from serl_chunk.learner.phases import PRETRAINING, Phase, TrainingProgress, phases_of, resume_hint, resumed_phase
-from serl_chunk.learner.schedule import TrainingSchedule
+from serl_chunk.learner.schedule import (
+    PRETRAINING,
+    Phase,
+    TrainingProgress,
+    TrainingSchedule,
+    phases_of,
+    resume_hint,
+    resumed_phase,
+)
 from serl_chunk.replay.batch_loader import BatchLoader, updates_at_once
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import ChunkBatch
@@ -52,8 +59,6 @@ class PhaseTrainer(Trainer):
 
     Args:
         learner: whose state is trained; its counters are 0.
-        data: what there is before any actor sends steps.
-        threaded: prefetch batches.
         step: of the checkpoint that the run resumes from; None for a fresh run.
     """
 
@@ -132,18 +137,19 @@ class PhaseTrainer(Trainer):
     # -- the phases ------------------------------------------------------------------------------------------
 
     def work(self) -> bool:
-        c = self._config
-        if self.phase is Phase.PRETRAIN:
-            return self._pretrain(c.pretrain_steps, self._agent.update_policy, Phase.CRITIC_PRETRAIN)
-        if self.phase is Phase.CRITIC_PRETRAIN:
-            following = Phase.OFFLINE if c.offline_steps else Phase.WARMUP
-            return self._pretrain(self._critic_pretrain_steps, self._agent.update_critic, following)
-        if self.phase is Phase.OFFLINE:
-            return self._train_offline()
-        if self.phase is Phase.WARMUP:
-            return self._warm_up()
-        if self.phase is Phase.CRITIC_WARMUP:
-            return self._pretrain(self._critic_warmup_steps, self._agent.update_critic, Phase.TRAIN)
+        c, agent = self._config, self._agent
+        match self.phase:
+            case Phase.PRETRAIN:
+                return self._pretrain(c.pretrain_steps, agent.update_policy, Phase.CRITIC_PRETRAIN)
+            case Phase.CRITIC_PRETRAIN:
+                following = Phase.OFFLINE if c.offline_steps else Phase.WARMUP
+                return self._pretrain(self._critic_pretrain_steps, agent.update_critic, following)
+            case Phase.OFFLINE:
+                return self._train_offline()
+            case Phase.WARMUP:
+                return self._warm_up()
+            case Phase.CRITIC_WARMUP:
+                return self._pretrain(self._critic_warmup_steps, agent.update_critic, Phase.TRAIN)
         return self.phase is Phase.TRAIN and self._train()
 
     def log_if_empty(self) -> None:
@@ -297,7 +303,7 @@ class PhaseTrainer(Trainer):
             "phase": str(self.phase),
             "phase_updates": self.phase_updates,
             "offline_updates": self.offline_updates,
-            "updates_owed": self.schedule.owed(env_steps),
+            "updates_owed": self.schedule.limiter.owed(env_steps),
         }
 
     def resume(self, saved: TrainingProgress, *, missed_evaluation: bool) -> None:
@@ -307,13 +313,9 @@ class PhaseTrainer(Trainer):
         self._offline_updates = saved.offline_updates
         self.schedule.resume(self.online_updates, saved.updates_owed)
         self.phase = resumed_phase(
-            c,
-            saved.phase,
-            offline_updates=self.offline_updates,
-            online_updates=self.online_updates,
-            over=self.schedule.is_over(self.online_updates),
-            missed=missed_evaluation,
-        )
+            c, saved.phase, offline_updates=self.offline_updates, online_updates=self.online_updates,
+            over=self.schedule.is_over(self.online_updates), missed=missed_evaluation,
+        )  # fmt: skip
         if self.phase in ON_DATA:
             self._offline_updates = None
         if self.phase in PRETRAINING:

@@ -20,11 +20,7 @@ MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner
 
 
 class TrainingStats:
-    """Writes a metric row every `log_period` updates and one for every episode; times are seconds.
-
-    Args:
-        counters: returns where the run stands.
-    """
+    """Writes a metric row every `log_period` updates and one for every episode; times are seconds."""
 
     def __init__(self, metrics: MetricsLog, replay: Replay, log_period: int, counters: Callable[[], Counters]) -> None:
         self.metrics = metrics
@@ -132,20 +128,12 @@ class TrainingStats:
         self._waited = self._sampling = self._actors_waited = 0.0
 
     def episode(self, e: EpisodeStats, *, number: int, phase: Literal["warmup", "train"]) -> None:
-        """Write the row of an online episode, the `number`th; `phase` is "train" or "warmup"."""
+        """Write the row of an online episode, the `number`th."""
         if e.success is not None:
             self._recent.append(e.success and e.human_ticks == 0)
         self.metrics.episode(
-            self._counters(),
-            actor_id=e.session.rpartition("/")[0] or e.session,
-            ret=e.episode_return,
-            length=e.length,
-            succeed=e.success,
-            intervention_steps=e.human_ticks,
-            intervention_count=e.segments,
-            phase=phase,
-            success_without_intervention=self.success_without_intervention,
-            number=number,
-            q=[q for q, _ in e.decisions],
-            g=[g for _, g in e.decisions],
-        )
+            self._counters(), actor_id=e.session.rpartition("/")[0] or e.session, ret=e.episode_return,
+            length=e.length, succeed=e.success, intervention_steps=e.human_ticks, intervention_count=e.segments,
+            phase=phase, success_without_intervention=self.success_without_intervention, number=number,
+            q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
+        )  # fmt: skip

@@ -20,11 +20,11 @@ def config(**critic) -> ExperimentConfig:
 
 def test_an_online_episode_beyond_the_range_is_logged_once(caplog):
     watch = ValueRange(config())
-    watch.online("e0", 0.0, 1.0)
-    watch.online("e1", -1e-9, 1 + 1e-9)
+    watch.check("episode e0", 0.0, 1.0)
+    watch.check("episode e1", -1e-9, 1 + 1e-9)
     assert caplog.messages == []
-    watch.online("e2", -0.02, 1.0)
-    watch.online("e3", 0.0, 10.0)
+    watch.check("episode e2", -0.02, 1.0)
+    watch.check("episode e3", 0.0, 10.0)
     [line] = caplog.messages
     assert "episode e2 has returns of -0.02 to 1, outside of the range of agent.critic.loss=bounded, 0 to 1" in line
     assert "agent.critic.value_low and value_high" in line

@@ -19,7 +19,7 @@ from serl_chunk.config.agents import BcConfig, FlowConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.learner import training_stats
 from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.phases import Phase
+from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import CheckpointStore, host_leaves

@@ -17,7 +17,7 @@ from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.frames import observation_at
 from serl_chunk.learner.offline_data import InitialData, OfflineData
-from serl_chunk.learner.phases import Phase
+from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.memory import available_bytes
 from serl_chunk.replay.replay import Ready
 from serl_chunk.robots.registry import robot_spec

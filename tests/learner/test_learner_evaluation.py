@@ -26,8 +26,7 @@ from serl_chunk.cli.local import train_local
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.phases import Phase
-from serl_chunk.learner.schedule import EvalSchedule
+from serl_chunk.learner.schedule import EvalSchedule, Phase
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run

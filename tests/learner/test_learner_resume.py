@@ -11,7 +11,7 @@ from learner_tools import learner_of, let_go, quick_agents
 from point_robot import experiment, record_demos
 
 from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.phases import Phase
+from serl_chunk.learner.schedule import Phase
 from serl_chunk.runs.checkpoints import TimedCheckpoints, host_leaves
 from serl_chunk.types import Episode
 

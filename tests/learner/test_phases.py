@@ -8,7 +8,7 @@ import json
 import pytest
 
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.learner.phases import Phase, TrainingProgress, phases_of, resume_hint, resumed_phase
+from serl_chunk.learner.schedule import Phase, TrainingProgress, phases_of, resume_hint, resumed_phase
 
 
 def test_notes_survive_a_file_and_other_notes():

@@ -9,7 +9,7 @@ import pytest
 from point_robot import HORIZON, experiment, record_demos
 
 from serl_chunk.cli import learner as learner_command
-from serl_chunk.learner.phases import Phase
+from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import read_metrics

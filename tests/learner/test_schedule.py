@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.learner.phases import Phase
-from serl_chunk.learner.schedule import TrainingSchedule
+from serl_chunk.learner.schedule import Phase, TrainingSchedule
 
 
 class Steps:
@@ -28,7 +27,7 @@ def schedule(ingest: Steps, **config) -> TrainingSchedule:
 def test_nothing_is_limited_before_training_but_an_offline_phase_stops_the_actors():
     p = schedule(Steps(10))
     assert [p.steps_allowed(phase) for phase in (Phase.PRETRAIN, Phase.OFFLINE, Phase.WARMUP)] == [None, 0, None]
-    assert (p.may_update, p.updates_due, p.owed(10)) == (False, 0, None)
+    assert (p.may_update, p.updates_due, p.limiter.owed(10)) == (False, 0, None)
 
 
 def test_steps_since_the_warm_up_entitle_to_updates():
@@ -74,7 +73,7 @@ def test_a_resume_goes_on_where_it_was():
     ingest.env_steps = 221
     for _ in range(3):
         first.did_update()
-    owed = first.owed(ingest.env_steps)
+    owed = first.limiter.owed(ingest.env_steps)
     second = schedule(Steps(221, resumed_steps=221))
     second.resume(3, owed)
     second.begin(3)  # of a warm-up that gathered what was lost: changes nothing
