@@ -6,7 +6,6 @@ answered while a record waits for either.
 
 from __future__ import annotations
 
-import collections
 import logging
 import time
 from collections.abc import Callable
@@ -14,16 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.server import Authenticator, user_of
 from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import RefuseError, Session, Sessions
 from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
 from serl_chunk.transport.server.sockets import ServerSockets, address_of
-from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import codec, handshake, message_types, probe
-from serl_chunk.transport.wire.codec import Frame, Limits, Message, WireError
+from serl_chunk.transport.wire.codec import Frame, Message, WireError
 from serl_chunk.types import SerlChunkError
 
 logger = logging.getLogger(__name__)
@@ -41,39 +38,23 @@ class ControlChannel:
 
     def __init__(
         self,
-        config: TransportConfig,
         sockets: ServerSockets,
         sessions: Sessions,
-        counters: Counters,
-        limits: Limits,
         receiver: RecordReceiver,
         snapshots: SnapshotChannel,
+        store: RecordStore | None,
         *,
         run_id: str,
         welcome: Welcome,
         episode_timeout: float,
-        store: RecordStore | None,
-        wake: Callable[[], None],
     ) -> None:
-        """See LearnerServer. `wake` wakes the control thread."""
         self.finished: str | None = None  # why training is over; the learner's thread sets it
-        self._config, self._sockets, self._sessions = config, sockets, sessions
-        self._counters, self._limits = counters, limits
+        self._config, self._sockets, self._sessions = sockets.config, sockets, sessions
+        self._counters, self._limits = sockets.counters["control"], sockets.limits
         self._receiver, self._snapshots = receiver, snapshots
         self._run_id, self._welcome, self._episode_timeout, self._store = run_id, welcome, episode_timeout, store
-        self._wake = wake
-        self._probes = probe.ProbeRateLimit(counters)
+        self._probes = probe.ProbeRateLimit(self._counters)
         self._keys_at = 0.0  # when revoked keys are looked for next
-        self._outgoing: collections.deque[tuple[bytes, list[Frame]]] = collections.deque()
-
-    def send_later(self, session: Session, frames: list[Frame]) -> None:
-        """Queue a message to a session's control socket, before all others. For the data thread."""
-        self._outgoing.append((session.control_id, frames))
-        self._wake()
-
-    def _send_outgoing(self) -> None:
-        while self._outgoing:
-            self._sockets.send("control", *self._outgoing.popleft())
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
         """Answer a message of the control channel; raises WireError for one that is none."""
@@ -176,7 +157,7 @@ class ControlChannel:
         if session is None:
             self._counters["stale"] += 1
             if channel == "control":
-                self._send_outgoing()  # the reason why it has no session, where it was just refused
+                self._sockets.send_outgoing()  # the reason why it has no session, where it was just refused
                 rejoin = codec.encode(message_types.REJOIN, {"token": message.header["token"]})
                 self._sockets.send(channel, identity, rejoin)
             return None
@@ -222,7 +203,7 @@ class ControlChannel:
 
     def tick(self) -> None:
         """Do what is due without a message."""
-        self._send_outgoing()
+        self._sockets.send_outgoing()
         now = time.monotonic()
         if self._sockets.authenticator is not None and now >= self._keys_at:
             self._keys_at = now + _KEYS_S

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from serl_chunk.transport.server.sessions import TOKEN_BYTES, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets, plain_bytes
-from serl_chunk.transport.sockets import Counters, Rate
+from serl_chunk.transport.sockets import Rate
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.stream import LOST, Item, Verdict
 from serl_chunk.transport.wire import codec, handshake, message_types, records
-from serl_chunk.transport.wire.codec import Frame, Limits, WireError, size_of
+from serl_chunk.transport.wire.codec import Frame, WireError, size_of
 from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
 from serl_chunk.types import DataError, Record, StepBlock
 
@@ -36,28 +36,19 @@ class RecordReceiver:
         self,
         sockets: ServerSockets,
         sessions: Sessions,
-        counters: Counters,
-        limits: Limits,
+        store: RecordStore | None,
         *,
         on_record: Callable[[SessionInfo, Record], None],
         on_silent: Callable[[SessionInfo, bool], None],
         allowance: Callable[[str], int | None],
-        send_control: Callable[[Session, list[Frame]], None],
-        wake: Callable[[], None],
-        store: RecordStore | None = None,
-        wait_for_disk: bool = False,
     ) -> None:
-        """See LearnerServer for the callbacks. `wait_for_disk`: acknowledge only what survives a power cut.
-
-        `send_control` sends to a session's control socket from here, `wake` wakes the data thread.
-        """
+        """See LearnerServer for the callbacks. With `durability="power"` only what is synced is acknowledged."""
         self.stalled = ""  # why nothing is taken now
         self.rate = Rate()
         self.insert_s = self.journal_s = 0.0  # time spent in on_record, and in writing
-        self._sockets, self._sessions, self._counters, self._limits = sockets, sessions, counters, limits
+        self._sockets, self._sessions, self._counters = sockets, sessions, sockets.counters["data"]
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
-        self._send_control, self._wake = send_control, wake
-        self._store, self._wait_for_disk = store, wait_for_disk and store is not None
+        self._store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
         self._ends: collections.deque[tuple[Session, Callable[[], None]]] = collections.deque()
         self._retry_at, self._trim_at = 0.0, math.inf
         self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
@@ -91,14 +82,14 @@ class RecordReceiver:
             return  # unacknowledged, the actor keeps it
         try:
             whole = frames[1:]
-            message = codec.decode(whole, self._limits)
+            message = codec.decode(whole, self._sockets.limits)
             if message.kind == message_types.PING:  # says whose connection this is; the acknowledgement is the answer
                 return
             if message.kind == PART:
-                assembled = self._assemble(session, decode_part(message, self._limits))
+                assembled = self._assemble(session, decode_part(message, self._sockets.limits))
                 if assembled is None:
                     return
-                whole, message = assembled, codec.decode(assembled, self._limits)
+                whole, message = assembled, codec.decode(assembled, self._sockets.limits)
             if message.kind == LOST:
                 self._skip(session, *(codec.count(message.header, name) for name in ("first", "span", "steps")))
                 return
@@ -287,7 +278,7 @@ class RecordReceiver:
         log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
         self._counters["refused"] += 1
         session.refused = reason
-        self._send_control(session, handshake.refusal(reason))
+        self._sockets.send_later(session.control_id, handshake.refusal(reason))
         self._sessions.fence(session)
         self._sessions.leave(session)
         if self._sessions.close(session, gone=True):
@@ -311,7 +302,7 @@ class RecordReceiver:
 
         if settle or retire or closes:
             self._ends.append((session, act))
-            self._wake()
+            self._sockets.wakers["data"].wake()
 
     def end_episodes(self) -> None:
         """Do what `end_later` was called for."""

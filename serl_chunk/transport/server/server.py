@@ -17,9 +17,8 @@ from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import SessionInfo, Sessions
 from serl_chunk.transport.server.snapshot_channel import Fetch, SnapshotChannel
 from serl_chunk.transport.server.sockets import PeerRateLimiter, ServerSockets, address_of
-from serl_chunk.transport.sockets import Counters, Waker
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.codec import Frame, Limits, WireError
+from serl_chunk.transport.wire.codec import Frame, WireError
 from serl_chunk.types import ConfigError, Record, SerlChunkError, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -84,41 +83,21 @@ class LearnerServer:
                 parameter="bind",
             )
         self.run_id = run_id or uuid.uuid4().hex
-        limits = Limits(config.max_message_bytes, config.max_arrays)
         self._sessions = Sessions(
             dict(contract), self.run_id, config.max_sessions, store.states.get if store else lambda s: None
         )
         self._store = store
         self._error: BaseException | None = None
         self._stop = False
-        shared = ("malformed", "ignored", "stale", "refused", "lost", "replies_dropped")
-        # One of either thread.
-        self._data_counters = Counters(
-            *shared, "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "rejected", "parts"
-        )
-        self._control_counters = Counters(
-            *shared, "pieces", "snapshot_bytes", "keys_refused", "handshakes_failed", "probes", "probes_dropped",
-            "connections_cut", "statuses",
-        )  # fmt: skip
-        self._sockets = ServerSockets(config, bind, port, self._data_counters, self._control_counters, keys)
-        self._data_waker, self._waker = Waker(), Waker()
-        self._snapshots = SnapshotChannel(
-            self._sockets, self._sessions, self._control_counters, run=self.run_id, fetch=fetch,
-            narrow=config.snapshot_dtype == "bfloat16", max_message_bytes=config.max_message_bytes,
-            wake=self._waker.wake,
-        )  # fmt: skip
+        self._sockets = ServerSockets(config, bind, port, keys)
+        self._snapshots = SnapshotChannel(self._sockets, self._sessions, self.run_id, fetch)
         self._receiver = RecordReceiver(
-            self._sockets, self._sessions, self._data_counters, limits,
-            on_record=on_record, on_silent=on_silent, allowance=allowance,
-            send_control=lambda session, frames: self._control.send_later(session, frames), wake=self._data_waker.wake,
-            store=store, wait_for_disk=config.durability == "power",
-        )  # fmt: skip
+            self._sockets, self._sessions, store, on_record=on_record, on_silent=on_silent, allowance=allowance
+        )
         self._control = ControlChannel(
-            config, self._sockets, self._sessions, self._control_counters, limits, self._receiver, self._snapshots,
-            run_id=self.run_id, welcome=welcome, store=store, wake=self._waker.wake,
+            self._sockets, self._sessions, self._receiver, self._snapshots, store, run_id=self.run_id, welcome=welcome,
             episode_timeout=config.timeout_s if episode_timeout is None else episode_timeout,
         )  # fmt: skip
-        self._max_malformed = config.max_malformed
         self._threads = [
             threading.Thread(target=self._run, args=(serve,), name=f"serl-chunk-{name}", daemon=True)
             for name, serve in (("server", self._serve_data), ("control", self._serve_control))
@@ -149,7 +128,7 @@ class LearnerServer:
     def finish(self, reason: str) -> None:
         """Send every actor, and any that still connects, the reason why training is over."""
         self._control.finished = reason
-        self._waker.wake()
+        self.push_allowances()
 
     @property
     def stalled(self) -> str:
@@ -158,7 +137,7 @@ class LearnerServer:
 
     def push_allowances(self) -> None:
         """Send the actors their allowances, which changed."""
-        self._waker.wake()
+        self._sockets.wakers["control"].wake()
 
     def check(self) -> None:
         """Raise SerlChunkError if the server's threads have stopped on an error."""
@@ -167,11 +146,9 @@ class LearnerServer:
 
     def stats(self) -> dict[str, float]:
         """Return counts since the start, rates over the last seconds."""
+        data, control = self._sockets.counters["data"], self._sockets.counters["control"]
         return {
-            **{
-                name: self._data_counters[name] + self._control_counters[name]
-                for name in (*self._data_counters, *self._control_counters)
-            },
+            **{name: data[name] + control[name] for name in (*data, *control)},
             "sessions": sum(s.live for s in self._sessions),
             "steps_per_s": self._receiver.rate.per_second(),
             "insert_s": self._receiver.insert_s,
@@ -194,55 +171,45 @@ class LearnerServer:
                 thread.join()
         self._snapshots.close()
         self._sockets.close()
-        self._waker.close()
-        self._data_waker.close()
 
     def _halt(self) -> None:
         self._stop = True
-        self._waker.wake()
-        self._data_waker.wake()
+        for waker in self._sockets.wakers.values():
+            waker.wake()
 
     # The server's threads.
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = self._error or error
 
     def _run(self, serve: Callable[[], None]) -> None:
         try:
             serve()
         except BaseException as e:
-            self._fail(e)
+            self._error = self._error or e
             self._halt()  # an actor whose records go nowhere must not receive that all is well
             raise
 
     def _serve_data(self) -> None:
-        peers = PeerRateLimiter(self._max_malformed)
+        peers = PeerRateLimiter(self._sockets.config.max_malformed)
         while not self._stop:
-            ready = self._sockets.wait_data(self._data_waker, _POLL_S)
+            ready = self._sockets.wait_data(_POLL_S)
             self._receiver.end_episodes()
             if ready:
-                self._handle("data", self._receiver.receive, peers, self._data_counters)
+                self._handle("data", self._receiver.receive, peers)
             self._receiver.acknowledge()
             self._receiver.maintain(time.monotonic())
 
     def _serve_control(self) -> None:
         handlers = {"control": self._control.receive, "snapshots": self._control.receive_snapshots}
-        peers = PeerRateLimiter(self._max_malformed)
+        peers = PeerRateLimiter(self._sockets.config.max_malformed)
         while not self._stop:
-            ready = self._sockets.wait_control(self._waker, _POLL_S)
+            ready = self._sockets.wait_control(_POLL_S)
             for channel, handler in handlers.items():
                 if channel in ready:
-                    self._handle(channel, handler, peers, self._control_counters)
+                    self._handle(channel, handler, peers)
             self._control.tick()
 
-    def _handle(
-        self,
-        channel: str,
-        handler: Callable[[bytes, list[Frame]], None],
-        peers: PeerRateLimiter,
-        counters: Counters,
-    ) -> None:
+    def _handle(self, channel: str, handler: Callable[[bytes, list[Frame]], None], peers: PeerRateLimiter) -> None:
         """Hand a channel's messages to its handler, up to a batch."""
+        counters = self._sockets.counters[channel]
         for _ in range(_BATCH):
             frames = self._sockets.receive(channel)
             if frames is None:

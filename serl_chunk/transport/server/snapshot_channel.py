@@ -11,7 +11,6 @@ from typing import Any
 
 from serl_chunk.transport.server.sessions import Session, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
-from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.wire import codec, message_types, snapshots
 from serl_chunk.transport.wire.codec import Message, WireError
 from serl_chunk.transport.wire.snapshots import Published
@@ -32,29 +31,13 @@ class SnapshotChannel:
     pulled. `publish` is called by one thread, the other methods by the control thread.
     """
 
-    def __init__(
-        self,
-        sockets: ServerSockets,
-        sessions: Sessions,
-        counters: Counters,
-        *,
-        run: str,
-        fetch: Fetch | None,
-        narrow: bool,
-        max_message_bytes: int,
-        wake: Callable[[], None],
-    ) -> None:
-        """
-        Args:
-            run: id of the run, which every snapshot and checkpoint is sent with.
-            narrow: send float32 of snapshots as bfloat16; checkpoints travel as they are.
-            wake: wakes the control thread.
-        """
+    def __init__(self, sockets: ServerSockets, sessions: Sessions, run: str, fetch: Fetch | None) -> None:
+        """`run`: id of the run, which every snapshot and checkpoint is sent with."""
         self.newest: Published | None = None
         self.prepare_s = 0.0  # seconds the last snapshot took to prepare
-        self._sockets, self._sessions, self._counters = sockets, sessions, counters
-        self._run, self._fetch, self._narrow, self._wake = run, fetch, narrow, wake
-        self._max_bytes = max_message_bytes
+        self._sockets, self._sessions, self._run, self._fetch = sockets, sessions, run, fetch
+        self._counters = sockets.counters["snapshots"]
+        self._narrow = sockets.config.snapshot_dtype == "bfloat16"  # of snapshots; checkpoints travel as they are
         self._pulled: dict[str, Published] = {}  # session -> the version it was announced and has not completed
         self._checkpoints: dict[str, Published] = {}  # session -> the checkpoint it was given and has not completed
         self._reader = ThreadPoolExecutor(1, "serl-chunk-fetch")  # a slow disk delays no snapshot
@@ -76,7 +59,7 @@ class SnapshotChannel:
         start = time.monotonic()
         self.newest = Published(self._of_run(snapshot), info, self.newest, narrow=self._narrow)
         self.prepare_s = time.monotonic() - start
-        self._wake()
+        self._sockets.wakers["control"].wake()
 
     def _of_run(self, snapshot: Snapshot) -> Snapshot:
         return snapshot._replace(origin=snapshot.origin._replace(run=self._run))
@@ -90,7 +73,7 @@ class SnapshotChannel:
         elif message.kind == snapshots.PULL:
             newest = [] if self.newest is None else [self.newest]
             kept = [*newest, *self._pulled.values(), *self._checkpoints.values()]
-            frames = snapshots.answer_pull(message, kept, self._max_bytes)
+            frames = snapshots.answer_pull(message, kept, self._sockets.config.max_message_bytes)
             self._counters["pieces"] += 1
             self._counters["snapshot_bytes"] += codec.size_of(frames)
             self._sockets.send("snapshots", session.snapshots_id, frames)
@@ -132,7 +115,7 @@ class SnapshotChannel:
                 logger.exception("checkpoint %r", step)
                 result = f"the learner cannot read checkpoint {step!r} ({type(e).__name__}): its own output says why"
         self._read.append((session, request, result))
-        self._wake()
+        self._sockets.wakers["control"].wake()
 
     def _refuse(self, session: Session, request: int, reason: str) -> None:
         fields = {"request": request, "reason": reason}

@@ -17,7 +17,7 @@ from serl_chunk.transport.security.client import Outcome
 from serl_chunk.transport.security.server import Authenticator, ServerKeys
 from serl_chunk.transport.server.connection_guard import ConnectionGuard
 from serl_chunk.transport.sockets import CHANNELS, Clock, Counters, Waker, endpoint, try_receive, try_send
-from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, shown
+from serl_chunk.transport.wire.codec import MAX_HEADER_BYTES, Frame, Limits, shown
 from serl_chunk.transport.wire.parts import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
 
@@ -73,6 +73,14 @@ _FAILED_HANDSHAKES = {
 }
 _REMEMBERED = 256  # complaints that are not logged again
 _LINES = 30  # complaints logged in a minute; more are only counted
+_SHARED = ("malformed", "ignored", "stale", "refused", "lost", "replies_dropped")
+_DATA_COUNTERS = (
+    *_SHARED, "records", "steps", "received_bytes", "duplicates", "gaps", "orphans", "rejected", "parts",
+)  # fmt: skip
+_CONTROL_COUNTERS = (
+    *_SHARED, "pieces", "snapshot_bytes", "keys_refused", "handshakes_failed", "probes", "probes_dropped",
+    "connections_cut", "statuses",
+)  # fmt: skip
 
 
 class ServerSockets:
@@ -82,75 +90,76 @@ class ServerSockets:
     thread. What cannot be sent or understood is counted, and logged once per peer and kind: neither raises.
     """
 
-    def __init__(
-        self,
-        config: TransportConfig,
-        bind: str,
-        port: int,
-        data_counters: Counters,
-        control_counters: Counters,
-        keys: ServerKeys | None = None,
-    ) -> None:
-        """Each of the counters is written by one thread. Raises ConfigError for a port in use or a foreign address."""
-        self._counters = {c: data_counters if c == "data" else control_counters for c in CHANNELS}
+    def __init__(self, config: TransportConfig, bind: str, port: int, keys: ServerKeys | None = None) -> None:
+        """Raises ConfigError for a port in use or a foreign address."""
+        self.config = config
+        self.limits = Limits(config.max_message_bytes, config.max_arrays)
+        control = Counters(*_CONTROL_COUNTERS)
+        self.counters = {"data": Counters(*_DATA_COUNTERS), "snapshots": control, "control": control}  # by thread
+        self.wakers = {"data": Waker(), "control": Waker()}  # of both threads
+        self._outgoing: collections.deque[tuple[bytes, list[Frame]]] = collections.deque()
         self._complaints: collections.OrderedDict[tuple[str, str, str], None] = collections.OrderedDict()
         self._lines: collections.deque[float] = collections.deque(maxlen=_LINES)  # when the last ones were logged
         self._complaining = threading.Lock()  # of the two above
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._data_poller, self._poller = zmq.Poller(), zmq.Poller()
+        self._pollers = {"data": zmq.Poller(), "control": zmq.Poller()}
+        for name, poller in self._pollers.items():
+            poller.register(self.wakers[name].fileno(), zmq.POLLIN)
         self.authenticator: Authenticator | None = None
         largest = MAX_PART_BYTES + MAX_HEADER_BYTES
         self.guard = ConnectionGuard(max(config.credit_bytes, largest), largest, self._on_cut)
         if keys is not None:
-            self.authenticator = Authenticator(self._context, keys, control_counters, self.complain, port)
-            self._poller.register(self.authenticator.socket, zmq.POLLIN)
+            self.authenticator = Authenticator(self._context, keys, control, self.complain, port)
+            self._pollers["control"].register(self.authenticator.socket, zmq.POLLIN)
         for offset, channel in enumerate(CHANNELS):
-            s = self._sockets[channel] = sockets.make_socket(
-                self._context, zmq.ROUTER, config, _MAX_FRAME_BYTES[channel]
-            )
-            if self.authenticator is not None:
-                self.authenticator.secure(s)
-            self.guard.watch(channel, s, port + offset)
-            self._poller.register(self.guard.monitors[channel], zmq.POLLIN)
-            try:
-                s.bind(endpoint("127.0.0.1" if bind == "localhost" else bind, port + offset))
-            except zmq.ZMQError as e:
-                self.close()
-                if e.errno == errno.EADDRINUSE:
-                    raise ConfigError(
-                        f"port {port + offset} of {bind} is in use: another learner may be running there. Stop it, or "
-                        f"choose another port for learner and actors (three are used: {port}, {port + 1}, {port + 2})",
-                        parameter="port",
-                    ) from e
-                message = f"cannot listen on {bind} port {port + offset}: {e.strerror}"
-                raise ConfigError(message, parameter="bind") from e
-            (self._data_poller if channel == "data" else self._poller).register(s, zmq.POLLIN)
+            self._bind(channel, bind, port + offset, port)
 
-    def wait_data(self, waker: Waker, seconds: float) -> bool:
-        """Wait for a data message, for `waker` or for `seconds`; True where there is a message."""
-        ready = _poll(self._data_poller, waker, seconds)
-        self.guard.drained += self._sockets["data"] not in ready
-        return self._sockets["data"] in ready
+    def _bind(self, channel: str, bind: str, port: int, first: int) -> None:
+        s = sockets.make_socket(self._context, zmq.ROUTER, self.config, _MAX_FRAME_BYTES[channel])
+        self._sockets[channel] = s
+        if self.authenticator is not None:
+            self.authenticator.secure(s)
+        self.guard.watch(channel, s, port)
+        self._pollers["control"].register(self.guard.monitors[channel], zmq.POLLIN)
+        try:
+            s.bind(endpoint("127.0.0.1" if bind == "localhost" else bind, port))
+        except zmq.ZMQError as e:
+            self.close()
+            if e.errno != errno.EADDRINUSE:
+                raise ConfigError(f"cannot listen on {bind} port {port}: {e.strerror}", parameter="bind") from e
+            raise ConfigError(
+                f"port {port} of {bind} is in use: another learner may be running there. Stop it, or choose another "
+                f"port for learner and actors (three are used: {first}, {first + 1}, {first + 2})",
+                parameter="port",
+            ) from e
+        self._pollers["data" if channel == "data" else "control"].register(s, zmq.POLLIN)
 
-    def wait_control(self, waker: Waker, seconds: float) -> set[str]:
-        """Wait for the other channels, for `waker` or for `seconds`; returns the channels with messages."""
-        ready = _poll(self._poller, waker, min(seconds, max(0.0, self.guard.look_at - time.monotonic())))
+    def _poll(self, thread: str, seconds: float) -> dict[Any, int]:
+        ready = dict(self._pollers[thread].poll(round(1000 * seconds)))
+        if self.wakers[thread].fileno() in ready:
+            self.wakers[thread].drain()
+        return ready
+
+    def wait_data(self, seconds: float) -> bool:
+        """Wait for a data message, for the thread's waker or for `seconds`; True where there is a message."""
+        found = self._sockets["data"] in self._poll("data", seconds)
+        self.guard.drained += not found
+        return found
+
+    def wait_control(self, seconds: float) -> set[str]:
+        """Wait for the other channels, for the thread's waker or for `seconds`; returns the channels with messages."""
+        ready = self._poll("control", min(seconds, max(0.0, self.guard.look_at - time.monotonic())))
         if self.authenticator is not None and self.authenticator.socket in ready:
             self.authenticator.serve()
         for channel, monitor in self.guard.monitors.items():
             if monitor in ready:
-                outcomes = self.guard.read(channel)
-                if self.authenticator is not None and channel == "control":
-                    self._note_failures(outcomes)
+                for outcome in self.guard.read(channel):
+                    # Of handshakes that ended before a key was named; libzmq does not report whose.
+                    if outcome in _FAILED_HANDSHAKES and self.authenticator is not None and channel == "control":
+                        self.counters["control"]["handshakes_failed"] += 1
+                        self.complain("control", "an unknown peer", _FAILED_HANDSHAKES[outcome])
         return {channel for channel, s in self._sockets.items() if s in ready and channel != "data"}
-
-    def _note_failures(self, outcomes: list[Outcome]) -> None:
-        """Count handshakes that ended before a key was named; libzmq does not report whose."""
-        for outcome in outcomes:
-            if outcome in _FAILED_HANDSHAKES:
-                self._counters["control"]["handshakes_failed"] += 1
-                self.complain("control", "an unknown peer", _FAILED_HANDSHAKES[outcome])
 
     def receive(self, channel: str) -> list[zmq.Frame] | None:
         """Return the next message, its sender's identity first; None where there is none."""
@@ -162,14 +171,24 @@ class ServerSockets:
         return frames
 
     def _on_cut(self, channel: str, why: str) -> None:
-        self._counters["control"]["connections_cut"] += 1
+        self.counters["control"]["connections_cut"] += 1
         self.complain(channel, "some peer", why)
 
     def send(self, channel: str, identity: bytes, frames: list[Frame]) -> bool:
         """Send to one peer; one that is gone or does not read is counted. Every answer is repeatable."""
         sent = bool(identity) and try_send(self._sockets[channel], [identity, *frames])
-        self._counters[channel]["replies_dropped"] += not sent
+        self.counters[channel]["replies_dropped"] += not sent
         return sent
+
+    def send_later(self, identity: bytes, frames: list[Frame]) -> None:
+        """Queue a message of the control channel, before all others. For the data thread."""
+        self._outgoing.append((identity, frames))
+        self.wakers["control"].wake()
+
+    def send_outgoing(self) -> None:
+        """Send what the data thread has queued."""
+        while self._outgoing:
+            self.send("control", *self._outgoing.popleft())
 
     def complain(self, channel: str, peer: str, what: str) -> None:
         """Log once per channel, peer and kind of trouble (`what` up to its first colon). For any thread."""
@@ -191,14 +210,8 @@ class ServerSockets:
         """Release the ports and drop what was not sent."""
         self.guard.close()
         self._context.destroy(linger=0)
-
-
-def _poll(poller: zmq.Poller, waker: Waker, seconds: float) -> dict[Any, int]:
-    poller.register(waker.fileno(), zmq.POLLIN)
-    ready = dict(poller.poll(round(1000 * seconds)))
-    if waker.fileno() in ready:
-        waker.drain()
-    return ready
+        for waker in self.wakers.values():
+            waker.close()
 
 
 def address_of(frames: list[Any]) -> str:
