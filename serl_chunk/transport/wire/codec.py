@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -215,6 +215,19 @@ def field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -
         wanted = " or ".join("none" if k is type(None) else k.__name__ for k in kinds)
         raise WireError(f"field {name!r} must be {wanted}, got {type(value).__name__}")
     return value
+
+
+Checks = Mapping[str, Callable[[Mapping[str, Any], str], Any]]  # of a header's fields: what reads each
+
+
+def fields(header: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
+    """Return the fields of a header, each as its check reads it. Raises WireError naming the first that is wrong."""
+    return {name: check(header, name) for name, check in checks.items()}
+
+
+def exactly(*kinds: type) -> Callable[[Mapping[str, Any], str], Any]:
+    """Return the check of a field of exactly one of these types."""
+    return lambda header, name: field(header, name, kinds)
 
 
 def count(header: Mapping[str, Any], name: str) -> int:

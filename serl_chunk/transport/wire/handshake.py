@@ -7,6 +7,7 @@ of `hello` and of a refusal is the same in every protocol version, so that the s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -57,22 +58,7 @@ class Hello(NamedTuple):
         protocol = codec.count(h, "protocol")
         if protocol != PROTOCOL:
             return cls("", 0, "", {}, "", -1, 0, 0, 0, 0, protocol)
-        contract = contract_of(h)
-        version = codec.field(h, "version", int)
-        if not -1 <= version < 2**62:
-            raise WireError(f"field 'version' must be -1 or more, got {version}")
-        hello = cls(
-            session=codec.identifier(h, "session", 64),
-            incarnation=codec.count(h, "incarnation"),
-            actor_id=codec.identifier(h, "actor_id", 128),
-            contract=contract,
-            run=codec.identifier(h, "run", 128),
-            version=version,
-            first=codec.count(h, "first"),
-            next=codec.count(h, "next"),
-            steps_before_first=codec.count(h, "steps_before_first"),
-            steps_before_next=codec.count(h, "steps_before_next"),
-        )
+        hello = cls(**codec.fields(h, _CHECKS))
         if not hello.session or not hello.actor_id:
             raise WireError("a hello needs a session and an actor id")
         if hello.first > hello.next or hello.steps_before_first > hello.steps_before_next:
@@ -94,14 +80,31 @@ class Welcome(NamedTuple):
         return PolicyOrigin(self.run, str(self.fields.get("normaliser_digest", "")))
 
 
-def contract_of(header: Mapping[str, Any]) -> dict[str, str]:
+def contract_of(header: Mapping[str, Any], name: str = "contract") -> dict[str, str]:
     """Return the contract in a header. Raises WireError."""
-    contract: dict[str, str] = codec.field(header, "contract", dict)
+    contract: dict[str, str] = codec.field(header, name, dict)
     if len(contract) > _MAX_FIELDS or not all(isinstance(x, str) for pair in contract.items() for x in pair):
         raise WireError(f"a contract maps at most {_MAX_FIELDS} names to strings")
     if unprintable := [name for name in contract if not name.isprintable()]:
         raise WireError(f"a contract's names hold characters that cannot be printed: {unprintable[0]!r}")
     return contract
+
+
+def _version(header: Mapping[str, Any], name: str) -> int:
+    version: int = codec.field(header, name, int)
+    if not -1 <= version < 2**62:
+        raise WireError(f"field {name!r} must be -1 or more, got {version}")
+    return version
+
+
+_CHECKS: codec.Checks = {  # of a Hello, after its `protocol`
+    "contract": contract_of,
+    "version": _version,
+    "session": functools.partial(codec.identifier, limit=64),
+    "incarnation": codec.count,
+    **dict.fromkeys(("actor_id", "run"), functools.partial(codec.identifier, limit=128)),
+    **dict.fromkeys(("first", "next", "steps_before_first", "steps_before_next"), codec.count),
+}
 
 
 def refusal(reason: str, *, retry: bool = False, renew: bool = False) -> list[Frame]:

@@ -91,10 +91,8 @@ class JpegImage:
         return self.images if i is None else self.images[0][i]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("the image is decoded: there is no array to share")
-        image: np.ndarray = self.images[0]
-        return image if dtype is None else image.astype(dtype)
+        image: np.ndarray = self.images.__array__(dtype, copy)[0]
+        return image
 
 
 def encode_jpeg(images: np.ndarray | JpegImages, quality: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,16 +100,15 @@ def encode_jpeg(images: np.ndarray | JpegImages, quality: int) -> tuple[np.ndarr
 
     `JpegImages` keep their files, whatever the quality.
     """
-    if isinstance(images, JpegImages):
-        files = [np.frombuffer(file, np.uint8) for file in images.files]
-    else:
-        files = []
-        for image in images:
-            buffer = io.BytesIO()
-            Image.fromarray(image).save(buffer, "JPEG", quality=quality)
-            files.append(np.frombuffer(buffer.getbuffer(), np.uint8))
-    sizes = np.array([len(f) for f in files], np.int32)
-    return np.concatenate(files) if files else np.empty(0, np.uint8), sizes
+    files = images.files if isinstance(images, JpegImages) else [_encode(image, quality) for image in images]
+    data = np.frombuffer(b"".join(files), np.uint8) if files else np.empty(0, np.uint8)
+    return data, np.array([len(f) for f in files], np.int32)
+
+
+def _encode(image: np.ndarray, quality: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
 
 
 def jpeg_images(data: np.ndarray, sizes: np.ndarray, name: str) -> JpegImages:
@@ -125,19 +122,13 @@ def jpeg_images(data: np.ndarray, sizes: np.ndarray, name: str) -> JpegImages:
     if (sizes < 1).any() or int(sizes.sum(dtype=np.int64)) != len(data):
         raise WireError(f"{name}: the sizes of its JPEG images do not add up to {len(data)} bytes")
     stops = np.cumsum(sizes, dtype=np.int64).tolist()
-    files: list[bytes] = []
-    shape: tuple[int, int, int] | None = None
-    for size, stop in zip(sizes.tolist(), stops, strict=True):
-        file = data[stop - size : stop].tobytes()
-        found = _shape_of(file, name)
-        if shape is None:
-            shape = found
-            if len(sizes) * shape[0] * shape[1] * 3 > MAX_DECODED_BYTES:
-                raise WireError(f"{name}: {len(sizes)} images of shape {shape} are out of any bound")
-        if found != shape:
+    files = [data[stop - size : stop].tobytes() for size, stop in zip(sizes.tolist(), stops, strict=True)]
+    shape = _shape_of(files[0], name)
+    if len(sizes) * shape[0] * shape[1] * 3 > MAX_DECODED_BYTES:
+        raise WireError(f"{name}: {len(sizes)} images of shape {shape} are out of any bound")
+    for file in files[1:]:
+        if (found := _shape_of(file, name)) != shape:
             raise WireError(f"{name}: images of {shape} and of {found} in one array")
-        files.append(file)
-    assert shape is not None
     return JpegImages(files, shape, name)
 
 

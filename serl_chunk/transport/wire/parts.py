@@ -7,6 +7,7 @@ block of steps, so that on a fast link only single steps with large images trave
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -96,9 +97,5 @@ class Assembly:
         """Return the record's read-only frames once it is complete."""
         if self.received < len(self._bytes):
             return None
-        whole, at = self._bytes.data.toreadonly(), 0
-        out: list[Frame] = []
-        for n in self._sizes:
-            out.append(whole[at : at + n])
-            at += n
-        return out
+        whole, ends = self._bytes.data.toreadonly(), itertools.accumulate(self._sizes)
+        return [whole[end - n : end] for n, end in zip(self._sizes, ends, strict=True)]

@@ -7,6 +7,7 @@ dropped. Both are answered in few bytes, and at a limited rate.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import NamedTuple
 
@@ -18,9 +19,14 @@ MAX_ECHO_BYTES = 1 << 20
 AT_ONCE = 512  # probes answered at once, from all peers together: a doctor needs about 150 ...
 PER_S = 32.0  # ... and so many more a second
 PAYLOAD = "payload"  # the array of an echo
-_NONE = type(None)
-_TEXTS = ("run", "differs", "taken_by", "not_ready", "stalled", "key")
-_NUMBERS = ("actors", "max_actors", "version", "snapshot_bytes", "free_bytes")
+_STATUS: codec.Checks = {  # of a LearnerStatus
+    **dict.fromkeys(
+        ("run", "differs", "taken_by", "not_ready", "stalled", "key"), functools.partial(codec.text, limit=1 << 16)
+    ),
+    **dict.fromkeys(("actors", "max_actors", "version", "snapshot_bytes", "free_bytes"), codec.exactly(int)),
+    "finished": codec.exactly(str, type(None)),
+}
+_ECHO: codec.Checks = {"number": codec.count, "nbytes": codec.count, "clock": codec.exactly(float)}
 
 
 class StatusRequest(NamedTuple):
@@ -62,12 +68,7 @@ class LearnerStatus(NamedTuple):
     @classmethod
     def decode(cls, message: Message) -> LearnerStatus:
         """Return the status in `message`. Raises WireError."""
-        h = message.header
-        texts = {k: codec.text(h, k, 1 << 16) for k in _TEXTS}
-        numbers = {k: codec.field(h, k, int) for k in _NUMBERS}
-        return cls._make(
-            {**texts, **numbers, "finished": codec.field(h, "finished", (str, _NONE))}[k] for k in cls._fields
-        )
+        return cls(**codec.fields(message.header, _STATUS))
 
 
 class Echo(NamedTuple):
@@ -80,8 +81,7 @@ class Echo(NamedTuple):
     @classmethod
     def decode(cls, message: Message) -> Echo:
         """Return the answer in `message`. Raises WireError."""
-        h = message.header
-        return cls(codec.count(h, "number"), codec.count(h, "nbytes"), codec.field(h, "clock", float))
+        return cls(**codec.fields(message.header, _ECHO))
 
 
 def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
@@ -96,10 +96,9 @@ def answer_echo(message: Message, clock: Clock = time.time) -> list[Frame]:
 
 
 class ProbeRateLimit:
-    """Limits the probes of all peers together: a peer alone could connect again. Used by one thread."""
+    """Limits and counts the probes of all peers together: a peer alone could connect again. Used by one thread."""
 
     def __init__(self, counters: Counters, clock: Clock = time.monotonic) -> None:
-        """Counts in `probes` and `probes_dropped`."""
         self._counters, self._clock = counters, clock
         self._left, self._at = float(AT_ONCE), clock()
 

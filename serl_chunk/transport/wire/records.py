@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,9 @@ _MAX_REWARD = float(np.finfo(np.float32).max)
 
 def kind_of(record: Record) -> str:
     """The wire's name of a record's type."""
-    try:
-        return _KIND_OF[type(record)]
-    except KeyError:
-        raise WireError(f"{type(record).__name__} is not a record") from None
+    if type(record) not in _KIND_OF:
+        raise WireError(f"{type(record).__name__} is not a record")
+    return _KIND_OF[type(record)]
 
 
 def count_of(record: Record) -> int:
@@ -176,21 +176,21 @@ def decode_record(message: Message) -> tuple[int, Record]:
     if arrays:
         raise WireError(f"a {message.kind!r} record carries no arrays")
     if message.kind == BEGIN:
-        texts = {name: (codec.text if name == "task" else codec.identifier)(header, name) for name in Begin._fields}
-        return first, Begin(**texts)
+        return first, Begin(**codec.fields(header, _BEGIN))
     if message.kind == AMEND:
-        return first, _amend(header)
+        return first, Amend(**codec.fields(header, _AMEND))
     raise WireError(f"{message.kind!r} is not a record; valid are {', '.join(KINDS)}")
 
 
-def _outcome(value: str | None) -> Outcome | None:
+def _outcome(header: Mapping[str, Any], name: str) -> Outcome | None:
+    value = codec.field(header, name, (str, _NONE))
     if value is not None and value not in set(Outcome):
         raise WireError(f"outcome {value!r} is not one of {', '.join(Outcome)}")
     return None if value is None else Outcome(value)
 
 
-def _reward(header: dict[str, Any]) -> float | None:
-    value = codec.field(header, "reward", (float, int, _NONE))
+def _reward(header: Mapping[str, Any], name: str) -> float | None:
+    value = codec.field(header, name, (float, int, _NONE))
     if value is not None and not math.isfinite(value):
         raise WireError(f"reward must be finite, got {value}")
     if value is not None and abs(value) > _MAX_REWARD:
@@ -198,15 +198,16 @@ def _reward(header: dict[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
-def _amend(header: dict[str, Any]) -> Amend:
-    return Amend(
-        episode_id=codec.identifier(header, "episode_id"),
-        outcome=_outcome(codec.field(header, "outcome", (str, _NONE))),
-        outcome_by=codec.identifier(header, "outcome_by"),
-        terminated=codec.field(header, "terminated", (bool, _NONE)),
-        reward=_reward(header),
-        discard=codec.field(header, "discard", bool),
-    )
+_NAMES: codec.Checks = dict.fromkeys(("episode_id", "outcome_by"), codec.identifier)
+_BEGIN: codec.Checks = dict.fromkeys(Begin._fields, codec.identifier) | {"task": codec.text}
+_AMEND: codec.Checks = {
+    **_NAMES, "outcome": _outcome, "reward": _reward, "terminated": codec.exactly(bool, _NONE),
+    "discard": codec.exactly(bool),
+}  # fmt: skip
+_END: codec.Checks = {
+    **_NAMES, "length": codec.count, "reward": _reward,
+    **dict.fromkeys(("terminated", "truncated"), codec.exactly(bool)),
+}  # fmt: skip
 
 
 def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
@@ -224,17 +225,13 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
             _check_array(name, value, np.dtype(np.uint8), 3)
         else:
             _check_array(name, value, np.dtype(np.float32), None)
-    outcome = _outcome(codec.field(header, "outcome", str))
+    codec.field(header, "outcome", str)
+    outcome = _outcome(header, "outcome")
     assert outcome is not None
     return End(
-        episode_id=codec.identifier(header, "episode_id"),
-        length=codec.count(header, "length"),
-        final_observation=final if present else None,
-        terminated=codec.field(header, "terminated", bool),
-        truncated=codec.field(header, "truncated", bool),
+        **codec.fields(header, _END),
         outcome=outcome,
-        outcome_by=codec.identifier(header, "outcome_by"),
-        reward=_reward(header),
+        final_observation=final if present else None,
         repeats=_final_repeats(header) if present else None,
     )
 
@@ -273,22 +270,16 @@ def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     for name, column in columns.items():
         _check_array(name, column, STEP_COLUMNS[name], 1)
         _check_rows(name, column, n)
-    observation: dict[str, np.ndarray] = {}
-    indices: dict[str, np.ndarray] = {}
-    values: dict[str, Any] = {}
-    files: dict[str, np.ndarray] = {}
-    sizes: dict[str, np.ndarray] = {}
-    groups = {"index": indices, "values": values, "jpeg": files, "sizes": sizes}
+    groups: dict[str, dict[str, Any]] = {name: {} for name in ("observation", "index", "values", "jpeg", "sizes")}
     for path, array in left.items():
         group, _, key = path.partition("/")
-        if group == "observation" and key:
+        if group not in groups or not key:
+            raise WireError(f"a block of steps has no array {path!r}")
+        groups[group][key] = array
+        if group == "observation":
             _check_array(path, array, np.dtype(np.float32), None)
             _check_rows(path, array, n)
-            observation[key] = array
-        elif group in groups:
-            groups[group][key] = array
-        else:
-            raise WireError(f"a block of steps has no array {path!r}")
+    observation, indices, values, files, sizes = groups.values()
     if files.keys() != sizes.keys() or files.keys() & values.keys():
         raise WireError(f"JPEG images need their sizes and no values: {sorted(files)}, {sorted(sizes)}")
     for key, data in files.items():
