@@ -52,6 +52,18 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def os_reason(error: Exception) -> str:
+    """Return the reason of an error, without the number that the operating system gives it."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def folder_fault(path: Path, error: OSError) -> str:
+    """Return why `path` cannot be used as a folder, and what to do."""
+    file = next((part for part in (path, *path.parents) if part.is_file()), None)
+    fault = f"{path}: cannot be used ({os_reason(error)})" if file is None else f"{file}: is a file, expected a folder"
+    return f"{fault}. Choose another folder."
+
+
 def plural(count: int, noun: str) -> str:
     """`1 episode`, `2,000 episodes`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

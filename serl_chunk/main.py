@@ -8,11 +8,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from serl_chunk.cli.logs import logging_to_stdout
 from serl_chunk.cli.output import background_output
 from serl_chunk.cli.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
 from serl_chunk.cli.subcommands import COMMANDS, Parser
+from serl_chunk.io import folder_fault, os_reason
 from serl_chunk.types import ConfigError, SerlChunkError
 
 logger = logging.getLogger(__name__)
@@ -90,10 +92,11 @@ def _with_flag(error: SerlChunkError, arguments: Sequence[str]) -> str:
 
 def _os_error(error: OSError) -> str:
     """Return an error of the operating system as an object, what failed, the reason and a remedy."""
+    if isinstance(error, NotADirectoryError) and error.filename is not None:
+        return folder_fault(Path(os.fsdecode(error.filename)), error)
     named = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    reason = error.strerror or str(error) or type(error).__name__
     remedy = REMEDIES.get(error.errno or 0, "Check that it exists and can be read and written.")
-    return f"{named or 'a file or connection'}: it could not be used ({reason}). {remedy}"
+    return f"{named or 'a file or connection'}: it could not be used ({os_reason(error)}). {remedy}"
 
 
 if __name__ == "__main__":

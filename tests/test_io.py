@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from serl_chunk.io import WaitLog, atomic_path, atomic_write, format_bytes, format_duration, plural
+from serl_chunk.io import (
+    WaitLog,
+    atomic_path,
+    atomic_write,
+    folder_fault,
+    format_bytes,
+    format_duration,
+    os_reason,
+    plural,
+)
 
 
 def test_an_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path):
@@ -73,3 +82,20 @@ def test_a_wait_is_logged_now_and_then_with_its_remedy_on_the_first_line(caplog)
         "waiting again. Start a learner.",
     ]
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]
+
+
+def test_an_error_of_the_system_is_named_without_its_number(tmp_path: Path):
+    with pytest.raises(OSError) as missing:
+        (tmp_path / "missing").read_text()
+    assert os_reason(missing.value) == "No such file or directory"
+    assert os_reason(ValueError("text")) == "text"
+    assert os_reason(OSError()) == "OSError"
+
+
+@pytest.mark.parametrize("below", ["", "a/b"])
+def test_a_file_given_as_a_folder_is_named(tmp_path: Path, below: str):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(OSError) as failed:
+        (file / below).mkdir(parents=True, exist_ok=True)
+    assert folder_fault(file / below, failed.value).startswith(f"{file}: is a file, expected a folder.")

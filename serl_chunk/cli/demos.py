@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -48,18 +47,17 @@ class DemoOptions(NamedTuple):
     def of(cls, flags: argparse.Namespace) -> DemoOptions:
         """Read the flags `--demo_color` and so on; raises ConfigError."""
         success = True if flags.demo_success else False if flags.demo_failure else None
-        if flags.demo_hz is not None and not 0 < flags.demo_hz < math.inf:
-            raise ConfigError(f"--demo_hz={flags.demo_hz:g} must be above 0")
         scores = parse_scores(flags.demo_scores, "--demo_scores")
         keep_solved = flags.demo_keep_solved
         if flags.demo_solved is not None:
             keep_solved = flags.demo_solved == "keep"
             current = "--demo_keep_solved" if keep_solved else "--no-demo_keep_solved"
             logger.warning(f"--demo_solved {flags.demo_solved} is now {current}")
-        options = ReadOptions(
-            color=flags.demo_color, hz=flags.demo_hz, success=success, scores=scores, env=flags.demo_env,
-            proportion=flags.demo_proportion, solved="keep" if keep_solved else "drop",
-        )  # fmt: skip
+        with _learner_flags():
+            options = ReadOptions(
+                color=flags.demo_color, hz=flags.demo_hz, success=success, scores=scores, env=flags.demo_env,
+                proportion=flags.demo_proportion, solved="keep" if keep_solved else "drop",
+            )  # fmt: skip
         return cls(options, flags.demo_format, flags.dataset_dir)
 
     def of_robot(self, robot: RobotConfig) -> DemoOptions:
@@ -113,7 +111,7 @@ def check_data(config: ExperimentConfig, paths: Sequence[str], demo_options: Dem
         with _learner_flags():
             find_demos(paths, demo_options.options, demo_options.format, (FORMAT,))
     except NoDemosFoundError as error:
-        raise ConfigError(append_hint(str(error), config)) from error
+        raise ConfigError(append_hint(error.message, config), parameter=error.parameter) from error
     if demo_options.dataset is not None and not Path(demo_options.dataset).expanduser().is_dir():
         raise ConfigError(append_hint(f"--dataset_dir={demo_options.dataset}: there is no such folder", config))
 

@@ -29,6 +29,7 @@ from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.io import os_reason
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs import evaluations
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -108,7 +109,7 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
         try:
             where = str(_save(run, checkpoint, results, validation=options.validation))
         except OSError as error:  # a full disk: the figures are worth more than a traceback
-            logger.warning(f"the results could not be written to {run} ({error})")
+            logger.warning(f"the results could not be written to {run} ({os_reason(error)})")
             where, status = "none (it could not be written)", 1
     print(summary_line(results[0], where), flush=True)
     return status

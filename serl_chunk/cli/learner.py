@@ -20,6 +20,7 @@ from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
+from serl_chunk.io import os_reason
 from serl_chunk.learner.checks import check_replay_memory
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.offline_data import InitialData
@@ -91,7 +92,7 @@ def build_learner(
         try:
             write_json(run.path / DEMOS, note_of(demos, demo_options.options))
         except OSError as error:
-            raise ConfigError(f"{run.path / DEMOS} cannot be written: {error}") from error
+            raise ConfigError(f"{run.path / DEMOS} cannot be written: {os_reason(error)}") from error
     except BaseException:
         metrics.close()  # wandb would wait for this run's end
         if evaluate is not None:
@@ -255,7 +256,7 @@ def finish_run(learner: Learner) -> int:
     try:
         logger.info(f"report: {build_report(path)}")
     except OSError as error:  # a full disk: the checkpoints' fate below is worth more than a traceback
-        logger.warning(f"the report could not be written ({error}); later: serl-chunk report {path}")
+        logger.warning(f"the report could not be written ({os_reason(error)}); later: serl-chunk report {path}")
         status = 1
     if failed := learner.checkpoints.failed_saves + learner.timed_checkpoints.failed_saves:
         newest = learner.checkpoints.steps()[-1:] or "none"

@@ -17,6 +17,7 @@ from serl_chunk.actor.evaluate import EVAL_SEED_BASE, EvalResult, evaluate_snaps
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import BY_LEARNER
 from serl_chunk.robots.registry import make_env
@@ -114,7 +115,7 @@ class OwnEvaluation:
         try:
             evaluations.save(run, step, BY_LEARNER, [result.to_json() | {"seconds": seconds}])
         except OSError as error:  # a full disk ends no training; the row is in metrics.jsonl
-            logger.warning(f"evaluation {step} could not be written to {run} ({error})")
+            logger.warning(f"evaluation {step} could not be written to {run} ({os_reason(error)})")
 
     def _result(
         self, snapshot: Snapshot, normaliser: Normaliser, videos: Path, stop: Callable[[], str | None]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from serl_chunk.cli.output import FLUSH_SECONDS, BackgroundStream, OutputThread
 from serl_chunk.cli.signals import TELLING, before_exit
+from serl_chunk.io import os_reason
 from serl_chunk.runs.status_line import STATUS_LOGGER, StatusLine
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ class FileHandler(logging.Handler):
 
     def _failed(self, error: Exception) -> None:
         self._stream = None
-        logger.warning(f"{self.path}: the log file cannot be written ({error}). The process continues without it.")
+        reason = os_reason(error)
+        logger.warning(f"{self.path}: the log file cannot be written ({reason}). The process continues without it.")
 
 
 _PLAIN = logging.Formatter("%(message)s")

@@ -16,6 +16,7 @@ from serl_chunk.data.formats import choose, matching
 from serl_chunk.data.frames import observation_at
 from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
 from serl_chunk.data.validate import natural_sort_key
+from serl_chunk.io import os_reason
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 
 SUCCESS_REWARD = 1.0  # a step with at least this reward is a success (docs/architecture.md, section 3)
@@ -174,7 +175,7 @@ def file_digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read the demonstration ({error})") from error
+        raise ConfigError(f"{path}: cannot read the demonstration ({os_reason(error)})") from error
 
 
 def content_digest(episode: Episode) -> str:
@@ -291,7 +292,7 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
 
 def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool) -> list[Path]:
     if not text.strip():
-        raise NoDemosFoundError(f"a demonstration path is empty. {_VALID}")
+        raise NoDemosFoundError(f"a path is empty. {_VALID}", parameter="demo_path")
     path = Path(text).expanduser()
     if not path.is_dir():
         if path.exists():

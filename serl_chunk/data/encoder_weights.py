@@ -12,7 +12,7 @@ import numpy as np
 
 from serl_chunk.config.encoders import resnet10_leaves
 from serl_chunk.data.formats.restricted_pickle import load_plain
-from serl_chunk.io import atomic_path
+from serl_chunk.io import atomic_path, os_reason
 from serl_chunk.types import DataError
 
 
@@ -60,7 +60,7 @@ def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.ascontiguousarray(value), allow_pickle=False)
     except OSError as error:
-        raise DataError(f"{path}: cannot write the file ({error})") from error
+        raise DataError(f"{path}: cannot write the file ({os_reason(error)})") from error
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ any moment costs the episodes that were being staged. `data.convert` drives it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -57,6 +58,12 @@ class ReadOptions:
     env_reward: Literal["sparse", "dense"] = "sparse"
     solved: Literal["drop", "keep"] = "drop"
     proportion: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.hz is not None and not 0 < self.hz < math.inf:
+            raise ConfigError(f"must be above 0, got {self.hz:g}", parameter="hz")
+        if not 0 < self.proportion <= 1:
+            raise ConfigError(f"must lie in (0, 1], got {self.proportion:g}", parameter="proportion")
 
 
 class Source(Protocol):

@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.config.renamed import current_config
-from serl_chunk.io import atomic_write
+from serl_chunk.io import atomic_write, folder_fault
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk.version import VersionInfo, version_info
 
@@ -63,7 +63,7 @@ class RunFolder(NamedTuple):
         try:
             write_json(self.path / CONFIG, self.config)
         except OSError as error:
-            raise _unusable(self.path, error) from error
+            raise ConfigError(folder_fault(self.path, error), parameter="checkpoint_path") from error
 
 
 def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None) -> RunFolder:
@@ -85,20 +85,15 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "run.lock").open("w")
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise ConfigError(folder_fault(path, error), parameter="checkpoint_path") from error
     try:
         saved, resumed = _claim(path, lock, config, spec)
     except BaseException as error:
         lock.close()
         if isinstance(error, OSError):
-            raise _unusable(path, error) from error
+            raise ConfigError(folder_fault(path, error), parameter="checkpoint_path") from error
         raise
     return RunFolder(path, saved["run_id"], resumed, lock, saved, fresh)
-
-
-def _unusable(path: Path, error: OSError) -> ConfigError:
-    reason = error.strerror or error
-    return ConfigError(f"{path} cannot be used ({reason}). Choose another folder", parameter="checkpoint_path")
 
 
 def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:

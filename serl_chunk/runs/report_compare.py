@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serl_chunk.io import atomic_write
+from serl_chunk.io import atomic_write, os_reason
 from serl_chunk.runs import report_panels as panels
 from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report import headline
@@ -67,7 +67,7 @@ def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.P
     try:
         atomic_write(path, page(" vs ".join(names), *content))
     except OSError as error:
-        raise DataError(f"{path}: cannot write the comparison: {error}") from error
+        raise DataError(f"{path}: cannot write the comparison: {os_reason(error)}") from error
     return path
 
 

@@ -211,5 +211,8 @@ def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
         run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
     with pytest.raises(DataError, match=naming("bad, good", "scores", "bad=REWARD,good=REWARD")):
         read_demos(FAKE, SPEC, [str(tmp_path)])
-    with pytest.raises(ConfigError, match=naming("demo_proportion", 2, "(0, 1]")):
-        read_demos(FAKE, SPEC, [str(tmp_path / "good")], demos_command.DemoOptions(ReadOptions(proportion=2.0)))
+
+
+def test_a_proportion_outside_the_range_is_refused():
+    with pytest.raises(ConfigError, match=naming("proportion", 2, "(0, 1]")):
+        ReadOptions(proportion=2.0)

@@ -80,7 +80,7 @@ def test_a_demonstration_of_another_robot_names_both_dimensions(processes, tmp_p
 def test_an_empty_demonstration_path_is_refused(processes, tmp_path):
     run = ("--checkpoint_path", str(tmp_path / "run"), "--demo_path", "")
     said = sentence(processes.start(*processes.flags(), "--learner", "--debug", *run).ends(WRONG_USAGE))
-    assert "a demonstration path is empty" in said
+    assert "--demo_path: a path is empty. " in said
 
 
 def test_a_truncated_demonstration_is_named(processes, tmp_path):

@@ -12,7 +12,7 @@ from serl_chunk.cli.data.options import add_reading, open_any, options_of, shown
 from serl_chunk.data.inspect.results import InspectionReport, Issue
 from serl_chunk.data.inspect.summary import summary_lines
 from serl_chunk.data.source import Source
-from serl_chunk.io import format_bytes, plural
+from serl_chunk.io import format_bytes, os_reason, plural
 from serl_chunk.types import ConfigError
 
 SHOWN = 5  # findings of one kind on the screen; --json has all
@@ -154,7 +154,7 @@ def _page_path(plot: str | None) -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{plot}: {error}", parameter="plot") from error
+        raise ConfigError(f"{plot}: {os_reason(error)}", parameter="plot") from error
     return path
 
 

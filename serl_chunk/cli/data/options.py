@@ -63,10 +63,6 @@ def add_writing(p: argparse.ArgumentParser) -> None:
 
 def options_of(flags: argparse.Namespace) -> ReadOptions:
     """Return the options that the flags of `add_reading` set; raises ConfigError."""
-    if flags.hz is not None and not 0 < flags.hz < math.inf:
-        raise ConfigError(f"must be above 0, got {flags.hz:g}", parameter="hz")
-    if not 0 < flags.proportion <= 1:
-        raise ConfigError(f"must lie in (0, 1], got {flags.proportion:g}", parameter="proportion")
     success = True if flags.success else False if flags.failure else None
     return ReadOptions(
         spec=_spec(flags.exp_name),

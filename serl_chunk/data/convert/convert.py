@@ -24,7 +24,7 @@ from serl_chunk.data.convert.workers import (
     WorkerPool,
 )
 from serl_chunk.data.source import Json, Sink, Source
-from serl_chunk.io import plural
+from serl_chunk.io import os_reason, plural
 from serl_chunk.types import ConfigError, DataError
 
 
@@ -122,7 +122,7 @@ def convert(
                 conversion.finish()
             return conversion.report()
         except OSError as error:  # a full disk, where episodes are placed or the data set is described
-            raise ConversionError(f"{folder}: cannot be written ({error}). Make room, and resume") from error
+            raise ConversionError(f"{folder}: cannot be written ({os_reason(error)}). Make room, and resume") from error
 
 
 @dataclasses.dataclass

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from serl_chunk.config.overrides import difference
 from serl_chunk.data.source import Json
+from serl_chunk.io import os_reason
 from serl_chunk.types import ConfigError, DataError
 
 NAME = "conversion.jsonl"
@@ -53,7 +54,7 @@ class Manifest:
                 self.path, os.O_RDWR | os.O_CREAT, 0o666
             )  # a process with a copy holds the lock too
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot write a data set there: {error}") from error
+            raise ConfigError(f"{folder}: cannot write a data set there: {os_reason(error)}") from error
         try:
             self._lock()
             self._load()

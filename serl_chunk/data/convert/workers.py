@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from serl_chunk.data.source import Json, Sink, Source
+from serl_chunk.io import os_reason
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, DataError, StepBlock
 
 QUEUED = 8  # jobs a process has; where one takes long, so many episodes lie on disk twice
@@ -96,7 +97,8 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
     except ConfigError as error:
         return WorkerFault(job, str(error), is_config=True)
     except OSError as error:
-        return WorkerFault(job, f"{where} could not be converted: {error}. If the disk is full, make room, and resume")
+        fault = f"{where} could not be converted: {os_reason(error)}. If the disk is full, make room, and resume"
+        return WorkerFault(job, fault)
     except MemoryError as error:
         return WorkerFault(job, f"{where} does not fit into memory ({error}). Use fewer workers")
     except Exception:

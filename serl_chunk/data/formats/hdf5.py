@@ -44,7 +44,7 @@ from serl_chunk.data.formats.hdf5_io import member, names, new_hdf5, opened
 from serl_chunk.data.frames import FileVersion, Frames
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
-from serl_chunk.io import fsync_path
+from serl_chunk.io import fsync_path, os_reason
 from serl_chunk.types import (
     ABSENT_COLUMNS,
     DECISION_PREFIX,
@@ -104,7 +104,8 @@ def write_episode(
         raise
     except OSError as error:  # a full disk
         raise DataError(
-            f"{path}: cannot write the episode ({error}). Check the folder, its free space and the record's values"
+            f"{path}: cannot write the episode ({os_reason(error)}). Check the folder, its free space and the "
+            "record's values"
         ) from error
     finally:
         part.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from serl_chunk.io import os_reason
 from serl_chunk.types import DataError, SerlChunkError
 
 ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
@@ -55,7 +56,7 @@ def raise_machine_fault(where: object, error: Exception) -> None:
         number = int(in_text[-1])
     if number in _MACHINE:
         raise MachineError(
-            f"{where}: this machine could not read the file ({error}). Correct that and try again"
+            f"{where}: this machine could not read the file ({os_reason(error)}). Correct that and try again"
         ) from error
 
 
@@ -73,7 +74,8 @@ def opened(path: Path) -> Iterator[h5py.File]:
     except ERRORS as error:
         raise_machine_fault(path, error)
         raise DataError(
-            f"{path}: the file is truncated, damaged or not HDF5 ({error}). Copy or record it again, or leave it out"
+            f"{path}: the file is truncated, damaged or not HDF5 ({os_reason(error)}). Copy or record it "
+            "again, or leave it out"
         ) from error
 
 

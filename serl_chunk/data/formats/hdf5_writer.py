@@ -15,7 +15,7 @@ from serl_chunk.data.formats.hdf5 import read_episode, write_episode, write_file
 from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.data.source import Json
 from serl_chunk.data.validate import check_shapes, shapes_of
-from serl_chunk.io import fsync_path
+from serl_chunk.io import folder_fault, fsync_path
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Episode, RobotSpec, Step, StepBlock
 
 _Closed = tuple[Begin, list[Step], End]
@@ -51,9 +51,7 @@ class EpisodeWriter:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"{directory}: cannot create the folder for episodes ({error.strerror}). Choose another"
-            ) from error
+            raise ConfigError(folder_fault(self._directory, error)) from error
         taken = (re.fullmatch(r"episode_(\d+)\.hdf5", p.name) for p in self._directory.iterdir())
         self._next = max((int(match[1]) for match in taken if match), default=-1) + 1
         self._begin: Begin | None = None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.formats.hdf5_io import FLOOR, MAX_RATIO, raise_machine_fault
+from serl_chunk.io import os_reason
 from serl_chunk.types import DataError
 
 _DAMAGED = (EOFError, KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -77,4 +78,4 @@ def _errors(path: Path) -> Iterator[None]:
         raise
     except (OSError, MemoryError, *_DAMAGED) as error:
         raise_machine_fault(path, error)
-        raise DataError(f"{path}: not a whole .npz file ({error}). Download the file again") from error
+        raise DataError(f"{path}: not a whole .npz file ({os_reason(error)}). Download the file again") from error

@@ -36,6 +36,7 @@ from serl_chunk.data.formats.pickled_arrays import (
     set_order,
     shortened,
 )
+from serl_chunk.io import os_reason
 from serl_chunk.types import DataError
 
 _REFUSED = {
@@ -60,7 +61,7 @@ def load_plain(path: Path) -> Any:
             return _Machine(path, file, os.fstat(file.fileno()).st_size).run()
     except OSError as error:
         raise_machine_fault(path, error)
-        raise DataError(f"{path}: cannot read the file ({error})") from error
+        raise DataError(f"{path}: cannot read the file ({os_reason(error)})") from error
 
 
 class _Bounded:

@@ -11,7 +11,7 @@ from serl_chunk.data.inspect import plots
 from serl_chunk.data.inspect.results import EpisodeInfo, InspectionReport
 from serl_chunk.data.inspect.summary import summary_lines
 from serl_chunk.data.source import Source
-from serl_chunk.io import atomic_write, plural
+from serl_chunk.io import atomic_write, os_reason, plural
 from serl_chunk.types import IMAGE_PREFIX, DataError, Episode
 from serl_chunk.viz.page import Html, element, facts, figure, note, page, section
 
@@ -47,7 +47,7 @@ def write_page(
     try:
         atomic_write(path, _render(findings, sections))
     except OSError as error:
-        raise DataError(f"{path}: cannot write the page: {error}") from error
+        raise DataError(f"{path}: cannot write the page: {os_reason(error)}") from error
 
 
 def pick(findings: InspectionReport, seed: int) -> list[tuple[str, EpisodeInfo]]:

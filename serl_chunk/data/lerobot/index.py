@@ -14,6 +14,7 @@ import numpy as np
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot.arrow import pa, pq
 from serl_chunk.data.source import Json
+from serl_chunk.io import os_reason
 from serl_chunk.types import DataError
 
 _INCOMPLETE = "the data set is not complete (lerobot would download it)"
@@ -260,7 +261,7 @@ def _reading(path: Path, fault: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {_INCOMPLETE}") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {fault} ({error})") from error
+        raise DataError(f"{path}: {fault} ({os_reason(error)})") from error
 
 
 def _text(path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.io import atomic_write
+from serl_chunk.io import atomic_write, os_reason
 from serl_chunk.types import DataError
 
 FILE = "norm_stats.json"
@@ -46,7 +46,7 @@ def write_norm_stats(out: Path | str, vectors: Mapping[str, NormStats], note: Ma
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text, durable=True)
     except OSError as error:
-        raise DataError(f"{path}: cannot write the statistics: {error}") from error
+        raise DataError(f"{path}: cannot write the statistics: {os_reason(error)}") from error
     return path
 
 
