@@ -85,17 +85,17 @@ def test_a_wait_is_logged_now_and_then_with_its_remedy_on_the_first_line(caplog)
 
 
 def test_an_error_of_the_system_is_named_without_its_number(tmp_path: Path):
-    with pytest.raises(OSError) as missing:
+    with pytest.raises(FileNotFoundError) as missing:
         (tmp_path / "missing").read_text()
     assert os_reason(missing.value) == "No such file or directory"
     assert os_reason(ValueError("text")) == "text"
     assert os_reason(OSError()) == "OSError"
 
 
-@pytest.mark.parametrize("below", ["", "a/b"])
-def test_a_file_given_as_a_folder_is_named(tmp_path: Path, below: str):
+@pytest.mark.parametrize(("below", "kind"), [("", FileExistsError), ("a/b", NotADirectoryError)])
+def test_a_file_given_as_a_folder_is_named(tmp_path: Path, below: str, kind: type[OSError]):
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(OSError) as failed:
+    with pytest.raises(kind) as failed:
         (file / below).mkdir(parents=True, exist_ok=True)
     assert folder_fault(file / below, failed.value).startswith(f"{file}: is a file, expected a folder.")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serl_chunk.io import atomic_path
+from serl_chunk.io import atomic_path, os_reason
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import DataError, Observation, RobotSpec
 
@@ -89,7 +89,8 @@ def _load(path: Path) -> dict[str, np.ndarray]:
             columns = {} if isinstance(archive, np.ndarray) else {c: archive[c] for c in COLUMNS if c in archive}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # Respectively: no such file, a pickle or no archive at all, empty, cut short, damaged.
-        raise DataError(f"{path} cannot be read as recorded interventions (.npz without pickles): {error}") from error
+        reason = os_reason(error)
+        raise DataError(f"{path} cannot be read as recorded interventions (.npz without pickles): {reason}") from error
     missing = [c for c in COLUMNS if c not in columns]
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r}; recorded interventions have {', '.join(COLUMNS)}")

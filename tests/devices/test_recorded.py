@@ -98,7 +98,7 @@ def test_a_recording_of_another_robot_is_refused(tmp_path):
 
 def test_other_files_are_refused_by_name(tmp_path):
     path = tmp_path / "p.npz"
-    with pytest.raises(DataError, match=naming("p.npz", "pickles", "Errno 2")):
+    with pytest.raises(DataError, match=naming("p.npz", "pickles", "No such file")):
         ReplayedIntervention(path, SPEC)
     path.write_bytes(b"not an archive")
     with pytest.raises(DataError, match=naming("p.npz", "pickles")):
