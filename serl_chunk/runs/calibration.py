@@ -36,12 +36,8 @@ class Bin(NamedTuple):
 
 def decisions(rows: Iterable[Row]) -> Decisions:
     """Return the decisions in episode rows whose value and return are both known."""
-    found = [
-        (q, g, number)
-        for number, row in enumerate(rows)
-        for q, g in zip(row["q"], row["g"], strict=False)
-        if None not in (q, g)
-    ]
+    pairs = ((i, pair) for i, row in enumerate(rows) for pair in zip(row["q"], row["g"], strict=False))
+    found = [(*pair, i) for i, pair in pairs if None not in pair]
     table = np.array(found, float).reshape(-1, 3)
     return Decisions(table[:, 0], table[:, 1], table[:, 2].astype(np.int64))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of, open_demos
-from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
+from serl_chunk.data.source import ReadOptions, Source, take_fraction
 from serl_chunk.runs.episodes import FORMAT, read_json, spec_of_run
 from serl_chunk.types import DataError, Episode, RobotSpec
 
@@ -28,27 +28,21 @@ def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
 class RunDemos:
     """See data.source.Source: the demonstrations that a run's `demos.json` names, as their own files have them.
 
-    They are not cut at their first success, as the learner does. A key is an episode's number.
-
-    Args:
-        path: the run folder.
-        options: `cameras`, `task` and `proportion` are used; the rest is as the run had it.
-        more: formats in addition to those of `data.formats`.
-
-    Raises ConfigError where the run noted none.
+    They are not cut at their first success, as the learner does. A key is an episode's number. Of `options`, `cameras`,
+    `task` and `proportion` are used; the rest is as the run had it. Raises ConfigError where the run noted none.
     """
 
     format = "run demonstrations"
 
-    def __init__(self, path: Path | str, options: ReadOptions | None = None, more: tuple[Format, ...] = (FORMAT,)):
-        self.path, self._given, self._more = Path(path), options or ReadOptions(), more
+    def __init__(self, path: Path | str, options: ReadOptions | None = None):
+        self.path, self._given = Path(path), options or ReadOptions()
         self.spec: RobotSpec = spec_of_run(self.path)
         self.hz: float | None = self.spec.control_hz
         noted = read_json(self.path / DEMOS)
         try:
-            said = dict(noted["options"])
-            said["scores"] = tuple((name, reward) for name, reward in said.get("scores", ()))
-            self._options = ReadOptions(**{name: said[name] for name in _OPTIONS if name in said})
+            read = dict(noted["options"])
+            read["scores"] = tuple((name, reward) for name, reward in read.get("scores", ()))
+            self._options = ReadOptions(**{name: read[name] for name in _OPTIONS if name in read})
             self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path / DEMOS} is damaged ({error!r})") from error
@@ -66,15 +60,14 @@ class RunDemos:
         origin = self._origins[int(key)]
         if not origin.path.exists():
             raise DataError(f"{origin.path}: the demonstration that {self.path} was started with is gone")
-        options = dataclasses.replace(self._options, spec=self._given.spec or self.spec, cameras=self._given.cameras)
-        if self._given.task:
-            options = dataclasses.replace(options, task=self._given.task)
-        at = (origin.path, origin.format)
+        given, at = self._given, (origin.path, origin.format)
+        options = dataclasses.replace(
+            self._options, spec=given.spec or self.spec, cameras=given.cameras, task=given.task or self._options.task
+        )
         if self._open is None or self._open[0] != at:
-            self._open = (at, open_demos(origin.path, options, origin.format, self._more))
+            self._open = (at, open_demos(origin.path, options, origin.format, (FORMAT,)))
         source = self._open[1]
-        file = file_of(source, origin.key)
-        episode = source.read(origin.key)
+        file, episode = file_of(source, origin.key), source.read(origin.key)
         if (content_digest(episode) if file is None else file_digest(file)) != origin.digest:
             raise DataError(
                 f"{origin.path}: episode {origin.key} is not what it was when {self.path} read it: its content changed"

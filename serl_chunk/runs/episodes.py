@@ -15,6 +15,7 @@ from serl_chunk.data.formats.hdf5_writer import amended
 from serl_chunk.data.frames import Encoded, Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, take_fraction
 from serl_chunk.data.validate import check_episode
+from serl_chunk.runs.folder import CONFIG
 from serl_chunk.runs.journal_index import (
     LIMITS,
     EpisodeIndexEntry,
@@ -52,14 +53,7 @@ class FrameLocation(NamedTuple):
 
 
 class JournalFrames(Frames):
-    """Frames in the segments of a journal.
-
-    Args:
-        shape: [H, W, 3].
-        pieces: of each frame.
-        segments: by their numbers, those of the pieces at least; old ones are dropped unless they are held.
-        where: begins every error.
-    """
+    """Frames [H, W, 3] in the segments of a journal, old ones of which are dropped unless they are held."""
 
     def __init__(
         self, shape: tuple[int, int, int], pieces: list[FrameLocation], segments: Mapping[int, JournalFile], where: str
@@ -83,17 +77,20 @@ class JournalFrames(Frames):
         if piece.data is not None:
             return piece.data
         file = self._segments[piece.segment]
-        try:
-            data = file.pread(piece.offset, piece.size)
-        except OSError as error:
-            raise file.error(self._where, error) from error
+        data = _pread(file, piece.offset, piece.size, self._where)
         if len(data) != piece.size:
             raise DataError(f"{self._where}: {file.path} ends inside a frame; it was cut since it was indexed")
         return data
 
 
+def _pread(file: JournalFile, offset: int, size: int, where: str) -> bytes:
+    try:
+        return file.pread(offset, size)
+    except OSError as error:
+        raise file.error(where, error) from error
+
+
 JOURNAL = Path("journal") / "online"  # in the run folder
-CONFIG = "config.json"
 
 
 class RunSource:
@@ -103,11 +100,8 @@ class RunSource:
     goes on prevents once it drops their segments, unless they are held (`hold`). `keys` indexes the journal, again
     where it has grown; `read` then reads one episode's entries only.
 
-    Args:
-        path: the run folder.
-        options: `spec` (None takes the run's), `cameras`, `task` and `proportion` are used.
-
-    Raises ConfigError where the folder is no run, or its run kept no journal.
+    Of `options`, `spec` (None takes the run's), `cameras`, `task` and `proportion` are used. Raises ConfigError where
+    the folder is no run, or its run kept no journal.
     """
 
     format = "run"
@@ -144,10 +138,9 @@ class RunSource:
         return keys if self._options.proportion == 1 else take_fraction(keys, self._options.proportion)
 
     def hold(self) -> None:
-        """From now on, `keys` keeps the segments of the journal open, and so do the frames of episodes.
+        """Keep the segments that `keys` finds from now on open, so that they can be read when the learner dropped them.
 
-        What it gives can be read, then and later, whatever the learner drops meanwhile; the disk gets that room back
-        when source and episodes are let go. Not inherited by copies in other processes.
+        The disk gets that room back when source and episodes are deleted. Copies in other processes do not inherit it.
         """
         self._held, self._index = {}, None
 
@@ -195,7 +188,10 @@ class RunSource:
                     elif isinstance(record, StepBlock):
                         blocks.append(record)
                     elif isinstance(record, End):
-                        end = _with_images(record)
+                        end = record
+                        if end.final_observation is not None:  # decodes its images
+                            arrays = {k: np.asarray(v) for k, v in end.final_observation.items()}
+                            end = end._replace(final_observation=arrays)
             assert begin is not None
             episode = Episode(begin, *with_repeated_frames(joined(blocks, frames.rows(segments)), end))
         except WireError as error:
@@ -222,10 +218,7 @@ class RunSource:
         """One entry's message; the images of a block of steps go to `frames` instead."""
         number, offset, size = place
         file = segments[number]
-        try:
-            data = file.pread(offset, size)
-        except OSError as error:
-            raise file.error(where, error) from error
+        data = _pread(file, offset, size, where)
         found = segment.parse(data, segment.salts(file.pread))
         if found is None:
             raise DataError(f"{where}: {file.path} is damaged at byte {offset}")
@@ -237,13 +230,6 @@ class RunSource:
             kept = {k: v for k, v in message.arrays.items() if IMAGE_PREFIX not in k or k in wanted}
             return message._replace(arrays=kept)
         return message
-
-
-def _with_images(end: End) -> End:
-    """An end whose final observation is arrays. Raises WireError for an image that cannot be decoded."""
-    if end.final_observation is None:
-        return end
-    return end._replace(final_observation={k: np.asarray(v) for k, v in end.final_observation.items()})
 
 
 class _Images:
@@ -274,7 +260,9 @@ class _Images:
             if self._cameras is not None and key.removeprefix(IMAGE_PREFIX) not in self._cameras:
                 continue
             if values is not None:
-                self._check(key, values)
+                shape = self._shapes.setdefault(key, values.shape[1:])
+                if values.dtype != np.uint8 or values.shape[1:] != shape:
+                    raise WireError(f"{key} has frames {values.dtype}{values.shape[1:]} among those of uint8{shape}")
                 pieces = [piece(v, False) for v in values]
             elif files is not None and sizes is not None and int(sizes.sum()) == len(files):
                 stops = np.cumsum(sizes)
@@ -289,11 +277,6 @@ class _Images:
             self._ticks.setdefault(key, []).append(first + index)
         return message._replace(arrays=arrays)
 
-    def _check(self, key: str, values: np.ndarray) -> None:
-        shape = self._shapes.setdefault(key, values.shape[1:])
-        if values.dtype != np.uint8 or values.shape[1:] != shape:
-            raise WireError(f"{key} has frames {values.dtype}{values.shape[1:]} among those of uint8{shape}")
-
     def rows(self, segments: dict[int, JournalFile]) -> dict[str, SparseRows]:
         """The frames, with the ticks they belong to."""
         out = {}
@@ -305,7 +288,7 @@ class _Images:
 
 
 def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
-    """Consecutive blocks of one episode as one, with `images` beside what the blocks hold. Raises WireError."""
+    """Join consecutive blocks of one episode, and add `images`. Raises WireError."""
     sparse = {}
     for key in dict.fromkeys(key for b in blocks for key in b.sparse):
         parts = [(b.first_tick, b.sparse[key]) for b in blocks if key in b.sparse]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,8 @@ def save(run: Path, step: int, purpose: str, results: list[dict[str, Any]], diff
     """
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    path, number = folder / f"{purpose}_{step}.json", 2
-    while path.exists():
-        path, number = folder / f"{purpose}_{step}_{number}.json", number + 1
+    names = (f"{purpose}_{step}{'' if i == 1 else f'_{i}'}.json" for i in itertools.count(1))
+    path = next(folder / name for name in names if not (folder / name).exists())
     more = {"differences": list(differences)} if differences else {}
     write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **more})
     return path

@@ -23,10 +23,7 @@ def film_training_episodes(run: Path, n: int) -> int:
     """Write mp4 files of the newest `n` training episodes that have frames to `videos/training/`, for the report.
 
     An episode belongs to the row of `metrics.jsonl` in the same place, counted from the end, if their lengths agree;
-    others are not filmed.
-
-    Returns:
-        How many films there are now.
+    others are not filmed. Returns how many films there are now.
 
     Raises:
         ConfigError: the run has no journal, or imageio's ffmpeg is missing.

@@ -56,10 +56,7 @@ class RunFolder(NamedTuple):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def write_config(self) -> None:
-        """Write config.json, once this process has all that it starts with: until then the previous one's stays.
-
-        Raises ConfigError where it cannot be written.
-        """
+        """Write config.json, once this process has all that it starts with; raises ConfigError where it cannot."""
         try:
             write_json(self.path / CONFIG, self.config)
         except OSError as error:
@@ -69,17 +66,12 @@ class RunFolder(NamedTuple):
 def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None) -> RunFolder:
     """Create or resume the run folder, and log what changed since the previous process.
 
-    `lock` is held until it is closed; config.json is written by `RunFolder.write_config`.
-
     Raises:
         ConfigError: another learner holds the folder, it is of another experiment or of a newer version, or it cannot
             be used.
     """
-    if checkpoint_path is None:
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = Path("runs") / config.name / stamp
-    else:
-        path = Path(checkpoint_path).expanduser()
+    new = Path("runs") / config.name / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = new if checkpoint_path is None else Path(checkpoint_path).expanduser()
     try:
         fresh = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
@@ -101,9 +93,8 @@ def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(
-            f"{path} is in use by another learner. Stop it, or choose another folder", parameter="checkpoint_path"
-        ) from None
+        text = f"{path} is in use by another learner. Stop it, or choose another folder"
+        raise ConfigError(text, parameter="checkpoint_path") from None
     new: dict[str, Any] = {**to_dict(config), "robot_spec": spec.to_json(), "run_id": uuid.uuid4().hex}
     resumed = (path / CONFIG).exists()
     if resumed:
@@ -143,7 +134,6 @@ _OWN_FIELDS = (*_OF_PROCESS, "robot_spec", "run_id")  # fields of config.json th
 
 
 def _process() -> dict[str, str]:
-    """Host, command line and versions, for the report."""
     program, *arguments = sys.argv
     if Path(program).name == "__main__.py":  # of this package, as `python -m` starts it
         program = "serl-chunk"
@@ -169,7 +159,6 @@ def _unknown_fields(saved: Mapping[str, Any], config: Any, prefix: str = "") -> 
 
 
 def _writer(saved: Mapping[str, Any]) -> str:
-    """The version that wrote a config.json, as text."""
     origin = saved.get("serl_chunk") or {}
     return VersionInfo(origin.get("version", "of an unrecorded version"), origin.get("commit", "")).text
 
@@ -180,11 +169,7 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return `config.json` of a run under current names of settings.
-
-    Raises:
-        ConfigError: it is absent, damaged, or of a newer format.
-    """
+    """Return `config.json` of a run under current names; raises ConfigError: absent, damaged, of a newer format."""
     file = run / CONFIG
     try:
         saved = json.loads(file.read_text())

@@ -35,10 +35,6 @@ class JournalFile:
 
     Held, it stays readable when its learner has dropped it: an open file outlives its name, needs no place to be
     linked to, and leaves nothing behind where this process is killed. A copy in another process is not held.
-
-    Args:
-        folder: of the journal.
-        number: of the segment.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -147,24 +143,19 @@ def segments_of(folder: Path) -> list[tuple[str, int]]:
     """Name and size of the journal's files, oldest first; those that vanish meanwhile are left out."""
     out = []
     for path in sorted(p for p in folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem)):
-        try:
+        with contextlib.suppress(FileNotFoundError):
             out.append((path.name, path.stat().st_size))
-        except FileNotFoundError:
-            continue
     return out
 
 
 def read_index(folder: Path) -> Index:
-    """Index the journal in `folder` as it is now; holds one segment in memory at a time.
-
-    Raises DataError where a segment is there and cannot be read.
-    """
-    pass_ = _Pass()
-    segments = segments_of(folder)
+    """Index the journal in `folder`, one segment in memory at a time; raises DataError for an unreadable one."""
+    pass_, segments = _Pass(), segments_of(folder)
     for name, _ in segments:
         for found in _entries(folder / name, last=name == segments[-1][0], counts=pass_.counts):
             pass_.take(int(Path(name).stem), found)
-    return Index(*pass_.finish(), tuple(segments))
+    pass_.counts["open"] += sum(not e.discarded for e in pass_.open.values())
+    return Index(pass_.closed, pass_.counts, tuple(segments))
 
 
 def _entries(path: Path, *, last: bool, counts: Counter[str]) -> Iterator[Found]:
@@ -183,8 +174,6 @@ def _entries(path: Path, *, last: bool, counts: Counter[str]) -> Iterator[Found]
 
 @dataclasses.dataclass
 class _Open:
-    """An episode that is being collected."""
-
     begin: Begin
     actor_id: str
     places: list[tuple[int, int, int]]
@@ -206,8 +195,8 @@ class _Pass:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._states: dict[str, SessionState] = {}
-        self._open: dict[str, _Open] = {}
-        self._closed: dict[str, EpisodeIndexEntry] = {}
+        self.open: dict[str, _Open] = {}
+        self.closed: dict[str, EpisodeIndexEntry] = {}
         self._cut: set[str] = set()  # keys of closed episodes that lack what followed
 
     def take(self, segment: int, found: Found) -> None:
@@ -256,7 +245,7 @@ class _Pass:
 
         Where fewer steps were delivered than were written down, the learner had refused the newest ones.
         """
-        known, episode = self._states.get(state.session), self._open.get(state.session)
+        known, episode = self._states.get(state.session), self.open.get(state.session)
         if episode is not None and known is not None and state.steps < known.steps:
             episode.take_back()
         self._states[state.session] = state
@@ -268,27 +257,27 @@ class _Pass:
             return
         _, record = records.decode_record(message._replace(arrays={}))
         if isinstance(record, Begin):
-            if session in self._open:
+            if session in self.open:
                 self._close(session, None)
             key = f"{session}/{record.episode_id}"
-            if key in self._closed:
+            if key in self.closed:
                 self.counts["twice"] += 1
             else:
-                self._open[session] = _Open(record, actor_id, [place])
+                self.open[session] = _Open(record, actor_id, [place])
         elif isinstance(record, Amend):
             self._amend(session, record)
         elif isinstance(record, End):
-            episode = self._open.get(session)
+            episode = self.open.get(session)
             if episode is None or episode.begin.episode_id != record.episode_id:
                 return
             if record.length != episode.length:
                 self._hole(session)
-                return
-            episode.places.append(place)
-            self._close(session, record)
+            else:
+                episode.places.append(place)
+                self._close(session, record)
 
     def _steps(self, session: str, message: Message, place: tuple[int, int, int]) -> None:
-        episode, source = self._open.get(session), message.arrays["source"]
+        episode, source = self.open.get(session), message.arrays["source"]
         if episode is None or episode.begin.episode_id != codec.text(message.header, "episode_id"):
             self.counts["orphans"] += len(source)
         elif codec.count(message.header, "first_tick") != episode.length:
@@ -302,12 +291,12 @@ class _Pass:
 
     def _hole(self, session: str, why: str = "cut") -> None:
         """Records of the session are missing here: a hole in an episode is never closed up."""
-        if session in self._open:
-            self._cut.add(f"{session}/{self._open[session].begin.episode_id}")
+        if session in self.open:
+            self._cut.add(f"{session}/{self.open[session].begin.episode_id}")
             self._close(session, None, why)
 
     def _close(self, session: str, end: End | None, why: str = "died") -> None:
-        episode = self._open.pop(session)
+        episode = self.open.pop(session)
         name, key = episode.begin.episode_id, f"{session}/{episode.begin.episode_id}"
         if episode.discarded:
             self.counts["discarded"] += 1
@@ -315,29 +304,21 @@ class _Pass:
             self.counts["empty"] += 1
         else:
             self.counts[why] += end is None
-            self._closed[key] = EpisodeIndexEntry(
-                key=key,
-                actor_id=episode.actor_id,
-                places=np.array(episode.places, np.int64).reshape(-1, 3),
-                ended=end is not None,
-                length=episode.length,
-                human_steps=episode.human,
-                end=end or End(name, episode.length, None, False, True, Outcome.UNKNOWN, "learner"),
+            places, ended = np.array(episode.places, np.int64).reshape(-1, 3), end is not None
+            end = end or End(name, episode.length, None, False, True, Outcome.UNKNOWN, "learner")
+            self.closed[key] = EpisodeIndexEntry(
+                key, episode.actor_id, places, ended, episode.length, episode.human, end
             )
 
     def _amend(self, session: str, amend: Amend) -> None:
-        key, episode = f"{session}/{amend.episode_id}", self._open.get(session)
-        if key in self._closed and amend.discard:
-            del self._closed[key]
+        key, episode = f"{session}/{amend.episode_id}", self.open.get(session)
+        if key in self.closed and amend.discard:
+            del self.closed[key]
             self.counts["discarded"] += 1
-        elif key in self._closed and key not in self._cut:
-            old = self._closed[key]
-            self._closed[key] = dataclasses.replace(old, amends=(*old.amends, amend))
+        elif key in self.closed and key not in self._cut:
+            old = self.closed[key]
+            self.closed[key] = dataclasses.replace(old, amends=(*old.amends, amend))
         elif episode is not None and episode.begin.episode_id == amend.episode_id and amend.discard:
             episode.discarded = True
         else:
             self.counts["amends"] += 1
-
-    def finish(self) -> tuple[dict[str, EpisodeIndexEntry], Counter[str]]:
-        self.counts["open"] += sum(not e.discarded for e in self._open.values())
-        return self._closed, self.counts

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.storage.journal import DAMAGED, SUFFIX
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire.codec import Limits
@@ -31,8 +30,7 @@ class SpoolFolders:
                 parameter="actor_id",
             )
         self.folder = (root or DEFAULT_ROOT) / config.name / actor_id
-        self._transport: TransportConfig = config.transport
-        self._run = ""
+        self._transport, self._run = config.transport, ""
 
     def open(self, run: str) -> Spool:
         """The spool of a run; what an actor before this one left in it is sent first.
@@ -41,11 +39,9 @@ class SpoolFolders:
         """
         if not re.fullmatch(r"[\w-]{1,64}", run):  # it came over the network and becomes a folder
             raise DataError(f"the learner calls its run {run!r}, which cannot name a folder")
-        self._run = run
-        t = self._transport
-        limits = Limits(t.max_message_bytes, t.max_arrays)
+        self._run, t = run, self._transport
         try:
-            return Spool(self.folder / run, limits, sync_interval=t.sync_interval)
+            return Spool(self.folder / run, Limits(t.max_message_bytes, t.max_arrays), sync_interval=t.sync_interval)
         except ConfigError as e:
             raise ConfigError(
                 f"an actor {self.folder.name!r} runs already: {e}. Stop that actor, or give this one another name.",
