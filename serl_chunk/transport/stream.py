@@ -1,7 +1,7 @@
-"""The state machine of a record stream: a place and a record give a verdict and the next place.
+"""The state machine of a record stream: a session's state and a record give a verdict and the next state.
 
-The learner's sessions, its journal, the actor's spool and the index of a run's journal all follow it. It is pure: it
-holds numbers and names, no arrays, files or sockets.
+The learner's sessions, its journal, the actor's spool and the index of a run's journal follow it. It holds numbers and
+names, no arrays, files or sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOST = "lost"  # kind of an item that stands for records that a damaged disk too
 
 
 class Verdict(enum.Enum):
-    """The relation of an item to a place."""
+    """The relation of an item to a session's state."""
 
     NEW = "new"  # it comes next, and belongs to the open episode or needs none
     ORPHAN = "orphan"  # it comes next, and its episode is not open
@@ -26,7 +26,7 @@ class Verdict(enum.Enum):
 
 
 class Item(NamedTuple):
-    """What the numbering of a stream depends on in a record."""
+    """The part of a record that the numbering of a stream depends on."""
 
     kind: str  # of records.KINDS, or LOST
     first: int  # lowest sequence number
@@ -36,7 +36,7 @@ class Item(NamedTuple):
 
     @classmethod
     def of(cls, record: Record, first: int) -> Item:
-        """The item of a record numbered from `first`."""
+        """Return the item of a record numbered from `first`."""
         return cls(records.kind_of(record), first, records.count_of(record), record.episode_id)
 
     @property
@@ -51,7 +51,7 @@ class Item(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """How far a session's stream has come. The fields are a row of the journal, in this order."""
+    """The progress of a session's stream. The fields are a row of the journal, in this order."""
 
     session: str
     actor_id: str
@@ -63,7 +63,7 @@ class SessionState(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> SessionState:
-        """A row of a journal, checked. Raises TypeError."""
+        """Check a row of a journal. Raises TypeError."""
         state = cls(*row)
         texts = (state.session, state.actor_id, state.open_episode or "")
         if not all(type(x) is str for x in texts) or not all(type(x) is int for x in state[2:6]):
@@ -71,7 +71,7 @@ class SessionState(NamedTuple):
         return state
 
     def judge(self, item: Item) -> Verdict:
-        """Compare an item with this place. Of one that is NEW or ORPHAN the numbers below `expected` have passed."""
+        """Compare an item with this state. Of a NEW or ORPHAN one the numbers below `expected` have passed."""
         if item.first > self.expected:
             return Verdict.GAP
         if item.end <= self.expected:
@@ -80,7 +80,7 @@ class SessionState(NamedTuple):
         return Verdict.NEW if follows else Verdict.ORPHAN
 
     def after(self, item: Item, *, delivered: bool) -> SessionState:
-        """The place behind an item that is NEW or ORPHAN. `delivered`: False for one that was written down only."""
+        """Return the state behind a NEW or ORPHAN item. `delivered`: False for one that was journalled only."""
         steps, offset, episode = self.steps, self.steps_offset, self.open_episode
         if item.kind == records.STEPS:
             n = item.end - self.expected
@@ -94,6 +94,6 @@ class SessionState(NamedTuple):
         return SessionState(*self[:3], item.end, steps, offset, episode)
 
     def resumed(self, known: SessionState | None) -> SessionState:
-        """This place, as a reader has it that had read up to `known`: after a hole no episode is open."""
+        """Return this state for a reader that had come to `known`: after a hole no episode is open."""
         whole = known is not None and known.expected == self.expected
         return self._replace(open_episode=known.open_episode if known is not None and whole else None)

@@ -1,10 +1,11 @@
-"""What a journal needs of a file system: a folder with one owner, whole writes, names that last."""
+"""File system calls of a journal: a folder with one owner, whole writes, free space."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ _TRIES = 100
 
 
 def lock_folder(folder: Path) -> int:
-    """Create a folder, unless it is there, and own it until the returned descriptor is closed.
+    """Create a folder where it is absent, and own it until the returned descriptor is closed.
 
     Raises ConfigError where another process owns it, OSError where it cannot be written.
     """
@@ -34,18 +35,18 @@ def lock_folder(folder: Path) -> int:
             pass  # the lock that is ours now was removed
         except BlockingIOError as e:
             os.close(fd)
-            raise ConfigError(f"{folder} is in use by another process: stop that one, or choose another folder") from e
+            raise ConfigError(f"{folder} is in use by another process. Stop that one, or choose another folder") from e
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
-    raise OSError(errno.EBUSY, "it is removed as often as it is made")
+    raise OSError(errno.EBUSY, "another process keeps removing it")
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete the files of a folder that the caller has locked, and it. Raises OSError.
+    """Delete a folder that the caller has locked. Raises OSError.
 
-    The lock goes last: who locks the folder next must not lose what it writes there.
+    The lock goes last: the next process that locks the folder must not lose what it writes there.
     """
     for path in sorted(folder.iterdir(), key=lambda p: p.name == LOCK):
         path.unlink()
@@ -53,7 +54,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def write_all(fd: int, buffers: Sequence[bytes | memoryview]) -> None:
-    """Every byte, in as few calls as the system allows. Raises OSError, with a part written perhaps."""
+    """Write every byte, in as few calls as the system allows. Raises OSError, possibly after a part."""
     left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
     while left:
         done = os.writev(fd, left[:_IOV_MAX])
@@ -67,15 +68,13 @@ def write_all(fd: int, buffers: Sequence[bytes | memoryview]) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the disk of a folder; 0 where the system does not report it."""
+    """Return the free bytes of a folder's disk; 0 where the system does not report them."""
     try:
-        stat = os.statvfs(folder)
+        return shutil.disk_usage(folder).free
     except OSError:
         return 0
-    return stat.f_bavail * stat.f_frsize
 
 
 def total_bytes(folder: Path) -> int:
-    """Size of the disk of a folder. Raises OSError."""
-    stat = os.statvfs(folder)
-    return stat.f_blocks * stat.f_frsize
+    """Return the size of a folder's disk. Raises OSError."""
+    return shutil.disk_usage(folder).total

@@ -1,19 +1,21 @@
 """An append-only sequence of entries on disk, in segments: the learner's store and the actor's spool.
 
-An entry is a list of frames (a wire message, and what its owner adds) with a number that only goes up. It is
-*written* when `append` returns: it then survives the death of this process. It is *synced* some time later, and then
-survives a power cut. Opening a journal cuts a torn tail, which is one entry at most, steps over damaged entries, moves
-files that nothing can be read of to `<folder>_damaged`, and says what it met. The next number is then above every one
-that such a file may have held.
+An entry is a list of frames (a wire message, and what its owner adds) with an increasing number. It is *written* when
+`append` returns: it then survives the death of this process. It is *synced* some time later, and then survives a power
+cut. Opening a journal cuts a torn tail, which is one entry at most, skips damaged entries, moves files without a
+readable entry to `<folder>_damaged`, and reports all of it. The next number is above every one that such a file may
+have held.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +30,7 @@ from serl_chunk.types import DataError, SerlChunkError
 log = logging.getLogger(__name__)
 
 SUFFIX = ".journal"
-DAMAGED = "_damaged"  # behind the name of a journal's folder: where files go that nothing can be read of
+DAMAGED = "_damaged"  # behind the name of a journal's folder: where files without a readable entry go
 _MAX_FULL = 4  # segments that may wait for their fsync while the next is written: a slower disk slows the writer
 
 
@@ -37,7 +39,7 @@ class JournalError(SerlChunkError):
 
 
 class Place(NamedTuple):
-    """Where an entry lies."""
+    """The location of an entry."""
 
     segment: int  # number of the segment's first entry, which names its file
     offset: int
@@ -45,7 +47,7 @@ class Place(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry, as `read` gives it."""
+    """One entry, as `read` yields it."""
 
     number: int
     place: Place
@@ -53,13 +55,13 @@ class Entry(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """What opening a journal could not read."""
+    """Damage that opening a journal met."""
 
     damaged: int = 0  # stretches of damaged bytes, each one entry or more, or a segment's beginning
     damaged_bytes: int = 0
     torn_bytes: int = 0  # cut from the end
-    mended: tuple[Path, ...] = ()  # segments whose first sector was written anew: nothing of them is lost
-    aside: tuple[Path, ...] = ()  # where segments were moved that nothing can be read of
+    mended: tuple[Path, ...] = ()  # segments whose first sector was rewritten: nothing of them is lost
+    aside: tuple[Path, ...] = ()  # new paths of segments without a readable entry
 
     def __str__(self) -> str:
         parts = [f"the damaged first sector of {path.name} was mended, no entry is lost" for path in self.mended]
@@ -87,13 +89,9 @@ class Journal:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        segment_bytes: int = 64 << 20,
-        sync_interval: float = 1.0,
+        self, folder: Path, *, segment_bytes: int = 64 << 20, sync_interval: float = 1.0,
         preamble: Callable[[], Sequence[Buffer]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.first = self.next = 0  # entries first <= number < next are kept (damaged ones excepted)
         self.synced = 0  # entries below it survive a power cut
@@ -103,21 +101,20 @@ class Journal:
         self._segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
         self._fd: int | None = None  # of the newest segment, where this process began it
         self._salt = 0  # of that segment
-        self._full: list[int] = []  # of older segments that are to be synced and closed
+        self._full: list[int] = []  # descriptors of older segments that are to be synced and closed
         self._named = False  # the folder has a new name in it that is to be synced
         self._swap = threading.Lock()  # of the three above, held for a moment
         self._syncing = threading.Lock()  # held over an fsync: only its holder closes a descriptor
-        self._torn = False  # behind its last whole entry lies a part of one that could not be cut off
+        self._torn = False  # a part of an entry that could not be cut off follows the last whole one
         self._lock: int | None = None
         try:
-            self._lock = files.lock_folder(folder)
-            self.losses = self._recover()
-        except BaseException as e:
-            if self._lock is not None:
-                os.close(self._lock)
-            if isinstance(e, OSError):
-                raise JournalError(f"{folder} cannot be written: {e.strerror}") from e
-            raise
+            with contextlib.ExitStack() as undo:
+                self._lock = files.lock_folder(folder)
+                undo.callback(os.close, self._lock)
+                self.losses = self._recover()
+                undo.pop_all()
+        except OSError as e:
+            raise JournalError(f"{folder} cannot be written: {e.strerror}") from e
         self._closing = False
         self._due = threading.Event()  # something is to be synced before the interval is over
         self._syncer: threading.Thread | None = None
@@ -125,22 +122,14 @@ class Journal:
             self._syncer = threading.Thread(target=self._sync_often, name="serl-chunk-journal", daemon=True)
             self._syncer.start()
 
-    # Opening.
-
-    def _files(self) -> list[tuple[int, Path]]:
-        return sorted((int(p.stem), p) for p in self.folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem))
-
     def _recover(self) -> Losses:
         damaged = damaged_bytes = torn = 0
-        mended: list[Path] = []
+        paths = sorted(p for p in self.folder.glob(f"*{SUFFIX}") if re.fullmatch("[0-9]{20}", p.stem))
+        mended = [path for path in paths if self._mend(path)]
         aside: list[Path] = []
-        found_files = self._files()
-        for i, (first, path) in enumerate(found_files):
-            newest = i + 1 == len(found_files)
-            if self._mend(path):
-                mended.append(path)
-            number, size = first, path.stat().st_size
-            sound = lost = False
+        for path, following in itertools.zip_longest(paths, paths[1:]):
+            newest, first, size = following is None, int(path.stem), path.stat().st_size
+            number, sound, lost = first, False, False
             for found in segment.scan(path):
                 if isinstance(found, Found):
                     sound, number = True, found.number + 1
@@ -153,11 +142,10 @@ class Journal:
                 else:
                     sound = True
                     damaged, damaged_bytes = damaged + 1, damaged_bytes + found.size
-                    # Behind the last whole entry nothing says how many there were.
-                    number = max(
-                        number, found.numbers[1] if found.numbers else number + segment.most_entries(found.size)
-                    )
-            self.next = max(self.next, number if newest else min(number, found_files[i + 1][0]))
+                    # Behind the last whole entry the number of lost ones is unknown.
+                    past = found.numbers[1] if found.numbers else number + segment.most_entries(found.size)
+                    number = max(number, past)
+            self.next = max(self.next, number if newest else min(number, int(following.stem)))
             stat = path.stat()
             if lost:
                 aside.append(self._move_aside(path))
@@ -177,7 +165,7 @@ class Journal:
     def _mend(path: Path) -> bool:
         try:
             return segment.mend(path)
-        except OSError as e:  # it is read by the copy of its salt, now and the next time
+        except OSError as e:  # the copy of its salt serves, now and the next time
             log.warning("the first sector of %s cannot be mended: %s", path, e.strerror)
             return False
 
@@ -190,13 +178,12 @@ class Journal:
         return to
 
     def read(self, start: int = 0) -> Iterator[Entry]:
-        """Every sound entry from number `start` on, oldest first. Not while another thread appends.
+        """Yield every sound entry from number `start` on, oldest first. Not while another thread appends.
 
         A whole segment is in memory at a time. Raises DataError where one cannot be read.
         """
-        segments = list(self._segments)
-        for i, (first, _, _) in enumerate(segments):
-            following = segments[i + 1][0] if i + 1 < len(segments) else self.next
+        firsts = [first for first, _, _ in self._segments]
+        for first, following in zip(firsts, [*firsts[1:], self.next], strict=False):
             if following <= start:
                 continue
             for found in segment.scan(self._path(first)):
@@ -204,7 +191,7 @@ class Journal:
                     yield Entry(found.number, Place(first, found.offset, found.size), found.frames)
 
     def fetch(self, place: Place) -> list[memoryview]:
-        """The frames of one entry.
+        """Return the frames of an entry.
 
         Raises DataError where it is gone or damaged, JournalError where it cannot be read now.
         """
@@ -221,13 +208,10 @@ class Journal:
             raise DataError(f"{path} is damaged at byte {place.offset}")
         return found.frames
 
-    # Appending.
-
     def append(self, frames: Sequence[Buffer]) -> Place:
         """Write one entry.
 
-        Raises JournalError, and DataError for frames that no entry can hold; the journal is then as before, and may be
-        appended to again.
+        Raises JournalError, and DataError for frames that no entry can hold; the journal is unchanged then.
         """
         if self._fd is None or self._segments[-1][1] - segment.HEADER_BYTES >= self._segment_bytes:
             self._begin_segment()
@@ -262,7 +246,7 @@ class Journal:
         if len(self._full) >= _MAX_FULL:
             self.sync()
         self._retire_segment()
-        path, salt = self._path(self.next), segment.new_salt()
+        path, salt = self._path(self.next), secrets.randbits(64)
         try:
             # O_EXCL: a leftover of this number holds no sound entry, or `next` would be behind it.
             path.unlink(missing_ok=True)
@@ -284,14 +268,13 @@ class Journal:
                 raise
 
     def _abandon(self, path: Path) -> None:
-        """Take back a segment that could not be begun."""
         self._retire_segment()
         self._torn = False
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
     def _retire_segment(self) -> None:
-        """Write no more to the newest segment; it is synced and closed soon, without a wait for that here."""
+        """Write no more to the newest segment; it is synced and closed soon, without waiting here."""
         with self._swap:
             if self._fd is not None:
                 self._full.append(self._fd)
@@ -301,16 +284,14 @@ class Journal:
         elif self._full:
             self.sync()
 
-    # Dropping.
-
     def drop_before(self, number: int) -> int:
-        """Delete every segment whose entries are all below `number`, the newest excepted; returns bytes freed."""
+        """Delete every segment whose entries are all below `number`, except the newest. Returns the bytes freed."""
         freed = 0
         while len(self._segments) > 1 and self._segments[1][0] <= number:
             first, size, _ = self._segments[0]
             try:
                 self._path(first).unlink(missing_ok=True)
-            except OSError as e:  # it stays, and is tried again next time
+            except OSError as e:  # it stays until the next call
                 log.warning("cannot remove %s: %s", self._path(first), e.strerror)
                 break
             del self._segments[0]
@@ -320,10 +301,8 @@ class Journal:
         return freed
 
     def segments(self) -> list[tuple[int, int, float]]:
-        """(number of its first entry, bytes, wall time of its last write) of every segment, oldest first."""
+        """Return (number of its first entry, bytes, wall time of its last write) of each segment, oldest first."""
         return list(self._segments)
-
-    # Syncing.
 
     def sync(self) -> None:
         """Wait until everything written survives a power cut. Raises JournalError."""
@@ -336,7 +315,9 @@ class Journal:
                     if self.synced < number:
                         os.fsync(fd)
             except OSError as e:
-                self._note_sync_error(e)
+                if not self.sync_error:
+                    log.error("fsync of %s failed: %s", self.folder, e.strerror)
+                self.sync_error = e.strerror or str(e)
                 raise JournalError(f"fsync of {self.folder} failed: {e.strerror}") from e
             if not self.sync_error:
                 self.synced = number
@@ -356,19 +337,14 @@ class Journal:
         with self._swap:
             for fd in full:
                 self._full.remove(fd)
-                with contextlib.suppress(OSError):  # a network disk tells here what an fsync has told already
+                with contextlib.suppress(OSError):  # a network disk repeats here the error of an fsync
                     os.close(fd)
-
-    def _note_sync_error(self, e: OSError) -> None:
-        if not self.sync_error:
-            log.error("fsync of %s failed: %s", self.folder, e.strerror)
-        self.sync_error = e.strerror or str(e)
 
     def _sync_often(self) -> None:
         while not self._closing:
             self._due.wait(self._interval)
             self._due.clear()
-            with contextlib.suppress(JournalError):  # noted, and tried again
+            with contextlib.suppress(JournalError):  # logged, and tried again
                 self.sync()
 
     def close(self, *, remove: bool = False) -> None:
@@ -384,7 +360,7 @@ class Journal:
             self._full.append(self._fd)
             self._fd = None
         if not remove:
-            with contextlib.suppress(JournalError):  # noted, and nothing more can be done
+            with contextlib.suppress(JournalError):  # logged, and nothing more can be done
                 self.sync()
         self._close(list(self._full))
         if remove:

@@ -1,8 +1,7 @@
-"""What the learner has received, on disk: every record as the message it came in, and where each session stands.
+"""The learner's records on disk, each as the message that it arrived in, and the state of every session.
 
-An entry's first frame says whose message the others are and where that session stood before it; the first entry of
-every segment holds the table of sessions, so that a restarted learner knows the next sequence number of each although
-older segments are gone.
+An entry's first frame holds the session's state before the message in the other frames. The first entry of every
+segment holds the table of sessions: a restarted learner has the next sequence number of each without older segments.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 TABLE, RECORD, PLACE, RETIRED = 0, 1, 2, 3  # an entry's kind
 _ROOM_BYTES = 64 << 20
-_TOLD = 3  # unreadable entries that are logged one by one
+_LOGGED = 3  # unreadable entries that are logged one by one
 
 
 class Stored(NamedTuple):
@@ -39,8 +38,8 @@ class Stored(NamedTuple):
     session: str
     actor_id: str
     first: int  # sequence number
-    record: Record | None  # None: the session's open episode, if it has one, ends here without its end
-    delivered: bool  # False: of an episode whose earlier records are not all here, or never were
+    record: Record | None  # None: the session's open episode, if it has one, ends here without an End
+    delivered: bool  # False: of an episode whose earlier records are not all here
 
 
 class RecordStore:
@@ -49,57 +48,43 @@ class RecordStore:
     Args:
         folder: of the journal.
         limits: of a message that is read back.
-        min_steps: the newest that many steps are kept: what a restarted learner's replay can hold.
+        min_steps: the newest steps that are kept, as a restarted learner's replay can hold.
         max_bytes: older segments are dropped beyond it, whatever `min_steps`; 0 drops what `min_steps` does not need.
-        max_age: seconds after which a segment is dropped where `min_steps` permits, None for never.
-        sync_interval: see Journal.
+        max_age: seconds after which a segment is dropped where `min_steps` permits; None for never.
+        sync_interval, segment_bytes: see Journal.
 
     Raises ConfigError where another process has the folder, JournalError where it cannot be written.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        limits: Limits,
-        *,
-        min_steps: int = 0,
-        max_bytes: int = 0,
-        max_age: float | None = None,
-        sync_interval: float = 1.0,
-        segment_bytes: int = 64 << 20,
-    ) -> None:
+        self, folder: Path, limits: Limits, *, min_steps: int = 0, max_bytes: int = 0, max_age: float | None = None,
+        sync_interval: float = 1.0, segment_bytes: int = 64 << 20,
+    ) -> None:  # fmt: skip
         self.states: dict[str, SessionState] = {}  # of each session that sent a record and was not retired
         self._holed: dict[str, set[str]] = collections.defaultdict(set)  # session -> episodes that lack something
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
-        self.journal = Journal(
-            folder,
-            segment_bytes=segment_bytes,
-            sync_interval=sync_interval,
-            preamble=self._table,
-        )
+        self.journal = Journal(folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table)
         self.dropped_bytes = 0
         self.unreadable = 0  # entries that are whole and yet no record
 
-    # Reading back.
-
     def replay(self) -> Iterator[Stored]:
-        """Every record kept, in the order of arrival; `states` is complete afterwards.
+        """Yield every kept record in the order of arrival; `states` is complete afterwards.
 
-        Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`:
-        a hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
+        Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`: a
+        hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
         """
         for entry in self.journal.read():
             try:
                 stored = self._read(entry)
             except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException) as e:
                 self.unreadable += 1
-                if self.unreadable <= _TOLD:
+                if self.unreadable <= _LOGGED:
                     log.error("entry %d of %s is no record: %s", entry.number, self.journal.folder, e)
                 continue
             if stored is not None:
                 yield stored
-        if self.unreadable > _TOLD:
+        if self.unreadable > _LOGGED:
             log.error("%d entries of %s are no records", self.unreadable, self.journal.folder)
 
     def _read(self, entry: Entry) -> Stored | None:
@@ -130,22 +115,17 @@ class RecordStore:
             self._lose(known)
         self.states[session] = place.after(item, delivered=delivered)
         self._steps[entry.place.segment] += item.steps
-        if isinstance(record, Amend):  # whatever is missing, an episode that is to be forgotten is not needed
+        if isinstance(record, Amend):  # a discarded episode is discarded whatever is missing of it
             delivered = delivered and (record.discard or record.episode_id not in self._holed[session])
         return Stored(entry.number, session, actor_id, first, record, delivered and place.judge(item) is Verdict.NEW)
 
     def _lose(self, known: SessionState | None) -> None:
-        """Records of a session are missing behind a place."""
+        """Note that records of a session are missing behind a state."""
         if known is not None and known.open_episode is not None:
             self._holed[known.session].add(known.open_episode)
 
-    # Writing.
-
     def append(self, state: SessionState, item: Item, frames: Iterable[Frame], *, delivered: bool) -> int:
-        """Write one record of a session that is at `state` before it. Returns the entry's number.
-
-        Raises JournalError; nothing is written then.
-        """
+        """Write a record of a session that is at `state` before it. Returns the entry's number. Raises JournalError."""
         tag = msgpack.packb((RECORD, state, delivered))
         place = self.journal.append([tag, *map(buffer_of, frames)])
         after = self.states[state.session] = state.after(item, delivered=delivered)
@@ -153,22 +133,22 @@ class RecordStore:
         return self.journal.next - 1
 
     def settle(self, state: SessionState) -> None:
-        """A session is at `state` without a record that led there, and has no episode open.
+        """Move a session to `state` without a record, and without an open episode.
 
-        Raises JournalError; the next segment's table has it all the same.
+        Raises JournalError; the next segment's table has the state nevertheless.
         """
         self.states[state.session] = state
         self.journal.append([msgpack.packb((PLACE, state))])
 
     def retire(self, state: SessionState) -> None:
-        """Forget a session that no process continues. A failed write is logged: it is then remembered."""
+        """Forget a session that no process continues. A failed write is logged: the session is kept then."""
         known = self.states.get(state.session)
         if known is None or known.expected != state.expected:
             return  # it never sent a record, or they are not all in the journal
         try:
             self.journal.append([msgpack.packb((RETIRED, state.session))])
         except JournalError as e:
-            log.warning("session %s is remembered: %s", state.session, e)
+            log.warning("ended session %s is kept in the journal: %s", state.session, e)
             return
         del self.states[state.session]
 
@@ -176,12 +156,12 @@ class RecordStore:
         return [msgpack.packb((TABLE, list(self.states.values())))]
 
     def trim(self) -> int:
-        """Drop the oldest segments that `min_steps` does not need and bytes or age forbid; returns the bytes freed."""
+        """Drop the oldest segments that `min_steps` does not need and bytes or age exclude. Returns the bytes freed."""
         segments = self.journal.segments()
         total, steps, keep_from = self.journal.nbytes, self._steps.total(), 0
         for (first, nbytes, at), (following, _, _) in itertools.pairwise(segments):
             old = self._max_age is not None and time.time() - at > self._max_age
-            # More bytes than the whole replay takes (`check_retention`) are images that it would not hold.
+            # More bytes than the whole replay takes (`check_retention`) are images that it cannot hold.
             over = 0 < self._max_bytes < total
             if not over and (steps - self._steps[first] < self._min_steps or (total <= self._max_bytes and not old)):
                 break
@@ -194,7 +174,7 @@ class RecordStore:
 
     @property
     def has_room(self) -> bool:
-        """Whether a disk that was full is usable again: 64 MiB are free, or a twentieth of a small one."""
+        """Whether a disk that was full is usable again: 64 MiB are free, or a twentieth of a small disk."""
         try:
             return self.free_bytes() >= min(_ROOM_BYTES, files.total_bytes(self.journal.folder) // 20)
         except OSError:  # the folder is gone, or its mount is
@@ -211,7 +191,7 @@ def check_retention(max_bytes: int, needed: int) -> None:
     """Raise ConfigError where a journal of `max_bytes` (0: no such limit) cannot refill a replay of `needed` bytes."""
     if 0 < max_bytes < needed:
         raise ConfigError(
-            f"transport.journal_bytes={max_bytes} is less than the online replay takes when full ({needed} bytes on "
-            "disk): after a restart it could not be refilled. Raise journal_bytes, set it to 0 to keep what the replay "
-            "needs, or lower replay.capacity"
+            f"{max_bytes} is less than the full online replay takes on disk ({needed} bytes): it could not be refilled "
+            "after a restart. Raise it, set it to 0 to keep what the replay needs, or lower replay.capacity",
+            parameter="transport.journal_bytes",
         )

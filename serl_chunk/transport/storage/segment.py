@@ -1,27 +1,27 @@
 """One file of a journal: entries of raw frames, each with checksums, appended and never changed.
 
 A segment begins with `MAGIC` and a random salt, written three times so that a flipped bit in it does no harm. Both are
-repeated behind the first sector: a disk that loses one sector loses the entries in it, and not the salt of all others.
-Version 1 had them once, and the entries right behind. An entry is a head, the lengths of its frames, and the frames:
+repeated behind the first sector: a disk that loses one sector loses the entries in it, and not the salt of the others.
+Version 1 had them once, and the entries followed. An entry is a head, the lengths of its frames, and the frames:
 
     marker  4 bytes   | finds the next entry behind a damaged one
     check   uint32    | of everything in the head behind it, and of the lengths
     digest  uint64    | of the frames
-    number  uint64    | of the entry in its journal: a hole shows how many are lost
+    number  uint64    | of the entry in its journal: a gap shows how many are lost
     frames  uint32    | how many
     length  uint32 each
 
-Little-endian throughout; checksums are XXH3, seeded with the salt: bytes inside a frame that look like an entry are
-none, whatever their origin. A file that ends inside an entry has a *torn tail*, which is what a killed process leaves;
-an entry whose checksum does not match is *damaged*, and those behind it are still read. Where no copy of the salt is
-left, nothing can be read, and all of the file is damaged.
+Little-endian throughout; checksums are XXH3, seeded with the salt, so that bytes inside a frame cannot pass for an
+entry. A file that ends inside an entry has a *torn tail*, which a killed process leaves. An entry whose checksum does
+not match is *damaged*; those behind it are still read. Without a copy of the salt all of the file is damaged.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-import secrets
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ from serl_chunk.transport.wire.codec import Frame
 from serl_chunk.types import DataError
 
 MAGIC = b"SERLJRN\x02"
-MAGIC_1 = b"SERLJRN\x01"  # read, and not written any more
+MAGIC_1 = b"SERLJRN\x01"  # read, no longer written
 MARKER = b"\xa5\x5aJE"
 _HEAD = struct.Struct("<4sIQQI")
 _CHECKED = 8  # the part of the head behind marker and check starts here
@@ -49,7 +49,7 @@ Read = Callable[[int, int], bytes | memoryview]  # (offset, size) -> that part o
 
 
 def buffer_of(frame: Frame) -> Buffer:
-    """The bytes of a message's frame, not copied."""
+    """Return the bytes of a message's frame, not copied."""
     return frame if isinstance(frame, bytes | memoryview) else frame.buffer
 
 
@@ -71,19 +71,14 @@ class Damage(NamedTuple):
     numbers: tuple[int, int] | None  # [first, past-last) of the entries lost, where both neighbours are known
 
 
-def new_salt() -> int:
-    """A random salt, for a new segment."""
-    return secrets.randbits(64)
-
-
 def header(salt: int) -> bytes:
-    """What a segment with this salt begins with, bytes[HEADER_BYTES]."""
+    """Return the beginning of a segment with this salt, bytes[HEADER_BYTES]."""
     copy = MAGIC + _SALT.pack(salt, salt, salt)
     return copy.ljust(_SECTOR, b"\0") + copy
 
 
 def salts(read: Read) -> list[int]:
-    """The salts that a segment may have, the likeliest first; one alone where a copy of it is sound."""
+    """Return the salts that a segment may have, the likeliest first; one alone where a copy of it is sound."""
     found = []
     for at in (0, _SECTOR):
         copy = _copy(read, at)
@@ -95,7 +90,7 @@ def salts(read: Read) -> list[int]:
 
 
 def _copy(read: Read, at: int) -> bytes:
-    """A copy of magic and salt; empty where the disk does not give it back."""
+    """Read a copy of magic and salt; empty where the disk fails to."""
     try:
         return bytes(read(at, _COPY_BYTES))
     except OSError:
@@ -115,7 +110,7 @@ def _is_sound(copy: bytes, *, old: bool = False) -> bool:
 
 
 def mend(path: Path) -> bool:
-    """Write a damaged first sector anew from the copy behind it; returns whether that was needed, and possible.
+    """Rewrite a damaged first sector from the copy behind it. Returns whether that was needed and possible.
 
     Raises OSError; nothing is lost then.
     """
@@ -130,12 +125,12 @@ def mend(path: Path) -> bool:
 
 
 def most_entries(nbytes: int) -> int:
-    """More entries than so many damaged bytes can have held."""
+    """Return more than the entries that so many damaged bytes can have held."""
     return nbytes // _HEAD.size + 1
 
 
 def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
-    """Buffers that append one entry, and their total size. The frames are not copied.
+    """Return the buffers of an entry and their total size. The frames are not copied.
 
     Raises DataError for more frames, or larger ones, than an entry can hold.
     """
@@ -155,9 +150,9 @@ def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer]
 
 
 def scan(path: Path) -> Iterator[Found | Damage]:
-    """Every entry of a file, and what between them is none. Raises DataError where it cannot be read at all.
+    """Yield every entry of a file, and the damage between them. Raises DataError where it cannot be read at all.
 
-    The file is held in memory, for as long as any of the frames is.
+    The file stays in memory as long as any of the frames.
     """
     data = _load(path)
     size = len(data)
@@ -191,7 +186,7 @@ def scan(path: Path) -> Iterator[Found | Damage]:
 
 
 def _beginning(data: bytes, memory: memoryview) -> tuple[int | None, int]:
-    """(salt, offset of the first entry, 0 where what is before it is damaged); no salt where no entry has one of them.
+    """Return (salt or None, offset of the first entry, 0 where the bytes before it are damaged).
 
     A salt that is not sound is right if it fits the head of any entry.
     """
@@ -202,23 +197,20 @@ def _beginning(data: bytes, memory: memoryview) -> tuple[int | None, int]:
     if found and data.startswith(header(found[0])):
         return found[0], HEADER_BYTES
     for salt in found:
-        pos = data.find(MARKER)
-        while pos >= 0:
-            if _entry(memory, pos, salt) is not None:
-                return salt, 0
-            pos = data.find(MARKER, pos + 1)
+        if any(_entry(memory, match.start(), salt) is not None for match in re.finditer(re.escape(MARKER), data)):
+            return salt, 0
     return None, 0
 
 
 def _begins_header(data: bytes) -> bool:
-    """Whether the process that wrote these few bytes was interrupted in a header."""
+    """Whether these few bytes are the beginning of a header."""
     if len(data) < _COPY_BYTES:
         return data[: len(MAGIC)] in (MAGIC[: len(data)], MAGIC_1[: len(data)])
     return header(_majority(data)).startswith(data)
 
 
 def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
-    """Whether the rest of a file is the beginning of one entry, and thus nothing whose `append` returned."""
+    """Whether the rest of a file is the beginning of one entry, whose `append` thus never returned."""
     rest = memory[pos:]
     if len(rest) < _HEAD.size:
         return True
@@ -232,12 +224,9 @@ def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
 
 
 def parse(data: bytes, candidates: Sequence[int]) -> Found | None:
-    """The entry that `data` begins with, where that is whole and undamaged. `candidates`: from `salts`."""
-    for salt in candidates:
-        found = _entry(memoryview(data), 0, salt)
-        if isinstance(found, Found):
-            return found
-    return None
+    """Return the entry that `data` begins with; None where it is damaged. `candidates`: from `salts`."""
+    entries = (_entry(memoryview(data), 0, salt) for salt in candidates)
+    return next((found for found in entries if isinstance(found, Found)), None)
 
 
 def _check(rest: Buffer, salt: int) -> int:
@@ -245,7 +234,7 @@ def _check(rest: Buffer, salt: int) -> int:
 
 
 def _entry(memory: memoryview, pos: int, salt: int) -> Found | tuple[int, int] | None:
-    """The entry at `pos`; (number, end) where only its frames are damaged or missing; None where there is no head."""
+    """Return the entry at `pos`; (number, end) where its frames are damaged or missing; None without a sound head."""
     frames_at = pos + _HEAD.size
     if frames_at > len(memory):
         return None
@@ -259,15 +248,13 @@ def _entry(memory: memoryview, pos: int, salt: int) -> Found | tuple[int, int] |
     end = body + sum(lengths)
     if end > len(memory) or xxhash.xxh3_64_intdigest(memory[body:end], seed=salt) != digest:
         return number, end
-    frames = []
-    for length in lengths:
-        frames.append(memory[body : body + length])
-        body += length
+    ends = itertools.accumulate(lengths, initial=body)
+    frames = [memory[start:stop] for start, stop in itertools.pairwise(ends)]
     return Found(number, pos, end - pos, frames)
 
 
 def _load(path: Path) -> bytes:
-    """A file's content; sectors that the disk does not give back are zeros, which no checksum accepts."""
+    """Read a file; unreadable sectors become zeros, which no checksum accepts."""
     try:
         return path.read_bytes()
     except OSError as e:

@@ -1,13 +1,14 @@
-"""The records that an actor keeps until the learner has them, on disk: they survive the actor's process.
+"""The records that an actor keeps on disk until the learner has them: they survive the actor's process.
 
-One folder per run and actor: records of one run never get into another. A new process continues the session under a
-higher incarnation number, which fences the old one out at the learner.
+Each run and actor has its own folder: records of one run never enter another. A new process continues the session under
+a higher incarnation number, by which the learner shuts the old process out.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import json
 import logging
 import uuid
@@ -41,7 +42,7 @@ class Entry:
     item: Item
     number: int  # of the journal's entry
     place: Place | None
-    frames: list[Frame] | None  # None where they are to be read back
+    frames: list[Frame] | None  # None: on disk alone
     nbytes: int  # on disk
 
 
@@ -56,16 +57,16 @@ class Kept(NamedTuple):
 class Spool:
     """A session's records, in order, from `first` (kept) over `acked` (the learner has all below) to `next`.
 
-    Used by the network thread, except for the byte counts, which any thread may read. What is acknowledged is kept
-    until its segment is, and its episode: a restarted learner that kept nothing receives the open episode whole.
+    Used by the network thread, except for the byte counts, which any thread may read. Acknowledged records are kept
+    until their segment and episode are complete: a learner that lost everything receives the open episode whole.
 
     Args:
-        folder: of this run's records of this actor; created if absent, removed by `close` once all is acknowledged.
+        folder: created if absent, removed by `close` once all is acknowledged.
         limits: of a message that is read back.
         sync_interval: seconds between fsyncs.
 
-    Raises ConfigError where another process has it, JournalError where it cannot be written, DataError where it
-    cannot be read, or does not state whose records it holds.
+    Raises ConfigError where another process has the folder, JournalError where it cannot be written, DataError where it
+    cannot be read, or lacks the session of its records.
     """
 
     def __init__(
@@ -83,10 +84,13 @@ class Spool:
         self._firsts: list[int] = []  # of the entries' items, for bisection
         self._cached = 0  # bytes of frames in memory
         self._open_at: int | None = None  # first number of the episode that is open at `acked`
-        self._journal = journal = self._open(segment_bytes, sync_interval)
+        open_journal = functools.partial(
+            Journal, folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._preamble
+        )
+        self._journal = open_journal()
         if self._is_retired():  # its process was killed before it removed the folder
-            journal.close(remove=True)
-            self._journal = self._open(segment_bytes, sync_interval)
+            self._journal.close(remove=True)
+            self._journal = open_journal()
         try:
             unfinished = self._recover()
             self._identify()
@@ -98,11 +102,6 @@ class Spool:
             raise
         if self.next > self.first:
             log.info("%s holds %d records, up to %d", self.folder, self.next - self.first, self.next)
-
-    def _open(self, segment_bytes: int, sync_interval: float) -> Journal:
-        return Journal(self.folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._preamble)
-
-    # Recovery.
 
     def _is_retired(self) -> bool:
         try:
@@ -122,11 +121,11 @@ class Spool:
         except (OSError, ValueError, KeyError, TypeError) as e:
             if not self.session:
                 what = f"{path} cannot be read ({type(e).__name__}: {e})"
-                raise DataError(f"{what}: move {self.folder} away to go on without what it holds") from e
+                raise DataError(f"{what}. Move {self.folder} away to continue without its records") from e
             log.warning("%s is repaired: %s", path, e)
             session = self.session
         if not session and self._entries:
-            raise DataError(f"{path} is missing: move {self.folder} away to go on without what it holds")
+            raise DataError(f"{path} is missing. Move {self.folder} away to continue without its records")
         self.session, self.incarnation = session or uuid.uuid4().hex, incarnation + 1
         self._write_identity(retired=False)
 
@@ -139,7 +138,7 @@ class Spool:
             raise JournalError(f"{path} cannot be written: {e.strerror}") from e
 
     def _recover(self) -> End | None:
-        """Find what the segments hold. Returns the end that an episode still needs."""
+        """Index the entries of all segments. Returns the End of an episode that lacks one."""
         episode, length, unreadable = "", 0, 0
         for entry in self._journal.read():
             try:
@@ -167,7 +166,7 @@ class Spool:
         return End(episode, length, None, False, True, Outcome.UNKNOWN, outcome_by="restart") if episode else None
 
     def _begin_segment(self, number: int, table: dict[str, Any]) -> None:
-        """Read a segment's first entry: the stream's place when it began. Raises LookupError, TypeError, ValueError."""
+        """Read a segment's first entry, the stream's state then. Raises LookupError, TypeError, ValueError."""
         session, first, steps = str(table["session"]), int(table["next"]), int(table["steps"])
         if self.session not in ("", session):
             raise ValueError(f"it is of session {session}, others are of {self.session}")
@@ -183,9 +182,9 @@ class Spool:
                 lost.item = lost.item._replace(lost_steps=lost.item.lost_steps + missing)
 
     def _reach(self, seq: int, number: int) -> None:
-        """Continue the stream at `seq` with entry `number`: the numbers before it that are not here are lost.
+        """Continue the stream at `seq` with entry `number`. A LOST item takes the place of missing numbers.
 
-        The learner receives a LOST item in their place. Raises ValueError where `seq` has passed.
+        Raises ValueError where `seq` has passed.
         """
         if not self._entries and self.next == 0:
             self.first = self.acked = self.next = seq
@@ -195,17 +194,12 @@ class Spool:
         elif seq < self.next:
             raise ValueError(f"it is numbered {seq}, and comes after {self.next - 1}")
 
-    # The network thread.
-
     @property
     def nbytes(self) -> int:
         return self._journal.nbytes
 
     def append(self, item: Item, frames: list[Frame]) -> None:
-        """Record one message, numbered from `next`; when this returns, it is recorded.
-
-        Raises JournalError, and has changed nothing then.
-        """
+        """Record one message, numbered from `next`. Raises JournalError, and has changed nothing then."""
         place = self._journal.append([_RECORD, *map(buffer_of, frames)])
         cache = self._cached + place.size <= _CACHE_BYTES
         self._keep(item, self._journal.next - 1, place, frames if cache else None)
@@ -223,7 +217,7 @@ class Spool:
         return [msgpack.packb(table)]
 
     def acknowledge(self, seq: int) -> int:
-        """The learner has everything below `seq`. Returns how many sequence numbers that acknowledged anew.
+        """Count everything below `seq` as received by the learner. Returns the newly acknowledged numbers.
 
         A number inside a block leaves that whole block unacknowledged: the learner trims it.
         """
@@ -257,15 +251,15 @@ class Spool:
         self.first = self._entries[0].item.first if self._entries else self.next
 
     def rewind(self) -> None:
-        """The learner does not have this session: everything kept counts as unacknowledged again."""
+        """Count everything kept as unacknowledged again: the learner does not have this session."""
         self.acked = self.first
         self.unacked_bytes = sum(e.nbytes for e in self._entries)
         self._open_at = None
 
     def at(self, seq: int) -> Kept | None:
-        """What is kept of the item that holds `seq`; None where `seq` is `next`.
+        """Return the item that holds `seq`; None where `seq` is `next`.
 
-        A record that the disk does not give back is LOST. Raises JournalError where it still may.
+        A record that the disk has lost becomes LOST. Raises JournalError where it may be readable later.
         """
         i = self._index(seq)
         if i == len(self._entries):
@@ -285,15 +279,12 @@ class Spool:
         return Kept(item, frames, entry.nbytes)
 
     def _index(self, seq: int) -> int:
-        """Which entry holds `seq`; the number of entries where none does."""
+        """Index of the entry that holds `seq`; the number of entries where none does."""
         i = bisect.bisect_right(self._firsts, seq) - 1
         return i if i >= 0 and seq < self._entries[i].item.end else len(self._entries)
 
     def retire(self) -> bool:
-        """Mark the session as ended: the learner may forget it, and the next process begins another.
-
-        Called when all is acknowledged. False where the disk does not take the mark.
-        """
+        """Mark a wholly acknowledged session as ended: the next process begins another. False after a failed write."""
         try:
             self._write_identity(retired=True)
         except JournalError as e:
@@ -305,5 +296,5 @@ class Spool:
         return files.free_bytes(self.folder)
 
     def close(self) -> None:
-        """Release the folder. What is wholly acknowledged is removed: a later process begins a session of its own."""
+        """Release the folder; remove it where all is acknowledged: a later process begins its own session."""
         self._journal.close(remove=self.acked == self.next)
