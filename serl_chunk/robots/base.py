@@ -1,4 +1,4 @@
-"""The one environment contract: a gymnasium Env with the few things a control loop needs beside it."""
+"""The environment contract, a gymnasium Env with what a control loop needs in addition, and a base of simulations."""
 
 from __future__ import annotations
 
@@ -8,64 +8,60 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, STATE, Observation, RobotSpec
+from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation, RobotSpec
 
 
 class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     """A robot, real or simulated.
 
-    `reset` and `step` return `{"state": float32[S]}`; cameras are read by `read_images` when they are needed, because
-    rendering or decoding three cameras costs more than a control tick. Built with `images="always"`, both also carry
+    `reset` and `step` return `{"state": float32[S]}`. Cameras are read by `read_images` on request, because rendering
+    or decoding three cameras costs more than a control tick. Built with `images="always"`, both also return
     `images/<camera>`, as plain gymnasium users expect.
 
     Actions are `float32[A]` in the robot's units. `info["success"]` is a bool; `info["failure"]` marks a declared
     failure; `info["executed_action"]` is the command after the driver's limits (absent: unchanged).
-    `info["intervene_action"]` appears where the environment itself lets a human intervene; `info["executed_action"]` is
-    then what the driver made of the human's command, and `info["intervene_images"]` is
-    `{"images/<camera>": uint8[H, W, 3]}` of the observation that the human acted on, which was not requested. An
+    `info["intervene_action"]` is present on ticks on which the environment itself let a human intervene.
+    `info["executed_action"]` is then what the driver made of the human's command, and `info["intervene_images"]` is
+    `{"images/<camera>": uint8[H, W, 3]}` of the observation that the human acted on, if it was not requested. An
     environment truncates itself at its time limit.
 
-    One that has a scripted demonstrator also has `make_expert() -> Expert`, one that has a scripted human
-    `make_scripted_human() -> InterventionSource`; `registry.make_expert` and `registry.make_intervention` call them.
+    Optional: `make_expert() -> Expert`, a scripted demonstrator, and `make_scripted_human() -> InterventionSource`.
     """
 
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium declares it so
     robot_spec: RobotSpec
     images: str = "on_request"  # or "always"
-    frames_with_observation: bool = False  # `read_images` hands out what `reset` and `step` have got already, for free
+    frames_with_observation: bool = False  # `read_images` returns what `reset` and `step` have received already
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
-        """Frames of the present moment, `{"images/<camera>": uint8[H, W, 3]}`; all cameras by default.
+        """Read the current frames, `{"images/<camera>": uint8[H, W, 3]}`; all cameras by default.
 
-        They are recorded without copying: a driver that reuses its buffers returns copies.
+        They are recorded without copying: a driver that reuses its buffers returns copies. Raises ConfigError for an
+        unknown camera.
         """
-        raise NotImplementedError
+        specs = self.robot_spec.cameras if cameras is None else [self.robot_spec.camera(name) for name in cameras]
+        return {IMAGE_PREFIX + c.name: self._frame(c.name) for c in specs}
 
     def frame_numbers(self) -> Mapping[str, int]:
-        """Sequence numbers of the frames that were handed out last, by camera; a camera without one is left out.
+        """Return the sequence numbers of the last returned frames by camera; a camera without one is left out.
 
         Optional. A camera that is slower than the control rate gives the same frame on several ticks. It is recorded
-        once, and later ticks refer to it. Frames whose numbers differ are not compared; all others are the same only
-        where their bytes are, so that a driver whose numbers stand still spoils no picture.
+        once, and later ticks refer to it. Frames with different numbers are not compared; all others are the same only
+        if their bytes are, so that a stuck counter loses no frame.
         """
         return {}
 
-    def save_state(self) -> Any:
-        """Everything `restore_state` needs to continue bit for bit; simulators only."""
-        raise NotImplementedError(f"{self.robot_spec.name} cannot save its state")
-
-    def restore_state(self, state: Any) -> Observation:
-        """Return to a saved state and give its observation."""
-        raise NotImplementedError(f"{self.robot_spec.name} cannot restore a state")
+    def _frame(self, camera: str) -> np.ndarray:
+        raise NotImplementedError
 
     def _set_spaces(self, spec: RobotSpec, images: str) -> None:
         """Declare `robot_spec`, `action_space` and `observation_space` from `spec`."""
         if images not in ("on_request", "always"):
             raise ValueError(f'images must be "on_request" or "always", got {images!r}')
         self.robot_spec, self.images = spec, images
-        self.action_space = gymnasium.spaces.Box(
-            np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32), dtype=np.float32
-        )
+        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+        self.action_space = gymnasium.spaces.Box(self._low, self._high, dtype=np.float32)
         spaces: dict[str, gymnasium.Space[Any]] = {
             STATE: gymnasium.spaces.Box(-np.inf, np.inf, (spec.state_dim,), np.float32)
         }
@@ -73,6 +69,67 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
             for c in spec.cameras:
                 spaces[IMAGE_PREFIX + c.name] = gymnasium.spaces.Box(0, 255, (c.height, c.width, 3), np.uint8)
         self.observation_space = gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
+
+    def _observed(self, state: np.ndarray) -> Observation:
+        return {STATE: state, **(self.read_images() if self.images == "always" else {})}
+
+    def _checked(self, action: Any, name: str = "action") -> np.ndarray:
+        """Return `action` as a fresh `float32[A]`; raise DataError if it is not A finite numbers."""
+        try:
+            values = np.array(action, np.float32).reshape(-1)
+        except (TypeError, ValueError):  # LeRobot's robots name their motors: a dictionary
+            values = np.array(action, object)
+        if values.dtype != np.float32 or values.shape != self._low.shape or not np.isfinite(values).all():
+            raise DataError(
+                f"robot {self.robot_spec.name}: {name} must be {len(self._low)} finite numbers, got {values}"
+            )
+        return values
+
+
+class SimulatedEnv(RobotEnv):
+    """A simulated task that ends at its success or at the time limit.
+
+    `reset(seed=...)` reproduces the start state; its `options` are not used. `step` raises DataError for an action
+    that is not A finite numbers and for a simulation that has diverged.
+    """
+
+    tick = 0  # since the reset
+    _active = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
+        super().reset(seed=seed)
+        info = self._start(seed)
+        self.tick, self._active = 0, True
+        return self._observe(), {"success": False, **info}
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if not self._active:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        reward, info = self._move(self._checked(action))
+        self.tick += 1
+        success = info["success"]
+        truncated = not success and self.tick >= self.robot_spec.max_episode_steps
+        return self._observe(), float(reward), success, truncated, info
+
+    def _start(self, seed: int | None) -> dict[str, Any]:
+        """Draw a start state from `np_random`; return additions to the reset's info."""
+        raise NotImplementedError
+
+    def _move(self, action: np.ndarray) -> tuple[float, dict[str, Any]]:
+        """Simulate one tick; return the reward and `info` with `success` and `executed_action`."""
+        raise NotImplementedError
+
+    def _state(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def _observe(self) -> Observation:
+        state = self._state()
+        if not np.isfinite(state).all():
+            raise DataError(
+                f"robot {self.robot_spec.name}: the simulation has diverged (tick {self.tick}: the state is {state}, "
+                "expected finite numbers). Reset the environment"
+            )
+        return self._observed(state)
 
 
 class Expert(Protocol):
@@ -82,7 +139,7 @@ class Expert(Protocol):
         """Prepare for a new episode (after the environment's reset)."""
 
     def act(self) -> np.ndarray:
-        """The command for the present tick, `float32[A]` in the robot's units."""
+        """Return the command for the current tick, `float32[A]` in the robot's units."""
 
 
 class InterventionCommand(NamedTuple):
@@ -96,13 +153,13 @@ class InterventionSource(Protocol):
     """Source of interventions: a human's device, a scripted human, a recording."""
 
     def reset(self, seed: int) -> None:
-        """A new episode begins (after the environment's reset)."""
+        """Begin a new episode (after the environment's reset)."""
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The human's command for this tick, or None to leave the robot to the policy.
+        """Return the human's command for this tick, or None to leave the robot to the policy.
 
-        `decision_tick` is True where the policy would decide at this tick (queue empty): a scripted human
-        hands back there.
+        `decision_tick` is True if the policy would decide at this tick (queue empty): a scripted human returns control
+        there.
         """
 
     def close(self) -> None:

@@ -4,8 +4,8 @@ Observations (a flat Box, or a Dict that may nest):
 
 - `uint8[H, W, 3]` entries are cameras, named by their key; a sub-dictionary `images` only groups them, and a slash
   becomes an underscore (HIL-SERL's `left/wrist` is `left_wrist`).
-- every other entry must be a vector; they are concatenated to `state` in the sorted order of their keys
-  (`state` alone is simply itself; `{"joints": ..., "force": ...}` gives force, then joints).
+- every other entry must be a vector; `state` is their concatenation in the sorted order of the keys
+  (`{"joints": ..., "force": ...}` gives force, then joints).
 - a leading axis of length 1 (HIL-SERL's ChunkingWrapper) is removed from both.
 
 Rewards and ends, from HIL-SERL's and gymnasium's habits:
@@ -15,20 +15,17 @@ Rewards and ends, from HIL-SERL's and gymnasium's habits:
 - a true `info["failure"]` without success is a declared failure, and always terminates.
 - `info["grasp_penalty"]` is passed on and not used: as in HIL-SERL it is no part of the reward, and the grasp critic
   counts changes of the recorded commands itself, in demonstrations too (`agent.gripper.penalty`).
-- `info["intervene_action"]` is what a human commanded instead of the action given to `step`; so is
-  `info["teleop_action"]` on ticks with a true `info["is_intervention"]` (gym-hil, LeRobot). A key that looks like an
-  intervention and is not understood is refused.
+- `info["intervene_action"]` is a human's command that replaced the action of `step`; so is `info["teleop_action"]` on
+  ticks with a true `info["is_intervention"]` (gym-hil, LeRobot). A key that looks like an intervention and is unknown
+  is refused.
 - a true `info["rerecord_episode"]` without success or declared failure ends the episode as a truncation.
-- `info["executed_action"]` is what the driver made of the command, the human's too; absent: unchanged.
-- `info["frame_numbers"]`, of `reset` and `step`, is `{camera: sequence number}` of the observation's frames; see
-  `RobotEnv.frame_numbers`. Absent: none.
+- `info["executed_action"]` is the driver's version of the command, the human's too; absent: unchanged.
+- `info["frame_numbers"]`, of `reset` and `step`, is `{camera: sequence number}`; see `RobotEnv.frame_numbers`.
 - HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
   is therefore a truncation; before it, it is the environment's own termination, and bootstraps nothing.
 
-The configuration's `control_hz` is the rate; what the environment declares about its own is not read.
-
-An environment (or a wrapper around it) may have `make_expert()` and `make_scripted_human()`: see `RobotEnv`.
-Their commands are in the units of the action space the adapter sees, that of the outermost wrapper.
+The rate is the configuration's `control_hz`. An environment (or a wrapper around it) may have `make_expert()` and
+`make_scripted_human()` (see `RobotEnv`), with commands in the action space of the outermost wrapper.
 """
 
 from __future__ import annotations
@@ -48,7 +45,6 @@ from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.info_keys import human_action, is_true, plain_info, succeeded
 from serl_chunk.types import (
     IMAGE_PREFIX,
-    STATE,
     CameraSpec,
     ConfigError,
     DataError,
@@ -61,74 +57,72 @@ Path = tuple[str, ...]
 
 
 class ObservationLayout(NamedTuple):
-    """Where state and cameras lie in an environment's observations; a flat observation has the path ()."""
+    """Paths of state and cameras in an environment's observations; a flat observation has the path ()."""
 
     vectors: tuple[Path, ...]
-    cameras: tuple[tuple[str, Path], ...]
-    camera_specs: tuple[CameraSpec, ...]
+    cameras: tuple[tuple[Path, CameraSpec], ...]
     state_dim: int
 
     @classmethod
     def of(cls, space: spaces.Space[Any]) -> ObservationLayout:
-        """The layout of `space`; raises ConfigError naming the entry that is neither vector nor camera."""
+        """Return the layout of `space`; raise ConfigError naming an entry that is neither vector nor camera."""
         vectors: list[Path] = []
-        cameras: list[tuple[str, Path]] = []
-        camera_specs: list[CameraSpec] = []
+        cameras: dict[str, tuple[Path, CameraSpec]] = {}
         state_dim = 0
         for path, entry in _entries(space, ()):
             name = "/".join(path) or "observation"
             if not isinstance(entry, spaces.Box):
                 raise ConfigError(
-                    f"observation {name!r} is a {type(entry).__name__} space; an observation is made of Box spaces. "
-                    "Turn it into a Box with gymnasium.wrappers.TransformObservation, or drop it with FilterObservation"
+                    f"observation {name!r}: not a Box space (got {type(entry).__name__}). Convert it with "
+                    "gymnasium.wrappers.TransformObservation, or drop it with FilterObservation"
                 )
             shape = _without_time(entry.shape, name)
             if len(shape) == 1:
                 vectors.append(path)
                 state_dim += shape[0]
             elif len(shape) == 3 and shape[2] == 3 and entry.dtype == np.uint8:
-                camera = "/".join(path[1:] if len(path) > 1 and path[0] == "images" else path) or "image"
-                camera = camera.replace("/", "_")  # HIL-SERL's "left/wrist": a column's name has one slash
-                if camera in (c.name for c in camera_specs):
-                    raise ConfigError(f"two observations are called camera {camera!r}; rename one of them")
-                cameras.append((camera, path))
-                camera_specs.append(CameraSpec(camera, shape[0], shape[1]))
+                # HIL-SERL's "left/wrist": a column's name has one slash
+                camera = "_".join(path[1:] if len(path) > 1 and path[0] == "images" else path) or "image"
+                camera = camera.replace("/", "_")
+                if camera in cameras:
+                    raise ConfigError(f"observation {name!r}: camera {camera!r} exists already. Rename one of them")
+                cameras[camera] = path, CameraSpec(camera, shape[0], shape[1])
             else:
                 raise ConfigError(
-                    f"observation {name!r} has shape {entry.shape} and type {entry.dtype}; valid are vectors (D,) and "
-                    "camera frames uint8 (H, W, 3), each with at most a leading axis of 1. Convert it with "
+                    f"observation {name!r}: wrong shape or type (got {entry.dtype} {entry.shape}, expected a vector "
+                    "(D,) or camera frames uint8 (H, W, 3), each with at most a leading axis of 1). Convert it with "
                     "gymnasium.wrappers.TransformObservation"
                 )
         if not vectors:
-            raise ConfigError("the environment observes no vector, and a robot needs a state: add its joint positions")
-        return cls(tuple(vectors), tuple(cameras), tuple(camera_specs), state_dim)
+            raise ConfigError("observation: no vector for the state. Add the joint positions")
+        return cls(tuple(vectors), tuple(cameras.values()), state_dim)
 
     def state(self, observation: Any) -> np.ndarray:
-        """The state `float32[S]` of an observation; a copy. Raises DataError if it is not S finite numbers."""
+        """Return the state `float32[S]`, a copy; raise DataError if it is not S finite numbers."""
         state = np.concatenate([np.ravel(_at(observation, path)) for path in self.vectors]).astype(np.float32)
         if state.shape != (self.state_dim,):
-            raise DataError(f"the environment declared a state of {self.state_dim} numbers and gave {len(state)}")
-        if not np.isfinite(state).all():  # would pass for a policy that has diverged, and spoil whatever trains on it
+            raise DataError(f"the environment's state: wrong size (got {len(state)}, declared {self.state_dim})")
+        if not np.isfinite(state).all():  # it would look like a diverged policy and spoil the training
             index = int(np.argmin(np.isfinite(state)))
+            vectors = ", ".join("/".join(path) or "observation" for path in self.vectors)
             raise DataError(
-                f"the environment gave a state that is not finite: state[{index}] = {state[index]} of the vectors "
-                f"{', '.join('/'.join(path) or 'observation' for path in self.vectors)}, in this order. Repair the "
-                "sensor, or end the episode with an exception"
+                f"the environment's state: not finite (got state[{index}] = {state[index]}, of the vectors {vectors} "
+                "in this order). Repair the sensor, or end the episode with an exception"
             )
         return state
 
     def frames(self, observation: Any) -> Observation:
-        """Copies of all frames, `{"images/<camera>": uint8[H, W, 3]}`. Raises DataError for an undeclared shape."""
+        """Return copies of all frames, `{"images/<camera>": uint8[H, W, 3]}`; raise DataError for another shape."""
         frames = {}
-        for (name, path), spec in zip(self.cameras, self.camera_specs, strict=True):
+        for path, spec in self.cameras:
             frame = np.asarray(_at(observation, path))
             frame = frame[0] if frame.ndim == 4 and len(frame) == 1 else frame
             if frame.shape != (spec.height, spec.width, 3) or frame.dtype != np.uint8:
                 raise DataError(
-                    f"camera {name!r} was declared uint8 {(spec.height, spec.width, 3)} and gave "
-                    f"{frame.dtype} {frame.shape}"
+                    f"camera {spec.name!r}: wrong frame (got {frame.dtype} {frame.shape}, declared uint8 "
+                    f"{(spec.height, spec.width, 3)})"
                 )
-            frames[IMAGE_PREFIX + name] = np.array(frame)
+            frames[IMAGE_PREFIX + spec.name] = np.array(frame)
         return frames
 
 
@@ -141,14 +135,18 @@ def call_factory(make: Callable[..., Any], *leading: Any, fake_env: bool, evalua
     return make(*leading, fake_env, **({"evaluating": evaluating} if takes_evaluating else {}))
 
 
+def gym_spec(config: GymConfig) -> RobotSpec:
+    """Return the specification of the environment that `config.make` builds with `fake_env`."""
+    env = GymAdapter(config, fake_env=True)
+    env.close()
+    return env.robot_spec
+
+
 class GymAdapter(RobotEnv):
     """The environment that `config.make` builds, as a RobotEnv; the module describes observations, rewards and ends.
 
-    Cameras come with the environment's own observation, so `read_images` returns the last one's frames and costs
-    nothing; `save_state` is not available. With `fake_env` only the spaces serve, and `reset` and `step` do
-    whatever the fake environment does.
-
-    Raises ConfigError where the environment's spaces cannot be used, saying how to wrap it, and where it cannot render.
+    `read_images` returns the frames of the last observation. With `fake_env` only the spaces are used. Raises
+    ConfigError if the environment's spaces cannot be used, with a suitable wrapper, and if it cannot render.
     """
 
     frames_with_observation = True
@@ -167,13 +165,12 @@ class GymAdapter(RobotEnv):
                 raise sentence from error
             raise user_error(error, "make()") from error
         if not isinstance(env, gymnasium.Env):
-            raise ConfigError(f"robot.make must return a gymnasium.Env, it returned {type(env).__name__}")
+            raise ConfigError(f"must return a gymnasium.Env, got {type(env).__name__}", parameter="robot.make")
         self.env: gymnasium.Env[Any, Any] = env
         self._layout = ObservationLayout.of(env.observation_space)
         self._box = _checked_actions(env.action_space)
         self._check_time_limit(config)
         self._set_spaces(_spec(config, self._box, self._layout), images)
-        self._low, self._high = self.action_space.low, self.action_space.high  # type: ignore[attr-defined]
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
         self._shown = False  # whether those of the last observation have been
@@ -181,7 +178,6 @@ class GymAdapter(RobotEnv):
         self._tick = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
-        """Reset the environment; its `info` is passed on with `success` False."""
         super().reset(seed=seed)
         try:
             self._last, info = self.env.reset(seed=seed, options=options)
@@ -190,20 +186,23 @@ class GymAdapter(RobotEnv):
                 raise sentence from error
             raise
         self._tick, self._shown, self._numbers = 0, False, _frame_numbers(info)
-        return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
+        return self._observed(self._layout.state(self._last)), {
+            **plain_info(info, self.robot_spec.name),
+            "success": False,
+        }
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """One tick with `action float32[A]`, clipped to the action space.
+        """Execute `action float32[A]`, clipped to the action space.
 
-        `info["executed_action"] float32[A]` is the environment's own report of it, else the human's action, else
-        the clipped one. `info["intervene_action"] float32[A]` is there on a human's ticks alone, whatever the
-        environment calls it. Raises DataError for an action, or a human's action, that is not A finite numbers, for a
-        report of an intervention that is not understood, and for a reward that is not finite.
+        `info["executed_action"] float32[A]` is the environment's own report, else the human's action, else the clipped
+        one. `info["intervene_action"] float32[A]` is present on a human's ticks only, whatever the environment calls
+        it. Raises DataError for an action (the human's too) that is not A finite numbers, for an unknown report of an
+        intervention, and for a reward that is not finite.
         """
-        given = np.clip(self._checked(action, "action"), self._low, self._high)
+        given = np.clip(self._checked(action), self._low, self._high)
         # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
         native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
-        # Copied before it is known whether a human acts: the environment may reuse its buffers.
+        # Copied before the report of an intervention: the environment may reuse its buffers.
         seen = self._layout.frames(self._last) if self._looked and not self._shown else {}
         self._last, reward, terminated, truncated, native_info = self.env.step(native)
         self._shown, self._numbers = False, _frame_numbers(native_info)
@@ -221,22 +220,22 @@ class GymAdapter(RobotEnv):
         # float(reward.item()) rather than float(reward): HIL-SERL's classifiers give arrays of one element.
         given_reward = float(np.asarray(reward).item())
         if not np.isfinite(given_reward):
-            raise DataError(
-                f"the environment of robot {self.robot_spec.name!r} gave a reward of {given_reward}: not finite"
-            )
+            raise DataError(f"robot {self.robot_spec.name!r}: the reward is not finite (got {given_reward})")
 
         judged = success or is_true(info.get("failure"))
         ended_by_limit = self._tick >= self.robot_spec.max_episode_steps or is_true(info.get("rerecord_episode"))
         if ended_by_limit and not judged:
             terminated, truncated = False, True
         terminated = bool(terminated) or judged
-        return self._observe(), given_reward, terminated, bool(truncated) and not terminated, info
+        return (
+            self._observed(self._layout.state(self._last)),
+            given_reward,
+            terminated,
+            bool(truncated) and not terminated,
+            info,
+        )
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
-        """Frames of the last observation, `{"images/<camera>": uint8[H, W, 3]}`, as copies; all cameras by default.
-
-        Raises ConfigError for an unknown camera, gymnasium's ResetNeeded before the first reset.
-        """
         if self._last is None:
             raise gymnasium.error.ResetNeeded("reset the environment before reading its cameras")
         frames, self._looked, self._shown = self._layout.frames(self._last), True, True
@@ -245,82 +244,62 @@ class GymAdapter(RobotEnv):
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}
 
     def frame_numbers(self) -> Mapping[str, int]:
-        """Return what `info["frame_numbers"]` of the last observation says; empty where it is absent."""
         return self._numbers
 
     def make_expert(self) -> Expert:
-        """What the environment's own `make_expert()` gives; ConfigError where it has none, or gives something else."""
         return self._made_by("make_expert", ("reset", "act"), "record demonstrations by hand")
 
     def make_scripted_human(self) -> InterventionSource:
-        """Return what the environment's own `make_scripted_human()` gives.
-
-        Its former name `make_helper()` is accepted. Raises ConfigError where there is neither, or for another result.
-        """
+        """Call the environment's own `make_scripted_human()`, or `make_helper()`, its former name."""
         former = not self.env.has_wrapper_attr("make_scripted_human") and self.env.has_wrapper_attr("make_helper")
         return self._made_by(
             "make_helper" if former else "make_scripted_human",
             ("reset", "poll", "close"),
-            "use --config.actor.intervention=none or a file",
+            "set actor.intervention to none or a file",
         )
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     def _made_by(self, factory: str, methods: tuple[str, ...], otherwise: str) -> Any:
+        """Call the environment's `factory`; raise ConfigError if it is missing or its result lacks `methods`."""
         name, needed = self.robot_spec.name, ", ".join(f"{m}()" for m in methods)
         if not self.env.has_wrapper_attr(factory):
             raise ConfigError(
-                f"robot {name!r} has no scripted {factory.removeprefix('make_')}: give its environment a method "
-                f"{factory}() whose result has {needed} (docs/your_robot.md), or {otherwise}"
+                f"robot {name!r}: its environment has no {factory}(). Add the method, its result with {needed} "
+                f"(docs/your_robot.md), or {otherwise}"
             )
         made = self.env.get_wrapper_attr(factory)()
         missing = [m for m in methods if not callable(getattr(made, m, None))]
         if missing:
             raise ConfigError(
-                f"{factory}() of robot {name!r} gave a {type(made).__name__} without {missing[0]}(); it needs {needed}"
+                f"robot {name!r}: the result of {factory}() has no {missing[0]}() (got {type(made).__name__}, expected "
+                f"an object with {needed})"
             )
         return made
 
-    def _observe(self) -> Observation:
-        observation: Observation = {STATE: self._layout.state(self._last)}
-        if self.images == "always":
-            observation.update(self.read_images())
-        return observation
-
-    def _checked(self, action: Any, name: str) -> np.ndarray:
-        """`action` as a fresh `float32[A]`; raises DataError if it is not A finite numbers."""
-        try:
-            values = np.array(action, np.float32).reshape(-1)
-        except (TypeError, ValueError):  # LeRobot's robots name their motors: a dictionary
-            values = np.array(action, object)
-        if values.dtype != np.float32 or values.shape != self._low.shape or not np.isfinite(values).all():
-            raise DataError(
-                f"{name} of robot {self.robot_spec.name!r} must be {len(self._low)} finite numbers, got {values}"
-            )
-        return values
-
     def _check_time_limit(self, config: GymConfig) -> None:
-        """Refuse a HIL-SERL time limit shorter than ours: its `done` would pass for a failure of the task."""
+        """Refuse a HIL-SERL time limit shorter than ours: its `done` would look like a failure of the task."""
         limit = getattr(self.env.unwrapped, "max_episode_length", None)
         if isinstance(limit, int) and limit < config.max_episode_steps:
             raise ConfigError(
-                f"the environment ends its episodes at max_episode_length={limit}, before "
-                f"robot.max_episode_steps={config.max_episode_steps}, and such an end looks like a failure: "
-                f"set robot.max_episode_steps={limit}"
+                f"later than the environment's own end, which looks like a failure (got {config.max_episode_steps}, "
+                f"expected at most its max_episode_length={limit}). Set robot.max_episode_steps={limit}",
+                parameter="robot.max_episode_steps",
             )
 
 
 def _spec(config: GymConfig, box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
-    """The robot specification; raises ConfigError where the configuration names dimensions that do not exist."""
+    """Return the specification; raise ConfigError if the configuration names dimensions that do not exist."""
     dim = box.shape[0]
     joints = config.joint_of_action or (-1,) * dim
     if len(joints) != dim:
-        raise ConfigError(f"robot.joint_of_action has {len(joints)} entries; the environment's actions have {dim}")
+        raise ConfigError(
+            f"must have {dim} entries, one per action dimension, got {len(joints)}", parameter="robot.joint_of_action"
+        )
     if any(not 0 <= g < dim for g in config.grippers):
         raise ConfigError(
-            f"robot.grippers={config.grippers} must lie in 0..{dim - 1}, the environment's action dimensions"
+            f"must be action dimensions in 0..{dim - 1}, got {config.grippers}", parameter="robot.grippers"
         )
     return RobotSpec(
         name=config.robot_name,
@@ -330,13 +309,13 @@ def _spec(config: GymConfig, box: spaces.Box, layout: ObservationLayout) -> Robo
         action_high=tuple(float(x) for x in box.high),
         joint_of_action=joints,
         grippers=config.grippers,
-        cameras=layout.camera_specs,
+        cameras=tuple(spec for _, spec in layout.cameras),
         max_episode_steps=config.max_episode_steps,
     )
 
 
 def _frame_numbers(info: Mapping[str, Any]) -> dict[str, int]:
-    """`info["frame_numbers"]` by the names of cameras; raises DataError where it is no map to integers."""
+    """Return `info["frame_numbers"]` by camera; raise DataError if it is not a map to integers."""
     numbers = info.get("frame_numbers", {})
     if not isinstance(numbers, Mapping) or not all(isinstance(n, int | np.integer) for n in numbers.values()):
         raise DataError(f'info["frame_numbers"] must map cameras to whole numbers, got {numbers!r}')
@@ -344,24 +323,24 @@ def _frame_numbers(info: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _checked_actions(space: spaces.Space[Any]) -> spaces.Box:
-    """`space`, if it is a one-dimensional Box of finite real limits; otherwise ConfigError with the remedy."""
+    """Return `space`; raise ConfigError unless it is a one-dimensional Box of finite real limits."""
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ConfigError(f"actions must be a Box of floating-point numbers, the environment's are {space}")
+        raise ConfigError(f"the action space must be a Box of floating-point numbers, got {space}")
     if len(space.shape) != 1:
         raise ConfigError(
-            f"actions must be vectors (A,), the environment's have shape {space.shape}: flatten them with "
+            f"the action space must have the shape (A,), got {space.shape}. Flatten it with "
             "gymnasium.wrappers.TransformAction, or remove a wrapper that executes several actions per step"
         )
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ConfigError(
-            f"actions need finite limits, the environment's are {space}: wrap it with "
-            "gymnasium.wrappers.RescaleAction or declare its true limits in its action_space"
+            f"the action space must have finite limits, got {space}. Declare them, or wrap the environment with "
+            "gymnasium.wrappers.RescaleAction"
         )
     return space
 
 
 def _entries(space: spaces.Space[Any], path: Path) -> Iterator[tuple[Path, spaces.Space[Any]]]:
-    """Every leaf of nested Dict spaces with its path, in sorted order."""
+    """Yield every leaf of nested Dict spaces with its path, in sorted order."""
     if isinstance(space, spaces.Dict):
         for key in sorted(space.spaces):
             yield from _entries(space.spaces[key], (*path, key))
@@ -370,14 +349,14 @@ def _entries(space: spaces.Space[Any], path: Path) -> Iterator[tuple[Path, space
 
 
 def _without_time(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """`shape` without a leading time axis of 1: (1, D) -> (D,), (1, H, W, 3) -> (H, W, 3); a scalar is (1,)."""
+    """Return `shape` without a leading time axis of 1: (1, D) -> (D,), (1, H, W, 3) -> (H, W, 3); a scalar is (1,)."""
     if shape == ():
         return (1,)
     if len(shape) in (2, 4) and shape[-1] != 0:
         if shape[0] != 1:
             raise ConfigError(
-                f"observation {name!r} has shape {shape}: a history of {shape[0]} observations cannot be used; "
-                "configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1)). A camera's frames need "
+                f"observation {name!r}: a history of {shape[0]} observations is not supported (got shape {shape}). "
+                "Configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1)). A camera's frames need "
                 "three colours, (H, W, 3)"
             )
         return shape[1:]
@@ -385,9 +364,11 @@ def _without_time(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
 
 
 def _at(observation: Any, path: Path) -> Any:
-    """The entry of a nested observation at `path`; raises DataError where it is missing."""
+    """Return the entry of a nested observation at `path`; raise DataError if it is missing."""
     for key in path:
         if not isinstance(observation, Mapping) or key not in observation:
-            raise DataError(f"the environment declared observation {'/'.join(path)!r} and did not give it")
+            raise DataError(
+                f"the environment's observation lacks {'/'.join(path)!r}, which its observation space declares"
+            )
         observation = observation[key]
     return observation

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.extras import OPENGL_HINT
+from serl_chunk.robots.base import SimulatedEnv
 from serl_chunk.types import ConfigError
 
 
@@ -30,8 +31,8 @@ class MujocoCamera:
         self._renderer: Any = None
 
     def frame(self, data: Any, name: str) -> np.ndarray:
-        """What camera `name` sees, `uint8[size, size, 3]`; raises ConfigError where no OpenGL context can be made."""
-        renderer = self._open()
+        """Render camera `name`, `uint8[size, size, 3]`; raise ConfigError if no OpenGL context can be made."""
+        renderer = self._renderer or self._open()
         renderer.update_scene(data, name, self._shown)
         return renderer.render()
 
@@ -43,15 +44,41 @@ class MujocoCamera:
             self._renderer = None
 
     def _open(self) -> Any:
-        if self._renderer is None:
-            try:
-                renderer = self._mujoco.Renderer(self.model, self._size, self._size)
-            except Exception as error:  # MuJoCo, PyOpenGL, EGL and GLFW each raise their own kind here
-                raise ConfigError(f"MuJoCo cannot create an OpenGL context ({error}): {OPENGL_HINT}") from error
-            renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = False
-            renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_REFLECTION] = False
-            # At exit, MuJoCo takes the display down before this object goes; hooks run in reverse order, so this one
-            # frees the context in time.
-            atexit.register(renderer.close)
-            self._renderer = renderer
-        return self._renderer
+        try:
+            renderer = self._mujoco.Renderer(self.model, self._size, self._size)
+        except Exception as error:  # MuJoCo, PyOpenGL, EGL and GLFW each raise their own kind here
+            raise ConfigError(f"MuJoCo cannot create an OpenGL context ({error}): {OPENGL_HINT}") from error
+        renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = False
+        renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+        # At exit, MuJoCo destroys the display before this object; hooks run in reverse order, so this one frees the
+        # context in time.
+        atexit.register(renderer.close)
+        self._renderer = renderer
+        return renderer
+
+
+class MujocoEnv(SimulatedEnv):
+    """A simulation in MuJoCo; `_open_camera` returns its renderer and `_moment` its `MjData`.
+
+    Nothing is rendered before `read_images` is called. All its calls must come from one thread, because an OpenGL
+    context belongs to one. They raise ConfigError if no OpenGL context can be made.
+    """
+
+    _camera: MujocoCamera | None = None
+
+    def close(self) -> None:
+        """Free the OpenGL context (otherwise freed at exit)."""
+        if self._camera is not None:
+            self._camera.close()
+            self._camera = None
+
+    def _frame(self, camera: str) -> np.ndarray:
+        if self._camera is None:
+            self._camera = self._open_camera(self.robot_spec.camera(camera).height)
+        return self._camera.frame(self._moment(), camera)
+
+    def _moment(self) -> Any:
+        raise NotImplementedError
+
+    def _open_camera(self, size: int) -> MujocoCamera:
+        raise NotImplementedError

@@ -1,9 +1,9 @@
-"""Builds environments, their specifications and their scripted experts from a robot configuration.
-
-Implementations are imported on use, so that a learner that needs spaces only imports no simulator.
-"""
+"""Builds environments, their specifications and their scripted experts from a robot configuration."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from serl_chunk.config.robots import (
     AlohaSimConfig,
@@ -17,82 +17,45 @@ from serl_chunk.config.robots import (
 from serl_chunk.robots.base import Expert, RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
 
+# Specification and environment by configuration, imported on use: the other robots' simulators are not needed.
+_ROBOTS: dict[type[RobotConfig], tuple[str, str]] = {
+    FakeAlohaConfig: ("fake.spec:fake_aloha_spec", "fake.env:FakeAlohaEnv"),
+    FakeSingleArmConfig: ("fake.single_arm_spec:fake_single_arm_spec", "fake.single_arm_env:FakeSingleArmEnv"),
+    AlohaSimConfig: ("aloha_sim.scene:aloha_sim_spec", "aloha_sim.env:AlohaSimEnv"),
+    OgbenchConfig: ("ogbench:ogbench_spec", "ogbench:OgbenchEnv"),
+    RobomimicConfig: ("robomimic:robomimic_spec", "robomimic:RobomimicEnv"),
+    GymConfig: ("gym_adapter:gym_spec", "gym_adapter:GymAdapter"),
+}
+
 
 def robot_spec(config: RobotConfig) -> RobotSpec:
-    """The robot's specification; opens no device and imports no simulator (a GymConfig builds its fake_env)."""
-    if isinstance(config, FakeAlohaConfig):
-        from serl_chunk.robots.fake.spec import fake_aloha_spec
-
-        return fake_aloha_spec(config)
-    if isinstance(config, FakeSingleArmConfig):
-        from serl_chunk.robots.fake.single_arm_spec import fake_single_arm_spec
-
-        return fake_single_arm_spec(config)
-    if isinstance(config, AlohaSimConfig):
-        from serl_chunk.robots.aloha_sim.scene import aloha_sim_spec
-
-        return aloha_sim_spec(config)
-    if isinstance(config, OgbenchConfig):
-        from serl_chunk.robots.ogbench import ogbench_spec
-
-        return ogbench_spec(config)
-    if isinstance(config, RobomimicConfig):
-        from serl_chunk.robots.robomimic import robomimic_spec
-
-        return robomimic_spec(config)
-    if isinstance(config, GymConfig):
-        from serl_chunk.robots.gym_adapter import GymAdapter
-
-        env = GymAdapter(config, fake_env=True)
-        env.close()
-        return env.robot_spec
-    raise _unknown(config)
+    """Return the robot's specification without opening a device or simulator (a GymConfig builds its fake_env)."""
+    return _implementation(config, 0)(config)
 
 
 def make_env(config: RobotConfig, *, images: str = "on_request", evaluating: bool = False) -> RobotEnv:
-    """Return the environment, its devices open; raise ConfigError with the install hint where an extra is missing.
+    """Return the environment, its devices open; raise ConfigError with the install hint if an extra is missing.
 
     `evaluating`: its episodes are only evaluated, not trained from; for a GymConfig's `make`.
     """
-    if isinstance(config, FakeAlohaConfig):
-        from serl_chunk.robots.fake.env import FakeAlohaEnv
-
-        return FakeAlohaEnv(config, images=images)
-    if isinstance(config, FakeSingleArmConfig):
-        from serl_chunk.robots.fake.single_arm_env import FakeSingleArmEnv
-
-        return FakeSingleArmEnv(config, images=images)
-    if isinstance(config, AlohaSimConfig):
-        from serl_chunk.robots.aloha_sim.env import AlohaSimEnv
-
-        return AlohaSimEnv(config, images=images)
-    if isinstance(config, OgbenchConfig):
-        from serl_chunk.robots.ogbench import OgbenchEnv
-
-        return OgbenchEnv(config, images=images)
-    if isinstance(config, RobomimicConfig):
-        from serl_chunk.robots.robomimic import RobomimicEnv
-
-        return RobomimicEnv(config, images=images)
-    if isinstance(config, GymConfig):
-        from serl_chunk.robots.gym_adapter import GymAdapter
-
-        return GymAdapter(config, images=images, evaluating=evaluating)
-    raise _unknown(config)
+    more = {"evaluating": evaluating} if isinstance(config, GymConfig) else {}
+    return _implementation(config, 1)(config, images=images, **more)
 
 
 def make_expert(env: RobotEnv) -> Expert:
-    """The scripted demonstrator of `env`, from its `make_expert()`; raises ConfigError where there is none."""
+    """Return the scripted demonstrator of `env`, from its `make_expert()`; raise ConfigError if it has none."""
     factory = getattr(env, "make_expert", None)
     if factory is None:
         raise ConfigError(
-            f"robot {env.robot_spec.name!r} has no scripted expert; record demonstrations by hand instead"
+            f"robot {env.robot_spec.name!r} has no scripted expert. Record demonstrations by hand instead"
         )
     return factory()
 
 
-def _unknown(config: RobotConfig) -> ConfigError:
-    return ConfigError(
-        f"unknown robot configuration {type(config).__name__}; valid: FakeAloha, FakeSingleArm, AlohaSim, Ogbench, "
-        "Robomimic, Gym (…Config)"
-    )
+def _implementation(config: RobotConfig, which: int) -> Any:
+    for kind, names in _ROBOTS.items():
+        if isinstance(config, kind):
+            module, name = names[which].split(":")
+            return getattr(importlib.import_module(f"serl_chunk.robots.{module}"), name)
+    valid = ", ".join(kind.__name__ for kind in _ROBOTS)
+    raise ConfigError(f"unknown configuration {type(config).__name__}, expected one of {valid}", parameter="robot")

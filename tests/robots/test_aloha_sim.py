@@ -114,7 +114,7 @@ class TestEpisode:
         physics = dm_mujoco.Physics.from_xml_path(str(ASSETS_DIR / "bimanual_viperx_transfer_cube.xml"))
         theirs = control.Environment(physics, Unrendered(), float("inf"), control_timestep=0.02)
         env.reset(seed=11)
-        sim.BOX_POSE[0] = env.cube_pose
+        sim.BOX_POSE[0] = env.object_poses[0]
         theirs.reset()
         expert = registry.make_expert(env)
         expert.reset(0)
@@ -166,27 +166,19 @@ class TestEpisode:
         ends = [env.step(HOLD)[2:4] for _ in range(4)]
         assert ends == [(False, False)] * 3 + [(False, True)]
 
-    def test_restores_exactly_into_another_environment(self, env):
+    def test_the_same_actions_give_the_same_bits_in_another_environment(self, env):
         env.reset(seed=5)
         expert = registry.make_expert(env)
         expert.reset(0)
-        actions = [expert.act() for _ in range(170)]
-        for action in actions[:90]:  # the cube is between the fingers: contacts matter
-            env.step(action)
-        saved = env.save_state()
-        expected = [env.step(a) for a in actions[90:]]
+        actions = [expert.act() for _ in range(110)]  # the cube is between the fingers: contacts matter
+        expected = [env.step(a)[0]["state"] for a in actions]
         other = registry.make_env(AlohaSimConfig())
         other.reset(seed=6)
         other.step(HOLD)
-        np.testing.assert_array_equal(
-            other.restore_state(saved)["state"][14:17], saved.physics[17:20].astype(np.float32)
-        )
-        assert other.tick == 90
-        for action, (observation, reward, terminated, _, info) in zip(actions[90:], expected, strict=True):
-            again = other.step(action)
-            np.testing.assert_array_equal(again[0]["state"], observation["state"])
-            assert (again[1], again[2], again[4]["stage"]) == (reward, terminated, info["stage"])
-        assert any(e[2] for e in expected)
+        other.reset(seed=5)
+        assert other.tick == 0
+        np.testing.assert_array_equal([other.step(a)[0]["state"] for a in actions], expected)
+        other.close()
 
 
 class TestImages:
@@ -272,7 +264,7 @@ class TestExpert:
         for command in commands:
             info = env.step(command)[4]
         assert info["stage"] == 4
-        assert env.cube_pose[2] > 0.2
+        assert env.object_poses[0][2] > 0.2
         np.testing.assert_array_equal(commands[-1], commands[-20])
 
     def test_noise_is_smooth_seeded_and_spares_the_grippers(self, env):

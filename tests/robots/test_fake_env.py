@@ -23,8 +23,7 @@ def _at(env, *, cube, left=task.HOME_GRIP[LEFT], right=task.HOME_GRIP[RIGHT], op
     """Start an episode with the grip points and the cube at given places, the cube centred in its holder's hand."""
     env.reset(seed=0)
     joints = (*inverse(LEFT, left), openings[LEFT], *inverse(RIGHT, right), openings[RIGHT])
-    state = env.save_state()._replace(joints=joints, cube=cube, holder=holder, offset=(0.0, 0.0, 0.0))
-    env.reset(options={"start": state})
+    env.place(joints, cube, holder)
     return env
 
 
@@ -179,7 +178,7 @@ def test_only_the_left_arm_places(env):
     """The right arm at full stretch may come within the tolerance; it does not spare the hand-over."""
     _at(env, cube=task.PLACE, openings=(OPEN, 0.3), holder=RIGHT)
     offset = tuple(p - g for p, g in zip(task.PLACE, env.grips[RIGHT], strict=True))
-    env.reset(options={"start": env.save_state()._replace(offset=offset)})
+    env.place(env.joints, env.cube, RIGHT, offset)
     _, reward, terminated, _, _ = _drive(env, 1, openings=(None, OPEN))
     assert env.holder == NO_ARM
     assert math.dist(env.cube, task.PLACE) < env.config.place_tolerance
@@ -228,54 +227,15 @@ def test_time_limit_truncates():
     assert ends == [(False, False)] * 6 + [(False, True)]
 
 
-def test_restore_continues_bit_for_bit(env):
-    commands = np.random.default_rng(0).uniform(task.ACTION_LOW, task.ACTION_HIGH, (40, 14)).astype(np.float32)
-    env.reset(seed=2)
-    expert = env.make_expert()
-    while env.holder == NO_ARM:
-        env.step(expert.act())
-    saved = env.save_state()
-
-    def rollout(e):
-        out = [e.step(c)[0]["state"] for c in commands[:20]]
-        out.append(e.reset()[0]["state"])  # the generator too
-        return np.array(out + [e.step(c)[0]["state"] for c in commands[20:]])
-
-    first = rollout(env)
-    other = FakeAlohaEnv(FakeAlohaConfig())
-    restored = other.restore_state(saved)
-    assert other.holder == RIGHT
-    assert other.tick == saved.tick
-    np.testing.assert_array_equal(restored["state"][:14], np.array(saved.joints, np.float32))
-    np.testing.assert_array_equal(rollout(other), first)
-    env.restore_state(saved)
-    np.testing.assert_array_equal(rollout(env), first)
-
-
-def test_a_given_start_is_used_and_leaves_the_generator_alone(env):
-    env.reset(seed=4)
-    start = env.save_state()
-    expected = env.reset()[0]["state"]
-    env.reset(seed=4)
-    env.step(np.array(env.joints) + 0.05)
-    observation, _ = env.reset(options={"start": start})
-    np.testing.assert_array_equal(observation["state"][:14], np.array(start.joints, np.float32))
-    assert env.tick == 0
-    np.testing.assert_array_equal(env.reset()[0]["state"], expected)
-    with pytest.raises(DataError, match=naming('options["start"]', "FakeAlohaState", "dict")):
-        env.reset(options={"start": {"cube": (0, 0)}})
-
-
 def test_without_objects_the_state_is_the_joints_and_the_cube_shows_in_the_pictures_alone():
     seen, blind = (FakeAlohaEnv(FakeAlohaConfig(observe_objects=o)) for o in (True, False))
     both = [e.reset(seed=3)[0]["state"] for e in (seen, blind)]
     np.testing.assert_array_equal(both[1], both[0][:14])
     assert (blind.robot_spec.state_dim, blind.observation_space["state"].shape) == (14, (14,))
     assert robot_spec(blind.config).digest() != robot_spec(seen.config).digest()
-    state = blind.save_state()
     frame = blind.read_images(["top"])["images/top"]
-    moved = blind.reset(options={"start": state._replace(cube=(0.1, -0.1, task.CUBE_REST_Z))})[0]["state"]
-    np.testing.assert_array_equal(moved, both[1])
+    blind.place(blind.joints, (0.1, -0.1, task.CUBE_REST_Z))
+    np.testing.assert_array_equal(np.float32(blind.joints), both[1])
     assert not np.array_equal(blind.read_images(["top"])["images/top"], frame)
 
 

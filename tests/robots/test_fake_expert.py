@@ -3,7 +3,7 @@ import pytest
 
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
-from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
+from serl_chunk.robots.fake.env import FakeAlohaEnv
 from serl_chunk.robots.fake.expert import HAND_OVER, ScriptedExpert
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, inverse
 from serl_chunk.robots.registry import make_expert
@@ -75,7 +75,7 @@ def test_it_reopens_after_a_missed_grasp(env):
     joints = list(env.joints)
     joints[task.GRIPPER[RIGHT]] = 0.0
     joints[7:13] = inverse(RIGHT, env.cube)
-    env.reset(options={"start": env.save_state()._replace(joints=tuple(joints))})
+    env.place(joints, env.cube)
     expert = env.make_expert()
     assert expert.act()[task.GRIPPER[RIGHT]] > 0.1
     assert _finish(env, expert) is not None
@@ -86,10 +86,7 @@ def test_it_takes_over_an_arm_that_holds_the_cube(env, holder):
     env.reset(seed=2)
     joints = list(env.joints)
     joints[task.GRIPPER[holder]] = task.FINGERS_ON_CUBE
-    start = env.save_state()._replace(
-        joints=tuple(joints), holder=holder, cube=env.grips[holder], offset=(0.0, 0.0, 0.0)
-    )
-    env.reset(options={"start": start})
+    env.place(joints, env.grips[holder], holder)
     assert _finish(env, env.make_expert()) is not None
 
 
@@ -97,7 +94,7 @@ def test_it_fetches_a_cube_dropped_anywhere_within_reach(env):
     finished = 0
     for i, (x, y) in enumerate(np.random.default_rng(0).uniform((-0.3, -0.2), (0.3, 0.2), (60, 2)).tolist()):
         env.reset(seed=i)
-        env.reset(options={"start": env.save_state()._replace(cube=(x, y, task.CUBE_REST_Z), holder=NO_ARM)})
+        env.place(env.joints, (x, y, task.CUBE_REST_Z))
         expert = env.make_expert()
         expert.reset(i)
         finished += _finish(env, expert) is not None

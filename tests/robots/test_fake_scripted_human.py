@@ -90,7 +90,7 @@ def test_it_reacts_to_a_dropped_cube_before_a_stall(env):
     away = [0.12] * 6  # the arm backs off, so that the cube counts as lost and not as put down
     joints = np.array(env.joints)
     joints[7:13] += away
-    env.reset(options={"start": env.save_state()._replace(joints=tuple(joints), cube=(0.2, -0.15, 0.02))})
+    env.place(joints.tolist(), (0.2, -0.15, 0.02))
     said = _polls(env, human, REACTION_TICKS[1] + 2)
     begin = next(i for i, s in enumerate(said) if s is not None)
     assert begin < STALL_TICKS + REACTION_TICKS[0]

@@ -34,10 +34,10 @@ def env():
 
 def start_at(env, position, *, block=(0.5, 0.0, task.BLOCK_REST_Z), yaw=0.0, **fields):
     env.reset(seed=0)
-    state = env.save_state()._replace(
-        position=np.array(position, float), rotation=DOWN.copy(), block=np.array(block, float), yaw=yaw, **fields
-    )
-    env.reset(options={"start": state})
+    env.position, env.rotation = np.array(position, float), DOWN.copy()
+    env.block, env.yaw = np.array(block, float), yaw
+    for name, value in fields.items():
+        setattr(env, name, value)
 
 
 def repeat(env, action, ticks):
@@ -164,29 +164,6 @@ class TestEpisode:
         env = FakeSingleArmEnv(FakeSingleArmConfig(max_episode_steps=3))
         env.reset(seed=0)
         assert [env.step(np.zeros(7))[2:4] for _ in range(3)] == [(False, False)] * 2 + [(False, True)]
-
-    def test_restore_continues_bit_for_bit(self, env):
-        env.reset(seed=2)
-        expert = make_expert(env)
-        while not env.held:
-            env.step(expert.act())
-        env.step(np.array([0, 0, 1, 0.3, 0, 1, -1]))
-        saved = env.save_state()
-        commands = np.random.default_rng(0).uniform(-1, 1, (30, 7))
-
-        def rollout(e):
-            states = [e.step(c)[0]["state"] for c in commands[:15]]
-            return np.array([*states, e.reset()[0]["state"], *(e.step(c)[0]["state"] for c in commands[15:])])
-
-        expected = rollout(env)
-        other = FakeSingleArmEnv(FakeSingleArmConfig())
-        other.restore_state(saved)
-        assert other.held
-        np.testing.assert_array_equal(rollout(other), expected)
-
-    def test_a_start_of_another_kind_is_refused(self, env):
-        with pytest.raises(DataError, match=naming('options["start"]', "SingleArmState", "int")):
-            env.reset(options={"start": 3})
 
 
 class TestPictures:

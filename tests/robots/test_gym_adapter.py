@@ -533,9 +533,7 @@ class TestScripted:
         env = registry.make_env(rail_config())
         with pytest.raises(ConfigError, match=naming("rail", "make_expert()", "reset()", "act()")):
             registry.make_expert(env)
-        with pytest.raises(
-            ConfigError, match=naming("rail", "make_scripted_human()", "--config.actor.intervention", "none")
-        ):
+        with pytest.raises(ConfigError, match=naming("rail", "make_scripted_human()", "actor.intervention", "none")):
             make_intervention("scripted", env)
         assert make_intervention("none", env) is None
 

@@ -4,14 +4,16 @@ The usual recipe (ACT's `record_sim_episodes.py`) rolls out a second, mocap-driv
 that simulation broke with MuJoCo 3.0. A ViperX whose forearm does not roll is a waist plus a planar arm, so the
 joints of a grip point follow from trigonometry, and the model's position control tracks them to a few millirad.
 
-The insertion's peg and socket lie along x, wherever they start, and have to stay so: unlike the cube's expert this one
-turns forearm and wrist so that a hand always faces straight along x, whatever the waist does. What the grasps shifted
-is measured once both objects are in the air, and taken out of the last stretch.
+Peg and socket of the insertion lie along x, wherever they start, and have to stay so: that expert turns forearm and
+wrist so that a hand always faces along x, whatever the waist does. It measures how the grasps shifted both objects once
+they are in the air, and corrects the last stretch.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -37,22 +39,22 @@ class PlannedExpert:
         self._plan = np.empty((0, 14))
 
     def plan(self) -> np.ndarray:
-        """The commands from the present moment on, right after a reset."""
+        """Return the commands from the current moment on, right after a reset."""
         raise NotImplementedError
 
     def replan(self, tick: int) -> np.ndarray | None:
-        """What is added to the plan at `tick`, if anything."""
+        """Return what is added to the plan at `tick`, if anything."""
         return None
 
     def reset(self, seed: int) -> None:
-        """Plan from the arms' and the objects' present poses; `seed` determines the noise."""
+        """Plan from the current poses of arms and objects; `seed` determines the noise."""
         self._rng = np.random.default_rng(seed)
         self._disturbance = np.zeros(14)
         self._tick = 0
         self._plan = self.plan()
 
     def act(self) -> np.ndarray:
-        """The command of the present tick, `float32[14]`; call once per tick, after `reset`."""
+        """Return the command of the current tick, `float32[14]`; call once per tick, after `reset`."""
         if (more := self.replan(self._tick)) is not None:
             self._plan = np.concatenate([self._plan, more])
         command = self._plan[min(self._tick, len(self._plan) - 1)].copy()
@@ -65,7 +67,7 @@ class PlannedExpert:
 
 
 def ease(ticks: int) -> np.ndarray:
-    """Shares `float64[ticks]` of a way, ending in 1, with zero velocity and acceleration at both ends."""
+    """Return shares `float64[ticks]` of a way, ending in 1, with zero velocity and acceleration at both ends."""
     s = np.arange(1, ticks + 1) / ticks
     return s**3 * (10 - 15 * s + 6 * s**2)
 
@@ -79,9 +81,9 @@ GRIP = 0.069744 + 0.15  # wrist to the grip point between the finger tips
 
 
 def shoulder_and_elbow(reach: np.ndarray, height: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The joints (rad, of the inputs' shape) that bring the wrist to `reach` and `height` (m) from the shoulder.
+    """Return the joints (rad, of the inputs' shape) that bring the wrist to `reach` and `height` (m) from the shoulder.
 
-    Both lie in the arm's plane. A place out of reach gives the nearest reachable one on the line from the shoulder.
+    Both lie in the arm's plane. A position out of reach gives the nearest reachable one on the line from the shoulder.
     """
     upper = np.hypot(ELBOW_X, ELBOW_Z)
     cosine = (reach**2 + height**2 - upper**2 - FOREARM**2) / (2 * upper * FOREARM)
@@ -91,21 +93,44 @@ def shoulder_and_elbow(reach: np.ndarray, height: np.ndarray) -> tuple[np.ndarra
     return rest - lift, bend - rest
 
 
+PITCH = 1.05  # rad below the horizontal, at which hands grasp
 HANDOVER = np.array([0.0, 0.5, 0.25])  # m, where the cube changes hands
 
 
 class Waypoint(NamedTuple):
-    """Where a gripper is at `tick` after the plan's start; poses in between follow a smooth curve."""
+    """A gripper at `tick` ticks after the plan's start; poses in between follow a smooth curve."""
 
     tick: int
     position: np.ndarray  # of the grip point, m, in the world
-    pitch: float  # rad below the horizontal
-    roll: float  # rad about the approach axis; 0 closes the fingers horizontally
     gripper: float  # 0 closed .. 1 open
+    pitch: float = PITCH  # rad below the horizontal
+    roll: float = 0.0  # rad about the approach axis; 0 closes the fingers horizontally
+
+
+def follow(waypoints: list[Waypoint], solve: Callable[..., np.ndarray], start: np.ndarray | None = None) -> np.ndarray:
+    """Plan commands of one arm through `waypoints`, `float64[T, 7]`.
+
+    Args:
+        waypoints: the first one is where the arm is already, or is reached from `start`.
+        solve: inverse kinematics, `(position float64[N, 3], pitch float64[N], roll float64[N]) -> float64[N, 6]`.
+        start: measured joints, `float64[7]`. The stretch from there is a curve in joint space: the pose it leaves is
+            arbitrary, the air there is free.
+    """
+    parts = []
+    if start is not None:
+        first = waypoints[0]
+        target = solve(first.position[None], np.array([first.pitch]), np.array([first.roll]))[0]
+        parts.append(start + ease(first.tick)[:, None] * (np.append(target, first.gripper) - start))
+    for begin, end in itertools.pairwise(waypoints):
+        share = ease(end.tick - begin.tick)
+        position = begin.position + share[:, None] * (end.position - begin.position)
+        gripper, pitch, roll = (a + share * (b - a) for a, b in zip(begin[2:], end[2:], strict=True))
+        parts.append(np.concatenate([solve(position, pitch, roll), gripper[:, None]], axis=1))
+    return np.concatenate(parts)
 
 
 def arm_joints(position: np.ndarray, pitch: np.ndarray, roll: np.ndarray, *, right: bool) -> np.ndarray:
-    """Joints that bring an arm's grip point to `position` with the forearm unrolled.
+    """Return joints that bring an arm's grip point to `position` with the forearm unrolled.
 
     Args:
         position: `float64[N, 3]`, m, in the world.
@@ -133,73 +158,40 @@ class AlohaSimExpert(PlannedExpert):
     """
 
     def plan(self) -> np.ndarray:
-        return plan(self._env.joints, self._env.cube_pose[:3])
+        joints, cube = self._env.joints, self._env.object_poses[0]
+        level, turned = 0.0, np.pi / 2  # the left fingers close vertically, between the right ones
+        # The cube's centre is at 0.02 m once it has dropped to the table; the fingers close 5 mm below it.
+        above, around = np.array([cube[0], cube[1], 0.11]), np.array([cube[0], cube[1], 0.015])
+        aside = np.array([0.1, 0.0, 0.0])
+        right = [
+            Waypoint(45, above, OPEN),
+            Waypoint(65, around, OPEN),
+            Waypoint(85, around, CLOSED),
+            Waypoint(130, HANDOVER, CLOSED, level),
+            Waypoint(175, HANDOVER, CLOSED, level),
+            Waypoint(185, HANDOVER, OPEN, level),
+            Waypoint(205, HANDOVER + aside, OPEN, level),
+        ]
+        left = [
+            Waypoint(50, HANDOVER - 1.2 * aside, OPEN, level, turned),
+            Waypoint(130, HANDOVER - 1.2 * aside, OPEN, level, turned),
+            Waypoint(155, HANDOVER, OPEN, level, turned),
+            Waypoint(175, HANDOVER, CLOSED, level, turned),
+            Waypoint(205, HANDOVER, CLOSED, level, turned),
+        ]
+        arms = ((left, joints[:7], False), (right, joints[7:], True))
+        return np.concatenate([follow(way, partial(arm_joints, right=r), start) for way, start, r in arms], axis=1)
 
 
-def plan(joints: np.ndarray, cube: np.ndarray) -> np.ndarray:
-    """Commands per tick, `float64[T, 14]`, from the measured `joints float64[14]` and the cube's position (m)."""
-    down, level = 1.05, 0.0
-    # The cube's centre is at 0.02 m once it has dropped to the table; the fingers close 5 mm below it.
-    above, around = np.array([cube[0], cube[1], 0.11]), np.array([cube[0], cube[1], 0.015])
-    aside = np.array([0.1, 0.0, 0.0])
-    right = [
-        Waypoint(45, above, down, 0.0, OPEN),
-        Waypoint(65, around, down, 0.0, OPEN),
-        Waypoint(85, around, down, 0.0, CLOSED),
-        Waypoint(130, HANDOVER, level, 0.0, CLOSED),
-        Waypoint(175, HANDOVER, level, 0.0, CLOSED),
-        Waypoint(185, HANDOVER, level, 0.0, OPEN),
-        Waypoint(205, HANDOVER + aside, level, 0.0, OPEN),
-    ]
-    turned = np.pi / 2  # the left fingers close vertically, between the right ones
-    left = [
-        Waypoint(50, HANDOVER - 1.2 * aside, level, turned, OPEN),
-        Waypoint(130, HANDOVER - 1.2 * aside, level, turned, OPEN),
-        Waypoint(155, HANDOVER, level, turned, OPEN),
-        Waypoint(175, HANDOVER, level, turned, CLOSED),
-        Waypoint(205, HANDOVER, level, turned, CLOSED),
-    ]
-    return np.concatenate([_follow(joints[:7], left, right=False), _follow(joints[7:], right, right=True)], axis=1)
-
-
-def _follow(start: np.ndarray, waypoints: list[Waypoint], *, right: bool) -> np.ndarray:
-    """Commands of one arm, `float64[T, 7]`: from the joints `start float64[7]` through `waypoints`."""
-    first = waypoints[0]
-    target = arm_joints(first.position[None], np.array([first.pitch]), np.array([first.roll]), right=right)[0]
-    # The first stretch is a curve in joint space: the pose it leaves is arbitrary, the air there is free.
-    share = ease(first.tick)[:, None]
-    goal = np.append(target, first.gripper)
-    parts = [start + share * (goal - start)]
-    for begin, end in itertools.pairwise(waypoints):
-        share = ease(end.tick - begin.tick)
-        position = begin.position + share[:, None] * (end.position - begin.position)
-        pitch = begin.pitch + share * (end.pitch - begin.pitch)
-        roll = begin.roll + share * (end.roll - begin.roll)
-        gripper = begin.gripper + share * (end.gripper - begin.gripper)
-        parts.append(np.concatenate([arm_joints(position, pitch, roll, right=right), gripper[:, None]], axis=1))
-    return np.concatenate(parts)
-
-
-PITCH = 1.05  # rad below the horizontal, at which both hands grasp and hold
-PEG_GRASP_Z, SOCKET_GRASP_Z = (
-    0.012,
-    0.016,
-)  # m, of the grip points; the centres lie at 0.010 and 0.022, and 0.004 grinds on the table
+# m, of the grip points; the centres lie at 0.010 and 0.022, and 0.004 grinds on the table
+PEG_GRASP_Z, SOCKET_GRASP_Z = 0.012, 0.016
 MEET = np.array([0.0, 0.5, 0.16])  # m, between the two when they face each other
 APART = 0.1  # m, of each from MEET before the last stretch: the objects' ends are 8 cm apart
 PUSHED = 0.042  # m, of each from MEET at the end; the peg meets the pin at 0.05
 
 
-class Pose(NamedTuple):
-    """Where one hand is `tick` ticks after the start; it always faces its own side's way along x."""
-
-    tick: int
-    position: np.ndarray  # of the grip point, m
-    gripper: float  # 0 closed .. 1 open
-
-
-def facing_joints(position: np.ndarray, *, right: bool) -> np.ndarray:
-    """Joints that bring an arm's grip point to `position` with the hand `PITCH` down and its fingers closing along y.
+def facing_joints(position: np.ndarray, *_: np.ndarray, right: bool) -> np.ndarray:
+    """Return joints for a grip point at `position`, the hand `PITCH` down and the fingers closing along y.
 
     The wrist's three axes meet in a point, so the first three joints place that point and the others turn the hand:
     R = Rx(forearm) Ry(wrist) Rx(hand), by its closed-form angles.
@@ -235,10 +227,26 @@ class InsertionExpert(PlannedExpert):
     """
 
     def plan(self) -> np.ndarray:
-        return approach(self._env.joints, self._env.object_poses)
+        """Plan up to facing each other, `float64[_SETTLED, 14]`."""
+        peg, socket = self._env.object_poses
+        commands = []
+        for right, thing, z in ((False, socket, SOCKET_GRASP_Z), (True, peg, PEG_GRASP_Z)):
+            around = np.array([thing[0], thing[1], z])
+            faced = MEET + _vector(APART if right else -APART)
+            way = [
+                Waypoint(_ABOVE, around + _vector(z=0.09), OPEN),
+                Waypoint(_DOWN, around, OPEN),
+                Waypoint(_CLOSE, around, CLOSED),
+                Waypoint(_LIFTED, around + _vector(z=0.08), CLOSED),
+                Waypoint(_FACED, faced, CLOSED),
+                Waypoint(_SETTLED, faced, CLOSED),
+            ]
+            start = self._env.joints[7 * right : 7 * right + 7]
+            commands.append(follow(way, partial(facing_joints, right=right), start))
+        return np.concatenate(commands, axis=1)
 
     def replan(self, tick: int) -> np.ndarray | None:
-        """The push, once both objects hang still."""
+        """Add the push, once both objects hang still."""
         if tick != _SETTLED:
             return None
         peg, socket = self._env.object_poses[:, :3]
@@ -250,62 +258,27 @@ _ABOVE, _DOWN, _CLOSE, _LIFTED, _FACED, _SETTLED = 40, 60, 78, 95, 135, 155
 _ALIGNED, _IN = 20, 60  # the same for the push, from _SETTLED on
 
 
-def approach(joints: np.ndarray, objects: np.ndarray) -> np.ndarray:
-    """Commands up to facing each other, `float64[_SETTLED, 14]`, from `joints float64[14]`, `objects float64[2, 7]`."""
-    commands = []
-    for hand, (thing, z) in enumerate(((objects[1], SOCKET_GRASP_Z), (objects[0], PEG_GRASP_Z))):
-        right = hand == 1
-        around = np.array([thing[0], thing[1], z])
-        above, lifted = around + _vector(z=0.09), around + _vector(z=0.08)
-        faced = MEET + _vector(APART if right else -APART)
-        poses = [
-            Pose(_ABOVE, above, OPEN),
-            Pose(_DOWN, around, OPEN),
-            Pose(_CLOSE, around, CLOSED),
-            Pose(_LIFTED, lifted, CLOSED),
-            Pose(_FACED, faced, CLOSED),
-            Pose(_SETTLED, faced, CLOSED),
-        ]
-        first = np.append(facing_joints(above[None], right=right)[0], OPEN)
-        start = joints[7 * hand : 7 * hand + 7]
-        # The first stretch is a curve in joint space: the pose it leaves is arbitrary, the air there is free.
-        to_above = start + ease(_ABOVE)[:, None] * (first - start)
-        commands.append(np.concatenate([to_above, _follow_poses(poses, right=right)]))
-    return np.concatenate(commands, axis=1)
-
-
 def push(peg: np.ndarray, socket: np.ndarray) -> np.ndarray:
-    """Commands of the last stretch, `float64[_IN, 14]`, for the centres `float64[3]` (m) that were measured before it.
+    """Plan the last stretch, `float64[_IN, 14]`, from both centres `float64[3]` (m) as measured before it.
 
-    The peg's hand takes the difference of both objects across the way they move.
+    The peg's hand compensates the difference of both objects across the way they move.
     """
     faced, mirrored = MEET + _vector(APART), MEET - _vector(APART)
     across = _vector(y=socket[1] - peg[1], z=socket[2] - peg[2])
-    # What the hands' places miss along the way: the grips sit where they sit, the objects decide when they meet.
+    # Offset of the grips along the way: the objects decide when they meet.
     along = _vector((peg[0] - socket[0]) / 2 - APART)
-    aligned = faced + across
     left = [
-        Pose(0, mirrored, CLOSED),
-        Pose(_ALIGNED, mirrored, CLOSED),
-        Pose(_IN, MEET - _vector(PUSHED) + along, CLOSED),
+        Waypoint(0, mirrored, CLOSED),
+        Waypoint(_ALIGNED, mirrored, CLOSED),
+        Waypoint(_IN, MEET - _vector(PUSHED) + along, CLOSED),
     ]
     right = [
-        Pose(0, faced, CLOSED),
-        Pose(_ALIGNED, aligned, CLOSED),
-        Pose(_IN, MEET + _vector(PUSHED) + across - along, CLOSED),
+        Waypoint(0, faced, CLOSED),
+        Waypoint(_ALIGNED, faced + across, CLOSED),
+        Waypoint(_IN, MEET + _vector(PUSHED) + across - along, CLOSED),
     ]
-    return np.concatenate([_follow_poses(left, right=False), _follow_poses(right, right=True)], axis=1)
-
-
-def _follow_poses(poses: list[Pose], *, right: bool) -> np.ndarray:
-    """Commands of one arm from the first pose (not included) through the others, `float64[T, 7]`."""
-    parts = []
-    for begin, end in itertools.pairwise(poses):
-        share = ease(end.tick - begin.tick)[:, None]
-        position = begin.position + share * (end.position - begin.position)
-        gripper = begin.gripper + share * (end.gripper - begin.gripper)
-        parts.append(np.concatenate([facing_joints(position, right=right), gripper], axis=1))
-    return np.concatenate(parts)
+    arms = ((left, False), (right, True))
+    return np.concatenate([follow(way, partial(facing_joints, right=r)) for way, r in arms], axis=1)
 
 
 def _vector(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> np.ndarray:

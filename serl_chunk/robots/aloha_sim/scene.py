@@ -1,7 +1,4 @@
-"""gym-aloha's two scenes and their specifications: constants, readable without the simulator.
-
-A test compares every constant with the model itself.
-"""
+"""gym-aloha's two scenes and their specifications: constants, readable without the simulator."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ CAMERAS = ("left_pillar", "right_pillar", "top", "angle", "front_close", "left_w
 
 
 def aloha_sim_spec(config: AlohaSimConfig) -> RobotSpec:
-    """What learner and actor share about `aloha_sim`.
+    """Return the specification of `aloha_sim`.
 
     Actions are `float32[14]`: left arm (6 absolute joint positions, rad), left gripper (0 closed .. 1 open), the
     same for the right arm. gym-aloha itself declares -1..1 for all of them, which cannot even hold its start
@@ -29,13 +26,15 @@ def aloha_sim_spec(config: AlohaSimConfig) -> RobotSpec:
     socket) if `config.cube_in_state`. The model's fingers move between about 0.06 and 0.97 of the gripper's range only;
     the range stays 0..1 because gym-aloha's data use it.
 
-    Raises ConfigError for a camera the model does not have, or one named twice.
+    Raises ConfigError for an unknown or repeated camera.
     """
     unknown = [name for name in config.cameras if name not in CAMERAS]
     if unknown:
-        raise ConfigError(f"robot.cameras: aloha_sim has no camera {unknown[0]!r}; it has: {', '.join(CAMERAS)}")
+        raise ConfigError(
+            f"aloha_sim has no such camera ({unknown[0]}, expected {', '.join(CAMERAS)})", parameter="robot.cameras"
+        )
     if len(set(config.cameras)) != len(config.cameras):
-        raise ConfigError(f"robot.cameras names a camera twice: {', '.join(config.cameras)}")
+        raise ConfigError(f"a camera is named twice ({', '.join(config.cameras)})", parameter="robot.cameras")
     low, high = (*ARM_LOW, 0.0), (*ARM_HIGH, 1.0)
     objects = len(SCENES[config.env_name].starts)
     return RobotSpec(
@@ -65,7 +64,7 @@ _SOCKET = ("socket-1", "socket-2", "socket-3", "socket-4")
 
 
 class Region(NamedTuple):
-    """Where an object's centre may start: (x, y) in metres."""
+    """Start region of an object's centre: (x, y) in metres."""
 
     low: tuple[float, float]
     high: tuple[float, float]

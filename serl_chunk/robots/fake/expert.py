@@ -1,4 +1,4 @@
-"""The scripted demonstrator: decides from the environment's state alone, so it can take over anywhere."""
+"""The scripted demonstrator: decides from the environment's state alone, so it can begin anywhere."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HAND_OVER: Point = (0.02, 0.0, 0.11)  # where the right arm presents the cube
 READY: tuple[Point, Point] = ((-0.07, 0.0, 0.12), task.HOME_GRIP[RIGHT])  # where an arm without work waits
 
 _CLOSE_WITHIN = 0.015  # metres between grip point and cube at which fingers start to close
-_KEEP_CLOSING_WITHIN = 0.022  # the same once they have started: a start-stop at the edge would take for ever
-_PRESENTED_WITHIN = 0.05  # metres between cube and HAND_OVER at which the left arm comes for it
+_KEEP_CLOSING_WITHIN = 0.022  # the same once they have started: a start-stop at the edge would never end
+_PRESENTED_WITHIN = 0.05  # metres between cube and HAND_OVER at which the left arm fetches it
 _RELEASE_WITHIN = 0.02  # metres between cube and place at which the left arm opens
 _CLEARANCE = 0.08  # metres above the cube at which an arm approaches from afar
 _OPEN, _CLOSED = 1.0, 0.0
@@ -26,7 +26,7 @@ _NOISE_MEMORY = 0.8  # AR(1) coefficient per tick of the hand's noise
 
 
 def fetching_arm(cube_x: float) -> int:
-    """The arm that fetches a cube that lies on the table at `cube_x` metres."""
+    """Return the arm that fetches a cube on the table at `cube_x` metres."""
     return RIGHT if cube_x >= 0.0 else LEFT
 
 
@@ -49,13 +49,12 @@ class ScriptedExpert:
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Draw this episode's speed and start its noise afresh."""
         self._rng = np.random.default_rng(seed)
         self._speed = float(self._rng.uniform(self._speed_range[0], self._speed_range[1]))
         self._noise = [0.0] * task.ACTION_DIM
 
     def act(self) -> np.ndarray:
-        """The command for the present tick, `float32[14]`, inside the joint limits."""
+        """Return the command for the current tick, `float32[14]`, inside the joint limits."""
         joints = self._env.joints
         fresh = self._rng.standard_normal(task.ACTION_DIM).tolist()
         self._noise = [_NOISE_MEMORY * n + self._noise_scale * e for n, e in zip(self._noise, fresh, strict=True)]
@@ -72,7 +71,7 @@ class ScriptedExpert:
         return np.clip(command, task.ACTION_LOW, task.ACTION_HIGH).astype(np.float32)
 
     def _goals(self) -> tuple[tuple[Point, float], tuple[Point, float]]:
-        """For the left and the right arm: where its grip point should go, and its fingers' opening."""
+        """Return the target of the grip point and the fingers' opening of the left and the right arm."""
         env = self._env
         wait_left, wait_right = (READY[LEFT], _OPEN), (READY[RIGHT], _OPEN)
         if env.holder == LEFT:
@@ -105,7 +104,7 @@ class ScriptedExpert:
         return goal[0] + grip[0] - cube[0], goal[1] + grip[1] - cube[1], goal[2] + grip[2] - cube[2]
 
     def _place_cube(self) -> tuple[Point, float]:
-        """Carry the cube to its place and let go there, once the right arm's fingers are out of the way."""
+        """Carry the cube to its place and release it there, once the right arm's fingers are out of the way."""
         env = self._env
         if env.joints[task.GRIPPER[RIGHT]] <= task.FINGERS_CLOSED and math.dist(env.grips[RIGHT], env.cube) < 0.05:
             return env.grips[LEFT], _CLOSED

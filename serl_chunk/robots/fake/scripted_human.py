@@ -1,14 +1,14 @@
-"""A scripted human who watches the policy and intervenes, late and imperfectly, when it gets nowhere."""
+"""A scripted human that watches the policy and intervenes, late and imperfectly, when there is no progress."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serl_chunk.config.robots import ScriptedHumanConfig
-from serl_chunk.robots.base import InterventionCommand
+from serl_chunk.robots.base import Expert, InterventionCommand
 from serl_chunk.robots.fake.expert import HAND_OVER, ScriptedExpert, fetching_arm
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point
 from serl_chunk.robots.fake.spec import GRIPPER, PLACE
@@ -24,7 +24,7 @@ _RANGE = 0.5  # metres at which a distance counts as no progress at all
 
 
 def progress(env: FakeAlohaEnv) -> float:
-    """How far the task is: 0-1 fetching, 1-2 handing over (or fetching with the left arm), 2-3 placing."""
+    """Measure progress: 0-1 fetching, 1-2 handing over (or fetching with the left arm), 2-3 placing."""
     if env.holder == LEFT:
         return 2.0 + _closeness(env.cube, PLACE)
     if env.holder == RIGHT:
@@ -33,37 +33,26 @@ def progress(env: FakeAlohaEnv) -> float:
     return (1.0 if arm == LEFT else 0.0) + _closeness(env.grips[arm], env.cube)
 
 
-class ScriptedHuman:
-    """Intervenes after a stall or a drop, corrects for a while, then rests its hands until the policy decides.
+class InterveningHuman:
+    """Intervenes for a while where `_needed` says so, then keeps still until the policy decides.
 
-    Human faults are part of it: the reaction comes late (and not at all if the policy recovers meanwhile),
-    the correction is slower and twice as noisy as a demonstration and stops when its time is up rather than
-    when the problem is solved, and before handing back there are idle ticks. Unless the configuration says otherwise
-    that is all; with it the human also misses occasions (and watches on until the next one), and fumbles corrections:
-    fingers then open where they should close, and close where they should open.
-
-    Args:
-        env: the environment that is watched and corrected; read, never changed.
-        config: how late, how long, how fast and how badly.
+    All its decisions follow from the seed of `reset` and the environment `env`, which is read and never changed.
     """
 
-    def __init__(self, env: FakeAlohaEnv, config: ScriptedHumanConfig) -> None:
-        self._env, self._config = env, config
-        self._hands = ScriptedExpert(env, speed=config.speed, noise=config.noise)
+    def __init__(self, env: Any, config: ScriptedHumanConfig, hands: Expert) -> None:
+        self._env, self._config, self._hands = env, config, hands
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Watch a new episode; everything the human does follows from `seed` and the environment."""
         self._rng = np.random.default_rng(seed)
         self._in_control = False
-        self._correcting = 0  # ticks left of the present correction
-        self._fumbles = False  # in the present correction
+        self._correcting = 0  # ticks left of the current correction
+        self._fumbles = False  # in the current correction
         self._watch()
 
     def poll(self, tick: int, observation: Observation, decision_tick: bool) -> InterventionCommand | None:
-        """The human's command for this tick; None while the policy has the robot. Call once a tick."""
         if not self._in_control:
-            self._in_control = self._wants_control()
+            self._in_control = self._needed()
             if not self._in_control:
                 return None
             self._correcting = self._draw(self._config.correction_ticks)
@@ -76,29 +65,51 @@ class ScriptedHuman:
                 command[list(GRIPPER)] = 1 - command[list(GRIPPER)]
             return InterventionCommand(command)
         if not decision_tick:
-            return InterventionCommand(np.array(self._env.joints, np.float32), idle=True)
+            return InterventionCommand(self._standstill(), idle=True)
         self._in_control = False
         self._watch()
         return None
 
     def close(self) -> None:
-        """Nothing to release."""
-
-    def _watch(self) -> None:
-        """Start watching from the present state."""
-        self._best = progress(self._env)
-        self._since_rise = 0
-        self._reaction: int | None = None  # ticks until the intervention; None while there is no reason for one
+        pass
 
     def _draw(self, ticks: tuple[int, ...]) -> int:
         return int(self._rng.integers(ticks[0], ticks[1], endpoint=True))
 
     def _happens(self, rate: float) -> bool:
-        """True in a share `rate` of the calls; a rate of 0 draws nothing, and leaves what follows as it was."""
+        """True in a share `rate` of the calls; a rate of 0 draws nothing and leaves later draws unchanged."""
         return rate > 0 and bool(self._rng.random() < rate)
 
-    def _wants_control(self) -> bool:
-        """Watch one tick; True when a reaction has run its time without the policy recovering."""
+    def _watch(self) -> None:
+        """Start watching from the current state."""
+        raise NotImplementedError
+
+    def _needed(self) -> bool:
+        """Watch one tick; return whether to intervene now."""
+        raise NotImplementedError
+
+    def _standstill(self) -> np.ndarray:
+        raise NotImplementedError
+
+
+class ScriptedHuman(InterveningHuman):
+    """Intervenes after a stall or a drop of the fake ALOHA's cube.
+
+    Human faults are part of it. The reaction comes late, and not at all if the policy recovers meanwhile. The
+    correction is slower and twice as noisy as a demonstration and stops when its time is up rather than when the
+    problem is solved. Before control returns there are idle ticks. If `config` requests it, the human also misses
+    occasions (and watches on until the next one), and fumbles corrections: fingers then open where they should close,
+    and close where they should open.
+    """
+
+    def __init__(self, env: FakeAlohaEnv, config: ScriptedHumanConfig) -> None:
+        super().__init__(env, config, ScriptedExpert(env, speed=config.speed, noise=config.noise))
+
+    def _watch(self) -> None:
+        self._best, self._since_rise = progress(self._env), 0
+        self._reaction: int | None = None  # ticks until the intervention; None while there is no reason for one
+
+    def _needed(self) -> bool:
         now = progress(self._env)
         if now > self._best + _RISE:
             self._best, self._since_rise, self._reaction = now, 0, None
@@ -117,7 +128,10 @@ class ScriptedHuman:
         self._reaction -= 1
         return self._reaction <= 0
 
+    def _standstill(self) -> np.ndarray:
+        return np.array(self._env.joints, np.float32)
+
 
 def _closeness(a: Point, b: Point) -> float:
-    """1 where the points meet, 0 from `_RANGE` metres on."""
+    """1 if the points meet, 0 from `_RANGE` metres on."""
     return 1.0 - min(math.dist(a, b) / _RANGE, 1.0)
