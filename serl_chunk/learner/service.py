@@ -26,6 +26,7 @@ from serl_chunk.transport.server.sessions import SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
 from serl_chunk.transport.wire.codec import Limits
 from serl_chunk.types import ConfigError, PolicyOrigin, Record, Snapshot, StepBlock
+from serl_chunk.version import version_info
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +193,7 @@ def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
     store = RecordStore(
         run / JOURNAL, Limits(t.max_message_bytes, t.max_arrays), min_steps=r.capacity + r.human_capacity,
         max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.sync_interval,
+            writer=version_info().text,
     )  # fmt: skip
     if any(store.journal.losses):
         logger.warning(f"journal {store.journal.folder}: {store.journal.losses}")

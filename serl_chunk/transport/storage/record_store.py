@@ -52,17 +52,19 @@ class RecordStore:
         max_bytes: older segments are dropped beyond it, whatever `min_steps`; 0 drops what `min_steps` does not need.
         max_age: seconds after which a segment is dropped where `min_steps` permits; None for never.
         sync_interval, segment_bytes: see Journal.
+        writer: version of the program, noted at the head of every segment.
 
     Raises ConfigError where another process has the folder, JournalError where it cannot be written.
     """
 
     def __init__(
         self, folder: Path, limits: Limits, *, min_steps: int = 0, max_bytes: int = 0, max_age: float | None = None,
-        sync_interval: float = 1.0, segment_bytes: int = 64 << 20,
+        sync_interval: float = 1.0, segment_bytes: int = 64 << 20, writer: str = "",
     ) -> None:  # fmt: skip
         self.states: dict[str, SessionState] = {}  # of each session that sent a record and was not retired
         self._holed: dict[str, set[str]] = collections.defaultdict(set)  # session -> episodes that lack something
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
+        self._writer = writer
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
         self.journal = Journal(folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table)
         self.dropped_bytes = 0
@@ -153,7 +155,7 @@ class RecordStore:
         del self.states[state.session]
 
     def _table(self) -> list[Buffer]:
-        return [msgpack.packb((TABLE, list(self.states.values())))]
+        return [msgpack.packb((TABLE, list(self.states.values()), self._writer))]
 
     def trim(self) -> int:
         """Drop the oldest segments that `min_steps` does not need and bytes or age exclude. Returns the bytes freed."""

@@ -163,6 +163,18 @@ def test_standings_outlive_the_segments_that_made_them(tmp_path):
         assert store.journal.nbytes <= 3 * 6000
 
 
+def test_every_segment_names_the_program_that_wrote_it(tmp_path):
+    session = StoredSession("a")
+    with opened(tmp_path, writer="serl_chunk 9.9.9 (commit abc)") as store:
+        for i in range(30):
+            put_episode(store, session, f"e{i}")
+    segments = sorted(tmp_path.glob("*.journal"))
+    assert len(segments) > 2
+    assert all(b"serl_chunk 9.9.9 (commit abc)" in file.read_bytes() for file in segments)
+    with opened(tmp_path) as store:
+        assert len(list(store.replay())) == 30 * 4
+
+
 def test_an_open_episode_whose_beginning_was_dropped_does_not_go_on(tmp_path):
     a = StoredSession("a")
     with opened(tmp_path, max_bytes=5000) as store:
