@@ -15,7 +15,7 @@ from serl_chunk.runs import report_panels as panels
 from serl_chunk.runs.calibration import value_range
 from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_panels import WINDOW, Draw
-from serl_chunk.runs.report_tables import episodes_section, origin, read_settings, settings_section
+from serl_chunk.runs.report_tables import control_hz, episodes_section, origin, read_settings, settings_section
 from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
 from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
 
@@ -30,10 +30,7 @@ _EVALUATION_COLUMNS = (
 
 
 def build_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write `report.html` and `report.png` into the run folder, replacing older ones whole.
-
-    Returns:
-        The path of `report.html`.
+    """Write `report.html` and `report.png` into the run folder, replacing older ones whole; return the former's path.
 
     Raises:
         DataError: `run_dir` is not a run folder (it has no `metrics.jsonl`), or its `config.json` is not JSON.
@@ -47,23 +44,11 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
         facts(head, large=2),
         *map(note, _notes(metrics)),
         *_figures(metrics, limits),
-        section(
-            "Evaluations",
-            table(_EVALUATION_COLUMNS, _evaluations(metrics), "No evaluation has been made of this run yet."),
-            key="evaluations",
-        ),
+        section("Evaluations", _evaluations(metrics), key="evaluations"),
         episodes_section(run, metrics, config),
         section("Origin", table(("", "last process"), origin(config)), key="origin"),
         settings_section(config),
-        section(
-            "Events",
-            table(
-                ("time", "critic updates", "event"),
-                [(format_duration(r["wall"]), f"{r['step']:,}", str(r.get("text", ""))) for r in metrics["event"]],
-                "Nothing out of the ordinary was recorded.",
-            ),
-            key="events",
-        ),
+        section("Events", _events(metrics), key="events"),
     ]
     atomic_write(report, page(title, *content))
     return report
@@ -87,7 +72,7 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
         ("Duration", format_duration(last["wall"])),
         ("Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),
-        ("Human ticks", _human(last, _control_hz(config))),
+        ("Human ticks", _human(last, control_hz(config))),
         ("Episodes", f"{len(episodes):,}" + (f" ({warmup:,} of them warm-up)" if warmup else "")),
     ]
 
@@ -179,21 +164,22 @@ def _evaluation_sentence(rows: Sequence[Row]) -> str:
     )
 
 
-def _evaluations(metrics: RunMetrics) -> list[Sequence[object]]:
-    return [
+def _evaluations(metrics: RunMetrics) -> Html:
+    rows = [
         (
-            row.get("checkpoint"),
-            row.get("mode"),
-            row.get("n"),
-            _percent(row.get("success_rate")),
-            _interval(row),
+            *map(row.get, ("checkpoint", "mode", "n")), _percent(row.get("success_rate")), _interval(row),
             STARTS.get(row.get("starts_repeat"), "unknown"),
-            _measured(row.get("mean_time_s"), "s"),
-            _measured(row.get("mean_length"), "steps"),
+            _measured(row.get("mean_time_s"), "s"), _measured(row.get("mean_length"), "steps"),
             f"{row['env_steps']:,} steps, {format_duration(metrics.trained_wall(row))}",
         )
         for row in metrics["eval"]
-    ]
+    ]  # fmt: skip
+    return table(_EVALUATION_COLUMNS, rows, "No evaluation has been made of this run yet.")
+
+
+def _events(metrics: RunMetrics) -> Html:
+    rows = [(format_duration(r["wall"]), f"{r['step']:,}", str(r.get("text", ""))) for r in metrics["event"]]
+    return table(("time", "critic updates", "event"), rows, "Nothing out of the ordinary was recorded.")
 
 
 def _notes(metrics: RunMetrics) -> list[str]:
@@ -208,17 +194,9 @@ def _notes(metrics: RunMetrics) -> list[str]:
     return notes
 
 
-def _control_hz(config: Mapping[str, Any]) -> float | None:
-    """Return ticks per second: of the robot's specification where the run recorded it, else of its configuration."""
-    for group in ("robot_spec", "robot"):
-        if hz := (config.get(group) or {}).get("control_hz"):
-            return float(hz)
-    return None
-
-
-def _human(last: Row, control_hz: float | None) -> str:
+def _human(last: Row, hz: float | None) -> str:
     ticks, steps = last["human_ticks"], last["env_steps"]
-    details = [format_duration(ticks / control_hz)] if control_hz else []
+    details = [format_duration(ticks / hz)] if hz else []
     if steps:
         details.append(f"{_percent(ticks / steps)} of environment steps")
     return f"{ticks:,}" + (f" ({', '.join(details)})" if details else "")

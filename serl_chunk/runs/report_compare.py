@@ -21,20 +21,16 @@ from serl_chunk.viz.plots import Draw, add_legend, downsample, panels_svg, perce
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Rows = Callable[[RunMetrics], list[Row]]
 Curve = Callable[[RunMetrics, str], tuple[np.ndarray, np.ndarray]]  # of a run over a counter: x, y
 
 _DASHES = ("-", "--", "-.", ":")
 
 
 def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write one HTML page that compares runs, replacing an older one whole.
+    """Write one HTML page that compares two runs or more, replacing an older one whole, and return its path.
 
-    Args:
-        run_dirs: two run folders or more.
-        out: the file; `report_vs_<names of the others>.html` in the first run by default.
-
-    Returns:
-        The path of the page.
+    By default it is `report_vs_<names of the others>.html` in the first run.
 
     Raises:
         ConfigError: a run is given twice.
@@ -88,43 +84,38 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return ["/".join(p[-depth:]) for p in parts]
 
 
-def _rolling(rows: Callable[[RunMetrics], list[Row]], value: Callable[[Row], float]) -> Curve:
+def _curve(rows: Rows, value: str | Callable[[Row], float], *, rolling: bool = True) -> Curve:
     def curve(metrics: RunMetrics, key: str) -> tuple[np.ndarray, np.ndarray]:
         chosen = rows(metrics)
-        return panels.x_values(chosen, key), panels.rolling_mean([value(row) for row in chosen])
+        y = np.array([row[value] if isinstance(value, str) else value(row) for row in chosen], float)
+        return panels.x_values(chosen, key), panels.rolling_mean(y) if rolling else y
 
     return curve
 
 
-def _evaluation(metrics: RunMetrics, key: str) -> tuple[np.ndarray, np.ndarray]:
+def _evaluations(metrics: RunMetrics) -> list[Row]:
     rows = panels.evaluations(metrics)
-    rows = [row for row in rows if row.get("mode") == "mean"] or rows
-    return panels.x_values(rows, key), np.array([row["success_rate"] for row in rows], float)
+    return [row for row in rows if row.get("mode") == "mean"] or rows
 
 
-def _critic_loss(metrics: RunMetrics, key: str) -> tuple[np.ndarray, np.ndarray]:
-    rows = [row for row in metrics["train"] if row.get("critic/critic_loss") is not None]
-    return panels.x_values(rows, key), np.array([row["critic/critic_loss"] for row in rows], float)
+def _with_loss(metrics: RunMetrics) -> list[Row]:
+    return [row for row in metrics["train"] if row.get("critic/critic_loss") is not None]
 
 
-def _returned(metrics: RunMetrics) -> list[Row]:
-    return [row for row in metrics["episode"] if row.get("episode/r") is not None]
-
-
-def _stepped(metrics: RunMetrics) -> list[Row]:
-    return [row for row in metrics["episode"] if row.get("episode/l")]
+def _human_share(row: Row) -> float:
+    return (row.get("intervention_steps") or 0) / row["episode/l"]
 
 
 _ROLLING = f"Mean of the last {panels.WINDOW} episodes."
 _PLOTS: tuple[tuple[str, str, str, Curve, bool], ...] = (  # title, y axis, caption, curve, whether it is a share
-    ("Success without intervention", "success", _ROLLING, _rolling(panels.judged_episodes, succeeded_alone), True),
-    ("Evaluations", "success", "Each at its checkpoint; intervals are in the runs' own reports.", _evaluation, True),
-    ("Return", "return", _ROLLING, _rolling(_returned, lambda row: row["episode/r"]), False),
+    ("Success without intervention", "success", _ROLLING, _curve(panels.judged_episodes, succeeded_alone), True),
     (
-        "Intervention share", "share of an episode's steps", _ROLLING,
-        _rolling(_stepped, lambda row: (row.get("intervention_steps") or 0) / row["episode/l"]), True,
+        "Evaluations", "success", "Each at its checkpoint; intervals are in the runs' own reports.",
+        _curve(_evaluations, "success_rate", rolling=False), True,
     ),
-    ("Critic loss", "critic/critic_loss", "As logged.", _critic_loss, False),
+    ("Return", "return", _ROLLING, _curve(panels.with_return, "episode/r"), False),
+    ("Intervention share", "share of an episode's steps", _ROLLING, _curve(panels.with_steps, _human_share), True),
+    ("Critic loss", "critic/critic_loss", "As logged.", _curve(_with_loss, "critic/critic_loss", rolling=False), False),
 )  # fmt: skip
 
 
@@ -153,10 +144,7 @@ def _curves(
         return draw
 
     axes = [panels.UPDATES, panels.AXES[0], panels.AXES[2]]
-    svg = panels_svg([panel(*axis) for axis in axes if axis[0] == "wall" or _moves(runs, axis[0])])
+    moved = [axis for axis in axes if axis[0] == "wall" or any(panels.has_changed(run, axis[0]) for run in runs)]
+    svg = panels_svg([panel(*axis) for axis in moved])
     alt = f"Line charts of {title.lower()} of {' and '.join(names)}."
     return section(title, figure(svg, alt, caption) if svg else note("No run has recorded any."), key=title.split()[0])
-
-
-def _moves(runs: Sequence[RunMetrics], key: str) -> bool:
-    return any(panels.has_changed(metrics, key) for metrics in runs)

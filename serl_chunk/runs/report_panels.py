@@ -63,6 +63,16 @@ def judged_episodes(metrics: RunMetrics) -> list[Row]:
     return [row for row in metrics["episode"] if row.get("succeed") is not None]
 
 
+def with_return(metrics: RunMetrics) -> list[Row]:
+    """Return the episodes with a return."""
+    return [row for row in metrics["episode"] if row.get("episode/r") is not None]
+
+
+def with_steps(metrics: RunMetrics) -> list[Row]:
+    """Return the episodes with a step."""
+    return [row for row in metrics["episode"] if row.get("episode/l")]
+
+
 def evaluations(metrics: RunMetrics) -> list[Row]:
     """Return the evaluations with a rate, by their checkpoints' steps, `wall` being when these were written."""
     known = [row for row in metrics["eval"] if row.get("success_rate") is not None]
@@ -98,8 +108,7 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
 
 def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
     """Undiscounted return of every episode, and its rolling mean."""
-    rows = [row for row in metrics["episode"] if row.get("episode/r") is not None]
-    if rows:
+    if rows := with_return(metrics):
         x, returns = x_values(rows, x_key), [row["episode/r"] for row in rows]
         ax.plot(*downsample(x, np.array(returns, float)), ".", color=PURPLE, ms=3, alpha=0.6, label="episode")
         ax.plot(*downsample(x, rolling_mean(returns)), color=BLUE, label=f"mean of {WINDOW}")
@@ -110,8 +119,7 @@ def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
 
 def draw_intervention(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
     """Share of steps on which a human had the robot, idle ones included, and of episodes with an intervention."""
-    rows = [row for row in metrics["episode"] if row.get("episode/l")]
-    if rows:
+    if rows := with_steps(metrics):
         x = x_values(rows, x_key)
         steps = rolling_mean([row.get("intervention_steps") or 0 for row in rows])
         share = steps / rolling_mean([row["episode/l"] for row in rows])
@@ -281,7 +289,6 @@ def has_changed(metrics: RunMetrics, key: str) -> bool:
 
 
 def _shade_warmup(ax: Axes, metrics: RunMetrics, x_key: str) -> None:
-    """Shade everything up to the last episode of the warm-up: it comes before training on online steps."""
     if rows := [row for row in metrics["episode"] if row.get("phase") == "warmup"]:
         end = x_values(rows, x_key).max()
         ax.axvspan(0, end, color=text_colour(), alpha=0.08, lw=0, label="before online training")

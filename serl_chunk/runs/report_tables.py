@@ -114,9 +114,15 @@ def _subclasses(base: Any) -> Iterator[Any]:
         yield from _subclasses(kind)
 
 
+def control_hz(config: Mapping[str, Any]) -> float | None:
+    """Return ticks per second: of the robot's specification where the run recorded it, else of its configuration."""
+    found = (hz for group in ("robot_spec", "robot") if (hz := (config.get(group) or {}).get("control_hz")))
+    return next(map(float, found), None)
+
+
 def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) -> Html:
     """Build the episodes of evaluations and of training, newest first, with their films next to the page."""
-    hz = (config.get("robot_spec") or config.get("robot") or {}).get("control_hz")
+    hz = control_hz(config)
     speed = f", {MAX_FPS / hz:.2f} of the robot's speed" if hz and hz > MAX_FPS else ""
     about = f"Films show every tick at {min(MAX_FPS, hz or MAX_FPS):g} frames a second{speed}. A frame in this colour: "
     parts: list[Html] = []
@@ -172,18 +178,11 @@ def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
         number, length = row.get("number") or i, row.get("episode/l") or 0
         outcome = {1: "success", 0: "no success", None: "unknown"}[row.get("succeed")]
         human = _share(row.get("intervention_steps"), length)
-        rows.append(
-            _Episode(
-                f"{number} (warm-up)" if row.get("phase") == "warmup" else str(number),
-                outcome,
-                length,
-                _number(row.get("episode/r")),
-                human,
-                f"{row['env_steps']:,} steps",
-                f"training episode {number}: {outcome}, {plural(length, 'step')}, human {human}",
-                _existing(run, TRAINING_FILMS.parent / films[number]) if number in films else None,
-            )
-        )
+        name = f"{number} (warm-up)" if row.get("phase") == "warmup" else str(number)
+        caption = f"training episode {number}: {outcome}, {plural(length, 'step')}, human {human}"
+        film = _existing(run, TRAINING_FILMS.parent / films[number]) if number in films else None
+        after = f"{row['env_steps']:,} steps"
+        rows.append(_Episode(name, outcome, length, _number(row.get("episode/r")), human, after, caption, film))
     return rows
 
 
@@ -194,24 +193,18 @@ def _evaluated(run: Path) -> list[_Episode]:
         try:
             content = json.loads(file.read_text())
             step, purpose = content["checkpoint"], content["purpose"]
-            rows += [
-                _Episode(
-                    f"{i} ({result['mode']}, {purpose})",
-                    e["outcome"],
-                    e["length"],
-                    _number(e.get("total_reward")),
-                    _share(e.get("human_ticks"), e["length"]),
-                    f"checkpoint {step}",
-                    f"evaluation of checkpoint {step}, {result['mode']} policy, episode {i}: {e['outcome']}, "
-                    f"{plural(e['length'], 'step')}",
-                    _existing(
-                        run,
-                        Path(VIDEOS, f"{step}_{result['mode']}", f"{result['mode']}_{i:03d}_{e['outcome']}.mp4"),
-                    ),
-                )
-                for result in content["results"]
-                for i, e in enumerate(result.get("episodes") or [])
-            ]
+            of_file = []
+            for mode, episodes in ((r["mode"], r.get("episodes") or []) for r in content["results"]):
+                for i, e in enumerate(episodes):
+                    outcome, length = e["outcome"], e["length"]
+                    about = f"evaluation of checkpoint {step}, {mode} policy, episode {i}: {outcome}"
+                    of_file.append(_Episode(
+                        f"{i} ({mode}, {purpose})", outcome, length, _number(e.get("total_reward")),
+                        _share(e.get("human_ticks"), length), f"checkpoint {step}",
+                        f"{about}, {plural(length, 'step')}",
+                        _existing(run, Path(VIDEOS, f"{step}_{mode}", f"{mode}_{i:03d}_{outcome}.mp4")),
+                    ))  # fmt: skip
+            rows += of_file
         except (OSError, ValueError, LookupError, TypeError) as error:
             logger.warning("%s is left out of the report: %r", file, error)
     return rows

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from serl_chunk.io import format_duration, plural
 
@@ -60,10 +60,7 @@ class StatusLine:
     """A live line on a screen, and a record of the logger `STATUS_LOGGER` at most every ten seconds.
 
     Use as a context manager: leaving it shows the newest state once more. `update` may be called from several threads.
-
-    Args:
-        screen: where the live line is drawn; None for a log.
-        clock: monotonic seconds; injected by tests.
+    Without a `screen` the line is logged only.
     """
 
     def __init__(self, screen: Screen | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,15 +96,11 @@ class StatusLine:
             begins = fields.get("evaluating", False) and not self._fields.get("evaluating", False)
             self._fields, self._stale = fields, True
             # The reason why training stands still is shown at once: an evaluation may end before the next line is due.
-            self._show(
-                now,
-                draw=begins or now - self._drawn_at >= SCREEN_PERIOD,
-                log=begins or now - self._logged_at >= LOG_PERIOD,
-            )
+            draw = begins or now - self._drawn_at >= SCREEN_PERIOD
+            self._show(now, draw=draw, log=begins or now - self._logged_at >= LOG_PERIOD)
 
     def _show(self, now: float, *, draw: bool, log: bool) -> None:
-        draw = draw and self._screen is not None
-        if not (draw or log):
+        if not (log or (draw and self._screen is not None)):
             return
         line = format_status(self._phase, self._fields, self._seconds_left(now))
         if draw and self._screen is not None:
@@ -129,6 +122,16 @@ class StatusLine:
         return spent / (done - first) * max(0, total - done)
 
 
+_COUNTS: dict[str, Callable[[Any], str]] = {
+    "step": "step {:,}".format,
+    "updates_per_s": "{:.0f} updates/s".format,
+    "env_steps": "{:,} env steps".format,
+    "episodes": lambda count: plural(count, "episode"),
+    "success": "success without intervention {:.0%} (of the last 20)".format,
+    "human": "human {:.1%}".format,
+}
+
+
 def format_status(phase: str, fields: StatusFields, seconds_left: float | None = None) -> str:
     """The line as text: `3/5 warm-up 4/20 | eta 2:05 | ... | normal pacing: learner is ahead | snapshot 24`."""
     progress = phase
@@ -141,20 +144,7 @@ def format_status(phase: str, fields: StatusFields, seconds_left: float | None =
         parts.append("evaluating")
     if seconds_left is not None:
         parts.append(f"eta {format_duration(seconds_left)}")
-    if "step" in fields:
-        parts.append(f"step {fields['step']:,}")
-    if "updates_per_s" in fields:
-        parts.append(f"{fields['updates_per_s']:.0f} updates/s")
-    if "env_steps" in fields:
-        parts.append(f"{fields['env_steps']:,} env steps")
-    if "episodes" in fields:
-        parts.append(plural(fields["episodes"], "episode"))
-    success = fields.get("success")
-    if success is not None:
-        parts.append(f"success without intervention {success:.0%} (of the last 20)")
-    human = fields.get("human")
-    if human is not None:
-        parts.append(f"human {human:.1%}")
+    parts += [show(value) for name, show in _COUNTS.items() if (value := fields.get(name)) is not None]
     if "learner_wait" in fields and "actor_wait" in fields:
         parts.append(pacing(fields))
     if stalled := fields.get("stalled"):

@@ -12,12 +12,9 @@ class Html(str):
 
 
 def element(tag: str, *content: object, **attributes: object) -> Html:
-    """Build one element.
+    """Build one element. Content that is not `Html` is text.
 
-    Args:
-        tag: its name.
-        content: children in order; everything that is not `Html` is text.
-        attributes: by name, `class_` for `class`; True stands alone, None and False are left out.
+    Attributes are named `class_` for `class`; True has no value, None and False are left out.
     """
     named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
     written = "".join(
@@ -36,16 +33,12 @@ def join(content: Iterable[object]) -> Html:
 
 def page(title: str, *content: Html) -> str:
     """Build a whole document with the one style sheet of the project, for light and dark screens."""
-    head = join(
-        [
-            element("meta", charset="utf-8"),
-            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            element("title", title),
-            element("style", Html(_CSS)),
-        ]
+    viewport = element("meta", name="viewport", content="width=device-width, initial-scale=1")
+    head = element(
+        "head", element("meta", charset="utf-8"), viewport, element("title", title), element("style", Html(_CSS))
     )
     body = element("body", element("main", element("h1", title), *content))
-    return f'<!doctype html>\n<html lang="en">{element("head", head)}{body}</html>\n'
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
 
 def section(title: str, *content: Html, key: str | None = None) -> Html:
@@ -55,13 +48,11 @@ def section(title: str, *content: Html, key: str | None = None) -> Html:
 
 def facts(rows: Iterable[tuple[str, object]], *, large: int = 0) -> Html:
     """Build a list of names and values; the first `large` values are printed in large type."""
-    return element(
-        "dl",
-        *(
-            element("div", element("dt", name), element("dd", value), class_="large" if i < large else None)
-            for i, (name, value) in enumerate(rows)
-        ),
-    )
+    rows_ = [
+        element("div", element("dt", name), element("dd", value), class_="large" if i < large else None)
+        for i, (name, value) in enumerate(rows)
+    ]
+    return element("dl", *rows_)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], missing: str = "") -> Html:

@@ -38,18 +38,11 @@ def new_figure(width: float, height: float, *, ink: str = INK, dpi: int = 110) -
 
     inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color")
     parameters: Any = dict.fromkeys(inked, ink) | {
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.alpha": 0.2,
-        "lines.linewidth": 1.5,
-        "font.size": 9,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+        "grid.alpha": 0.2, "lines.linewidth": 1.5, "font.size": 9, "legend.frameon": False, "legend.fontsize": 8,
         "svg.fonttype": "none",  # text stays text
         "svg.hashsalt": "report",  # the same run gives the same bytes
-    }
+    }  # fmt: skip
     with mpl.rc_context(parameters):
         figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
