@@ -28,17 +28,14 @@ class Counters(collections.Counter[str]):
     """Named counts. Written by one thread, read by any: a reader may be one event behind."""
 
     def __init__(self, *names: str) -> None:
-        """Every name in `names` is reported from the start, so that a zero is visible."""
-        super().__init__({name: 0 for name in names})
+        super().__init__(dict.fromkeys(names, 0))  # a zero is visible from the start
 
 
 class Rate:
     """Events per second over a sliding window."""
 
     def __init__(self, window: float = 5.0, clock: Clock = time.monotonic) -> None:
-        self._window = window  # seconds
-        self._clock = clock
-        self._started = clock()
+        self._window, self._clock, self._started = window, clock, clock()  # seconds
         self._events: collections.deque[tuple[float, int]] = collections.deque()
 
     def add(self, n: int) -> None:
@@ -219,11 +216,9 @@ class Waker:
         self._write.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading."""
         return self._read.fileno()
 
     def wake(self) -> None:
-        """Make the polling thread's poll return."""
         if self._woken:
             return
         self._woken = True

@@ -38,7 +38,7 @@ def joined(learner: ServerKeys, folder: Path, name: str = "left") -> ClientKeys:
     keys = invited(learner, folder, name)
     assert keys.ticket is not None
     assert learner.enrol(keys.ticket.public, keys.pair.public) == name
-    return keys.enrolled(HERE)
+    return keys.at([HERE], joined=True)
 
 
 def tell(port: int, keys: ClientKeys, pair: Pair, frames: list) -> codec.Message | None:

@@ -73,7 +73,7 @@ def robot(tmp_path):
     keys, _ = ServerKeys.ensure(tmp_path / "gpu")
     own = ClientKeys.accept(tmp_path / "robot", keys.invite("left", [HERE], 0))
     assert keys.enrol(own.ticket.public, own.pair.public) == "left"
-    own.enrolled(HERE)
+    own.at([HERE], joined=True)
     return str(tmp_path / "gpu"), str(tmp_path / "robot")
 
 

@@ -75,8 +75,7 @@ def duration(seconds: float) -> str:
 def require_free(name: str, path: str) -> None:
     """Raise ConfigError where `path` of the flag `name` cannot be written."""
     try:
-        with open(path, "a"):
-            pass
+        open(path, "a").close()
     except OSError as e:
         raise ConfigError(f"{path} cannot be written: {e.strerror}", parameter=name) from e
 
@@ -155,7 +154,6 @@ def _robot(own: Callable[[], Sequence[str]]) -> Check:
 
 
 def _spacemouse(root: Path) -> Iterator[Check]:
-    """Check the first SpaceMouse that is plugged in."""
     for folder in sorted((root / "sys/class/hidraw").glob("hidraw*")):
         try:
             lines = (folder / "device/uevent").read_text().splitlines()

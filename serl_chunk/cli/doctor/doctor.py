@@ -117,7 +117,6 @@ class _LearnerChecks:
         return max(0.1, min(seconds, self._until - time.monotonic()))
 
     def checks(self) -> Iterator[Check]:
-        """Yield all of them, up to the first without which the others mean nothing."""
         w = self._where
         prober: DiagnosticsClient | None = None
         try:

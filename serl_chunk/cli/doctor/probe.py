@@ -116,7 +116,6 @@ class DiagnosticsClient:
 
     @property
     def secured(self) -> bool:
-        """Whether the connection is encrypted, with keys."""
         return self._socket is not None and self._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
 
     def inspect(self, request: StatusRequest, timeout: float) -> LearnerStatus:
@@ -173,7 +172,6 @@ class DiagnosticsClient:
         return _rate(arrived), arrived[-1][1]
 
     def close(self) -> None:
-        """Release the connection."""
         self._drop()
         self._context.destroy(linger=0)
 

@@ -157,7 +157,6 @@ class KeyExchange:
         return ConnectionFault(sentence(outcome, keys, where), final)
 
     def close(self) -> None:
-        """Stop watching, before the socket is closed."""
         if self._watched is not None and not self._watched.closed:
             self._watched.disable_monitor()
         if self.monitor is not None:
@@ -222,7 +221,7 @@ def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, time
         outcome = _ask(keys, config, host, port, timeout, None)
     outcome = explain(outcome, True, host, port + CHANNELS.index("control"))
     if outcome is Outcome.DONE:
-        return keys.enrolled(host)
+        return keys.at([host], joined=True)
     if outcome in (None, Outcome.FOREIGN):
         raise UnreachableError(f"no learner answers at {where}")
     if outcome is Outcome.DENIED and refused is not None:

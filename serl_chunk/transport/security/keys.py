@@ -111,9 +111,8 @@ class JoinToken(NamedTuple):
         return f"JoinToken(name={self.name!r}, hosts={self.hosts!r}, port={self.port})"
 
     def encode(self) -> str:
-        """Return the one word of the line."""
-        keys = [z85.decode(key.encode()) for key in (self.server, self.ticket)]
-        content: bytes = msgpack.packb([*keys, self.name, self.port, list(self.hosts)])
+        values = to_bytes(self.server), to_bytes(self.ticket), self.name, self.port, self.hosts
+        content: bytes = msgpack.packb(values)
         return _PREFIX + base64.urlsafe_b64encode(_check(content) + content).decode().rstrip("=")
 
     @classmethod
@@ -137,7 +136,7 @@ class JoinToken(NamedTuple):
                 raise ValueError("fields")
         except (ValueError, TypeError, binascii.Error, msgpack.UnpackException) as e:
             raise ConfigError("the line is not complete, or was changed on its way. Copy the whole line again") from e
-        return cls(z85.encode(server).decode(), z85.encode(ticket).decode(), name, port, tuple(hosts))
+        return cls(to_text(server), to_text(ticket), name, port, tuple(hosts))
 
 
 def _check(content: bytes) -> bytes:
@@ -163,11 +162,9 @@ class ClientKeys:
     @classmethod
     def accept(cls, folder: Path, token: JoinToken) -> ClientKeys:
         """Make a pair of this machine, for the learner that invites it. Nothing is saved. Raises ConfigError."""
-        ticket = Pair.of_secret(token.ticket)
+        ticket, now = Pair.of_secret(token.ticket), time.time()
         line = fingerprint(ticket.public)
-        return cls(
-            folder, token.name, token.server, Pair.new(), ticket, line, token.hosts, token.port, time.time()
-        )  # fmt: skip
+        return cls(folder, token.name, token.server, Pair.new(), ticket, line, token.hosts, token.port, now)
 
     @classmethod
     def all(cls, folder: Path) -> list[ClientKeys]:
@@ -213,17 +210,15 @@ class ClientKeys:
         }  # fmt: skip
         write(self.file, value)
 
-    def at(self, hosts: Sequence[str]) -> ClientKeys:
-        """Return these keys with more addresses of the learner; saved where one is new. Raises ConfigError."""
-        keys = dataclasses.replace(self, hosts=tuple(dict.fromkeys((*self.hosts, *hosts))))
-        if keys.hosts != self.hosts:
-            keys.save()
-        return keys
+    def at(self, hosts: Sequence[str], *, joined: bool = False) -> ClientKeys:
+        """Return these keys with more addresses of the learner; saved where they change. Raises ConfigError.
 
-    def enrolled(self, host: str) -> ClientKeys:
-        """Return these keys as those of a machine that joined the learner at `host`; saved. Raises ConfigError."""
-        keys = dataclasses.replace(self, ticket=None, hosts=tuple(dict.fromkeys((*self.hosts, host))))
-        keys.save()
+        `joined`: this machine has joined that learner, so that the one-time key is forgotten.
+        """
+        ticket = None if joined else self.ticket
+        keys = dataclasses.replace(self, ticket=ticket, hosts=tuple(dict.fromkeys((*self.hosts, *hosts))))
+        if keys != self:
+            keys.save()
         return keys
 
 
@@ -249,7 +244,7 @@ def key_of(path: Path, value: dict[str, Any], name: str) -> str:
     """Return the key in a field, Z85. Raises ConfigError."""
     key = value.get(name)
     try:
-        if isinstance(key, str) and len(key) == 40 and z85.encode(z85.decode(key.encode())).decode() == key:
+        if isinstance(key, str) and len(key) == 40 and to_text(to_bytes(key)) == key:
             return key
     except (LookupError, ValueError, struct.error):  # a character, or a number, that Z85 does not have
         pass
@@ -261,17 +256,13 @@ def read(path: Path) -> dict[str, Any]:
     try:
         with path.open() as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            text = "" if mode & 0o077 else file.read()
+            value = {} if mode & 0o077 else json.load(file)
     except OSError as e:
         raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
-    except UnicodeDecodeError as e:
+    except (ValueError, RecursionError) as e:  # not UTF-8 among them
         raise damaged(path, "its JSON") from e
     if mode & 0o077:
         raise ConfigError(f"{path} is open to other users (mode {mode:04o}, expected 0600). Run chmod 600 {path}")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise damaged(path, "its JSON") from e
     if not isinstance(value, dict):
         raise damaged(path, "its JSON")
     return value
@@ -306,17 +297,12 @@ def check_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time change the folder."""
-    try:
-        _make_folder(folder)
-        lock = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    with contextlib.ExitStack() as stack:
         try:
+            _make_folder(folder)
+            lock = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
+            stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except BaseException:
-            os.close(lock)
-            raise
-    except OSError as e:
-        raise ConfigError(f"the key folder {folder} cannot be used: {e.strerror}") from e
-    try:
+        except OSError as e:
+            raise ConfigError(f"the key folder {folder} cannot be used: {e.strerror}") from e
         yield
-    finally:
-        os.close(lock)

@@ -233,7 +233,6 @@ class Authenticator:
         s.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no peer is admitted while no thread answers
 
     def serve(self) -> None:
-        """Answer libzmq's requests."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -248,18 +247,15 @@ class Authenticator:
     def _judge(self, public: str, address: str) -> bytes:
         """Return the status of a key: 200 admitted, 400 refused, 500 unknown now."""
         client, role = self._role(public)
-        if role is None:
-            return b"500"
-        if role:
-            return b"200"
+        if role != "":
+            return b"500" if role is None else b"200"
         self._counters["keys_refused"] += 1
         line = add_line(self._keys.folder, self._port, client.name if client else "NAME")
         if client is None:
             what = f"unknown key: {fingerprint(public)}. If this is a robot of yours, run `{line}` here"
-        elif client.revoked:
-            what = f"revoked key of {client.name}: it is not admitted"
         else:
-            what = f"expired line of {client.name}: `{line}` prints another"
+            expired = f"expired line of {client.name}: `{line}` prints another"
+            what = f"revoked key of {client.name}: it is not admitted" if client.revoked else expired
         self._complain("control", address.removeprefix("::ffff:"), what)
         return b"400"
 
@@ -285,12 +281,10 @@ class Authenticator:
         return self._role(public)[1] in ("", "join")
 
     def name_of(self, public: str) -> str:
-        """Return the name of a key, "?" where it is unknown."""
         client, _ = self._role(public)
         return "?" if client is None else client.name
 
     def revoked(self, public: str) -> str:
-        """Return the refusal of a key that is gone."""
         return (
             f"the key {self.name_of(public)!r} ({fingerprint(public)}) of this machine was revoked. If that was a "
             "mistake, run `serl-chunk keys add NAME` on the learner's machine, and paste the line it prints here"

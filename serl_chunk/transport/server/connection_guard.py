@@ -53,12 +53,7 @@ class ConnectionGuard:
     """
 
     def __init__(self, queued_bytes: int, largest_message: int, on_cut: Callable[[str, str], None]) -> None:
-        """
-        Args:
-            queued_bytes: bytes that a session may have in flight while its records wait.
-            largest_message: bytes.
-            on_cut: (channel, why); called once for each connection that is shut down.
-        """
+        """`queued_bytes`: in flight of a session whose records wait. `on_cut`: (channel, why), once for each."""
         self.look_at = 0.0  # monotonic seconds of the next look
         self.drained = 0  # how often nothing was left to receive on the data channel; the data thread counts
         self._queued = queued_bytes + queued_bytes // 8 + UNFINISHED_BYTES  # with the frames' heads
@@ -102,16 +97,13 @@ class ConnectionGuard:
             s = socket.socket(fileno=os.dup(fd))
         except OSError:  # it is gone already
             return
-        try:
-            ours = s.getsockname()[1] == self._ports[channel]
-        except (OSError, IndexError):
-            ours = False
-        if not ours:  # it is gone, and its number is another file's
-            s.close()
-            return
-        if (old := self._connections.get((channel, fd))) is not None:
-            old.socket.close()
-        self._connections[channel, fd] = _Connection(s, time.monotonic())
+        with contextlib.suppress(OSError, IndexError):
+            if s.getsockname()[1] == self._ports[channel]:
+                if (old := self._connections.get((channel, fd))) is not None:
+                    old.socket.close()
+                self._connections[channel, fd] = _Connection(s, time.monotonic())
+                return
+        s.close()  # it is gone, and its number is another file's
 
     def count(self, channel: str, frames: list[zmq.Frame]) -> None:
         """Count a complete message. For the thread that receives the channel."""
@@ -174,7 +166,6 @@ class ConnectionGuard:
             self._on_cut(key[0], why)
 
     def close(self) -> None:
-        """Stop watching."""
         for s in self._owners:
             if not s.closed:
                 s.disable_monitor()
@@ -186,7 +177,6 @@ class ConnectionGuard:
 
 
 def _received(s: socket.socket) -> int:
-    """Return the bytes that a connection received; 0 where the kernel does not count them."""
     try:
         info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
     except (OSError, AttributeError):
@@ -195,7 +185,6 @@ def _received(s: socket.socket) -> int:
 
 
 def _descriptor_of(frames: list[zmq.Frame]) -> int:
-    """Return the file descriptor of a message's connection; -1 where it is unknown."""
     try:
         return int(frames[-1].get("__fd"))
     except zmq.ZMQError:

@@ -60,22 +60,21 @@ class ControlChannel:
         """Answer a message of the control channel; raises WireError for one that is none."""
         message = codec.decode(frames, self._limits)
         authenticator = self._sockets.authenticator
-        if authenticator is not None:
-            answer = authenticator.answer(message, user_of(frames), address_of(frames))
-            if answer is not None:
-                self._sockets.send("control", identity, answer)
-                return
-        if message.kind == message_types.WHO:
+        key, peer = user_of(frames), address_of(frames)
+        answer = authenticator.answer(message, key, peer) if authenticator is not None else None
+        if answer is not None:
+            self._sockets.send("control", identity, answer)
+        elif message.kind == message_types.WHO:
             sentence = handshake.compare_protocol(codec.count(message.header, "protocol"))
             known = codec.encode(message_types.IDENTITY, {"run": self._run_id})
             self._sockets.send("control", identity, handshake.refusal(sentence) if sentence else known)
         elif message.kind == handshake.HELLO:
-            self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), user_of(frames))
+            self._on_hello(identity, handshake.Hello.decode(message), peer, key)
         elif message.kind in (message_types.INSPECT, message_types.ECHO):
             if self._probes.take():
                 inspect = message.kind == message_types.INSPECT
-                answer = self._inspect(message, user_of(frames)) if inspect else probe.answer_echo(message)
-                self._sockets.send("control", identity, answer)
+                found = self._inspect(message, key) if inspect else probe.answer_echo(message)
+                self._sockets.send("control", identity, found)
         elif (session := self._session(message, "control", identity)) is not None:
             session.control_id = identity
             self._receive_of(session, message)
@@ -98,9 +97,8 @@ class ControlChannel:
         """Return the answer that an actor would get, and this learner's state; no peer is admitted."""
         request = probe.StatusRequest.decode(message)
         live = [s for s in self._sessions if s.live]
-        authenticator = self._sockets.authenticator
+        authenticator, not_ready = self._sockets.authenticator, ""
         try:
-            not_ready = ""
             self._welcome()
         except SerlChunkError as e:
             not_ready = str(e)
@@ -202,7 +200,6 @@ class ControlChannel:
                 self._receiver.end_later(session, gone=False)
 
     def tick(self) -> None:
-        """Do what is due without a message."""
         self._sockets.send_outgoing()
         now = time.monotonic()
         if self._sockets.authenticator is not None and now >= self._keys_at:

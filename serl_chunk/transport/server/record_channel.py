@@ -305,7 +305,6 @@ class RecordReceiver:
             self._sockets.wakers["data"].wake()
 
     def end_episodes(self) -> None:
-        """Do what `end_later` was called for."""
         while self._ends:
             session, act = self._ends.popleft()
             with self._sessions.taking(session):

@@ -106,7 +106,6 @@ class LearnerServer:
     # The learner's thread.
 
     def start(self) -> None:
-        """Start to serve."""
         for thread in self._threads:
             thread.start()
 
@@ -159,7 +158,6 @@ class LearnerServer:
         }
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Return every session, live or not, as plain values."""
         now = time.monotonic()
         return [s.report(now) for s in self._sessions]
 

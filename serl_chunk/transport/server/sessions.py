@@ -32,10 +32,7 @@ class SessionInfo(NamedTuple):
 
 
 class RefuseError(SerlChunkError):
-    """An actor cannot be admitted; the message is the sentence it is told.
-
-    `retry`: waiting may help. `renew`: its session cannot go on, a new one can.
-    """
+    """An actor is not admitted. `retry`: waiting may help. `renew`: its session cannot go on, a new one can."""
 
     def __init__(self, reason: str, *, retry: bool = False, renew: bool = False) -> None:
         super().__init__(reason)
@@ -82,7 +79,6 @@ class Session:
         return {"taken": self.state.expected, "partial": a and {"first": a.first, "received": a.received}}
 
     def advance(self, item: Item, *, delivered: bool) -> None:
-        """Account for an item that was delivered or dropped."""
         self.state, self.gap_told = self.state.after(item, delivered=delivered), None
 
     def hear(self) -> None:
@@ -96,15 +92,10 @@ class Session:
 
     def report(self, now: float) -> dict[str, Any]:
         return {
-            **self.info._asdict(),
-            "live": self.live,
-            "silent_s": now - self.heard,
-            "records": self.state.expected,
-            "steps": self.state.steps,
-            "open_episode": self.state.open_episode,
-            "duplicates": self.duplicates,
+            **self.info._asdict(), "live": self.live, "silent_s": now - self.heard, "records": self.state.expected,
+            "steps": self.state.steps, "open_episode": self.state.open_episode, "duplicates": self.duplicates,
             "orphans": self.orphans,
-        }
+        }  # fmt: skip
 
 
 class Admission(NamedTuple):
@@ -131,11 +122,8 @@ class Sessions:
         recall: Callable[[str], SessionState | None] = lambda session: None,
     ) -> None:
         """`recall` gives the place of a session that is not in the table any more."""
-        self._contract = contract
-        self._run = run
-        self._limit = limit
+        self._contract, self._run, self._limit, self._recall = contract, run, limit, recall
         self._by_session: dict[str, Session] = {}
-        self._recall = recall
         self._by_token: dict[bytes, Session] = {}
         self.lock = threading.RLock()
         self._idle = threading.Condition(self.lock)
@@ -169,11 +157,7 @@ class Sessions:
             self._idle.notify_all()
 
     def by_token(self, token: object) -> Session | None:
-        """The session whose present connection has this token."""
         return self._by_token.get(token) if isinstance(token, bytes) else None
-
-    def by_session(self, session: str) -> Session | None:
-        return self._by_session.get(session)
 
     def restore(self, states: Iterable[SessionState], now: float) -> None:
         """Remember the sessions of a previous learner process, silent for now."""

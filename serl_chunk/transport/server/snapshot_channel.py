@@ -65,7 +65,6 @@ class SnapshotChannel:
         return snapshot._replace(origin=snapshot.origin._replace(run=self._run))
 
     def receive(self, session: Session, message: Message) -> None:
-        """Answer a message of the snapshots channel. Raises WireError for one that is none."""
         if message.kind == snapshots.SUBSCRIBE:
             session.holds = codec.field(message.header, "version", int)
             self._pulled.pop(session.info.session, None)
@@ -85,12 +84,9 @@ class SnapshotChannel:
     def _announce(self, session: Session) -> None:
         """Announce the newest snapshot to a session that waits for one, once."""
         newest = self.newest
-        if (
-            newest is not None
-            and session.holds is not None
-            and newest.manifest.version > session.holds
-            and self._sockets.send("snapshots", session.snapshots_id, newest.announcement)
-        ):
+        if newest is None or session.holds is None or newest.manifest.version <= session.holds:
+            return
+        if self._sockets.send("snapshots", session.snapshots_id, newest.announcement):
             session.holds = None
             self._pulled[session.info.session] = newest
 
@@ -122,7 +118,6 @@ class SnapshotChannel:
         self._sockets.send("control", session.control_id, codec.encode(message_types.FETCH_FAILED, fields))
 
     def tick(self) -> None:
-        """Send what is due without a message, and drop what no session pulls any more."""
         live = {s.info.session: s for s in self._sessions if s.live}
         while self._read:
             name, request, result = self._read.popleft()

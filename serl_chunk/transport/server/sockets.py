@@ -50,7 +50,6 @@ class PeerRateLimiter:
         return level >= self._limit
 
     def is_blocked(self, channel: str, identity: bytes) -> bool:
-        """Whether messages of this connection are to be dropped unread."""
         key = (channel, identity)
         if key not in self._levels:
             return False
@@ -186,7 +185,6 @@ class ServerSockets:
         self.wakers["control"].wake()
 
     def send_outgoing(self) -> None:
-        """Send what the data thread has queued."""
         while self._outgoing:
             self.send("control", *self._outgoing.popleft())
 

@@ -165,5 +165,4 @@ def _first_only_in(mine: str | None, theirs: str | None) -> str | None:
 
 
 def _part(value: str | None) -> str:
-    """Return at most `_SHOWN` characters of a value."""
     return "absent" if value is None else repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...")

@@ -20,15 +20,10 @@ MAX_DECODED_BYTES = 1 << 28  # of the images of one camera in one message; sende
 
 
 class JpegImages:
-    """Images uint8[K, H, W, 3], RGB, each decoded anew on every access.
+    """Images uint8[K, H, W, 3], RGB, each decoded anew on every access, of JPEG files whose heads were checked.
 
     An integer index gives the image uint8[H, W, 3], a slice or a mask the JpegImages of these; `np.asarray` decodes
-    them all. All raise WireError for a file that is damaged behind its head.
-
-    Args:
-        files: JPEG files, whose heads were checked.
-        shape: [H, W, 3] of every image.
-        name: for errors.
+    them all. All raise WireError for a file that is damaged behind its head. `shape`: [H, W, 3] of every image.
     """
 
     dtype = np.dtype(np.uint8)
@@ -133,7 +128,6 @@ def jpeg_images(data: np.ndarray, sizes: np.ndarray, name: str) -> JpegImages:
 
 
 def _shape_of(file: bytes, name: str) -> tuple[int, int, int]:
-    """Return [H, W, 3] of an image, from its head alone."""
     try:
         with Image.open(io.BytesIO(file), formats=["JPEG"]) as image:
             width, height = image.size

@@ -40,7 +40,6 @@ class StatusRequest(NamedTuple):
 
     @classmethod
     def decode(cls, message: Message) -> StatusRequest:
-        """Return the request in `message`. Raises WireError."""
         if message.arrays:
             raise WireError("an inspection carries no arrays")
         return cls(codec.identifier(message.header, "actor_id", 128), handshake.contract_of(message.header))
@@ -67,7 +66,6 @@ class LearnerStatus(NamedTuple):
 
     @classmethod
     def decode(cls, message: Message) -> LearnerStatus:
-        """Return the status in `message`. Raises WireError."""
         return cls(**codec.fields(message.header, _STATUS))
 
 
@@ -80,7 +78,6 @@ class Echo(NamedTuple):
 
     @classmethod
     def decode(cls, message: Message) -> Echo:
-        """Return the answer in `message`. Raises WireError."""
         return cls(**codec.fields(message.header, _ECHO))
 
 

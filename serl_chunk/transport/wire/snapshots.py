@@ -76,7 +76,6 @@ class Manifest(NamedTuple):
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def header(self) -> dict[str, Any]:
-        """Return its fields for a message."""
         leaves = [(leaf.path, codec.dtype_name(leaf.dtype), leaf.shape, leaf.digest) for leaf in self.leaves]
         narrowed = sorted(self.narrowed)
         return {"version": self.version, "info": self.info, "leaves": leaves, "narrowed": narrowed,
@@ -84,7 +83,6 @@ class Manifest(NamedTuple):
 
     @classmethod
     def decode(cls, message: Message) -> Manifest:
-        """Return the manifest in a message. Raises WireError."""
         h = message.header
         rows = codec.field(h, "leaves", list)
         if len(rows) > MAX_LEAVES:
@@ -125,14 +123,12 @@ class Published:
     def __init__(
         self, snapshot: Snapshot, info: dict[str, Any], previous: Published | None = None, *, narrow: bool = False
     ) -> None:
-        """Hash every leaf (about 2 ms for 10 MB, without the interpreter's lock).
+        """Hash every leaf (about 2 ms for 10 MB, without the interpreter's lock). Raises WireError for a dtype.
 
         Args:
             snapshot: contiguous arrays are not copied and must not change afterwards.
             previous: a leaf that did not change since shares its memory.
             narrow: send float32 as bfloat16, in half the bytes. The actor gets float32 with 8 bits of mantissa.
-
-        Raises WireError for a dtype that cannot be sent.
         """
         known: dict[bytes, np.ndarray] = {} if previous is None else previous.leaves
         self.leaves: dict[bytes, np.ndarray] = {}  # uint8[bytes] by digest
@@ -203,7 +199,6 @@ class Pull:
                 self._requested[ranges] = tuple(r for r in wanted if r.digest in common)
 
     def _begin(self, digest: bytes) -> None:
-        """Request a leaf from its beginning."""
         nbytes = self._leaves[digest].nbytes
         buffer = np.empty(nbytes, np.uint8)
         if not nbytes:
@@ -227,11 +222,10 @@ class Pull:
             if length < left:
                 self._left.appendleft(Range(digest, offset + length, left - length))
             nbytes -= length
-        if not group:
-            return None
         ranges = tuple(group)
-        self._requested[ranges] = ranges
-        return ranges
+        if ranges:
+            self._requested[ranges] = ranges
+        return ranges or None
 
     def put_back(self, ranges: tuple[Range, ...]) -> bool:
         """Leave ranges to another request: they were not sent, or the server lacks them. False: none is needed."""
@@ -240,7 +234,6 @@ class Pull:
         return bool(wanted)
 
     def restart(self) -> None:
-        """Request again what was under way: the connection was lost."""
         for ranges in list(self._requested):
             self.put_back(ranges)
 

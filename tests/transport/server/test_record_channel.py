@@ -33,6 +33,10 @@ def begun(port, **changes):
     return actor
 
 
+def session_of(server, name):
+    return next(s for s in server._sessions if s.info.session == name)
+
+
 def send(actor, offset, nbytes, first=1, span=12, frames=FRAMES):
     """(next, partial, gap) as the learner answers a part."""
     h = actor.record(encode_part(first, span, frames, offset, nbytes)).header
@@ -113,7 +117,7 @@ def test_parts_of_a_session_that_is_gone_are_freed(learner, how):
     port, server, _ = learner
     actor = begun(port)
     send(actor, 0, 700)
-    session = server._sessions.by_session("raw")
+    session = session_of(server, "raw")
     assert session.assembly is not None
     if how == "bye":
         actor.control.send_multipart(codec.encode(message_types.BYE, {"token": actor.token}))
@@ -132,7 +136,7 @@ def test_silent_sessions_together_keep_no_more_parts_than_one_message():
         actors = [begun(port, session=name, actor_id=name) for name in ("first", "second")]
         for actor in actors:
             send(actor, 0, 700)
-        sessions = [server._sessions.by_session(name) for name in ("first", "second")]
+        sessions = [session_of(server, name) for name in ("first", "second")]
         eventually(lambda: not any(s.live for s in sessions))
         assert [s.assembly is not None for s in sessions] == [False, True]
         for actor in actors:
@@ -145,7 +149,7 @@ def test_strangers_open_nothing(learner):
     actor.data.send_multipart([b"x" * 16, *encode_part(1, 12, FRAMES, 0, 700)])
     eventually(lambda: server.stats()["stale"] == 1)
     assert server.stats()["parts"] == 0
-    assert server._sessions.by_session("raw").assembly is None
+    assert session_of(server, "raw").assembly is None
     actor.close()
 
 
@@ -164,6 +168,6 @@ def test_a_record_in_parts_that_is_malformed_refuses_the_session(learner, change
     assert (refusal.kind, refusal.header["retry"]) == (REFUSED, False)
     assert "record after 1 of this session is malformed" in refusal.header["reason"]
     eventually(lambda: server.stats()["malformed"] == 1)
-    assert server._sessions.by_session("raw").assembly is None
+    assert session_of(server, "raw").assembly is None
     assert len(inbox.records) == 1
     actor.close()
