@@ -12,7 +12,6 @@ import ctypes
 import ipaddress
 import random
 import socket
-import time
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -29,30 +28,6 @@ class Counters(collections.Counter[str]):
 
     def __init__(self, *names: str) -> None:
         super().__init__(dict.fromkeys(names, 0))  # a zero is visible from the start
-
-
-class Rate:
-    """Events per second over a sliding window."""
-
-    def __init__(self, window: float = 5.0, clock: Clock = time.monotonic) -> None:
-        self._window, self._clock, self._started = window, clock, clock()  # seconds
-        self._events: collections.deque[tuple[float, int]] = collections.deque()
-
-    def add(self, n: int) -> None:
-        now = self._clock()
-        # Events within a twentieth of the window share an entry, which bounds the memory.
-        if self._events and now - self._events[-1][0] < self._window / 20:
-            self._events[-1] = (self._events[-1][0], self._events[-1][1] + n)
-        else:
-            self._events.append((now, n))
-        while self._events[0][0] < now - self._window:
-            self._events.popleft()
-
-    def per_second(self) -> float:
-        """Return events per second over the window, or since the start where that is shorter. For any thread."""
-        now = self._clock()
-        total = sum(n for at, n in list(self._events) if at >= now - self._window)
-        return total / max(min(self._window, now - self._started), 1e-3)
 
 
 DEFAULT_PORT = 5588

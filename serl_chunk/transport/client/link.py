@@ -227,14 +227,13 @@ class LearnerLink(Connection):
         return request.result
 
     def stats(self) -> dict[str, float]:
-        """Return counts since the start, rates over the last seconds, current sizes and ages."""
+        """Return counts since the start, current sizes and ages."""
         snapshot, away, out, spool = self.latest(), self.away, self._out, self._out.spool
         arrived = None if snapshot is None else snapshot.arrived
         return {
             "retransmitted": out.sender.retransmitted,
             **out.counters,
             "steps_recorded": out.steps_recorded,
-            "steps_per_s": out.rate.per_second(),
             "queued": out.queued,
             "inherited": out.inherited,
             "unacked_records": 0 if spool is None else spool.next - spool.acked,

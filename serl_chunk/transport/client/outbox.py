@@ -12,7 +12,7 @@ import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.flow import Flow, Sent
-from serl_chunk.transport.sockets import Counters, Rate, Waker, try_send
+from serl_chunk.transport.sockets import Counters, Waker, try_send
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.spool import Kept, Spool
 from serl_chunk.transport.stream import Item
@@ -166,7 +166,6 @@ class Outbox:
         self.sender = Sender(config.credit_bytes, config.timeout_s)
         self.inherited = 0  # records that the spool held when it was opened and that the learner lacked then
         self.counters = Counters("abandoned", "set_aside")
-        self.rate = Rate()
         self._spools = spools
         self._spool_bytes, self._jpeg_quality = config.spool_bytes, config.jpeg_quality
         self._largest_episode = largest_episode_bytes
@@ -353,7 +352,6 @@ class Outbox:
                 self._spooled_episode = ""
             elif isinstance(record, StepBlock):
                 self._packed_steps += record.n
-                self.rate.add(record.n)
             self._packed_bytes += nbytes
             self._packed += items
         return True

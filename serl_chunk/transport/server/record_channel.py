@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from serl_chunk.transport.server.sessions import TOKEN_BYTES, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets, plain_bytes
-from serl_chunk.transport.sockets import Rate
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.stream import LOST, Item, Verdict
@@ -28,8 +27,7 @@ _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
 class RecordReceiver:
     """The data channel. Used by the data thread, which calls `on_record` and `on_silent`.
 
-    What the control thread finds out about an episode is passed on through `end_later`, and comes before whatever is
-    received afterwards.
+    What the control thread notices comes through `end_later`, before whatever is received afterwards.
     """
 
     def __init__(
@@ -44,8 +42,6 @@ class RecordReceiver:
     ) -> None:
         """See LearnerServer for the callbacks. With `durability="power"` only what is synced is acknowledged."""
         self.stalled = ""  # why nothing is taken now
-        self.rate = Rate()
-        self.insert_s = self.journal_s = 0.0  # time spent in on_record, and in writing
         self._sockets, self._sessions, self._counters = sockets, sessions, sockets.counters["data"]
         self._on_record, self._on_silent, self._allowance = on_record, on_silent, allowance
         self._store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
@@ -154,7 +150,6 @@ class RecordReceiver:
         if not self._journal(session, item, frames, delivered):
             return
         if delivered:
-            start = time.monotonic()
             try:
                 self._on_record(session.info, record)
             except DataError as e:
@@ -163,11 +158,9 @@ class RecordReceiver:
                 session.advance(item, delivered=False)  # a successor goes on behind it
                 self.refuse(session, str(e))
                 return
-            self.insert_s += time.monotonic() - start
             self._counters["records"] += new
             if isinstance(record, StepBlock):
                 self._counters["steps"] += new
-                self.rate.add(new)
         else:
             what = f"orphans of {session.info.actor_id}: their episode is not open here"
             self._sockets.complain("data", session.info.peer, what)
@@ -185,14 +178,12 @@ class RecordReceiver:
         """Write a record down before anything else is done with it; False where that failed."""
         if self._store is None:
             return True
-        start = time.monotonic()
         try:
             number = self._store.append(session.state, item, frames, delivered=delivered)
         except JournalError as e:
-            self.stalled, self._retry_at = f"the learner's disk takes no more: {e}", start + _RETRY_S
+            self.stalled, self._retry_at = f"the learner's disk takes no more: {e}", time.monotonic() + _RETRY_S
             log.error("%s. Actors keep their records until there is room", self.stalled)
             return False
-        self.journal_s += time.monotonic() - start
         if self._wait_for_disk:
             session.unsynced.append((number, item.end))
         return True

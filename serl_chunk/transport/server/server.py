@@ -144,17 +144,13 @@ class LearnerServer:
             raise SerlChunkError(f"the transport stopped: {type(self._error).__name__}: {self._error}") from self._error
 
     def stats(self) -> dict[str, float]:
-        """Return counts since the start, rates over the last seconds."""
+        """Return counts since the start."""
         data, control = self._sockets.counters["data"], self._sockets.counters["control"]
         return {
             **{name: data[name] + control[name] for name in (*data, *control)},
             "sessions": sum(s.live for s in self._sessions),
-            "steps_per_s": self._receiver.rate.per_second(),
-            "insert_s": self._receiver.insert_s,
-            "journal_s": self._receiver.journal_s,
             "stalled": float(bool(self._receiver.stalled)),
             "snapshot_version": self._snapshots.version,
-            "snapshot_prepare_s": self._snapshots.prepare_s,
         }
 
     def sessions(self) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,7 +33,6 @@ class SnapshotChannel:
     def __init__(self, sockets: ServerSockets, sessions: Sessions, run: str, fetch: Fetch | None) -> None:
         """`run`: id of the run, which every snapshot and checkpoint is sent with."""
         self.newest: Published | None = None
-        self.prepare_s = 0.0  # seconds the last snapshot took to prepare
         self._sockets, self._sessions, self._run, self._fetch = sockets, sessions, run, fetch
         self._counters = sockets.counters["snapshots"]
         self._narrow = sockets.config.snapshot_dtype == "bfloat16"  # of snapshots; checkpoints travel as they are
@@ -56,9 +54,7 @@ class SnapshotChannel:
         """Hash a snapshot and have it announced. Raises ConfigError where the version does not go up, and WireError."""
         if snapshot.version <= self.version:
             raise ConfigError(f"snapshot version {snapshot.version} does not follow {self.version}: they only go up")
-        start = time.monotonic()
         self.newest = Published(self._of_run(snapshot), info, self.newest, narrow=self._narrow)
-        self.prepare_s = time.monotonic() - start
         self._sockets.wakers["control"].wake()
 
     def _of_run(self, snapshot: Snapshot) -> Snapshot:
