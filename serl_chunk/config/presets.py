@@ -24,7 +24,7 @@ from serl_chunk.types import ConfigError
 
 HORIZON = 5  # actions in a published chunk
 HIDDEN = (512, 512, 512, 512)  # of every published network
-FLOW_STEPS = 10
+FLOW = FlowConfig(hidden=HIDDEN, steps=10, noise_low=1.0)
 HG_DAGGER_PRETRAIN = 20_000  # HIL-SERL's --pretrain_steps
 
 Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
@@ -49,66 +49,49 @@ def _rewards_of(config: ExperimentConfig, discount: float) -> RewardConfig:
     return dataclasses.replace(config.reward, scale=1.0, offset=-1.0, failure_reward=worst)
 
 
-def _common(config: ExperimentConfig) -> dict[str, object]:
+def _common(config: ExperimentConfig) -> Changes:
     """What an agent keeps of the experiment's: its inputs, and what its robot's grippers are."""
     a = config.agent
     return {"image_keys": a.image_keys, "use_state": a.use_state, "encoder": a.encoder, "gripper": a.gripper}
 
 
 def _flow(
-    config: ExperimentConfig, discount: float, actor: str, candidates: int, horizon: int, returns: int | None = None
+    config: ExperimentConfig, discount: float, actor: Any, candidates: int, horizon: int, returns: int | None = None
 ) -> Changes:
     agent = AcfqlConfig(
-        **_common(config),  # type: ignore[arg-type]
+        **_common(config),
         critic=CriticConfig(hidden=HIDDEN, ensemble=2, target_subset=2, target_aggregate="mean"),
-        flow=FlowConfig(hidden=HIDDEN, steps=FLOW_STEPS, noise_low=1.0),
-        actor_type=actor,  # type: ignore[arg-type]
-        target="policy",
-        candidates=candidates,
-        pretrain_candidates=candidates,
-        target_candidates=candidates,
-        policy_updates=1,
-        policy_ema=0.0,
-        acting_critic="online",
-        bc_on="all",
-    )
+        flow=FLOW, actor_type=actor, target="policy",
+        candidates=candidates, pretrain_candidates=candidates, target_candidates=candidates,
+        policy_updates=1, policy_ema=0.0, acting_critic="online", bc_on="all",
+    )  # fmt: skip
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon, returns)}
 
 
 def _gaussian(config: ExperimentConfig, discount: float, horizon: int, bc_alpha: float) -> Changes:
     agent = AcrlpdConfig(
-        **_common(config),  # type: ignore[arg-type]
+        **_common(config),
         critic=CriticConfig(hidden=HIDDEN, ensemble=10, target_subset=10, target_aggregate="mean"),
-        hidden=HIDDEN,
-        bc_alpha=bc_alpha,
-        log_prob="sum",  # what the published weight, temperature and target entropy are scaled for
-        init_temperature=1.0,
-        candidates=1,
-        pretrain_candidates=1,
-        bc_on="all",
-    )
+        hidden=HIDDEN, bc_alpha=bc_alpha, candidates=1, pretrain_candidates=1, bc_on="all",
+        log_prob="sum", init_temperature=1.0,  # the published weight, temperature and entropy are scaled for the sum
+    )  # fmt: skip
     return {"agent": agent, "reward": _rewards_of(config, discount), "chunk": _lengths(config, horizon)}
 
 
-def _clone(config: ExperimentConfig, policy: str, bc_on: str = "all") -> Changes:
+def _clone(config: ExperimentConfig, policy: Any, bc_on: Any = "all") -> Changes:
     encoder = config.agent.encoder
     if encoder.trained_by == "critic":  # a clone has none
         encoder = dataclasses.replace(encoder, trained_by="each")
     agent = BcConfig(
-        **_common(config) | {"encoder": encoder},  # type: ignore[arg-type]
-        policy=policy,  # type: ignore[arg-type]
-        flow=FlowConfig(hidden=HIDDEN, steps=FLOW_STEPS, noise_low=1.0),
-        hidden=HIDDEN,
-        policy_updates=1,
-        policy_ema=0.0,
-        bc_on=bc_on,  # type: ignore[arg-type]
-    )
+        **_common(config) | {"encoder": encoder},
+        policy=policy, flow=FLOW, hidden=HIDDEN, policy_updates=1, policy_ema=0.0, bc_on=bc_on,
+    )  # fmt: skip
     # Clones learn from no reward; the penalty of an intervention is the experiment's for agents that do.
     reward = dataclasses.replace(config.reward, intervention_penalty=0.0)
     return {"agent": agent, "chunk": _lengths(config, HORIZON), "reward": reward}
 
 
-def _hg_dagger(config: ExperimentConfig, policy: str) -> Changes:
+def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     """Cloning of demonstrations, then of these and human steps online (Kelly 2019; HIL-SERL's train_hgdagger)."""
     learner = config.learner
     if not learner.pretrain_steps:
@@ -218,7 +201,7 @@ def _check_single_actions(preset: str, horizon: int, overrides: Sequence[tuple[s
 
 
 def _without_adaptive(config: ExperimentConfig) -> Changes:
-    """No agent that follows asks to be followed early (`agent.replan_spread`)."""
+    # No agent that follows sets `agent.replan_spread`.
     return {"actor": dataclasses.replace(config.actor, adaptive_execution=False)}
 
 
@@ -249,72 +232,40 @@ def _compat_changes(
     }
 
 
-def _published_flow(flow: FlowConfig) -> FlowConfig:
-    return dataclasses.replace(flow, activation="gelu", layer_norm=False, time="raw", noise_low=1.0, train_delay="none")
+_OF_ALL_AGENTS: Changes = {
+    "grad_clip": 0.0, "update_order": "joint", "bc_mean": "batch", "kernel_init": "xavier_uniform", "policy_ema": 0.0,
+    "acting_critic": "online", "bc_on": "all", "choose_std": 0.0, "exploration_knots": 0, "prefix_critic": False,
+    "prefix_lengths": 1, "replan_spread": None, "gripper": GripperConfig(),  # continuous as every other dimension
+}  # fmt: skip
+_OF_ACRLPD: Changes = {
+    "policy_layer_norm": False, "log_prob": "sum", "log_std_min": -20.0, "init_temperature": 1.0,
+    "backup_entropy": False, "bc_clip": 1e-5, "bc_invalid": True, "candidates": 1, "pretrain_candidates": 1,
+    "target_candidates": 1, "improve": ImproveConfig(),
+}  # fmt: skip
+_OF_ACFQL: Changes = {"target": "policy", "target_flow_steps": None, "normalise_q": False, "improve": ImproveConfig()}
+_OF_FLOWS: Changes = {
+    "activation": "gelu", "layer_norm": False, "time": "raw", "noise_low": 1.0, "train_delay": "none"
+}  # fmt: skip
 
 
 def _published(agent: AgentConfig) -> AgentConfig:
-    shared = {
-        "grad_clip": 0.0,
-        "update_order": "joint",
-        "bc_mean": "batch",
-        "kernel_init": "xavier_uniform",
-        "policy_ema": 0.0,
-        "acting_critic": "online",
-        "bc_on": "all",
-        "choose_std": 0.0,
-        "exploration_knots": 0,
-        "prefix_critic": False,
-        "prefix_lengths": 1,
-        "replan_spread": None,
-        # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
-        "encoder": EncoderConfig(
-            features=agent.encoder.features, latent=agent.encoder.latent, shift=agent.encoder.shift
-        ),
-        "gripper": GripperConfig(),  # continuous as every other dimension
-    }
-    critic = dataclasses.replace(
-        agent.critic,
-        loss="squared",
-        target_floor="none",
-        target_average="old",
-        target_subset=agent.critic.ensemble,
-        tau=0.005,
-        tail="repeat",
-    )
+    encoder = agent.encoder
+    # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
+    encoder = EncoderConfig(features=encoder.features, latent=encoder.latent, shift=encoder.shift)
+    changes = _OF_ALL_AGENTS | {"encoder": encoder}
+    if not isinstance(agent, BcConfig):
+        of_flow = isinstance(agent, AcfqlConfig)
+        changes["critic"] = dataclasses.replace(
+            agent.critic, loss="squared", target_floor="none", target_average="old",
+            target_subset=agent.critic.ensemble, tau=0.005, tail="repeat",
+            activation="gelu" if of_flow else "relu", layer_norm="after" if of_flow else "before",
+        )  # fmt: skip
     if isinstance(agent, AcrlpdConfig):
-        critic = dataclasses.replace(critic, activation="relu", layer_norm="before")
-        return dataclasses.replace(
-            agent,
-            critic=critic,
-            policy_layer_norm=False,
-            log_prob="sum",
-            log_std_min=-20.0,
-            init_temperature=1.0,
-            backup_entropy=False,
-            bc_clip=1e-5,
-            bc_invalid=True,
-            candidates=1,
-            pretrain_candidates=1,
-            target_candidates=1,
-            improve=ImproveConfig(),
-            **shared,  # type: ignore[arg-type]
-        )
-    critic = dataclasses.replace(critic, activation="gelu", layer_norm="after")
-    if isinstance(agent, AcfqlConfig):
-        return dataclasses.replace(
-            agent,
-            critic=critic,
-            flow=_published_flow(agent.flow),
-            target="policy",
-            target_flow_steps=None,
-            normalise_q=False,
-            pretrain_candidates=agent.candidates,
-            policy_updates=1,
-            improve=ImproveConfig(),
-            **shared,  # type: ignore[arg-type]
-        )
-    if isinstance(agent, BcConfig):
-        flow = _published_flow(agent.flow)
-        return dataclasses.replace(agent, flow=flow, policy_updates=1, **shared)  # type: ignore[arg-type]
-    raise ConfigError(f"Q-chunking has no agent {agent.kind!r}. Use acfql, acrlpd or bc.", parameter="compat")
+        changes |= _OF_ACRLPD
+    elif isinstance(agent, AcfqlConfig | BcConfig):
+        changes |= {"flow": dataclasses.replace(agent.flow, **_OF_FLOWS), "policy_updates": 1}
+        if isinstance(agent, AcfqlConfig):
+            changes |= _OF_ACFQL | {"pretrain_candidates": agent.candidates}
+    else:
+        raise ConfigError(f"Q-chunking has no agent {agent.kind!r}. Use acfql, acrlpd or bc.", parameter="compat")
+    return dataclasses.replace(agent, **changes)
