@@ -30,12 +30,10 @@ class ImproveConfig(Group, path="agent.improve."):
     candidates: int = setting(8, "N that imitated chunks are chosen from", least=1, requires=_IMITATED)
 
     def _check(self) -> None:
-        require(
-            self.imitate == 0 or self.steps > 0,
-            "agent.improve.imitate",
+        # fmt: off
+        require(self.imitate == 0 or self.steps > 0, "agent.improve.imitate",
             f"must be 0 while agent.improve.steps is 0, got {self.imitate}: no chunk is improved. Set "
-            "agent.improve.steps.",
-        )
+            "agent.improve.steps.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,49 +83,26 @@ class AgentConfig(Group, path="agent."):
     )
 
     def _check(self) -> None:
+        # fmt: off
         cameras, encoder = bool(self.image_keys), self.encoder
-        require(
-            cameras or not encoder.weights,
-            "agent.encoder.weights",
-            f"{encoder.weights} has no effect: agent.image_keys names no camera. Name cameras, or leave it out.",
-        )
-        require(
-            cameras or not encoder.cache_features,
-            "agent.encoder.cache_features",
-            "True has no effect: agent.image_keys names no camera. Name cameras, or set it to False.",
-        )
-        require(
-            cameras or self.use_state,
-            "agent.use_state",
-            "False leaves the agent without an input. Name cameras in agent.image_keys.",
-        )
-        require(
-            self.choose_std == 0 or self.choose_by == "mean",
-            "agent.choose_std",
-            f"{self.choose_std:g} is subtracted from a mean over heads. Set agent.choose_by=mean, or set it to 0.",
-        )
-        require(
-            self.choose_std == 0 or self.critic.ensemble > 1,
-            "agent.choose_std",
-            f"{self.choose_std:g} needs several heads. Set agent.critic.ensemble to 2 or more, or set it to 0.",
-        )
-        require(
-            self.prefix_lengths == 1 or self.prefix_critic,
-            "agent.prefix_lengths",
-            f"{self.prefix_lengths} needs a critic of several lengths. Set agent.prefix_critic=True.",
-        )
+        require(cameras or not encoder.weights, "agent.encoder.weights",
+            f"{encoder.weights} has no effect: agent.image_keys names no camera. Name cameras, or leave it out.")
+        require(cameras or not encoder.cache_features, "agent.encoder.cache_features",
+            "True has no effect: agent.image_keys names no camera. Name cameras, or set it to False.")
+        require(cameras or self.use_state, "agent.use_state",
+            "False leaves the agent without an input. Name cameras in agent.image_keys.")
+        require(self.choose_std == 0 or self.choose_by == "mean", "agent.choose_std",
+            f"{self.choose_std:g} is subtracted from a mean over heads. Set agent.choose_by=mean, or set it to 0.")
+        require(self.choose_std == 0 or self.critic.ensemble > 1, "agent.choose_std",
+            f"{self.choose_std:g} needs several heads. Set agent.critic.ensemble to 2 or more, or set it to 0.")
+        require(self.prefix_lengths == 1 or self.prefix_critic, "agent.prefix_lengths",
+            f"{self.prefix_lengths} needs a critic of several lengths. Set agent.prefix_critic=True.")
         if self.replan_spread is not None:
-            require(
-                self.prefix_lengths > 1,
-                "agent.replan_spread",
+            require(self.prefix_lengths > 1, "agent.replan_spread",
                 f"{self.replan_spread} compares lengths of a chunk, and agent.prefix_lengths is "
-                f"{self.prefix_lengths}. Set that to 2 or more (with agent.prefix_critic=True), or set it to none.",
-            )
-            require(
-                self.critic.ensemble > 1,
-                "agent.replan_spread",
-                f"{self.replan_spread} compares heads, and agent.critic.ensemble is 1. Raise that, or set it to none.",
-            )
+                f"{self.prefix_lengths}. Set that to 2 or more (with agent.prefix_critic=True), or set it to none.")
+            require(self.critic.ensemble > 1, "agent.replan_spread",
+                f"{self.replan_spread} compares heads, and agent.critic.ensemble is 1. Raise that, or set it to none.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,23 +128,15 @@ class AcrlpdConfig(AgentConfig):
     bc_invalid: bool = setting(False, "imitate every row, also beyond ends and against `bc_on` (Q-chunking's code)")
 
     def _check(self) -> None:
-        require(
-            self.critic.target_floor == "none" or not self.backup_entropy,
-            "agent.critic.target_floor",
+        # fmt: off
+        require(self.critic.target_floor == "none" or not self.backup_entropy, "agent.critic.target_floor",
             "mc compares the target with rewards alone, and agent.backup_entropy adds entropy to it. Switch one of "
-            "them off.",
-        )
-        require(
-            self.target_candidates == 1 or not self.backup_entropy,
-            "agent.target_candidates",
+            "them off.")
+        require(self.target_candidates == 1 or not self.backup_entropy, "agent.target_candidates",
             f"{self.target_candidates} needs agent.backup_entropy=False: the best of several samples has another "
-            "entropy than the policy. Set it to 1, or switch the entropy off.",
-        )
-        require(
-            self.improve.imitate == 0,
-            "agent.improve.imitate",
-            f"must be 0 for acrlpd, got {self.improve.imitate}: its policy follows the critic's gradient itself",
-        )
+            "entropy than the policy. Set it to 1, or switch the entropy off.")
+        require(self.improve.imitate == 0, "agent.improve.imitate",
+            f"must be 0 for acrlpd, got {self.improve.imitate}: its policy follows the critic's gradient itself")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,27 +165,20 @@ class FlowConfig(Group, path="agent.flow."):
 
 def _check_flow(agent: AcfqlConfig | BcConfig, *, acts: bool, remedy: str) -> None:
     """Check the settings that acfql and bc share; `acts` says whether the flow itself acts."""
-    require(
-        agent.update_order != "joint" or agent.policy_updates == 1,
-        "agent.policy_updates",
+    # fmt: off
+    require(agent.update_order != "joint" or agent.policy_updates == 1, "agent.policy_updates",
         f"must be 1 with agent.update_order=joint, got {agent.policy_updates}: the policy takes one step for each of "
-        "the critic's",
-    )
+        "the critic's")
     flow = agent.flow
-    require(
-        flow.train_delay == "none" or acts,
-        "agent.flow.train_delay",
-        f"{flow.train_delay} needs {remedy}: the other policy has no input for committed actions",
-    )
+    require(flow.train_delay == "none" or acts, "agent.flow.train_delay",
+        f"{flow.train_delay} needs {remedy}: the other policy has no input for committed actions")
 
 
 def _check_noise(agent: AcfqlConfig | BcConfig) -> None:
-    require(
-        agent.exploration_knots == 0 or agent.candidates > 1 or agent.flow.noise_low > 0,
-        "agent.exploration_knots",
+    # fmt: off
+    require(agent.exploration_knots == 0 or agent.candidates > 1 or agent.flow.noise_low > 0, "agent.exploration_knots",
         f"{agent.exploration_knots} has no noise to smooth: the one candidate starts from agent.flow.noise_low=0. Set "
-        "that above 0, or set it to 0.",
-    )
+        "that above 0, or set it to 0.")
 
 
 _OF_POLICY = (needs("agent.target", "policy"), needs("agent.actor_type", "best-of-n"))
@@ -253,15 +213,13 @@ class AcfqlConfig(AgentConfig):
     policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
 
     def _check(self) -> None:
+        # fmt: off
         _check_noise(self)
         best = self.actor_type == "best-of-n"
         _check_flow(self, acts=best, remedy="agent.actor_type=best-of-n")
-        require(
-            best or self.improve.imitate == 0,
-            "agent.improve.imitate",
+        require(best or self.improve.imitate == 0, "agent.improve.imitate",
             f"{self.improve.imitate} needs agent.actor_type=best-of-n: a distilled policy follows the critic's "
-            "gradient already. Set it to 0.",
-        )
+            "gradient already. Set it to 0.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +245,7 @@ class BcConfig(AgentConfig):
     policy_updates: int = setting(3, "policy updates per update, with the same batch and new noise", least=1)
 
     def _check(self) -> None:
+        # fmt: off
         _check_flow(self, acts=self.policy == "flow", remedy="agent.policy=flow")
         if self.policy == "flow":
             _check_noise(self)
@@ -297,15 +256,9 @@ class BcConfig(AgentConfig):
             ("candidates", self.candidates, 1),
             ("choose_std", self.choose_std, 0),
         ):
-            require(
-                value == only,
-                f"agent.{path}",
+            require(value == only, f"agent.{path}",
                 f"must be {only} for bc, which has no critic, got {value}. Leave it out, or use an agent with a critic "
-                "(acfql, acrlpd).",
-            )
-        require(
-            self.encoder.trained_by != "critic",
-            "agent.encoder.trained_by",
+                "(acfql, acrlpd).")
+        require(self.encoder.trained_by != "critic", "agent.encoder.trained_by",
             "critic leaves bc's encoder untrained, for bc has no critic. Set it to each "
-            "(agent.encoder.frozen_backbone keeps pretrained convolutions).",
-        )
+            "(agent.encoder.frozen_backbone keeps pretrained convolutions).")

@@ -44,20 +44,12 @@ class CriticConfig(Group, path="agent.critic."):
     target_average: Literal["new", "old"] = setting("new", "the critic averaged: after the update, or before (QC)")
 
     def _check(self) -> None:
-        require(
-            self.target_subset <= self.ensemble,
-            "agent.critic.target_subset",
-            f"must be 1..{self.ensemble} (agent.critic.ensemble), got {self.target_subset}",
-        )
-        require(
-            self.value_low < self.value_high,
-            "agent.critic.value_low",
-            f"the least return must be below agent.critic.value_high={self.value_high}, got {self.value_low}",
-        )
+        # fmt: off
+        require(self.target_subset <= self.ensemble, "agent.critic.target_subset",
+            f"must be 1..{self.ensemble} (agent.critic.ensemble), got {self.target_subset}")
+        require(self.value_low < self.value_high, "agent.critic.value_low",
+            f"the least return must be below agent.critic.value_high={self.value_high}, got {self.value_low}")
         least = 2 * math.ceil(SIGMAS * self.sigma_bins) + 2
-        require(
-            self.bins >= least,
-            "agent.critic.bins",
+        require(self.bins >= least, "agent.critic.bins",
             f"must be at least {least} with agent.critic.sigma_bins={self.sigma_bins:g}, got {self.bins}: the Gaussian "
-            f"needs {SIGMAS:g} deviations beyond either end of the range",
-        )
+            f"needs {SIGMAS:g} deviations beyond either end of the range")

@@ -62,25 +62,17 @@ class EncoderConfig(Group, path="agent.encoder."):
     shift: int = setting(4, "random-shift augmentation (DrQ); 0: none", unit="pixels", least=0, requires=CAMERAS)
 
     def _check(self) -> None:
-        require(
-            not self.cache_features or self.frozen_backbone,
-            "agent.encoder.cache_features",
+        # fmt: off
+        require(not self.cache_features or self.frozen_backbone, "agent.encoder.cache_features",
             "must be False while the backbone is trained: its features change with every update. Set "
-            "agent.encoder.frozen_backbone=True (with agent.encoder.kind=resnet10).",
-        )
-        require(
-            not self.cache_features or self.shift == 0,
-            "agent.encoder.cache_features",
+            "agent.encoder.frozen_backbone=True (with agent.encoder.kind=resnet10).")
+        require(not self.cache_features or self.shift == 0, "agent.encoder.cache_features",
             f"True excludes agent.encoder.shift={self.shift}: a stored frame's features are computed once, and a "
-            "random shift gives another image every time. Set agent.encoder.shift=0.",
-        )
+            "random shift gives another image every time. Set agent.encoder.shift=0.")
         for name in ("frozen_backbone", "weights"):
-            require(
-                not getattr(self, name) or self.kind == "resnet10",
-                f"agent.encoder.{name}",
+            require(not getattr(self, name) or self.kind == "resnet10", f"agent.encoder.{name}",
                 f"has no effect on agent.encoder.kind={self.kind!r}, which has no pretrained weights. Set "
-                "agent.encoder.kind=resnet10, or leave it out.",
-            )
+                "agent.encoder.kind=resnet10, or leave it out.")
 
 
 def resnet10_leaves() -> dict[str, tuple[int, ...]]:

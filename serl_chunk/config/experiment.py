@@ -28,17 +28,12 @@ class ChunkConfig(Group, path="chunk."):
     return_steps: int | None = setting(None, "rewards before the target bootstraps; none: critic_horizon", unit="ticks")
 
     def _check(self) -> None:
-        require(
-            1 <= self.executed <= self.horizon,
-            "chunk.execute_steps",
-            f"must be 1..{self.horizon} (chunk.horizon), got {self.execute_steps}",
-        )
-        require(
-            self.returned >= self.critic_steps,
-            "chunk.return_steps",
+        # fmt: off
+        require(1 <= self.executed <= self.horizon, "chunk.execute_steps",
+            f"must be 1..{self.horizon} (chunk.horizon), got {self.execute_steps}")
+        require(self.returned >= self.critic_steps, "chunk.return_steps",
             f"must be at least chunk.critic_horizon={self.critic_steps}, got {self.return_steps}: the target would "
-            "bootstrap in the middle of the actions the critic scores. Raise it, or leave it out.",
-        )
+            "bootstrap in the middle of the actions the critic scores. Raise it, or leave it out.")
 
     def check_scored(self, *, prefix_critic: bool) -> None:
         """Raise ConfigError unless the actions a critic scores are those that are executed.
@@ -46,28 +41,20 @@ class ChunkConfig(Group, path="chunk."):
         A critic of more actions than are executed needs a second one, of those (`prefix_critic`), and that one a
         longer critic to learn from.
         """
+        # fmt: off
         if prefix_critic:
-            require(
-                self.critic_steps > self.executed,
-                "agent.prefix_critic",
+            require(self.critic_steps > self.executed, "agent.prefix_critic",
                 f"True learns the value of the {self.executed} executed actions (chunk.execute_steps) from a critic of "
                 f"more, and chunk.critic_horizon is {self.critic_steps}. Raise chunk.critic_horizon, lower "
-                "chunk.execute_steps, or set it to False.",
-            )
+                "chunk.execute_steps, or set it to False.")
             return
-        require(
-            self.critic_steps <= self.horizon,
-            "chunk.critic_horizon",
+        require(self.critic_steps <= self.horizon, "chunk.critic_horizon",
             f"must be 1..{self.horizon} (chunk.horizon), got {self.critic_horizon}: the policy outputs no more actions "
-            "to score. Lower it, or set agent.prefix_critic=True (acfql, acrlpd), which scores the executed ones.",
-        )
-        require(
-            self.executed >= self.critic_steps,
-            "chunk.execute_steps",
+            "to score. Lower it, or set agent.prefix_critic=True (acfql, acrlpd), which scores the executed ones.")
+        require(self.executed >= self.critic_steps, "chunk.execute_steps",
             f"{self.executed} is below chunk.critic_horizon={self.critic_steps}: the critic would score actions that "
             "are never executed, so nothing corrects the tail's value. Lower chunk.critic_horizon, execute the whole "
-            "chunk, or set agent.prefix_critic=True (acfql, acrlpd).",
-        )
+            "chunk, or set agent.prefix_critic=True (acfql, acrlpd).")
 
     @property
     def carried(self) -> int:
@@ -105,16 +92,11 @@ class NormaliserConfig(Group, path="normaliser."):
     demo_range: float = setting(0.9, "the demonstrations' extremes in model space, for tanh", above=0, most=1)
 
     def _check(self) -> None:
-        require(
-            bool(self.norm_stats) or self.actions != "norm_stats",
-            "normaliser.norm_stats",
-            "missing, and normaliser.actions=norm_stats reads it. Give the file that `serl-chunk data stats` writes.",
-        )
-        require(
-            not self.norm_stats or self.state or self.actions == "norm_stats",
-            "normaliser.norm_stats",
-            f"{self.norm_stats} has no effect. Set normaliser.state=True, or normaliser.actions=norm_stats.",
-        )
+        # fmt: off
+        require(bool(self.norm_stats) or self.actions != "norm_stats", "normaliser.norm_stats",
+            "missing, and normaliser.actions=norm_stats reads it. Give the file that `serl-chunk data stats` writes.")
+        require(not self.norm_stats or self.state or self.actions == "norm_stats", "normaliser.norm_stats",
+            f"{self.norm_stats} has no effect. Set normaliser.state=True, or normaliser.actions=norm_stats.")
 
 
 def infinite_horizon_return(reward: float, discount: float) -> float:
@@ -172,11 +154,9 @@ class ActorConfig(Group, path="actor."):
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
 
     def _check(self) -> None:
-        require(
-            self.clock == "lockstep" or self.delay_ticks == 0,
-            "actor.delay_ticks",
-            f"must be 0 without actor.clock=lockstep, got {self.delay_ticks}: in real time the delay is measured",
-        )
+        # fmt: off
+        require(self.clock == "lockstep" or self.delay_ticks == 0, "actor.delay_ticks",
+            f"must be 0 without actor.clock=lockstep, got {self.delay_ticks}: in real time the delay is measured")
 
 
 __all__ = ["ActorConfig", "ChunkConfig", "ExperimentConfig", "LearnerConfig", "NormaliserConfig", "ReplayConfig",
@@ -203,91 +183,57 @@ class ExperimentConfig(Group):
     compat: str = setting("", "the conventions that --compat applied (record only)")
 
     def _check(self) -> None:
+        # fmt: off
         agent, chunk, loop, reward = self.agent, self.chunk, self.learner, self.reward
         if reward.offset < 0:
             worst = infinite_horizon_return(reward.offset, self.discount)
             named = math.floor(worst * 1e4) / 1e4  # the value in the message, once set, is within the bound
-            require(
-                reward.failure_reward <= worst,
-                "reward.failure_reward",
+            require(reward.failure_reward <= worst, "reward.failure_reward",
                 f"must be at most offset/(1-discount)={named:.12g} with reward.offset={reward.offset}, got "
-                f"{reward.failure_reward}: every step costs something, so failing early would pay",
-            )
+                f"{reward.failure_reward}: every step costs something, so failing early would pay")
         if isinstance(agent, BcConfig):
-            require(
-                reward.intervention_penalty == 0,
-                "reward.intervention_penalty",
+            require(reward.intervention_penalty == 0, "reward.intervention_penalty",
                 f"must be 0 for bc, which learns from no reward, got {reward.intervention_penalty:g}. Set it to 0, or "
-                "use an agent with a critic (acfql, acrlpd).",
-            )
-            require(
-                loop.online_steps != 0 or loop.offline_steps + loop.pretrain_steps > 0,
-                "learner.online_steps",
+                "use an agent with a critic (acfql, acrlpd).")
+            require(loop.online_steps != 0 or loop.offline_steps + loop.pretrain_steps > 0, "learner.online_steps",
                 f"0 trains on demonstrations alone, and learner.critic_pretrain_steps={loop.critic_pretrain_steps} "
-                "trains nothing of bc, which has no critic. Set learner.pretrain_steps or learner.offline_steps.",
-            )
+                "trains nothing of bc, which has no critic. Set learner.pretrain_steps or learner.offline_steps.")
         if agent.critic.loss != "squared":
             self._check_value_range()
-        require(
-            agent.critic.target_floor == "none" or self.replay.windows == "episode",
-            "agent.critic.target_floor",
+        require(agent.critic.target_floor == "none" or self.replay.windows == "episode", "agent.critic.target_floor",
             "mc needs the return to an episode's end, and windows of replay.windows=qc belong to no episode. Set "
-            "replay.windows=episode, or agent.critic.target_floor=none.",
-        )
+            "replay.windows=episode, or agent.critic.target_floor=none.")
         of_humans = agent.bc_on in ("interventions", "demo+interventions")
-        require(
-            not of_humans or (self.replay.windows, self.replay.demo_fraction) != ("qc", 1) or loop.online_steps == 0,
-            "agent.bc_on",
+        only_demos = (self.replay.windows, self.replay.demo_fraction) == ("qc", 1) and loop.online_steps != 0
+        require(not (of_humans and only_demos), "agent.bc_on",
             f"{agent.bc_on} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
-            "demonstrations alone. Set replay.windows=episode, or agent.bc_on=demo.",
-        )
+            "demonstrations alone. Set replay.windows=episode, or agent.bc_on=demo.")
         self._check_shared_encoder()
         chunk.check_scored(prefix_critic=agent.prefix_critic)
-        require(
-            chunk.executed % agent.prefix_lengths == 0,
-            "agent.prefix_lengths",
-            f"must divide chunk.execute_steps={chunk.executed} into equal parts, got {agent.prefix_lengths}",
-        )
-        require(
-            not self.actor.adaptive_execution or agent.replan_spread is not None,
-            "actor.adaptive_execution",
+        require(chunk.executed % agent.prefix_lengths == 0, "agent.prefix_lengths",
+            f"must divide chunk.execute_steps={chunk.executed} into equal parts, got {agent.prefix_lengths}")
+        require(not self.actor.adaptive_execution or agent.replan_spread is not None, "actor.adaptive_execution",
             "True has no effect while agent.replan_spread is none. Set that, with agent.prefix_critic=True and "
-            "agent.prefix_lengths of 2 or more.",
-        )
-        require(
-            agent.critic.tail == "repeat" or chunk.critic_steps <= chunk.horizon,
-            "agent.critic.tail",
+            "agent.prefix_lengths of 2 or more.")
+        require(agent.critic.tail == "repeat" or chunk.critic_steps <= chunk.horizon, "agent.critic.tail",
             f"policy fills chunk.critic_horizon={chunk.critic_steps} actions from the policy's {chunk.horizon} "
-            "(chunk.horizon), which are fewer. Use agent.critic.tail=repeat.",
-        )
+            "(chunk.horizon), which are fewer. Use agent.critic.tail=repeat.")
         if agent.gripper.composition == "learned":
             self._check_learned_gripper()
-        require(
-            self.actor.delay_ticks < chunk.executed,
-            "actor.delay_ticks",
+        require(self.actor.delay_ticks < chunk.executed, "actor.delay_ticks",
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
-            "after it should have been executed leaves the robot holding",
-        )
-        require(
-            agent.exploration_knots <= chunk.horizon,
-            "agent.exploration_knots",
+            "after it should have been executed leaves the robot holding")
+        require(agent.exploration_knots <= chunk.horizon, "agent.exploration_knots",
             f"must be at most chunk.horizon={chunk.horizon}, got {agent.exploration_knots}; 0 gives every step its own "
-            "noise",
-        )
+            "noise")
         if isinstance(agent, AcfqlConfig | BcConfig) and agent.flow.train_delay == "sampled":
             longest = agent.flow.train_delay_max
-            require(
-                longest < chunk.horizon,
-                "agent.flow.train_delay_max",
+            require(longest < chunk.horizon, "agent.flow.train_delay_max",
                 f"must be below chunk.horizon={chunk.horizon}, got {longest}: nothing of the chunk would be left to "
-                "learn",
-            )
-            require(
-                self.actor.delay_ticks <= longest,
-                "actor.delay_ticks",
+                "learn")
+            require(self.actor.delay_ticks <= longest, "actor.delay_ticks",
                 f"must be at most agent.flow.train_delay_max={longest}, got {self.actor.delay_ticks}: the policy would "
-                "act with more committed actions than it trained with",
-            )
+                "act with more committed actions than it trained with")
 
     @property
     def frames_every_tick(self) -> bool:
@@ -305,6 +251,7 @@ class ExperimentConfig(Group):
 
     def _check_value_range(self) -> None:
         """A critic with a range must be able to express every return that rewards of 0, and 1 at a success, allow."""
+        # fmt: off
         c, r = self.agent.critic, self.reward
         require(r.scale > 0, "reward.scale", f"must be above 0 with agent.critic.loss={c.loss}, got {r.scale:g}")
         low, high = possible_returns(r, self.discount)
@@ -312,67 +259,46 @@ class ExperimentConfig(Group):
         # The range in the message, once set, holds them.
         least, most = math.floor((low + dust) * 1e4) / 1e4, math.ceil((high - dust) * 1e4) / 1e4
         ranged = f"{c.loss} needs returns in [{c.value_low:.12g}, {c.value_high:.12g}], and "
-        require(
-            c.value_low <= low + dust and high - dust <= c.value_high,
-            "agent.critic.loss",
+        require(c.value_low <= low + dust and high - dust <= c.value_high, "agent.critic.loss",
             f"{ranged}the reward settings allow {least:.12g} to {most:.12g}. Set agent.critic.value_low to "
             f"{least:.12g} or less and agent.critic.value_high to {most:.12g} or more; or change reward.scale, offset, "
-            "failure_reward or intervention_penalty, or use agent.critic.loss=squared.",
-        )
-        require(
-            c.value_low < low - dust or not self.robot.negative_rewards,
-            "agent.critic.loss",
+            "failure_reward or intervention_penalty, or use agent.critic.loss=squared.")
+        require(c.value_low < low - dust or not self.robot.negative_rewards, "agent.critic.loss",
             f"{ranged}this robot's own rewards may be negative. Set agent.critic.value_low to the least discounted "
-            "return, use robot.reward=sparse, or agent.critic.loss=squared.",
-        )
+            "return, use robot.reward=sparse, or agent.critic.loss=squared.")
 
     def _check_shared_encoder(self) -> None:
         """A policy that Q has trained cannot follow the critic's encoder by imitation, as the warm-up has it."""
+        # fmt: off
         a, loop = self.agent, self.learner
         shared = a.encoder.trained_by == "critic" and (a.image_keys or a.encoder.state_latent)
         climbs = isinstance(a, AcrlpdConfig) or (isinstance(a, AcfqlConfig) and a.actor_type == "distill-ddpg")
-        require(
-            not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
+        require(not (shared and climbs and loop.offline_steps and loop.critic_warmup_steps and loop.online_steps != 0),
             "learner.critic_warmup_steps",
             f"{loop.critic_warmup_steps} trains the encoder by the critic's loss (agent.encoder.trained_by=critic) "
             f"while the policy only imitates, and learner.offline_steps={loop.offline_steps} has trained that policy "
-            "for more than that. Set it to 0, or agent.encoder.trained_by=each.",
-        )
+            "for more than that. Set it to 0, or agent.encoder.trained_by=each.")
 
     def _check_learned_gripper(self) -> None:
+        # fmt: off
         gripper, chunk, critic = self.agent.gripper, self.chunk, self.agent.critic
         held = gripper.hold_steps or chunk.executed
-        require(
-            chunk.executed % held == 0,
-            "agent.gripper.hold_steps",
+        require(chunk.executed % held == 0, "agent.gripper.hold_steps",
             f"must divide the {chunk.executed} executed actions of a chunk (chunk.execute_steps, or chunk.horizon), "
-            f"got {held}",
-        )
-        require(
-            chunk.critic_steps >= chunk.executed,
-            "agent.gripper.choices",
+            f"got {held}")
+        require(chunk.critic_steps >= chunk.executed, "agent.gripper.choices",
             f"they are for the {chunk.executed} executed actions of a chunk, and "
             f"chunk.critic_horizon={chunk.critic_steps} is less: no return would correct the others. Leave "
-            f"chunk.critic_horizon out, or set chunk.execute_steps={chunk.critic_steps}.",
-        )
+            f"chunk.critic_horizon out, or set chunk.execute_steps={chunk.critic_steps}.")
         if gripper.penalty == 0:
             return
         penalty = f"{gripper.penalty:g}"
-        require(
-            critic.target_floor == "none",
-            "agent.critic.target_floor",
+        require(critic.target_floor == "none", "agent.critic.target_floor",
             f"mc compares the targets with rewards alone, and agent.gripper.penalty={penalty} adds to the grasp "
-            "critic's. Switch one of them off.",
-        )
-        require(
-            gripper.loss != "as_critic" or critic.loss == "squared",
-            "agent.gripper.penalty",
+            "critic's. Switch one of them off.")
+        require(gripper.loss != "as_critic" or critic.loss == "squared", "agent.gripper.penalty",
             f"{penalty} adds to returns, and the range of agent.critic.loss={critic.loss} is that of the others. Set "
-            "agent.gripper.loss=squared.",
-        )
-        require(
-            self.replay.windows == "episode" and chunk.returned == chunk.critic_steps,
-            "agent.gripper.penalty",
+            "agent.gripper.loss=squared.")
+        require(self.replay.windows == "episode" and chunk.returned == chunk.critic_steps, "agent.gripper.penalty",
             f"{penalty} counts changes within a window, the action before it included. Use replay.windows=episode and "
-            "leave chunk.return_steps out.",
-        )
+            "leave chunk.return_steps out.")

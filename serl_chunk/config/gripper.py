@@ -53,39 +53,22 @@ class GripperConfig(Group, path="agent.gripper."):
     critic_sees_gripper: bool = shaping(True, "the choice is an input of the critic", requires=_LEARNED_CRITIC)
 
     def _check(self) -> None:
-        require(
-            len(self.choices) != 1 and len(set(self.choices)) == len(self.choices),
-            "agent.gripper.choices",
-            f"must be at least two different values, or none for continuous grippers, got {self.choices}",
-        )
-        require(
-            "learned" not in self.setup_mode or self.mode != "fixed",
-            "agent.gripper.mode",
-            f"fixed contradicts agent.gripper.setup_mode={self.setup_mode}. Leave one of them out.",
-        )
-        require(
-            self.composition != "fixed" or not self.choices,
-            "agent.gripper.choices",
+        # fmt: off
+        require(len(self.choices) != 1 and len(set(self.choices)) == len(self.choices), "agent.gripper.choices",
+            f"must be at least two different values, or none for continuous grippers, got {self.choices}")
+        require("learned" not in self.setup_mode or self.mode != "fixed", "agent.gripper.mode",
+            f"fixed contradicts agent.gripper.setup_mode={self.setup_mode}. Leave one of them out.")
+        require(self.composition != "fixed" or not self.choices, "agent.gripper.choices",
             f"{self.choices} has no effect: a fixed gripper chooses nothing. Leave it out, or use "
-            "agent.gripper.mode=learned and a learned-gripper setup_mode.",
-        )
-        require(
-            self.fixed_value is None or self.composition == "fixed",
-            "agent.gripper.fixed_value",
-            f"{self.fixed_value} has no effect on a learned gripper. Set agent.gripper.mode=fixed, or leave it out.",
-        )
+            "agent.gripper.mode=learned and a learned-gripper setup_mode.")
+        require(self.fixed_value is None or self.composition == "fixed", "agent.gripper.fixed_value",
+            f"{self.fixed_value} has no effect on a learned gripper. Set agent.gripper.mode=fixed, or leave it out.")
         for name, off in (("neutral", None), ("hold_steps", None), ("penalty", 0.0)):
-            require(
-                getattr(self, name) == off or self.composition == "learned",
-                f"agent.gripper.{name}",
+            require(getattr(self, name) == off or self.composition == "learned", f"agent.gripper.{name}",
                 f"{getattr(self, name)} has no effect: it is for chosen grippers. Set agent.gripper.choices (or a "
-                "learned-gripper setup_mode), or leave it out.",
-            )
-        require(
-            self.neutral is None or self.neutral in self.values,
-            "agent.gripper.neutral",
-            f"must be one of agent.gripper.choices={self.values}, or none, got {self.neutral}",
-        )
+                "learned-gripper setup_mode), or leave it out.")
+        require(self.neutral is None or self.neutral in self.values, "agent.gripper.neutral",
+            f"must be one of agent.gripper.choices={self.values}, or none, got {self.neutral}")
 
     @property
     def composition(self) -> Literal["continuous", "fixed", "learned"]:

@@ -38,28 +38,18 @@ class LearnerConfig(Group, path="learner."):
     actor_timeout: float = setting(30.0, "silence that closes an actor's episode as truncated", unit="s", above=0)
 
     def _check(self) -> None:
-        require(
-            self.online_steps != 0 or self.offline_steps + self.pretrain_steps + self.critic_pretrain_steps > 0,
+        # fmt: off
+        require(self.online_steps != 0 or self.offline_steps + self.pretrain_steps + self.critic_pretrain_steps > 0,
             "learner.online_steps",
-            "0 trains on demonstrations alone. Set learner.offline_steps.",
-        )
-        require(
-            not self.online_steps or self.online_steps > self.training_starts,
-            "learner.online_steps",
+            "0 trains on demonstrations alone. Set learner.offline_steps.")
+        require(not self.online_steps or self.online_steps > self.training_starts, "learner.online_steps",
             f"{self.online_steps} is not above learner.training_starts={self.training_starts}: training would end "
-            "before it begins. Raise the one or lower the other.",
-        )
-        require(
-            self.video_episodes <= self.eval_episodes,
-            "learner.video_episodes",
-            f"must be at most learner.eval_episodes={self.eval_episodes}, got {self.video_episodes}",
-        )
+            "before it begins. Raise the one or lower the other.")
+        require(self.video_episodes <= self.eval_episodes, "learner.video_episodes",
+            f"must be at most learner.eval_episodes={self.eval_episodes}, got {self.video_episodes}")
         require(self.batch_size % 2 == 0, "learner.batch_size", f"must be even, got {self.batch_size}")
         # A limiter that gives the actor fewer steps than one update needs would stop both sides permanently.
         need = self.cta_ratio / self.utd_ratio
-        require(
-            self.max_lag_steps >= need,
-            "learner.max_lag_steps",
+        require(self.max_lag_steps >= need, "learner.max_lag_steps",
             f"must be at least cta_ratio/utd_ratio={need:g}, got {self.max_lag_steps}: the actor would wait for an "
-            "update that waits for the actor",
-        )
+            "update that waits for the actor")

@@ -45,15 +45,10 @@ class ReplayConfig(Group, path="replay."):
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 
     def _check(self) -> None:
-        require(
-            self.positive_fraction is None or self.demo_fraction not in ("uniform", 0),
-            "replay.positive_fraction",
+        # fmt: off
+        require(self.positive_fraction is None or self.demo_fraction not in ("uniform", 0), "replay.positive_fraction",
             f"{self.positive_fraction} has no effect without a part of demonstrations. Set replay.demo_fraction above "
-            "0, or set it to none.",
-        )
+            "0, or set it to none.")
         for name, value in (("terminal_windows", "drop"), ("intervention_windows", "keep")):
-            require(
-                self.windows == "episode" or getattr(self, name) == value,
-                "replay.windows",
-                f"qc needs replay.{name}={value}, got {getattr(self, name)}: its windows belong to no episode",
-            )
+            require(self.windows == "episode" or getattr(self, name) == value, "replay.windows",
+                f"qc needs replay.{name}={value}, got {getattr(self, name)}: its windows belong to no episode")

@@ -25,13 +25,11 @@ class ScriptedHumanConfig(Group, path="robot.scripted_human."):
     fault_rate: float = setting(0.0, "share of corrections in which the fingers do the opposite", least=0, most=1)
 
     def _check(self) -> None:
+        # fmt: off
         for name in ("reaction_ticks", "correction_ticks", "speed"):
             value = getattr(self, name)
-            require(
-                len(value) == 2 and value[0] <= value[1],
-                self.PATH + name,
-                f"must be two numbers, the least and the most, got {value}",
-            )
+            require(len(value) == 2 and value[0] <= value[1], self.PATH + name,
+                f"must be two numbers, the least and the most, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +138,10 @@ class OgbenchConfig(RobotConfig):
     image_size: int = _image_size(128, "size of the frames of videos")
 
     def _check(self) -> None:
-        require(
-            "singletask" in self.env_name.split("-"),
-            "robot.env_name",
+        # fmt: off
+        require("singletask" in self.env_name.split("-"), "robot.env_name",
             f"only single-task environments have rewards, such as cube-single-play-singletask-task1-v0, got "
-            f"{self.env_name}",
-        )
+            f"{self.env_name}")
 
     @property
     def negative_rewards(self) -> bool:
@@ -203,11 +199,9 @@ class GymConfig(RobotConfig):
     check_devices: Callable[[], Sequence[str]] | None = setting(None, "for `serl-chunk doctor`: missing devices")
 
     def _check(self) -> None:
-        require(
-            callable(self.make),
-            "robot.make",
-            f"must be a callable make(fake_env, evaluating) -> gymnasium.Env, got {self.make!r}",
-        )
+        # fmt: off
+        require(callable(self.make), "robot.make",
+            f"must be a callable make(fake_env, evaluating) -> gymnasium.Env, got {self.make!r}")
 
     @property
     def real(self) -> bool:

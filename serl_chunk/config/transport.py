@@ -34,25 +34,14 @@ class TransportConfig(Group, path="transport."):
     timeout_s: float = _seconds(5.0, "silence after which a side counts as gone; more while a slow link is busy")
 
     def _check(self) -> None:
-        require(
-            self.timeout_s > 2 * self.heartbeat,
-            "transport.timeout_s",
-            f"must exceed two heartbeats (transport.heartbeat={self.heartbeat:g}), got {self.timeout_s:g}",
-        )
-        require(
-            self.durability == "process" or 2 * self.sync_interval < self.timeout_s,
-            "transport.sync_interval",
+        # fmt: off
+        require(self.timeout_s > 2 * self.heartbeat, "transport.timeout_s",
+            f"must exceed two heartbeats (transport.heartbeat={self.heartbeat:g}), got {self.timeout_s:g}")
+        require(self.durability == "process" or 2 * self.sync_interval < self.timeout_s, "transport.sync_interval",
             f"must be below half of timeout_s={self.timeout_s:g} with transport.durability=power, got "
-            f"{self.sync_interval:g}: an actor without an acknowledgement for so long connects again",
-        )
-        require(
-            self.piece_bytes <= self.max_message_bytes,
-            "transport.piece_bytes",
+            f"{self.sync_interval:g}: an actor without an acknowledgement for so long connects again")
+        require(self.piece_bytes <= self.max_message_bytes, "transport.piece_bytes",
             f"must be at most transport.max_message_bytes={self.max_message_bytes}, got {self.piece_bytes}: no "
-            "snapshot would arrive",
-        )
-        require(
-            self.credit_bytes <= self.spool_bytes,
-            "transport.credit_bytes",
-            f"must be at most transport.spool_bytes={self.spool_bytes}, got {self.credit_bytes}",
-        )
+            "snapshot would arrive")
+        require(self.credit_bytes <= self.spool_bytes, "transport.credit_bytes",
+            f"must be at most transport.spool_bytes={self.spool_bytes}, got {self.credit_bytes}")
