@@ -15,17 +15,14 @@ _EMPTY, _FRAME, _KNOWN = 0, 1, 2  # no frame; a frame whose features are not com
 
 
 class Embedder(Protocol):
-    """Computes features (`agents.frame_features.FrameEmbedder`)."""
+    """Computes features float16[N, h, w, C] of images uint8[N, H, W, 3]."""
 
-    def shape(self, camera: CameraSpec) -> tuple[int, int, int]:
-        """(h, w, C) of one frame's features."""
+    def shape(self, camera: CameraSpec) -> tuple[int, int, int]: ...
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """float16[N, h, w, C] of images uint8[N, H, W, 3]."""
+    def __call__(self, images: np.ndarray) -> np.ndarray: ...
 
 
 def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
-    """Bytes of one frame's features."""
     return 2 * int(np.prod(embed.shape(camera)))
 
 
@@ -67,9 +64,15 @@ class FrameFeatures:
         return self.known * self._values[:1].nbytes
 
     def placed(self, slots: np.ndarray) -> None:
-        """New frames are in `slots` int64[K]."""
+        """New frames are in `slots` int64[K]; makes places for them."""
         with self._lock:
-            self._make_places(int(slots.max(initial=-1)) + 1)
+            more = int(slots.max(initial=-1)) + 1 - len(self._holds)
+            if more > 0:
+                more = max(more, len(self._holds) // 4)
+                self._values, self._holds, self._writes = (
+                    np.concatenate([a, np.zeros((more, *a.shape[1:]), a.dtype)])
+                    for a in (self._values, self._holds, self._writes)
+                )
             self._holds[slots] = _FRAME
             self._writes[slots] += 1
 
@@ -77,15 +80,6 @@ class FrameFeatures:
         with self._lock:
             self._holds[slots] = _EMPTY
             self._writes[slots] += 1
-
-    def _make_places(self, count: int) -> None:
-        more = count - len(self._holds)
-        if more > 0:
-            more = max(more, len(self._holds) // 4)
-            self._values, self._holds, self._writes = (
-                np.concatenate([a, np.zeros((more, *a.shape[1:]), a.dtype)])
-                for a in (self._values, self._holds, self._writes)
-            )
 
     def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fresh features float16[B, h, w, C] of `slots` int64[B], and bool[B], which of them are defined."""

@@ -88,11 +88,8 @@ class FrameCache:
             cuts = np.flatnonzero(np.diff(self._source[missing])) + 1
             decoded = np.empty((len(missing), *self.images.shape[1:]), np.uint8)
             parts = list(zip(np.split(missing, cuts), np.split(decoded, cuts), strict=True))
-            if self._threads is None or len(parts) == 1:
-                for part, room in parts:
-                    self._decode(part, room)
-            else:
-                list(self._threads.map(lambda pair: self._decode(*pair), parts))
+            spread = map if self._threads is None or len(parts) == 1 else self._threads.map
+            list(spread(lambda pair: self._decode(*pair), parts))
             self.decoded += len(missing)
             copy_frames(out, at[~known], decoded, which)
             self._keep(missing, decoded)
@@ -148,15 +145,12 @@ class EncodedFrames:
 
     def drop(self, slots: np.ndarray) -> None:
         """These slots are free, or hold other frames now."""
-        if self._waiting:
-            for slot in slots.tolist():
-                self._waiting.pop(slot, None)
+        for slot in slots.tolist() if self._waiting else ():
+            self._waiting.pop(slot, None)
 
     def settle(self, slots: np.ndarray) -> None:
         """Decode what waits for these slots. A frame that cannot be is black: its other steps are worth keeping."""
-        if not self._waiting:
-            return
-        for slot in set(slots.tolist()) & self._waiting.keys():
+        for slot in set(slots.tolist()) & self._waiting.keys() if self._waiting else ():
             values = self._waiting.pop(slot)
             try:
                 self._images[slot] = values[0]

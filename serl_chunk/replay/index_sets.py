@@ -15,7 +15,6 @@ class Windows(Protocol):
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw with replacement: storage rows of windows' starts, int64[shape], or of all their steps."""
-        ...
 
 
 class IndexSet:
@@ -67,7 +66,6 @@ class IndexSet:
         self._count = end
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Members drawn uniformly with replacement, int64[shape]. The view must not be empty."""
         return self._members[rng.integers(self._count, size=shape)]
 
 
@@ -84,7 +82,6 @@ class StratifiedSampler:
         return len(self._view)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Members drawn with replacement, int64[shape]."""
         rows = self._view.draw(rng, shape)
         if not len(self._positive) or not len(self._negative):
             return rows

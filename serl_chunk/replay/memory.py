@@ -85,24 +85,21 @@ def _lines(file: Path) -> list[str]:
 
 
 def check_memory(
-    spec: RobotSpec,
-    config: ReplayConfig,
-    cameras: Sequence[CameraSpec],
-    available: int | None,
+    spec: RobotSpec, config: ReplayConfig, cameras: Sequence[CameraSpec], available: int | None,
     features: Sequence[int] = (),
-) -> int:
+) -> int:  # fmt: skip
     """Return the estimate in bytes; raises ConfigError, naming what to lower, where it exceeds `available`."""
     need = estimate_bytes(spec, config, cameras, features)
     if available is not None and need > available:
         fields = "replay.capacity, replay.demo_capacity or replay.human_capacity"
-        images = "replay.image_capacity (or use fewer agent.image_keys), replay.frame_cache_bytes, " if cameras else ""
-        kept = ""
-        if features:
+        images = "replay.image_capacity (or use fewer agent.image_keys), " if cameras else ""
+        if features:  # nothing is kept decoded
             share = need - estimate_bytes(spec, dataclasses.replace(config, frame_cache_bytes=0), cameras)
-            images = images.replace("replay.frame_cache_bytes, ", "")  # nothing is kept decoded
-            kept = f", or set agent.encoder.cache_features=False ({share / _MIB:.0f} MiB of it are features)"
+            fields += f", or set agent.encoder.cache_features=False ({share / _MIB:.0f} MiB of it are features)"
+        elif cameras:
+            images += "replay.frame_cache_bytes, "
         raise ConfigError(
             f"a full replay needs {need / _MIB:.0f} MiB, {available / _MIB:.0f} MiB are available: lower "
-            f"{images}{fields}{kept}"
+            f"{images}{fields}"
         )
     return need

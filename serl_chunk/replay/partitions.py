@@ -95,7 +95,7 @@ class Partitions:
         self.remove(episode)
 
     def _move_to_human(self, episode: StoredEpisode) -> bool:
-        """Move an online episode to the human partition, where only its intervened starts stay sampled."""
+        """Move an online episode where only its intervened starts stay sampled; False where it does not fit."""
         frames = episode.frame_counts
         if len(episode.rows) > self.human.max_rows or bool((frames > self.human.max_frames).any()):
             return False
@@ -107,12 +107,8 @@ class Partitions:
         self.human.put(episode)
         return True
 
-    def remove(self, episode: StoredEpisode) -> None:
-        self.remove_all([episode])
-
-    def remove_all(self, episodes: Sequence[StoredEpisode]) -> None:
-        """`remove` them; views of thousands of short ones change at once."""
-        if episodes:
+    def remove(self, *episodes: StoredEpisode) -> None:
+        if episodes:  # views of thousands of short ones change at once
             self._hide(np.concatenate([e.rows for e in episodes]))
         for episode in episodes:
             self.of(episode).pop(episode)
@@ -249,9 +245,9 @@ class Partitions:
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
         storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes
-        images = sum(im.nbytes for im in storage.images) + sum(cache.nbytes for cache in storage.deferred)
-        images += sum(f.nbytes for f in storage.features)
+        images = sum(a.nbytes for a in (*storage.images, *storage.deferred, *storage.features))
         decoded = sum(cache.held_bytes for cache in storage.deferred)
+        missed = sum(cache.decoded for cache in storage.deferred)
         held = sum(im[0].nbytes * slots.used for im, slots in zip(storage.images, storage.frame_slots, strict=True))
         per_row = (storage.nbytes - images + views) / storage.row_slots.capacity
         out: dict[str, float] = {f"{s.name}_rows": s.rows for s in self.all}
@@ -259,9 +255,8 @@ class Partitions:
         out |= {f"{s.name}_frames": int(s.frames.sum()) for s in self.all}
         features = sum(f.held_bytes for f in storage.features)
         if storage.features:
-            out["feature_frames"] = sum(f.known for f in storage.features)
-            out["feature_bytes"] = features
-            out["features_computed"] = sum(f.computed for f in storage.features)
+            known, computed = (sum(getattr(f, name) for f in storage.features) for name in ("known", "computed"))
+            out |= {"feature_frames": known, "feature_bytes": features, "features_computed": computed}
         return out | {
             "online_windows": len(self.windows_online),
             "demo_windows": len(self.windows_demo),
@@ -269,8 +264,7 @@ class Partitions:
             "excluded_share": excluded / max(1, eligible + excluded),
             "deferred_frames": sum(map(len, storage.deferred)),
             "frame_cache_bytes": decoded,
-            "frame_cache_misses": sum(c.decoded for c in storage.deferred)
-            / max(1, sum(c.asked for c in storage.deferred)),
+            "frame_cache_misses": missed / max(1, sum(c.asked for c in storage.deferred)),
             "bytes": held + decoded + features + int(per_row * storage.row_slots.used),
             "reserved_bytes": storage.nbytes + views,
         }

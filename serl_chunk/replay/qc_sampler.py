@@ -130,10 +130,7 @@ def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: n
 
 
 class PartitionOrder:
-    """The steps of one partition in the order in which its episodes began, oldest first.
-
-    The rows of the closed episodes at the front are kept until one of them changes; the few behind them grow.
-    """
+    """Steps of one partition by their episodes' age; rows of closed episodes in front are kept until one changes."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -142,7 +139,7 @@ class PartitionOrder:
         self._changes = partition.changes
 
     def parts(self) -> list[np.ndarray]:
-        """Pool rows of the steps whose next observation is known, one array after the other."""
+        """Storage rows of the steps whose next observation is known, one array after the other."""
         if self._changes != self._partition.changes:
             self._settled, self._episodes, self._changes = np.empty(0, np.int64), 0, self._partition.changes
         rest = list(itertools.islice(self._partition.episodes.values(), self._episodes, None))
@@ -154,7 +151,7 @@ class PartitionOrder:
 
 
 class QCWindowSampler:
-    """The windows of `length` neighbouring steps of a few partitions, one after the other; may be drawn like a view."""
+    """`Windows` of `length` neighbouring steps of a few partitions, one after the other."""
 
     def __init__(self, partitions: Sequence[Partition], length: int) -> None:
         self._orders, self._length = [PartitionOrder(s) for s in partitions], length
@@ -163,7 +160,6 @@ class QCWindowSampler:
         return max(0, sum(map(len, self._parts())) - self._length + 1)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Pool rows int64[*shape, length] of windows drawn uniformly with replacement. There must be one."""
         parts = self._parts()
         ends = np.cumsum([len(p) for p in parts])
         starts = rng.integers(ends[-1] - self._length + 1, size=shape)

@@ -97,12 +97,7 @@ class Replay:
             ConfigError: they do not fit; names the capacity to set. Nothing is added.
             DataError: one is not of this robot, is there already, or there is none for `replay.positive_fraction`.
         """
-        self._partitions.check_demos(episodes)
-        returns = self._returns(episodes)
-        with self._lock:
-            self._partitions.check_room(episodes, leaving=())
-            self._builder.demonstrations(DEMO_SESSION, episodes, returns)
-            self._partitions.check_balance()
+        self._put_demos(episodes, DEMO_SESSION)
 
     def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
         """Put copies of `episodes` in the place of the demonstrations that the last call with this `tag` put there.
@@ -115,27 +110,25 @@ class Replay:
         """
         if tag == DEMO_SESSION:
             raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
+        self._put_demos(episodes, tag)
+
+    def _put_demos(self, episodes: Sequence[Episode], tag: str) -> None:
+        held, stay = self._partitions, tag == DEMO_SESSION
         # What needs nothing but the episodes comes first: robots' records and batches wait for the lock.
-        self._partitions.check_demos(episodes, files=False)
-        returns = self._returns(episodes)
+        held.check_demos(episodes, files=stay)
+        returns = [realised_returns(e, self._config.reward, self._config.discount) for e in episodes]
         with self._lock:
-            leaving = [e for key, e in self._partitions.demo.episodes.items() if key[0] == tag]
-            self._partitions.check_room(episodes, leaving=leaving)
-            self._partitions.remove_all(leaving)
+            leaving = [] if stay else [e for key, e in held.demo.episodes.items() if key[0] == tag]
+            held.check_room(episodes, leaving=leaving)
+            held.remove(*leaving)
             self._builder.demonstrations(tag, episodes, returns)
             if not leaving:
-                self._partitions.check_balance()
-
-    def _returns(self, episodes: Sequence[Episode]) -> list[np.ndarray | None]:
-        return [realised_returns(e, self._config.reward, self._config.discount) for e in episodes]
+                held.check_balance()
 
     def insert(self, session: str, record: Record) -> Added:
         """Insert the next record of `session`; return the steps stored and the episode that it finished.
 
-        Records of an episode the replay does not hold (evicted, discarded) are counted and otherwise ignored.
-
-        Raises:
-            DataError: steps come twice or leave a gap, or arrays are of another robot.
+        Raises as `EpisodeBuilder`.
         """
         with self._lock:
             return self._builder.insert(session, record)
@@ -143,8 +136,7 @@ class Replay:
     def close_session(self, session: str, *, gone: bool = False) -> Added:
         """Close the open episode of a silent actor as truncated, without a final observation.
 
-        An actor that comes back and continues it opens it again, and nothing is lost: only its own end finishes the
-        episode. With `gone`, the actor cannot come back, and the episode is finished here.
+        An actor that comes back opens it again. With `gone` it cannot come back, and the episode is finished.
         """
         with self._lock:
             return self._builder.close_session(session, gone=gone)
@@ -186,31 +178,29 @@ class Replay:
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
         """Storage rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
-        partitions, share = self._partitions, self._config.replay.demo_fraction
-        if half is not None:
-            windows = partitions.windows_demo if half == "demo" else partitions.windows_online
-            if not len(windows):
-                raise DataError(self._no_window())
+        held, share = self._partitions, self._config.replay.demo_fraction
+        demo, online = held.windows_demo, held.windows_online
+        if half is None and isinstance(share, str):  # "uniform"
+            parts = [(held.windows_all, batch_size)]
+        else:
+            if half is not None or isinstance(share, str):
+                n = batch_size if half == "demo" else 0
+            elif not len(demo) or not len(online):
+                n = batch_size if len(demo) else 0
+            else:
+                n = int(share * batch_size + 0.5)
+            parts = [(demo, n), (online, batch_size - n)]
+        if not all(len(windows) for windows, count in parts if count):
+            steps = sum(e.length for partition in held.all for e in partition.episodes.values())
+            raise DataError(
+                f"the replay holds no complete window yet: a window takes {self.window_steps} consecutive steps, and "
+                f"it has {steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait "
+                "for `ready`"
+            )
+        if len(parts) > 1:
             self._sampled += updates * batch_size
-            self._sampled_demo += updates * batch_size * (half == "demo")
-            return windows.draw(rng, (updates, batch_size))
-        if isinstance(share, str):  # "uniform"
-            if not len(partitions.windows_all):
-                raise DataError(self._no_window())
-            return partitions.windows_all.draw(rng, (updates, batch_size))
-        demo, online = len(partitions.windows_demo), len(partitions.windows_online)
-        if not demo and not online:
-            raise DataError(self._no_window())
-        n = int(share * batch_size + 0.5)
-        if not demo:
-            n = 0
-        elif not online:
-            n = batch_size
-        self._sampled += updates * batch_size
-        self._sampled_demo += updates * n
-        halves = [partitions.windows_demo.draw(rng, (updates, n))] if n else []
-        halves += [partitions.windows_online.draw(rng, (updates, batch_size - n))] if n < batch_size else []
-        return np.concatenate(halves, axis=1)
+            self._sampled_demo += updates * parts[0][1]
+        return np.concatenate([w.draw(rng, (updates, count)) for w, count in parts if count], axis=1)
 
     @property
     def window_steps(self) -> int:
@@ -227,14 +217,6 @@ class Replay:
             held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.bc_weight
             return any(weight[e.rows[: e.length]].any() for e in held)
 
-    def _no_window(self) -> str:
-        held = self._partitions
-        steps = sum(e.length for partition in held.all for e in partition.episodes.values())
-        return (
-            f"the replay holds no complete window yet: a window takes {self.window_steps} consecutive steps, and it "
-            f"has {steps} in {sum(len(s.episodes) for s in held.all)} episodes: add demonstrations, or wait for `ready`"
-        )
-
     def _gather(self, drawn: np.ndarray) -> tuple[ChunkBatch, list[Fetch]]:
         """The windows that `_draw` drew, of shape [updates * batch_size, ...], and what completes them."""
         storage, config = self._partitions.storage, self._config
@@ -245,15 +227,12 @@ class Replay:
 
     @property
     def frames_unseen(self) -> int:
-        """Stored frames whose features are not computed yet; 0 where none are kept."""
+        """Stored frames whose features are not computed yet."""
         with self._lock:
             return sum(f.missing for f in self._partitions.storage.features)
 
     def embed_frames(self, limit: int) -> int:
-        """Compute features of up to `limit` stored frames that lack them, without the lock; returns of how many.
-
-        Raises DataError for a file that cannot be read.
-        """
+        """Compute features of up to `limit` stored frames that lack them, without the lock; returns of how many."""
         with self._lock:
             compute = self._partitions.storage.unseen(limit)
         return 0 if compute is None else compute()

@@ -123,10 +123,9 @@ class StepStorage:
 
     @property
     def nbytes(self) -> int:
-        own = [v for v in vars(self).values() if isinstance(v, np.ndarray)] + self.images
-        frames = sum(s.nbytes for s in self.frame_slots) + sum(d.nbytes for d in self.deferred)
-        frames += sum(f.nbytes for f in self.features)
-        return sum(a.nbytes for a in own) + self.row_slots.nbytes + frames
+        columns = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
+        parts = (*columns, *self.images, self.row_slots, *self.frame_slots, *self.deferred, *self.features)
+        return sum(a.nbytes for a in parts)
 
     def check(self, block: StepBlock) -> None:
         """Raise DataError unless the arrays of `block` fit this robot and hold finite numbers."""
@@ -137,7 +136,6 @@ class StepStorage:
         self._check_images(block.episode_id, block.sparse)
 
     def check_final(self, episode_id: str, observation: Observation) -> None:
-        """Raise DataError unless a final observation fits this robot."""
         self._check_vector(episode_id, "final state", observation.get(STATE), (self.spec.state_dim,))
         self._check_images(episode_id, final_rows(observation))
 
@@ -168,7 +166,6 @@ class StepStorage:
         return np.array([0 if s or r is None else len(r.index) for r, s in zip(found, stay, strict=True)], np.int64)
 
     def deferred_in(self, block: StepBlock, final: Observation | None) -> bool:
-        """Whether an image of this storage's cameras in `block` or `final` is still in its file."""
         both = [rows.get(IMAGE_PREFIX + c.name) for rows in (block.sparse, final_rows(final)) for c in self.cameras]
         return any(r is not None and isinstance(r.values, Frames) for r in both)
 
@@ -183,14 +180,14 @@ class StepStorage:
             getattr(self, name)[rows] = getattr(block, name)
         for c, camera in enumerate(self.cameras):
             new, same = block.sparse.get(IMAGE_PREFIX + camera.name), block.sparse.get(REPEAT_PREFIX + camera.name)
-            self._place_frames(episode, c, rows, episode.length, new, same)
+            self._place_frames(episode, c, rows, new, same)
         self._finish_rows(episode, rows)
         episode.length += n
 
     def append_final(
         self, episode: StoredEpisode, observation: Observation | None, repeats: Mapping[str, int] | None = None
     ) -> None:
-        """Write the row behind the last step: the checked final observation of an `End`, or a copy of the last one."""
+        """Write the checked final observation of an `End`, or a copy of the last one, behind the last step."""
         rows = self.row_slots.take(1)
         last = episode.rows[-1]
         for column in (self.action, *(getattr(self, name) for name in STEP_COLUMNS)):
@@ -202,24 +199,18 @@ class StepStorage:
         for c, camera in enumerate(self.cameras):
             tick = (repeats or {}).get(camera.name)
             same = None if tick is None else SparseRows(np.zeros(1, np.int32), np.array([tick], np.int32))
-            self._place_frames(episode, c, rows, episode.length, images.get(IMAGE_PREFIX + camera.name), same)
+            self._place_frames(episode, c, rows, images.get(IMAGE_PREFIX + camera.name), same)
         self._finish_rows(episode, rows)
 
     def _place_frames(
-        self,
-        episode: StoredEpisode,
-        c: int,
-        rows: np.ndarray,
-        first_tick: int,
-        new: SparseRows | None,
-        same: SparseRows | None,
+        self, episode: StoredEpisode, c: int, rows: np.ndarray, new: SparseRows | None, same: SparseRows | None
     ) -> None:
         """Store `new` frames of camera c and point `rows` at the newest frame each of them may show.
 
         `same` are the rows whose frame is that of an earlier tick. Where that is not the newest one there, it is not
         held, and the row has none of its own.
         """
-        index, values = (np.empty(0, np.int32), None) if new is None else new
+        first_tick, (index, values) = episode.length, new or (np.empty(0, np.int32), None)
         if isinstance(values, Frames) and episode.demonstration:  # demonstrations stay, and their files with them
             slots = len(self.images[c]) + self.deferred[c].add(values)
         else:
