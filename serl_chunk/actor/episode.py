@@ -78,22 +78,12 @@ class EpisodeRunner:
     """
 
     def __init__(
-        self,
-        env: RobotEnv,
-        policy: ChunkPolicy | Expert | None,
-        sink: RecordSink,
-        *,
-        config: ExperimentConfig,
-        cameras: tuple[str, ...] = (),
-        intervention: InterventionSource | None = None,
-        human_ticks_before: int = 0,
-        actor_id: str = "actor",
-        clock: Clock | None = None,
-        inference: Inference | None = None,
-        before_decision: Callable[[], None] | None = None,
-        stop: Callable[[], str | None] = no_stop,
-        observer: Callable[[int], None] | None = None,
-    ) -> None:
+        self, env: RobotEnv, policy: ChunkPolicy | Expert | None, sink: RecordSink,
+        *, config: ExperimentConfig, cameras: tuple[str, ...] = (), intervention: InterventionSource | None = None,
+        human_ticks_before: int = 0, actor_id: str = "actor", clock: Clock | None = None,
+        inference: Inference | None = None, before_decision: Callable[[], None] | None = None,
+        stop: Callable[[], str | None] = no_stop, observer: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         actor, spec = config.actor, env.robot_spec
         self._policy = policy if isinstance(policy, ChunkPolicy) else None
         if actor.delay_ticks > 0 and self._policy is not None and not self._policy.agent.supports_prefix:
@@ -106,10 +96,8 @@ class EpisodeRunner:
         self._cameras = tuple(dict.fromkeys((*image_keys, *cameras)))
         for name in self._cameras:
             spec.camera(name)
-        self.spec, self.interventions = (
-            spec,
-            Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before),
-        )
+        self.spec = spec
+        self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
         self._env, self._config, self._sink, self._actor_id = env, config, sink, actor_id
         self._clock, self._inference, self._stop, self._observer = clock or MonotonicClock(), inference, stop, observer
         self._hold_policy = HoldPolicy(spec)
@@ -144,13 +132,12 @@ class EpisodeRunner:
         self.end: End | None = None  # of the episode, once it is over
 
     def close(self) -> None:
-        """End the inference thread, if any."""
         if self._garbage is not None:
             self._garbage.close()
         self._planner.close()
 
     def lateness(self) -> Lateness:
-        """Of every tick of the session; zero under the lockstep clock."""
+        """Of every tick of the session."""
         return Lateness.of(self._late, self._missed_periods)
 
     def run_episode(
@@ -177,10 +164,7 @@ class EpisodeRunner:
             return self.summary()
 
     def begin(self, seed: int, *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None) -> None:
-        """Reset the robot with `seed` and begin an episode.
-
-        Its first `random_steps` ticks execute uniformly random commands.
-        """
+        """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands."""
         self._warm_up(explore)
         spec, planner, self._began_at = self.spec, self._planner, self._clock.now()
         self._episode_id = episode_id or f"{self._actor_id}-{self._episodes:06d}"
@@ -251,7 +235,6 @@ class EpisodeRunner:
         return None
 
     def accept(self, decision: Decision) -> None:
-        """Take the decision on the request of this tick."""
         self._planner.accept(decision, self._tick)
 
     def tick(self) -> None:
@@ -323,7 +306,6 @@ class EpisodeRunner:
             self._garbage.holding()
 
     def abort(self) -> None:
-        """Close the episode as truncated after an error."""
         if self.end is None:
             self._close(self._observed.observation, outcome_by="crash")
 
@@ -367,13 +349,9 @@ class EpisodeRunner:
             self._window_ends.add(self._tick + self._window)
 
     def _close(
-        self,
-        final: Observation,
-        *,
-        terminated: bool = False,
-        outcome: Outcome = Outcome.UNKNOWN,
+        self, final: Observation, *, terminated: bool = False, outcome: Outcome = Outcome.UNKNOWN,
         outcome_by: str = "environment",
-    ) -> None:
+    ) -> None:  # fmt: skip
         # A value after a gap is no bootstrap of the step before it; what a termination gives, it gives all the same.
         last = None if self._lost_ticks and not terminated else final
         length = self._recorder.length

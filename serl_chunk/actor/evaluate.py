@@ -211,20 +211,11 @@ class _Film(NullSink):
 
 
 def evaluate(
-    env: RobotEnv,
-    policy: ChunkPolicy,
-    config: ExperimentConfig,
-    *,
-    n: int,
-    seed_base: int = EVAL_SEED_BASE,
-    deterministic: bool = True,
-    save_video: Path | None = None,
-    filmed: int | None = None,
-    progress: Callable[[EvalResult], None] | None = None,
-    clock: Clock | None = None,
-    inference: Inference | None = None,
-    stop: Callable[[], str | None] = no_stop,
-) -> EvalResult:
+    env: RobotEnv, policy: ChunkPolicy, config: ExperimentConfig,
+    *, n: int, seed_base: int = EVAL_SEED_BASE, deterministic: bool = True, save_video: Path | None = None,
+    filmed: int | None = None, progress: Callable[[EvalResult], None] | None = None, clock: Clock | None = None,
+    inference: Inference | None = None, stop: Callable[[], str | None] = no_stop,
+) -> EvalResult:  # fmt: skip
     """Run `n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
 
     Args:

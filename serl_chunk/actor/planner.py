@@ -32,10 +32,7 @@ class TickAction(NamedTuple):
 
 
 class Planner:
-    """No policy: the robot holds unless a human acts, as in a recording by hand. Base of the other planners.
-
-    Every method is called by the control thread.
-    """
+    """No policy: the robot holds unless a human acts. Base of the other planners; the control thread calls them."""
 
     execute_steps = 1  # ticks that a decision serves
 
@@ -49,14 +46,11 @@ class Planner:
         """Begin the ticks of a realtime episode."""
 
     def plan(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray) -> Request | None:
-        """Plan on; called on every tick that the policy may act on, before `action`.
+        """Return a request whose decision the tick waits for; called where the policy may act, before `action`.
 
         Args:
             observe: gives the observation of this tick with the frames that a decision needs.
             hold: float32[A], what the robot does on ticks without an action.
-
-        Returns:
-            A request whose decision the tick waits for, or None.
         """
         return None
 
@@ -65,7 +59,6 @@ class Planner:
         raise NotImplementedError
 
     def action(self, tick: int) -> TickAction | None:
-        """The planned action of `tick`; None where nothing is planned."""
         return None
 
     def would_decide(self, tick: int, *, by_human: bool) -> bool:
@@ -76,7 +69,7 @@ class Planner:
         return True
 
     def flush(self) -> None:
-        """Forget everything planned or being planned: a human intervenes."""
+        """Forget everything planned or being planned."""
 
     def close(self) -> None:
         """End the inference thread, if there is one."""
@@ -135,12 +128,9 @@ class LockstepPlanner(ChunkPlanner):
 
     A decision is due `delay_ticks` before the planned actions end, so the next chunk follows the current one at index
     `execute_steps`, or where that one requests to be followed (`actor.adaptive_execution`). After a reset or an
-    intervention nothing is planned and the robot holds until the delay has passed. No time is measured: two runs from
-    one seed are identical. With a delay above half of the executed steps a second decision is made while the first is
-    under way, as with a remote policy whose answers are late but as many as its questions.
-
-    Args:
-        before_decision: called before every decision; may take any time (rate limiter, learning in this process).
+    intervention the robot holds until the delay has passed. No time is measured: two runs from one seed are identical.
+    With a delay above half of the executed steps a second decision is made while the first is under way.
+    `before_decision` may take any time (rate limiter, learning in this process).
     """
 
     def __init__(
@@ -169,12 +159,9 @@ OWN_RATE_SHARE = 0.9  # of a tick: an environment whose steps take more leaves t
 
 
 def choose_inference(
-    wanted: Literal["auto", "sync", "async"],
-    seconds: list[float],
-    period: float,
-    execute_steps: int,
+    wanted: Literal["auto", "sync", "async"], seconds: list[float], period: float, execute_steps: int,
     supports_prefix: bool,
-) -> Literal["sync", "async"]:
+) -> Literal["sync", "async"]:  # fmt: skip
     """Choose `sync` or `async` from measured inference `seconds` and the tick's `period`, in seconds.
 
     Raises ConfigError where inference is too slow for the chunk, or the agent cannot take a delay.
@@ -218,23 +205,16 @@ class RealtimePlanner(ChunkPlanner):
     rate, which no hold would make up for. `async`: the next chunk is requested while the current one still has as many
     actions as inference is expected to take ticks, plus one; it is conditioned on those actions. Those behind the
     index at which a chunk requests to be followed (`actor.adaptive_execution`) do not count as left. Either way it
-    joins at the index that equals the ticks passed since its observation, and at most one request is under
-    way. A decision of an earlier epoch, or one too late to execute, is dropped, and its step is recorded without
-    a decision.
+    joins at the index that equals the ticks passed since its observation, and at most one request is under way. A
+    decision of an earlier epoch, or one too late to execute, is dropped, and its step recorded without one.
     """
 
     def __init__(
-        self,
-        queue: ChunkQueue,
-        policy: ChunkPolicy,
-        inference: Inference,
-        mode: Literal["sync", "async"],
+        self, queue: ChunkQueue, policy: ChunkPolicy, inference: Inference, mode: Literal["sync", "async"],
         delay: DelayEstimate,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(queue, policy)
-        self.mode = mode
-        self._inference = inference
-        self._delay = delay
+        self.mode, self._inference, self._delay = mode, inference, delay
         self._under_way: int | None = None  # decision tick of the request that may still be used
         self._deadlines: Deadlines | None = None
 
@@ -291,14 +271,9 @@ class RealtimePlanner(ChunkPlanner):
 
 
 def realtime_planner(
-    queue: ChunkQueue,
-    policy: ChunkPolicy,
-    inference: Inference | None,
-    clock: Clock,
-    period: float,
-    wanted: Literal["auto", "sync", "async"],
-    request: Request,
-) -> RealtimePlanner:
+    queue: ChunkQueue, policy: ChunkPolicy, inference: Inference | None, clock: Clock, period: float,
+    wanted: Literal["auto", "sync", "async"], request: Request,
+) -> RealtimePlanner:  # fmt: skip
     """Compile and measure inference with `request`, then build the planner and, unless given, its inference thread.
 
     `period`: of a tick, in seconds. Raises ConfigError as `choose_inference`.

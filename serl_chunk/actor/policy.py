@@ -33,14 +33,9 @@ class ActingAgent(Protocol):
     supports_prefix: bool  # whether `sample` clamps a chunk to the committed actions of a delayed decision
 
     def sample(
-        self,
-        params: Any,
-        observation: Mapping[str, Any],
-        key: jax.Array,
-        *,
-        explore: bool,
-        prefix: tuple[Any, Any] | None = None,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        self, params: Any, observation: Mapping[str, Any], key: jax.Array,
+        *, explore: bool, prefix: tuple[Any, Any] | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
         """Return a chunk float32[H, A] in model space, and the agent's entries of the decision's record.
 
         `prefix`: the committed actions float32[H, A], zero-padded, and their mask float32[H].
@@ -97,19 +92,10 @@ class ChunkPolicy:
     """
 
     def __init__(
-        self,
-        agent: ActingAgent,
-        normaliser: Normaliser,
-        spec: RobotSpec,
-        *,
-        image_keys: tuple[str, ...] = (),
-        seed: int = 0,
-        source: SnapshotSource | None = None,
-        run: str = "",
-    ) -> None:
-        self.agent = agent
-        self.normaliser = normaliser
-        self.image_keys = image_keys
+        self, agent: ActingAgent, normaliser: Normaliser, spec: RobotSpec,
+        *, image_keys: tuple[str, ...] = (), seed: int = 0, source: SnapshotSource | None = None, run: str = "",
+    ) -> None:  # fmt: skip
+        self.agent, self.normaliser, self.image_keys = agent, normaliser, image_keys
         self.values = 0  # H * A values decided so far, and how many of them were clipped
         self.clipped = 0
         self._source = source
@@ -118,16 +104,14 @@ class ChunkPolicy:
         self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
         self._key = jax.random.key(seed)
         self._decisions = 0
-        self._low = np.array(spec.action_low, np.float32)
-        self._high = np.array(spec.action_high, np.float32)
+        self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         # Decoding an action on the limit exactly may miss it by rounding; that is not clipping.
         self._slack = 1e-5 * (self._high - self._low)
 
     @property
     def version(self) -> int:
         """That of the newest parameters; -1 before the first snapshot."""
-        acting = self._acting
-        return -1 if acting is None else acting.version
+        return -1 if (acting := self._acting) is None else acting.version
 
     def swap(self, snapshot: Snapshot) -> None:
         """Use the parameters of `snapshot` from the next decision on.
@@ -155,13 +139,11 @@ class ChunkPolicy:
     def refresh(self) -> bool:
         """Swap in the source's newest snapshot where it is newer; returns whether there are parameters now."""
         snapshot = None if self._source is None else self._source.latest()
-        if snapshot is not None and self._fits(snapshot.origin) and snapshot.version > self.version:
-            self.swap(snapshot)
+        if snapshot is not None and snapshot.version > self.version:
+            (run, normaliser), origin = self._origin, snapshot.origin
+            if run in ("", origin.run) and origin.normaliser in ("", normaliser):
+                self.swap(snapshot)
         return self._acting is not None
-
-    def _fits(self, origin: PolicyOrigin) -> bool:
-        run, normaliser = self._origin
-        return run in ("", origin.run) and origin.normaliser in ("", normaliser)
 
     def decide(self, request: Request) -> Decision:
         """Compute a chunk; its first d actions are those of the request's prefix.
@@ -174,9 +156,8 @@ class ChunkPolicy:
         if acting is None:
             raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
         state = observation[STATE]
-        inputs: dict[str, np.ndarray] = {STATE: self.normaliser.observe(state)}
-        for camera in self.image_keys:
-            inputs[IMAGE_PREFIX + camera] = observation[IMAGE_PREFIX + camera]
+        frames = {key: observation[key] for key in (IMAGE_PREFIX + camera for camera in self.image_keys)}
+        inputs = {STATE: self.normaliser.observe(state), **frames}
         key = jax.random.fold_in(self._key, self._decisions)
         self._decisions += 1
         encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)

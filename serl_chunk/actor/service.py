@@ -76,21 +76,13 @@ class ActorService:
     """
 
     def __init__(
-        self,
-        config: ExperimentConfig,
-        *,
-        actor_id: str = "actor",
-        env: RobotEnv | None = None,
-        intervention: InterventionSource | None = None,
-        agent: ActingAgent | None = None,
-        link: ActorLink | None = None,
-        stop: threading.Event | None = None,
-        clock: Clock | None = None,
-        inference: Inference | None = None,
-        before_decision: Callable[[], None] | None = None,
-        on_episode: Callable[[EpisodeSummary], None] | None = None,
+        self, config: ExperimentConfig,
+        *, actor_id: str = "actor", env: RobotEnv | None = None, intervention: InterventionSource | None = None,
+        agent: ActingAgent | None = None, link: ActorLink | None = None, stop: threading.Event | None = None,
+        clock: Clock | None = None, inference: Inference | None = None,
+        before_decision: Callable[[], None] | None = None, on_episode: Callable[[EpisodeSummary], None] | None = None,
         report_every: int = 10,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if config.learner.random_steps > 0 and config.robot.real:
             raise ConfigError(
                 f"uniformly random commands can break a real robot (got {config.learner.random_steps}, expected 0). "

@@ -35,7 +35,6 @@ class RolloutStats:
 
     @classmethod
     def over(cls, parts: Iterable[RolloutStats]) -> Self:
-        """Merge `parts` in their order."""
         total = cls()
         for part in parts:
             total.merge(part)

@@ -28,16 +28,9 @@ class BatchStream:
     """
 
     def __init__(
-        self,
-        replay: Replay,
-        rng: np.random.Generator,
-        batch_size: int,
-        updates: int,
-        *,
-        half: Half | None = None,
-        put: Callable[[ChunkBatch], Any] = lambda batch: batch,
-        prefetch: int = 0,
-    ) -> None:
+        self, replay: Replay, rng: np.random.Generator, batch_size: int, updates: int,
+        *, half: Half | None = None, put: Callable[[ChunkBatch], Any] = lambda batch: batch, prefetch: int = 0,
+    ) -> None:  # fmt: skip
         self._sample = functools.partial(replay.sample, rng, batch_size, updates, half=half)
         self._put, self._prefetch, self._closed = put, prefetch, False
         self._ready: deque[Future[Any]] = deque()

@@ -13,7 +13,7 @@ from serl_chunk.replay.feature_cache import Embedder
 from serl_chunk.replay.index_sets import IndexSet, StratifiedSampler, Windows
 from serl_chunk.replay.memory import STORES
 from serl_chunk.replay.qc_sampler import QCWindowSampler
-from serl_chunk.replay.step_storage import StepStorage, final_rows
+from serl_chunk.replay.step_storage import StepStorage, bytes_of, final_rows
 from serl_chunk.replay.windows import BcOn, eligible_starts, imitation_weights
 from serl_chunk.types import CameraSpec, ConfigError, DataError, Episode, Outcome, RobotSpec, Source
 
@@ -30,14 +30,9 @@ class Partitions:
     """
 
     def __init__(
-        self,
-        spec: RobotSpec,
-        config: ExperimentConfig,
-        cameras: list[CameraSpec],
-        bc_on: BcOn,
-        count: Counter[str],
+        self, spec: RobotSpec, config: ExperimentConfig, cameras: list[CameraSpec], bc_on: BcOn, count: Counter[str],
         embed: Embedder | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._config, self._bc_on, self._count = config, bc_on, count
         r = config.replay
         rows = r.capacity + r.demo_capacity + r.human_capacity
@@ -245,7 +240,7 @@ class Partitions:
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
         storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes
-        images = sum(a.nbytes for a in (*storage.images, *storage.deferred, *storage.features))
+        images = bytes_of((*storage.images, *storage.deferred, *storage.features))
         decoded = sum(cache.held_bytes for cache in storage.deferred)
         missed = sum(cache.decoded for cache in storage.deferred)
         held = sum(im[0].nbytes * slots.used for im, slots in zip(storage.images, storage.frame_slots, strict=True))

@@ -60,15 +60,9 @@ class Replay:
     """
 
     def __init__(
-        self,
-        spec: RobotSpec,
-        config: ExperimentConfig,
-        normaliser: Normaliser,
-        *,
-        image_keys: Sequence[str] = (),
-        bc_on: BcOn = "+successes",
-        embed: Embedder | None = None,
-    ) -> None:
+        self, spec: RobotSpec, config: ExperimentConfig, normaliser: Normaliser,
+        *, image_keys: Sequence[str] = (), bc_on: BcOn = "+successes", embed: Embedder | None = None,
+    ) -> None:  # fmt: skip
         cameras = [spec.camera(key) for key in image_keys]
         for name in ("capacity", "image_capacity") if cameras else ("capacity",):
             # An episode that does not fit drives out all others before it is dropped itself.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,17 +77,10 @@ class StepStorage:
     """
 
     def __init__(
-        self,
-        spec: RobotSpec,
-        cameras: Sequence[CameraSpec],
-        *,
-        rows: int,
-        frames: int,
-        max_image_age: int,
-        cache_bytes: int = 0,
-        deferred: int = 0,
+        self, spec: RobotSpec, cameras: Sequence[CameraSpec],
+        *, rows: int, frames: int, max_image_age: int, cache_bytes: int = 0, deferred: int = 0,
         embed: Embedder | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.spec, self.cameras, self.max_image_age = spec, tuple(cameras), max_image_age
         n, c = rows, len(self.cameras)
         self.state = np.empty((n, spec.state_dim), np.float32)
@@ -125,7 +119,7 @@ class StepStorage:
     def nbytes(self) -> int:
         columns = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
         parts = (*columns, *self.images, self.row_slots, *self.frame_slots, *self.deferred, *self.features)
-        return sum(a.nbytes for a in parts)
+        return bytes_of(parts)
 
     def check(self, block: StepBlock) -> None:
         """Raise DataError unless the arrays of `block` fit this robot and hold finite numbers."""
@@ -349,6 +343,11 @@ class StepStorage:
                 self.frame_slots[c].give_back(part)
                 if self.features:
                     self.features[c].released(part)
+
+
+def bytes_of(parts: Iterable[Any]) -> int:
+    """Add up the `nbytes` of `parts`."""
+    return sum(part.nbytes for part in parts)
 
 
 def final_rows(observation: Observation | None) -> dict[str, SparseRows]:

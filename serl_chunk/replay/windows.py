@@ -25,15 +25,9 @@ _NO_TICKS = np.empty(0, np.int64)
 
 def eligible_starts(
     recent: np.ndarray,
-    *,
-    first: int,
-    last: int,
-    terminated: bool,
-    returned: int,
-    keep_terminal: bool,
-    cuts: np.ndarray = _NO_TICKS,
+    *, first: int, last: int, terminated: bool, returned: int, keep_terminal: bool, cuts: np.ndarray = _NO_TICKS,
     gaps: np.ndarray = _NO_TICKS,
-) -> tuple[np.ndarray, int]:
+) -> tuple[np.ndarray, int]:  # fmt: skip
     """Return the starts at tick `first` or later that are sampled, and how many lack a recent image.
 
     Args:
