@@ -53,7 +53,6 @@ class Lateness(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Sequence[float], missed_periods: int) -> Lateness:
-        """Take the percentiles of the lateness of every tick, in seconds."""
         if len(seconds) == 0:
             return cls()
         p50, p99, worst = np.percentile(seconds, (50, 99, 100)) * 1e3
@@ -96,7 +95,7 @@ class Deadlines:
 
 @contextlib.contextmanager
 def responsive_interpreter() -> Iterator[None]:
-    """Let the control thread have the interpreter within 0.5 ms of asking for it, instead of 5."""
+    """Switch threads after 0.5 ms instead of 5, for the control thread."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
@@ -114,7 +113,7 @@ class GarbageSchedule:
         self._collected = clock.now()
 
     def freeze(self) -> None:
-        """Leave everything that is alive now, compiled programs above all, out of every later collection."""
+        """Leave current objects, compiled programs above all, out of every later collection."""
         self._frozen = self._frozen or not gc.get_freeze_count()  # what others froze stays so
         self._collect()
         gc.freeze()
@@ -142,7 +141,6 @@ class GarbageSchedule:
             self._collect()
 
     def close(self) -> None:
-        """Let later collections look at everything again."""
         if self._frozen:
             gc.unfreeze()
             self._frozen = False

@@ -47,7 +47,7 @@ RATE_TICKS = 10  # steps of the environment are judged after an episode with so 
 
 
 def no_stop() -> str | None:
-    """Stop nothing."""
+    """A `stop` that never stops."""
     return None
 
 
@@ -64,7 +64,6 @@ class EpisodeRunner:
         cameras: recorded in addition to those the policy looks at. Of a demonstration, on every tick. Of a policy, on
             every tick or (`actor.frames`) at every decision, under intervention and in the end record, of an image
             agent also where the windows end that begin there (`chunk.returned` ticks later).
-        intervention: source of human commands; None: no interventions.
         human_ticks_before: of the run's earlier sessions, which count for `actor.max_human_ticks`.
         actor_id: the beginning of episode ids that are not given.
         clock: of the realtime loop and of `wall_seconds`. Without a policy a real robot is paced, a simulator is not.
@@ -72,7 +71,7 @@ class EpisodeRunner:
         before_decision: lockstep only, called before every decision; may wait (rate limiter) or work (learning in
             the same process).
         stop: polled on every tick. A string truncates the episode there and is recorded as `outcome_by`.
-        observer: called on every tick with its number, for video; what it does delays the robot.
+        observer: called on every tick with its number, for video; it delays the robot.
 
     Raises ConfigError where the policy's agent cannot plan with the delay, or a camera is unknown.
     """
@@ -179,8 +178,7 @@ class EpisodeRunner:
             self._deadlines = Deadlines(self._clock, spec.dt)
             planner.start(self._deadlines)
         self._hold = self._hold_policy.initial(self._observed.observation[STATE])
-        self._rng = np.random.default_rng([seed, self._episodes])  # of random commands
-        self._random_steps = random_steps
+        self._rng, self._random_steps = np.random.default_rng([seed, self._episodes]), random_steps
         self._tick = 0
         self._choice: TickAction | None = None  # of this tick; None: the planner's
         self._by_human = False  # whether a human had the previous tick

@@ -70,7 +70,6 @@ class EvalResult:
     total: RolloutStats = dataclasses.field(default_factory=RolloutStats)
 
     def add(self, episode: EpisodeSummary) -> None:
-        """Account for one episode."""
         self.episodes.append(episode)
         self.total.merge(episode)
 
@@ -84,7 +83,6 @@ class EvalResult:
 
     @property
     def interval(self) -> Interval:
-        """95 % (Wilson) of the success rate."""
         return wilson_interval(self.total.successes, self.n)
 
     @property
@@ -95,19 +93,16 @@ class EvalResult:
 
     def figures(self) -> dict[str, Any]:
         """Those of a metric row (`MetricsLog.evaluation`), which a file has too."""
-        out = {"success_rate": self.success_rate, "n": self.n, **self.interval._asdict(), "mode": self.mode}
-        total = self.total
-        return out | {
-            "mean_time_s": self.mean_time_s, "mean_length": total.mean_length, "mean_return": total.mean_return
-        }  # fmt: skip
+        total, rate = self.total, {"success_rate": self.success_rate, "n": self.n, **self.interval._asdict()}
+        means = {"mean_time_s": self.mean_time_s, "mean_length": total.mean_length, "mean_return": total.mean_return}
+        return rate | {"mode": self.mode} | means
 
     def to_json(self) -> dict[str, Any]:
-        figures = self.figures()
         return {
-            "success_rate": figures.pop("success_rate"),
-            "n": figures.pop("n"),
+            "success_rate": self.success_rate,
+            "n": self.n,
             "successes": self.total.successes,
-            **figures,
+            **self.figures(),
             "seed_base": self.seed_base,
             "starts_repeat": self.starts_repeat,
             "policy_version": self.policy_version,
@@ -121,7 +116,6 @@ class EvalResult:
 
 
 def results_table(results: list[EvalResult]) -> rich.table.Table:
-    """One row per result, for a terminal."""
     human = sum(r.total.human_ticks for r in results)
     who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
     repeat = all(r.starts_repeat is not False for r in results)
@@ -144,7 +138,7 @@ def results_table(results: list[EvalResult]) -> rich.table.Table:
 
 
 def summary_line(result: EvalResult, report: str) -> str:
-    """The last line, which scripts read: rate and episodes, `report`, and why the rate is not the policy's alone."""
+    """Return the last line, which scripts read."""
     line = f"evaluation: success_rate={result.success_rate:.2f} n={result.n} report={report}"
     if result.total.human_ticks:
         line += f" human_ticks={result.total.human_ticks}"
@@ -178,7 +172,6 @@ def start_difference(env: RobotEnv, seed: int, cameras: tuple[str, ...]) -> str 
 
 
 def _compare_starts(env: RobotEnv, config: ExperimentConfig, seed: int, cameras: tuple[str, ...]) -> None:
-    """Set `env.starts_repeat`, once, and warn where its starts do not follow the seed. A real robot is not moved."""
     if env.starts_repeat is not None or config.robot.real:
         return
     difference = start_difference(env, seed, cameras)
@@ -236,15 +229,9 @@ def evaluate(
             f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films", parameter="save_video"
         )
     _compare_starts(env, config, seed_base, policy.image_keys)
+    observer = None if save_video is None else film.observe
     runner = EpisodeRunner(
-        env,
-        policy,
-        film,
-        config=config,
-        clock=clock,
-        inference=inference,
-        stop=stop,
-        observer=None if save_video is None else film.observe,
+        env, policy, film, config=config, clock=clock, inference=inference, stop=stop, observer=observer
     )
     mode: Literal["mean", "sampled"] = "mean" if deterministic else "sampled"
     result = EvalResult(mode, seed_base, policy.version, env.robot_spec.dt, starts_repeat=env.starts_repeat)
@@ -273,13 +260,9 @@ def evaluate(
 
 
 def evaluate_snapshot(
-    env: RobotEnv,
-    agent: ActingAgent,
-    normaliser: Normaliser,
-    snapshot: Snapshot,
-    config: ExperimentConfig,
+    env: RobotEnv, agent: ActingAgent, normaliser: Normaliser, snapshot: Snapshot, config: ExperimentConfig,
     **options: Any,
-) -> EvalResult:
+) -> EvalResult:  # fmt: skip
     """Evaluate the policy of a snapshot; `options` as of `evaluate`. Its noise depends on `config.seed` alone."""
     seed, keys = config.seed + 1, config.agent.image_keys
     policy = ChunkPolicy(agent, normaliser, env.robot_spec, image_keys=keys, seed=seed)

@@ -11,24 +11,20 @@ from serl_chunk.types import DataError, Observation, RobotSpec
 class Interventions:
     """Polls an intervention source on every tick and counts its ticks.
 
-    A segment is a run of consecutive ticks under a human; all of them count as human ticks, also those on which the
-    human held the robot without moving it (recorded as holds). After `max_human_ticks`, of which `used` were spent in
-    earlier sessions of the run, the source is no longer polled, also in the middle of a segment; 0 sets no limit. Human
-    ticks that an environment itself permits (`info["intervene_action"]`) are counted, and cannot be limited here.
+    A segment is a run of consecutive ticks under a human; all of them count, also idle ones (recorded as holds). After
+    `max_human_ticks`, of which `used` were spent in earlier sessions of the run, the source is no longer polled, also
+    within a segment; 0 sets no limit. Human ticks that an environment itself permits (`info["intervene_action"]`) are
+    counted, and cannot be limited here.
     """
 
     def __init__(
         self, source: InterventionSource | None, spec: RobotSpec, max_human_ticks: int = 0, used: int = 0
     ) -> None:
-        self._source, self._spec = source, spec
-        self._limit = max_human_ticks
-        self._inside = False
+        self._source, self._spec, self._limit, self._inside = source, spec, max_human_ticks, False
         self.total_ticks = used  # of the run
-        self.ticks = 0  # of the episode
-        self.segments = 0  # of the episode
+        self.ticks = self.segments = 0  # of the episode
 
     def reset(self, seed: int) -> None:
-        """A new episode begins (after the environment's reset)."""
         self._inside, self.ticks, self.segments = False, 0, 0
         if self._source is not None:
             self._source.reset(seed)
@@ -57,7 +53,6 @@ class Interventions:
         return InterventionCommand(command, human.idle)
 
     def count(self, human: bool) -> None:
-        """Account for one executed tick."""
         if human:
             self.total_ticks += 1
             self.ticks += 1

@@ -66,7 +66,7 @@ class RunProgress(NamedTuple):
 def open_link(
     config: ExperimentConfig, spec: RobotSpec, agent: Agent, host: str, port: int, actor_id: str, **options: Any
 ) -> LearnerLink:
-    """A link to the learner at `host`, with what both must agree on; see `LearnerLink`, also for `options`."""
+    """Return a link to the learner at `host`, with what both must agree on; `options` as of `LearnerLink`."""
     agreed = contract(config, spec, agent.network_shape())
     return LearnerLink(config.transport, host=host, port=port, actor_id=actor_id, contract=agreed, **options)
 

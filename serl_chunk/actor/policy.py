@@ -82,10 +82,6 @@ class ChunkPolicy:
 
     Args:
         agent: its `sample` must be compiled for one observation without a batch axis.
-        normaliser: of the run.
-        spec: the robot, for its limits.
-        image_keys: cameras the agent looks at.
-        seed: of the exploration noise.
         source: of newer snapshots; None where `swap` is called by hand.
         run: whose snapshots are taken from `source`, empty for those of any. Snapshots for another normaliser are
             never taken.
@@ -110,7 +106,7 @@ class ChunkPolicy:
 
     @property
     def version(self) -> int:
-        """That of the newest parameters; -1 before the first snapshot."""
+        """-1 before the first snapshot."""
         return -1 if (acting := self._acting) is None else acting.version
 
     def swap(self, snapshot: Snapshot) -> None:

@@ -52,7 +52,7 @@ class ActorSummary(RolloutStats):
 
 
 def training_seed(seed: int, actor_id: str, episode: int) -> int:
-    """The start state of a training episode: differs by run, actor and episode, and from every held-out one."""
+    """Return a start state that differs by run, actor and episode, and from every held-out one."""
     words = np.random.SeedSequence([seed, zlib.crc32(actor_id.encode()), episode]).generate_state(1)
     return TRAINING_SEED_BASE + int(words[0]) % (2**31 - TRAINING_SEED_BASE)
 
@@ -60,19 +60,16 @@ def training_seed(seed: int, actor_id: str, episode: int) -> int:
 class ActorService:
     """An actor and what it owns: robot, intervention device, agent, link and the event that stops it.
 
-    `close`, also at the end of a with-block, stops the robot first: someone's hand may be in its cell.
+    `close`, also at the end of a with-block, stops the robot first: a hand may be in its cell.
 
     Args:
         env, intervention: by default those that `config` names are opened.
-        agent: must be set before `run`.
-        link: takes the records, gives snapshots and allowances; must be set before `run`.
+        agent, link: must be set before `run`.
         stop: ends a session; the episode under way is truncated.
         before_decision: lockstep only, called before every decision (learning in the same process).
-        on_episode: called after each episode.
         report_every: episodes between status lines.
 
-    Raises:
-        ConfigError: random steps on a real robot, or what `make_env` and `make_intervention` raise.
+    Raises ConfigError for random steps on a real robot, and what `make_env` and `make_intervention` raise.
     """
 
     def __init__(
@@ -112,7 +109,7 @@ class ActorService:
         self.close()
 
     def stop_robot(self) -> None:
-        """Close the robot, then the intervention device; a second call does nothing."""
+        """Close the robot, then the intervention device."""
         self._robot.close()
 
     def close(self) -> None:
@@ -151,44 +148,28 @@ class ActorService:
         """Run training episodes until the learner is done, `stop` is set or `actor.max_episodes` is reached.
 
         The first snapshot is waited for. Under the lockstep clock the actor also waits, before each step, for the
-        learner's allowance; in real time it never waits inside an episode. At the end the episode under way is
-        truncated, the robot is stopped, and the records are delivered; so it is after an error, which is then raised.
-
-        Args:
-            normaliser: the learner's.
-            replaced: polled on every tick. A string ends the session, but the robot stays open, and records that the
-                run's learner lacks stay with the link.
-
-        Raises the link's error where it broke permanently.
+        learner's allowance; in real time it never waits inside an episode. At the end, and after an error, which is
+        then raised, the episode under way is truncated, the robot is stopped, and the records are delivered. Where
+        `replaced`, polled on every tick, returns a string, the session ends, but the robot stays open, and records that
+        the run's learner lacks stay with the link. Raises the link's error where it broke permanently.
         """
         config, link, agent = self.config, self.link, self.agent
         assert link is not None
         assert agent is not None
         lockstep = config.actor.clock == "lockstep"
-        policy = ChunkPolicy(
-            agent,
-            normaliser,
-            self.env.robot_spec,
-            image_keys=config.agent.image_keys,
-            seed=training_seed(config.seed, self.actor_id, begun.episodes),
-            source=link,
-            run=begun.run,
-        )
+        seed = training_seed(config.seed, self.actor_id, begun.episodes)
+        keys, spec = config.agent.image_keys, self.env.robot_spec
+        policy = ChunkPolicy(agent, normaliser, spec, image_keys=keys, seed=seed, source=link, run=begun.run)
         self._waited, self._replaced = 0.0, replaced
         if isinstance(self._intervention, ReplayedIntervention):
             self._intervention.begin_at(begun.episodes)
         runner = EpisodeRunner(
-            self.env,
-            policy,
-            link,
-            config=config,
-            intervention=self._intervention,
-            human_ticks_before=begun.human_ticks,
-            clock=self._clock,
-            inference=self._inference,
+            self.env, policy, link,
+            config=config, clock=self._clock, inference=self._inference,
+            intervention=self._intervention, human_ticks_before=begun.human_ticks,
             before_decision=self._pace if lockstep else None,
             stop=self._over_or_allowed if lockstep else self._over,
-        )
+        )  # fmt: skip
         total = ActorSummary()
         try:
             self._run_episodes(runner, policy, begun, total)
@@ -264,7 +245,7 @@ class ActorService:
         return "learner" if gone else None
 
     def _over_or_allowed(self) -> str | None:
-        self._await_allowance()  # an allowance may end within a chunk
+        self._await_allowance()  # it may end within a chunk
         return self._over()
 
     def _pace(self) -> None:
@@ -303,7 +284,7 @@ class ActorService:
             self._waited += self._clock.now() - began
 
     def _next_welcome(self, link: LearnerLink) -> Welcome | None:
-        """Wait for the welcome of the learner that answers now; None for a stop before it. Raises the link's error."""
+        """Wait for the welcome of the current learner; None for a stop before it. Raises the link's error."""
         logger.info("the robot waits for that learner's welcome: policy, normaliser and counters will be its run's")
         logged = self._clock.now()
         while not self.stop.is_set():
@@ -316,7 +297,6 @@ class ActorService:
 
 
 def _in_words(recent: deque[EpisodeSummary]) -> str:
-    """The last episodes in one line."""
     total = RolloutStats.over(recent)
     alone = sum(s.success and s.segments == 0 for s in recent) / len(recent)
     parts = [

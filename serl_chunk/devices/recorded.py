@@ -1,8 +1,8 @@
 """Interventions from a file: what a human commanded once, commanded again on the same ticks.
 
 The file is a NumPy `.npz` without pickles, one row per tick on which the human was in control:
-`episode int[N]` (0 for the first reset), `tick int[N]`, `action float32[N, A]` in the robot's units, `idle bool[N]`
-(in control, but not moving the robot).
+`episode int[N]` (0 for the first reset) and `tick int[N]`, each pair once, `action float32[N, A]` in the robot's units,
+finite, and `idle bool[N]` (in control, but not moving the robot).
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import DataError, Observation, RobotSpec
 
 COLUMNS = ("episode", "tick", "action", "idle")
+_LAYOUT = (  # column, dimensions, kinds of dtype
+    ("episode", 1, "iu", "int[N]"), ("tick", 1, "iu", "int[N]"), ("idle", 1, "b", "bool[N]"),
+    ("action", 2, "f", "float32[N, A]"),
+)  # fmt: skip
 
 
 def save_interventions(
     path: Path | str, *, episode: np.ndarray, tick: np.ndarray, action: np.ndarray, idle: np.ndarray
 ) -> None:
-    """Write recorded interventions for `ReplayedIntervention`; the file appears whole or not at all.
-
-    Args:
-        path: target; replaced if it exists.
-        episode, tick: `int[N]`, not negative, each pair once.
-        action: `float[N, A]`, finite, in the robot's units; stored as float32.
-        idle: `bool[N]`.
+    """Write recorded interventions for `ReplayedIntervention`, columns as of the module; replaces a file at `path`.
 
     Raises DataError for columns that `ReplayedIntervention` would refuse.
     """
@@ -43,10 +41,6 @@ def save_interventions(
 class ReplayedIntervention:
     """An intervention source that repeats a recording: its episode k on reset k, from 0, and then nothing more.
 
-    Args:
-        path: a file written by `save_interventions`.
-        spec: the robot that is to execute it.
-
     Raises DataError if the file is not such a recording, or is of a robot with another number of actions.
     """
 
@@ -58,11 +52,9 @@ class ReplayedIntervention:
                 f"{path} holds actions of {actions.shape[1]} dimensions, robot {spec.name!r} has {spec.action_dim}: "
                 "replay a recording of this robot"
             )
-        keys = zip(columns["episode"].tolist(), columns["tick"].tolist(), strict=True)
-        idle = columns["idle"].tolist()
-        self._commands = {
-            key: InterventionCommand(action, still) for key, action, still in zip(keys, actions, idle, strict=True)
-        }
+        episodes, ticks, idle = (columns[name].tolist() for name in ("episode", "tick", "idle"))
+        commands = map(InterventionCommand, actions, idle)
+        self._commands = dict(zip(zip(episodes, ticks, strict=True), commands, strict=True))
         self._episode = -1
 
     def begin_at(self, episode: int) -> None:
@@ -81,7 +73,6 @@ class ReplayedIntervention:
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
-    """The checked columns of a recording; raises DataError naming the file and what is wrong with it."""
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
@@ -99,13 +90,11 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 def _checked(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     """The columns in their stored types; raises DataError for wrong types, shapes, values or repeated ticks."""
-    episode, tick, action, idle = (columns[c] for c in COLUMNS)
-    kinds = (("episode", episode, "iu", "int"), ("tick", tick, "iu", "int"), ("idle", idle, "b", "bool"))
-    for column, values, allowed, wanted in kinds:
-        if values.ndim != 1 or values.dtype.kind not in allowed:
-            raise DataError(f"{name}: column {column} must be {wanted}[N], it is {values.dtype}{list(values.shape)}")
-    if action.ndim != 2 or action.dtype.kind != "f":
-        raise DataError(f"{name}: column action must be float32[N, A], it is {action.dtype}{list(action.shape)}")
+    episode, tick, action, _ = (columns[c] for c in COLUMNS)
+    for column, ndim, kinds, wanted in _LAYOUT:
+        values = columns[column]
+        if values.ndim != ndim or values.dtype.kind not in kinds:
+            raise DataError(f"{name}: column {column} must be {wanted}, it is {values.dtype}{list(values.shape)}")
     lengths = {c: len(columns[c]) for c in COLUMNS}
     if len(set(lengths.values())) != 1:
         raise DataError(f"{name}: columns must have one length, they have {lengths}")

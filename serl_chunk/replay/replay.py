@@ -237,19 +237,6 @@ class Replay:
         with self._lock:
             return [key for partition in self._partitions.all for key in partition.episodes]
 
-    def read(self, session: str, episode_id: str) -> Episode:
-        """A copy of a closed episode, for exports: cameras of `image_keys` only, without decision records.
-
-        Raises DataError if the replay does not hold it, or not its end.
-        """
-        with self._lock:
-            episode = self._partitions.find((session, episode_id))
-            if episode is None or episode.end is None:
-                raise DataError(f"the replay holds no closed episode {episode_id!r} of session {session!r}")
-            steps, final = self._partitions.storage.read(episode)
-            known = episode.end.final_observation is not None
-            return Episode(episode.begin, steps, episode.end._replace(final_observation=final if known else None))
-
     def stats(self) -> dict[str, float]:
         """Sizes, counts and shares under `replay/` names; shares are over everything sampled so far."""
         with self._lock:

@@ -264,27 +264,6 @@ class StepStorage:
         last = episode.rows[-1]
         self.live[last], self.succ[last] = False, last
 
-    def read(self, episode: StoredEpisode) -> tuple[StepBlock, Observation]:
-        """The steps of a closed episode and the observation in its final row, with the frames held; copies."""
-        steps, final = episode.rows[: episode.length], episode.rows[episode.length]
-        sparse, last = {}, {STATE: self.state[final].copy()}
-        for c, camera in enumerate(self.cameras):
-            key = IMAGE_PREFIX + camera.name
-            taken = np.flatnonzero(self.age[steps, c] == 0)  # ticks on which this camera was read
-            if len(taken):
-                sparse[key] = SparseRows(taken.astype(np.int32), self._decoded(c, self.frame[steps[taken], c]))
-            if self.age[final, c] == 0:
-                last[key] = self._decoded(c, self.frame[final : final + 1, c])[0]
-        block = StepBlock(
-            episode_id=episode.key[1],
-            first_tick=0,
-            observation={STATE: self.state[steps]},
-            action=self.action[steps],
-            **{name: getattr(self, name)[steps] for name in STEP_COLUMNS},
-            sparse=sparse,
-        )
-        return block, last
-
     def images_at(self, c: int, slots: np.ndarray) -> tuple[np.ndarray, Fetch | None]:
         """Images uint8[B, H, W, 3] of camera c at `slots` int64[B], and what fills in those in files.
 
@@ -328,12 +307,6 @@ class StepStorage:
             if len(slots):
                 return self._compute(c, slots)
         return None
-
-    def _decoded(self, c: int, slots: np.ndarray) -> np.ndarray:
-        images, load = self.images_at(c, slots)
-        if load is not None:
-            load()
-        return images
 
     def release(self, episode: StoredEpisode) -> None:
         self.row_slots.give_back(episode.rows)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from coded_episodes import Checker, config, feed, make
-from coded_replay import RNG, build
+from coded_replay import RNG, build, read_held
 from errors import naming
 
 from serl_chunk.types import Begin, DataError, End, SparseRows, StepBlock
@@ -73,7 +73,7 @@ def test_batches_are_the_same_and_no_frame_is_decoded_as_it_comes():
     checker.check(replay.sample(RNG(2), 3_000))
     assert 0 < few < all_of_them == Encoded.decoded  # each once
     for key in replay.episodes():
-        replay.read(*key)
+        read_held(replay, *key)
 
 
 def test_frames_that_were_never_shown_go_with_their_episode():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from coded_episodes import SPEC, Checker, config, feed, make, normaliser
 from coded_features import CodedEmbedder, with_pixels
-from coded_replay import RNG, build, coded
+from coded_replay import RNG, build, coded, read_held
 from deferred_episodes import Files, lazy
 from errors import naming
 
@@ -164,7 +164,7 @@ def test_exports_have_their_pixels():
     demo = coded(7, 12, "success", demonstration=True)
     replay.add_demo(lazy(demo.episode(), final=True))
     replay.embed_frames(100)
-    read, original = replay.read(DEMO_SESSION, "e7"), demo.episode()
+    read, original = read_held(replay, DEMO_SESSION, "e7"), demo.episode()
     for key in ("images/a", "images/b"):
         np.testing.assert_array_equal(read.steps.sparse[key].values, original.steps.sparse[key].values)
 

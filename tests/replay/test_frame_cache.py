@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from coded_episodes import SPEC, Checker, config, make, normaliser
-from coded_replay import RNG, build, coded, windows
+from coded_replay import RNG, build, coded, read_held, windows
 from deferred_episodes import Files, One, lazy
 from errors import naming
 
@@ -55,7 +55,7 @@ def test_an_export_of_a_deferred_demonstration_is_equal():
     demo = make(RNG(1), 7, demonstration=True, end="success", every_frame=True)
     replay = build(config(), image_keys=("a", "b"))
     replay.add_demo(lazy(demo.episode()))
-    read, original = replay.read(DEMO_SESSION, "e7"), demo.episode()
+    read, original = read_held(replay, DEMO_SESSION, "e7"), demo.episode()
     for key, rows in original.steps.sparse.items():
         np.testing.assert_array_equal(read.steps.sparse[key].index, rows.index)
         np.testing.assert_array_equal(read.steps.sparse[key].values, rows.values)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from actor_helpers import ListSink
 from coded_episodes import SPEC, config
-from coded_replay import RNG, build, coded
+from coded_replay import RNG, build, coded, read_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_runs import LIMITS, Run, assert_equal
@@ -114,7 +114,7 @@ def test_blocks_that_are_split_and_sent_again_anyhow_hold_every_picture_once(eve
         replay.insert("s", new)
         state = state.after(item, delivered=True)
     assert replay.stats()["replay/online_frames"] == slow.pictures
-    same(replay.read("s", "e0"), slow.episode())
+    same(read_held(replay, "s", "e0"), slow.episode())
 
 
 def test_windows_show_the_picture_that_the_camera_gave():
@@ -155,7 +155,7 @@ def test_a_frame_that_is_not_there_shows_no_other_one():
     )
     block = StepBlock.from_steps("e0", steps)
     for parts in ([block], [block.slice(t, t + 1) for t in range(12)], [block.slice(0, 7), block.slice(7, 12)]):
-        read = replay_of(Begin("e0"), *parts, end).read("s", "e0")
+        read = read_held(replay_of(Begin("e0"), *parts, end), "s", "e0")
         joined = with_repeated_frames(block, end)
         for steps_read, end_read in ((read.steps, read.end), joined):
             for key in KEYS:
@@ -179,7 +179,7 @@ def test_without_any_frame_there_is_no_picture_and_no_window():
     assert replay.episodes() == [("s", "e0")]
     for record in Slow(2).blocks():
         replay.insert("t", record)
-    same(replay.read("t", "e2"), Slow(2).episode())
+    same(read_held(replay, "t", "e2"), Slow(2).episode())
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_the_journal_of_a_run_gives_whole_frames(run, jpeg_quality):
         for stored in run.store.replay():
             replay.insert(stored.session, stored.record)
     assert replay.stats()["replay/online_frames"] == slow.pictures
-    same(replay.read("s", "e0"), read)
+    same(read_held(replay, "s", "e0"), read)
 
 
 @pytest.mark.parametrize("lost", [1, 6, 9])  # entries: the first pictures; new ones of either camera
@@ -234,7 +234,7 @@ def test_a_damaged_entry_ends_the_episode_before_frames_that_are_lost(run, lost)
     replay.close_session("s", gone=True)
     read = [source.read(key).steps for key in source.keys()]
     assert [steps.n for steps in read] == ([lost - 1] if lost > 1 else [])
-    for steps in (*read, *(replay.read(*key).steps for key in replay.episodes())):
+    for steps in (*read, *(read_held(replay, *key).steps for key in replay.episodes())):
         assert steps.n == lost - 1
         for key in ("images/a", "images/b"):
             assert steps.sparse[key].index.tolist() == list(range(lost - 1))
@@ -274,4 +274,4 @@ def test_a_learner_that_is_replaced_within_an_episode_has_every_picture(tmp_path
             store.close()
             stored.append(replay.stats()["replay/online_frames"])
     assert stored == [2 + 3, slow.pictures]
-    same(replay.read("s", "e0"), slow.episode())
+    same(read_held(replay, "s", "e0"), slow.episode())

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from coded_episodes import Checker, config, feed
-from coded_replay import RNG, build, coded, windows
+from coded_replay import RNG, build, coded, read_held, windows
 from errors import naming
 
 from serl_chunk.replay.replay import DEMO_SESSION
@@ -39,7 +39,7 @@ def test_an_end_corrects_the_last_reward_and_an_amendment_corrects_it_again():
     replay.insert("s", Amend(episode.episode_id, reward=8.0))
     episode.last_reward = 8.0
     windows(replay, Checker([episode], cfg, image_keys=()))
-    assert replay.read("s", episode.episode_id).end.reward == 8.0
+    assert read_held(replay, "s", episode.episode_id).end.reward == 8.0
 
 
 def test_without_a_final_observation_the_last_step_serves_as_one():
@@ -50,7 +50,7 @@ def test_without_a_final_observation_the_last_step_serves_as_one():
     assert windows(replay, Checker([died, ended], cfg, image_keys=())) == {(0, t) for t in range(4)} | {
         (1, t) for t in range(8)
     }
-    begin, steps, end = replay.read("s", died.episode_id)
+    begin, steps, end = read_held(replay, "s", died.episode_id)
     assert (begin.episode_id, steps.n, end.final_observation) == (died.episode_id, 8, None)
 
 

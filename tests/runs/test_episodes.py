@@ -14,7 +14,7 @@ import threading
 import numpy as np
 import pytest
 from coded_episodes import SPEC, config, make, normaliser
-from coded_replay import RNG, coded
+from coded_replay import RNG, coded, read_held
 from errors import naming
 from journal_runs import Run, assert_equal
 
@@ -75,7 +75,7 @@ def test_they_are_what_the_replay_has(run, seed):
     held = [key for key in replay.episodes() if key[1] != "open"]
     assert sorted(source.keys()) == sorted("/".join(key) for key in held)
     for session, name in held:
-        ours, theirs = source.read(f"{session}/{name}"), replay.read(session, name)
+        ours, theirs = source.read(f"{session}/{name}"), read_held(replay, session, name)
         assert ours.end.outcome == theirs.end.outcome
         assert (ours.end.terminated, ours.end.truncated) == (theirs.end.terminated, theirs.end.truncated)
         reward = ours.steps.reward.copy()
@@ -127,7 +127,7 @@ def test_a_verdict_on_an_episode_that_was_given_up_means_the_same_live_restarted
     for keys in (live.episodes(), restarted.episodes(), [tuple(key.split("/")) for key in source.keys()]):
         assert keys == [("s", name) for name in expected]
     if not discard:
-        for e in (live.read("s", "e1"), restarted.read("s", "e1"), source.read("s/e1")):
+        for e in (read_held(live, "s", "e1"), read_held(restarted, "s", "e1"), source.read("s/e1")):
             assert (e.steps.n, e.end.terminated, e.end.truncated, e.end.outcome) == (7, False, True, Outcome.UNKNOWN)
             assert e.end.reward is None
             np.testing.assert_array_equal(e.steps.reward, episodes[1].steps.reward[:7])

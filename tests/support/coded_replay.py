@@ -4,6 +4,7 @@ import numpy as np
 from coded_episodes import SPEC, Coded, normaliser
 
 from serl_chunk.replay.replay import Replay
+from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, SparseRows, StepBlock
 
 RNG = np.random.default_rng
 
@@ -33,3 +34,32 @@ def coded(number=0, length=12, end="limit", **kw):
 
 def windows(replay, checker, *, n=3_000, **kw):
     return checker.check(replay.sample(RNG(0), n), **kw)
+
+
+def read_held(replay, session, episode_id):
+    """Return a copy of a closed episode as the replay holds it: its cameras only, without decision records."""
+    held, storage = replay._partitions.find((session, episode_id)), replay._partitions.storage
+    if held is None or held.end is None:
+        raise DataError(f"the replay holds no closed episode {episode_id!r} of session {session!r}")
+    steps, final = held.rows[: held.length], held.rows[held.length]
+    sparse, last = {}, {STATE: storage.state[final].copy()}
+    for c, camera in enumerate(storage.cameras):
+        key = IMAGE_PREFIX + camera.name
+        taken = np.flatnonzero(storage.age[steps, c] == 0)  # ticks on which this camera was read
+        if len(taken):
+            sparse[key] = SparseRows(taken.astype(np.int32), _decoded(storage, c, storage.frame[steps[taken], c]))
+        if storage.age[final, c] == 0:
+            last[key] = _decoded(storage, c, storage.frame[final : final + 1, c])[0]
+    columns = {name: getattr(storage, name)[steps] for name in ("action", *STEP_COLUMNS)}
+    block = StepBlock(
+        episode_id=episode_id, first_tick=0, observation={STATE: storage.state[steps]}, sparse=sparse, **columns
+    )
+    known = held.end.final_observation is not None
+    return Episode(held.begin, block, held.end._replace(final_observation=last if known else None))
+
+
+def _decoded(storage, c, slots):
+    images, load = storage.images_at(c, slots)
+    if load is not None:
+        load()
+    return images

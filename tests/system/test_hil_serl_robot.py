@@ -7,6 +7,7 @@ import dataclasses
 import gymnasium
 import numpy as np
 import pytest
+from coded_replay import read_held
 from gymnasium import spaces
 
 from serl_chunk.cli.local import train_local
@@ -118,7 +119,7 @@ def test_a_hil_serl_robot_trains_from_images_and_interventions(tmp_path, dialect
     assert losses
     assert np.isfinite(losses).all()
 
-    held = [learner.replay.read(*key) for key in learner.replay.episodes()]
+    held = [read_held(learner.replay, *key) for key in learner.replay.episodes()]
     human_ticks = 0
     for episode in held:
         human = episode.steps.source == Source.HUMAN
