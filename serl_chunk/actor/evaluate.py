@@ -116,6 +116,7 @@ class EvalResult:
 
 
 def results_table(results: list[EvalResult]) -> rich.table.Table:
+    """Build a table for a terminal with one row per result."""
     human = sum(r.total.human_ticks for r in results)
     who = "no interventions" if human == 0 else f"NOT the policy alone: a human acted on {human} ticks"
     repeat = all(r.starts_repeat is not False for r in results)

@@ -23,6 +23,7 @@ class Embedder(Protocol):
 
 
 def feature_bytes(embed: Embedder, camera: CameraSpec) -> int:
+    """Return the bytes of one frame's features."""
     return 2 * int(np.prod(embed.shape(camera)))
 
 
