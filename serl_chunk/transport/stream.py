@@ -41,12 +41,10 @@ class Item(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The sequence number after its last."""
         return self.first + self.span
 
     @property
     def steps(self) -> int:
-        """Steps it stands for, as the actor counts them."""
         return self.span if self.kind == records.STEPS else self.lost_steps
 
 
@@ -96,4 +94,4 @@ class SessionState(NamedTuple):
     def resumed(self, known: SessionState | None) -> SessionState:
         """Return this state for a reader that had come to `known`: after a hole no episode is open."""
         whole = known is not None and known.expected == self.expected
-        return self._replace(open_episode=known.open_episode if known is not None and whole else None)
+        return self._replace(open_episode=known.open_episode if known and whole else None)

@@ -36,15 +36,9 @@ class Connection:
     """
 
     def __init__(
-        self,
-        config: TransportConfig,
-        host: str,
-        port: int,
-        actor_id: str,
-        contract: dict[str, str],
-        out: Outbox,
+        self, config: TransportConfig, host: str, port: int, actor_id: str, contract: dict[str, str], out: Outbox,
         keys: ClientKeys | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.error: SerlChunkError | None = None  # why it is permanently disconnected
         self.finished: str | None = None  # why training is over
         self.stalled = ""  # why the learner takes no records now
@@ -79,8 +73,7 @@ class Connection:
     @property
     def away(self) -> float:
         """Seconds since the connection was lost, or since the start; 0 while there is one."""
-        since = self._disconnected_at
-        return 0.0 if since is None else time.monotonic() - since
+        return 0.0 if (since := self._disconnected_at) is None else time.monotonic() - since
 
     def close(self) -> None:
         """Send a goodbye and stop. What is not acknowledged stays in the spool: call `flush` before."""
@@ -104,8 +97,7 @@ class Connection:
             raise
         else:
             if self._token is not None:
-                fields = {"token": self._token, "retired_at": self._out.retire()}
-                try_send(self._sockets["control"], codec.encode(message_types.BYE, fields))
+                self._send(message_types.BYE, token=self._token, retired_at=self._out.retire())
 
     def _stop(self, error: SerlChunkError) -> None:
         if self._connections:  # before a welcome, the caller that waits for it gets the error, and prints it
@@ -113,6 +105,9 @@ class Connection:
         self.error = error
         self._disconnect("stopped")
         self._notify()
+
+    def _send(self, kind: str, **fields: Any) -> bool:
+        return try_send(self._sockets["control"], codec.encode(kind, fields))
 
     def _notify(self) -> None:
         with self.news:
@@ -169,7 +164,6 @@ class Connection:
             self._fetch.sent = False
 
     def _give_up(self, why: str) -> None:
-        """Drop a silent connection: the next one waits longer where this one was futile."""
         self._timeout.give_up()
         self._disconnect(why)
 
@@ -186,8 +180,6 @@ class Connection:
         self._disconnect(trouble.sentence)
         self._open_at = time.monotonic() + trouble.retry_in
 
-    # Introduction.
-
     def _may_greet(self) -> bool:
         return self._token is None and self._hello_at is None and time.monotonic() >= self._retry_at
 
@@ -200,7 +192,7 @@ class Connection:
             return
         if not self._may_greet():
             return
-        if try_send(self._sockets["control"], codec.encode(message_types.WHO, {"protocol": handshake.PROTOCOL})):
+        if self._send(message_types.WHO, protocol=handshake.PROTOCOL):
             self._hello_at = now
 
     def _on_identity(self, run: str) -> None:
@@ -240,8 +232,6 @@ class Connection:
         self._on_status(h)
         self.welcome = welcome  # last: a thread that waits for it finds everything else up to date
 
-    # While connected.
-
     def _serve(self, token: bytes) -> bool:
         now = time.monotonic()
         if self._timeout.is_over(now - self._heard):
@@ -264,19 +254,16 @@ class Connection:
                 self._timeout.succeed()  # there is nothing to carry, and answers arrive
             self._ping_at = now + self._config.heartbeat
             self._data_greeted = False  # where the greeting was lost with its connection
-            fields = {"token": token, "timeout_s": self._timeout.seconds}
-            try_send(self._sockets["control"], codec.encode(message_types.PING, fields))
+            self._send(message_types.PING, token=token, timeout_s=self._timeout.seconds)
         fetch = self._fetch
         if fetch is not None and not fetch.sent and fetch.manifest is None:
-            fields = {"token": token, "request": fetch.number, "step": fetch.step}
-            fetch.sent = try_send(self._sockets["control"], codec.encode(message_types.FETCH, fields))
+            fetch.sent = self._send(message_types.FETCH, token=token, request=fetch.number, step=fetch.step)
         return self._snapshots.pump(self._sockets["snapshots"], token)
 
     def _greet_data(self, token: bytes) -> None:
         """Name the session: the learner buffers little of a connection without one."""
         if not self._data_greeted:
-            greeting = [token, *codec.encode(message_types.PING, {})]
-            self._data_greeted = try_send(self._sockets["data"], greeting)
+            self._data_greeted = try_send(self._sockets["data"], [token, *codec.encode(message_types.PING, {})])
         if self._out.flushed:  # nothing is late
             self._out.sender.wait()
 
@@ -301,8 +288,7 @@ class Connection:
         self._heard = time.monotonic()
         kind, h = message.kind, message.header
         if kind == handshake.REFUSED:
-            renew = codec.field(h, "renew", bool)
-            self._on_refused(codec.shown(codec.text(h, "reason", 1 << 16)), codec.field(h, "retry", bool), renew)
+            self._on_refused(h)
         elif kind == message_types.IDENTITY:
             if self._token is None:
                 self._on_identity(codec.text(h, "run", 128))
@@ -329,7 +315,9 @@ class Connection:
             raise WireError(f"unknown kind {kind!r}")
         return True
 
-    def _on_refused(self, reason: str, retry: bool, renew: bool) -> None:
+    def _on_refused(self, h: dict[str, Any]) -> None:
+        reason = codec.shown(codec.text(h, "reason", 1 << 16))
+        retry, renew = codec.field(h, "retry", bool), codec.field(h, "renew", bool)
         if renew and self._out.spool is not None:
             log.warning("%s", reason)
             self._out.renew()
@@ -361,7 +349,7 @@ class Connection:
             request.finish(FetchError(codec.shown(codec.text(message.header, "reason", 1 << 16))))
         else:
             request.manifest = Manifest.decode(message)
-            self._snapshots.add_fetch(request)
+            self._snapshots.fetches.append(request)
 
 
 def _arrived(h: dict[str, Any]) -> Arrived:

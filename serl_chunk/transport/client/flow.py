@@ -95,19 +95,16 @@ class Flow:
         self._round_trip = min(self._round_trip, took)
         took -= self._round_trip
         if took > self._aim_s:
-            self._resize(max(_LEAST_WINDOW, int(self._window * max(0.25, self._aim_s / took))))
+            self._set_window(max(_LEAST_WINDOW, int(self._window * max(0.25, self._aim_s / took))))
         elif self._limited and took < self._aim_s / 2:
             more = 4 if now - sent.at < self._aim_s / 16 else 2  # a message is a quarter of the window
-            self._resize(max(_LEAST_WINDOW, min(self._most, more * self._window)))
+            self._set_window(max(_LEAST_WINDOW, min(self._most, more * self._window)))
 
     def _set_window(self, window: int) -> None:
         self._window = window
         self.message_bytes = max(LEAST_BYTES, min(self._largest, window // _MESSAGES))  # of a part of something larger
         self._limited = False  # whether the window has held anything back since it changed
         self._changed_at = self._clock()  # messages sent before do not measure the window
-
-    def _resize(self, window: int) -> None:
-        self._set_window(window)
         if window >= _FIRST_WINDOW:
             self._first_window = _FIRST_WINDOW
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -27,15 +28,13 @@ _REPORT_EVERY_S = 3.0  # how often a waiting actor reports it
 
 
 def backlog_line(kept: int, limit: int, episode: int, away: float, stalled: str, *, begun: bool) -> str:
-    """For example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
+    """Describe a backlog, for example `learner away for 12 s, spool 34 MiB`; empty where the learner keeps up.
 
     Args:
-        kept: bytes that are not acknowledged.
-        limit: bytes that are kept at most; where an episode might exceed it, none begins.
-        episode: bytes that the largest episode may take.
+        kept, limit, episode: bytes not acknowledged, kept at most, and of the largest episode.
         away: seconds since the connection was lost; 0 while there is one.
-        stalled: why the learner takes nothing, though it is there.
-        begun: an episode is under way, and counted at its largest.
+        stalled: why a connected learner takes nothing.
+        begun: an episode is open, and counted at its largest.
     """
     parts = []
     if away >= AWAY:
@@ -59,9 +58,9 @@ class _Patience:
 
     @property
     def left(self) -> float:
-        """Seconds until the next report or the time-out, whichever comes first."""
-        spent = time.monotonic() - self._start
-        return _REPORT_EVERY_S if self._timeout is None else min(_REPORT_EVERY_S, self._timeout - spent)
+        """Seconds until the next report or the time-out."""
+        rest = math.inf if self._timeout is None else self._start + self._timeout - time.monotonic()
+        return max(0.0, min(_REPORT_EVERY_S, rest))
 
     def check(self, why: str) -> float:
         """Report the reason for the wait where that is due. Returns `left`. Raises UnreachableError."""
@@ -73,7 +72,7 @@ class _Patience:
         if now - self._reported_at >= _REPORT_EVERY_S:
             self._reported_at = now
             self._report(f"{why}; waiting ({now - self._start:.0f} s)")
-        return max(0.0, self.left)
+        return self.left
 
 
 class LearnerLink(Connection):
@@ -85,17 +84,9 @@ class LearnerLink(Connection):
     """
 
     def __init__(
-        self,
-        config: TransportConfig,
-        *,
-        host: str,
-        port: int,
-        actor_id: str,
-        contract: dict[str, str],
-        spools: Spools | None = None,
-        largest_episode_bytes: int = 0,
-        keys: ClientKeys | None = None,
-    ) -> None:
+        self, config: TransportConfig, *, host: str, port: int, actor_id: str, contract: dict[str, str],
+        spools: Spools | None = None, largest_episode_bytes: int = 0, keys: ClientKeys | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             contract: must equal the learner's.
@@ -130,8 +121,6 @@ class LearnerLink(Connection):
         self._largest_episode = largest_episode_bytes
         self._fetch_count = 0
 
-    # Connecting.
-
     def connect(self, timeout: float | None = None, on_waiting: Callable[[str], None] = log.warning) -> Welcome:
         """Wait for the learner and introduce this actor.
 
@@ -160,8 +149,6 @@ class LearnerLink(Connection):
                 raise
             except UnreachableError as e:
                 time.sleep(min(1.0, patience.check(str(e))))
-
-    # Records.
 
     @property
     def steps_recorded(self) -> int:
@@ -194,8 +181,6 @@ class LearnerLink(Connection):
         if self.error is not None:
             raise self.error
         return False
-
-    # Snapshots (SnapshotSource).
 
     def latest(self) -> Snapshot | None:
         """Return the newest complete snapshot of the current `welcome.origin`; its arrays are read-only."""

@@ -61,7 +61,7 @@ class SnapshotClient:
         self._pull: Pull | None = None
         self._given_up = False  # the learner lacks leaves of `_pull`, which the next pull takes over from
         self._fetch: FetchRequest | None = None  # the request that `_pull` is about
-        self._fetches: deque[FetchRequest] = deque()
+        self.fetches: deque[FetchRequest] = deque()  # whose manifests have arrived: pulled before anything else
         self._requests: dict[tuple[Range, ...], Sent] = {}  # not answered
         self._subscribed = False
         self._subscribed_at = 0.0
@@ -81,8 +81,8 @@ class SnapshotClient:
             self._pull.restart()
         if origin != self.origin:
             self.origin, self.held, self.version = origin, None, -1
-            waiting = [*self._fetches] if self._fetch is None else [self._fetch, *self._fetches]
-            self._fetches.clear()
+            waiting = [*self.fetches] if self._fetch is None else [self._fetch, *self.fetches]
+            self.fetches.clear()
             self._give_up()
             for request in waiting:
                 request.finish(FetchError("the learner was replaced while it sent the checkpoint. Fetch it again"))
@@ -99,12 +99,8 @@ class SnapshotClient:
             self._subscribed = False
             self._announcement_s *= 2
 
-    def add_fetch(self, request: FetchRequest) -> None:
-        """Pull a checkpoint whose manifest has arrived, before anything else."""
-        self._fetches.append(request)
-
     def receive(self, message: Message) -> bool:
-        """Take in a message; True where a fetch ended. Raises WireError."""
+        """Handle a message; True where a fetch ended. Raises WireError."""
         if message.kind == snapshots.MANIFEST:
             manifest = Manifest.decode(message)
             if manifest.origin != self.origin:
@@ -158,8 +154,8 @@ class SnapshotClient:
         """Return the pull to continue; begin one where that is due."""
         if self._pull is not None and not self._given_up:
             return self._pull
-        if self._fetches:
-            self._fetch = self._fetches.popleft()
+        if self.fetches:
+            self._fetch = self.fetches.popleft()
             manifest = self._fetch.manifest
         else:
             manifest, self._announced = self._announced, None

@@ -18,6 +18,7 @@ not match is *damaged*; those behind it are still read. Without a copy of the sa
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -217,10 +218,9 @@ def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
     marker, _, _, _, count = _HEAD.unpack_from(rest)
     if marker != MARKER or count > MAX_FRAMES:
         return False
-    if _HEAD.size + 4 * count > len(rest):
-        return True
     found = _entry(memory, pos, salt)
-    return isinstance(found, tuple) and not isinstance(found, Found) and found[1] > len(memory)
+    cut = found is not None and not isinstance(found, Found) and found[1] > len(memory)
+    return cut or _HEAD.size + 4 * count > len(rest)
 
 
 def parse(data: bytes, candidates: Sequence[int]) -> Found | None:
@@ -261,12 +261,9 @@ def _load(path: Path) -> bytes:
         if e.errno != errno.EIO:
             raise DataError(f"{path} cannot be read: {e.strerror}") from e
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return b"".join(_sector(file.fileno(), at, min(_SECTOR, size - at)) for at in range(0, size, _SECTOR))
-
-
-def _sector(fd: int, at: int, size: int) -> bytes:
-    try:
-        return os.pread(fd, size, at).ljust(size, b"\0")
-    except OSError:
-        return bytes(size)
+        fd, data = file.fileno(), bytearray(os.fstat(file.fileno()).st_size)
+        for at in range(0, len(data), _SECTOR):
+            with contextlib.suppress(OSError):
+                sector = os.pread(fd, min(_SECTOR, len(data) - at), at)
+                data[at : at + len(sector)] = sector
+        return bytes(data)

@@ -81,7 +81,6 @@ class Spool:
         self.lost = 0  # sequence numbers that a damaged disk took
         self._limits = limits
         self._entries: list[Entry] = []
-        self._firsts: list[int] = []  # of the entries' items, for bisection
         self._cached = 0  # bytes of frames in memory
         self._open_at: int | None = None  # first number of the episode that is open at `acked`
         open_journal = functools.partial(
@@ -207,7 +206,6 @@ class Spool:
     def _keep(self, item: Item, number: int, place: Place | None, frames: list[Frame] | None) -> None:
         entry = Entry(item, number, place, frames, place.size if place is not None else 0)
         self._entries.append(entry)
-        self._firsts.append(item.first)
         self.next, self.steps = item.end, self.steps + item.steps
         self.unacked_bytes += entry.nbytes
         self._cached += entry.nbytes if frames is not None else 0
@@ -247,7 +245,7 @@ class Spool:
             return
         first = bisect.bisect_left(self._entries, self._journal.first, key=lambda e: e.number)
         self.steps_before_first += sum(e.item.steps for e in self._entries[:first])
-        del self._entries[:first], self._firsts[:first]
+        del self._entries[:first]
         self.first = self._entries[0].item.first if self._entries else self.next
 
     def rewind(self) -> None:
@@ -280,7 +278,7 @@ class Spool:
 
     def _index(self, seq: int) -> int:
         """Index of the entry that holds `seq`; the number of entries where none does."""
-        i = bisect.bisect_right(self._firsts, seq) - 1
+        i = bisect.bisect_right(self._entries, seq, key=lambda e: e.item.first) - 1
         return i if i >= 0 and seq < self._entries[i].item.end else len(self._entries)
 
     def retire(self) -> bool:
