@@ -19,8 +19,6 @@ OPENGL_HINT = (
     "headless rendering needs MUJOCO_GL=egl (or unset) and, on Debian and Ubuntu, "
     "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri`"
 )
-
-
 _OF_OPENGL = re.compile(r"OpenGL|EGL|GLX|[Gg][Ll][Ff][Ww]|OS[Mm]esa|GLContext|\b(egl|gl|glad)[A-Z]|MUJOCO_GL|DISPLAY")
 
 

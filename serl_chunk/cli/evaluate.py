@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import rich.console
 
 from serl_chunk.actor.evaluate import (
     EVAL_SEED_BASE,
@@ -45,8 +46,7 @@ CONNECT_TIMEOUT_EVAL = 30.0  # seconds; an evaluation is not left waiting for a 
 PROGRESS_EPISODES = 25  # between lines where standard output is no terminal
 
 
-@dataclasses.dataclass(frozen=True)
-class EvaluationOptions:
+class EvaluationOptions(NamedTuple):
     """A checkpoint to evaluate, and how."""
 
     step: str  # of the checkpoint; latest; or best
@@ -56,8 +56,7 @@ class EvaluationOptions:
     validation: bool = False  # on the start states that checkpoints are chosen on
 
 
-@dataclasses.dataclass(frozen=True)
-class _Checkpoint:
+class _Checkpoint(NamedTuple):
     """A policy to evaluate. `differences`: settings that act and that are not the run's, a line for each."""
 
     snapshot: Snapshot
@@ -74,36 +73,31 @@ def run_evaluation(config: ExperimentConfig, options: EvaluationOptions, source:
     """
     warn_of_lockstep(config)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
-    run = source.expanduser() if isinstance(source, Path) else None
+    run: Path | None = None
     with contextlib.closing(make_env(config.robot, evaluating=True)) as env:
         agent = make_agent(config, env.robot_spec)
         if isinstance(source, LearnerAddress):
             checkpoint = _of_learner(config, env.robot_spec, agent, source, options.step)
         else:
-            checkpoint = _of_run(config, agent, source.expanduser(), options.step)
-            log_to_file(source.expanduser() / "actor.log")
+            run = source.expanduser()
+            checkpoint = _of_run(config, agent, run, options.step)
+            log_to_file(run / "actor.log")
         results = []
         for mean in (True, False) if options.stochastic else (config.learner.eval_mode == "mean",):
             mode = "mean" if mean else "sampled"
             videos = (run or Path()) / "videos" / f"{checkpoint.snapshot.version}_{mode}"
             result = evaluate_snapshot(
-                env,
-                agent,
-                checkpoint.normaliser,
-                checkpoint.snapshot,
-                config,
-                n=options.n,
+                env, agent, checkpoint.normaliser, checkpoint.snapshot, config, n=options.n, deterministic=mean,
                 seed_base=VALIDATION_SEED_BASE if options.validation else EVAL_SEED_BASE,
-                deterministic=mean,
                 save_video=videos if options.save_video else None,
                 progress=lambda so_far: _show_progress(so_far, options.n),
-            )
+            )  # fmt: skip
             if interactive():
                 print()
             if options.save_video:
                 logger.info(f"videos: {videos}")
             results.append(result)
-    _print_table(results)
+    rich.console.Console().print(results_table(results))
     where, status = "none (a fetched checkpoint has no run folder here)", 0
     if run is not None:
         try:
@@ -139,7 +133,6 @@ def _of_run(config: ExperimentConfig, agent: Agent, run: Path, step: str) -> _Ch
 def _of_learner(
     config: ExperimentConfig, spec: RobotSpec, agent: Agent, address: LearnerAddress, step: str
 ) -> _Checkpoint:
-    """A checkpoint fetched from a learner."""
     name, keys = address.credentials()
     logger.info(f"fetching checkpoint {step} from the learner at {address.ip}:{address.port}")
     # A second id: the same robot PC may be training meanwhile.
@@ -152,8 +145,8 @@ def _of_learner(
 
 def _check_algorithm(run: Path, saved: dict[str, Any], config: ExperimentConfig) -> None:
     """Raise ConfigError where the run's --preset or --compat is not given here: another agent reads no parameters."""
-    for flag in ("preset", "compat"):
-        theirs, ours = saved.get(flag, ""), getattr(config, flag)
+    for flag, ours in (("preset", config.preset), ("compat", config.compat)):
+        theirs = saved.get(flag, "")
         if theirs != ours:
             remedy = f"give --{flag} {theirs} here too" if theirs else f"leave --{flag} {ours} out"
             raise ConfigError(f"{run} was trained with --{flag}={theirs or 'none'}: {remedy}")
@@ -191,12 +184,6 @@ def _show_progress(result: EvalResult, n: int) -> None:
         print(f"\r{line}", end="", flush=True)
     elif result.n % PROGRESS_EPISODES == 0:
         logger.info(line)
-
-
-def _print_table(results: list[EvalResult]) -> None:
-    import rich.console
-
-    rich.console.Console().print(results_table(results))
 
 
 def _save(run: Path, checkpoint: _Checkpoint, results: list[EvalResult], *, validation: bool) -> Path:

@@ -40,15 +40,9 @@ def run_both(
 ) -> int:  # fmt: skip
     """Start `serl-chunk ARGUMENTS` with --learner and with --actor; end both when one fails. Signals are passed on.
 
-    Their output is shown as `learner | LINE` and `actor | LINE`.
-
-    Args:
-        pin: reserve a core for the actor.
-        ip: the learner's address for the actor.
-        program: the command.
-
-    Returns:
-        The exit status of the process that failed first, else 0; 130 where a signal ended one during its start.
+    Their output is shown as `learner | LINE` and `actor | LINE`. `pin`: reserve a core for the actor. `ip`: the
+    learner's address for the actor. Returns the exit status of the process that failed first, else 0; 130 where a
+    signal ended one during its start.
     """
     exit_at_once_while(never)  # the children end first
     relay = Relay(current_screen())

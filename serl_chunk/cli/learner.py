@@ -76,11 +76,9 @@ def build_learner(
     normaliser = _normaliser(config, spec, run, fitted)
     del fitted
     metrics = MetricsLog(
-        run.path,
-        wandb_project="serl-chunk" if wandb else None,
-        wandb_name=f"{config.name}-{run.path.name}",
+        run.path, wandb_project="serl-chunk" if wandb else None, wandb_name=f"{config.name}-{run.path.name}",
         config=to_dict(config),
-    )
+    )  # fmt: skip
     evaluate: OwnEvaluation | None = None
     try:
         if config.learner.eval_interval:

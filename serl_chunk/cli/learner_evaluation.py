@@ -31,19 +31,13 @@ CUT_SHORT = "the learner is stopping"
 
 
 class OwnEvaluation:
-    """Evaluates on the start states of reported figures, and writes rows and `evaluations/learner_<step>.json`.
-
-    They are those of `--eval_checkpoint_step`: a learning curve and the evaluations next to it are of the same starts.
-    Checkpoints are chosen by `--eval_validation` instead.
+    """Evaluates on the start states of `--eval_checkpoint_step`; writes rows and `evaluations/learner_<step>.json`.
 
     The environment is made here, so that what is missing is reported before anything is trained. Random state that
     simulators share with their process is put back after each evaluation: training is the same with them and without.
-
-    Args:
-        stopping: whether the process is ending; an evaluation is then cut short, and leaves nothing.
+    An evaluation that fails, or is cut short because the process is `stopping`, leaves nothing and ends no training.
 
     Raises ConfigError for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
-    An evaluation that fails later ends no training: a warning is logged, it leaves nothing and is not repeated.
     """
 
     def __init__(self, config: ExperimentConfig, agent: Agent, stopping: Callable[[], bool]) -> None:
@@ -121,18 +115,11 @@ class OwnEvaluation:
         self, snapshot: Snapshot, normaliser: Normaliser, videos: Path, stop: Callable[[], str | None]
     ) -> EvalResult:
         c = self._config.learner
-        filming: dict[str, Any] = {"save_video": videos, "filmed": c.video_episodes} if c.video_episodes else {}
         return evaluate_snapshot(
-            self._env,
-            self._agent,
-            normaliser,
-            snapshot,
-            self._config,
-            n=c.eval_episodes,
-            deterministic=c.eval_mode == "mean",
-            stop=stop,
-            **filming,
-        )
+            self._env, self._agent, normaliser, snapshot, self._config, n=c.eval_episodes,
+            deterministic=c.eval_mode == "mean", stop=stop, filmed=c.video_episodes,
+            save_video=videos if c.video_episodes else None,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._env.close()

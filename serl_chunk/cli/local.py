@@ -58,15 +58,13 @@ class LocalLink:
     def flush(self, timeout: float) -> bool:
         return True
 
-    def close(self) -> None:
-        """Nothing to release: the learner is closed by its owner."""
+    def close(self) -> None: ...  # the learner is closed by its owner
 
     def begin(self, record: Begin) -> None:
         self._episode = record.episode_id
         self._learner.router.insert(SESSION, record)
 
     def step(self, record: Step) -> None:
-        """Append a step; handed on in blocks, between two decisions."""
         self._steps.append(record)
         self.steps_recorded += 1
 

@@ -88,10 +88,10 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
             f"decoupled: {chunk.executed} actions are executed and scored by a critic that learns from one of "
             f"{chunk.critic_steps}"
         )
-    if config.preset or config.compat:
-        preset = f"preset {config.preset}" if config.preset else ""
-        compat = f"conventions of the published code {config.compat}" if config.compat else ""
-        logger.info(", ".join(text for text in (preset, compat) if text))
+    preset = f"preset {config.preset}" if config.preset else ""
+    compat = f"conventions of the published code {config.compat}" if config.compat else ""
+    if preset or compat:
+        logger.info(", ".join(filter(None, (preset, compat))))
     r = config.reward
     charged = f", the step before an intervention {r.intervention_penalty:g} less" if r.intervention_penalty else ""
     logger.info(

@@ -35,12 +35,8 @@ def run_record(
 ) -> int:
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
-    Args:
-        config: its robot and task; the loop is the actor's (`EpisodeRunner`), with a demonstrator as its policy.
-        out: folder for the files; created if absent.
-        policy: "scripted", the only demonstrator there is.
-        noise: standard deviation of the expert's noise, rad; None leaves the expert's own.
-        cameras: recorded at every tick.
+    The loop is the actor's (`EpisodeRunner`), with a demonstrator as its policy; `cameras` are recorded at every tick.
+    `noise`: standard deviation of the expert's noise, rad; None leaves the expert's own.
 
     Raises:
         ConfigError: also for an expert that hardly ever succeeds and for files in `out` of another robot or without

@@ -30,6 +30,10 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
+def _parser(name: str, description: str) -> Parser:
+    return Parser(prog=f"serl-chunk {name}", description=description, allow_abbrev=False)
+
+
 def quiet_libraries() -> None:
     """Orbax narrates every save, and XLA every start, where a user looks for our own lines."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -39,17 +43,16 @@ def quiet_libraries() -> None:
 
 
 def _record(arguments: list[str]) -> int:
-    p = Parser(prog="serl-chunk record", description="Record demonstrations as HDF5 episodes.", allow_abbrev=False)
+    p = _parser("record", "Record demonstrations as HDF5 episodes.")
     p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
     p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
     p.add_argument("--policy", default="scripted", help="who demonstrates (default: scripted)")
     p.add_argument("--noise", type=float, help="standard deviation of the expert's noise, radians")
     p.add_argument(
-        "--cameras",
-        metavar="NAMES",
+        "--cameras", metavar="NAMES",
         help="cameras to record, separated by commas, or all, or none (default: those the experiment's agent looks at)",
-    )
+    )  # fmt: skip
     from serl_chunk.cli.flags import add_experiment_flags, load_flags
 
     add_experiment_flags(p)
@@ -75,11 +78,7 @@ def _record(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    p = Parser(
-        prog="serl-chunk report",
-        description="Write report.html and report.png of a run, or one page that compares several.",
-        allow_abbrev=False,
-    )
+    p = _parser("report", "Write report.html and report.png of a run, or one page that compares several.")
     p.add_argument("run", nargs="+", help="a run folder; several are compared")
     p.add_argument("--out", metavar="FILE", help="of a comparison (default: report_vs_<others>.html in the first run)")
     p.add_argument("--films", type=int, default=0, metavar="N", help="also film the newest N training episodes")
@@ -104,27 +103,21 @@ def _report(arguments: list[str]) -> int:
 
 
 def _presets(arguments: list[str]) -> int:
-    p = Parser(prog="serl-chunk presets", description="List the algorithms that --preset names.", allow_abbrev=False)
-    p.parse_args(arguments)
+    _parser("presets", "List the algorithms that --preset names.").parse_args(arguments)
     from serl_chunk.cli.flags import run_presets
 
     return run_presets()
 
 
 def _experiments(arguments: list[str]) -> int:
-    p = Parser(prog="serl-chunk experiments", description="List the experiments: name, robot, purpose.")
-    p.parse_args(arguments)
+    _parser("experiments", "List the experiments: name, robot, purpose.").parse_args(arguments)
     from serl_chunk.cli.experiments import run_experiments
 
     return run_experiments()
 
 
 def _config(arguments: list[str]) -> int:
-    p = Parser(
-        prog="serl-chunk config",
-        description="Show an experiment's settings: value, unit, meaning. * marks what differs from the default.",
-        allow_abbrev=False,
-    )
+    p = _parser("config", "Show an experiment's settings: value, unit, meaning. * marks what differs from the default.")
     p.add_argument("exp_name", metavar="EXP", help="a packaged experiment, one in ./experiments, or a .py file")
     p.add_argument("field", nargs="?", default="", metavar="FIELD", help="a setting or a group, such as agent.critic")
     from serl_chunk.cli.experiments import run_config
@@ -136,7 +129,7 @@ def _config(arguments: list[str]) -> int:
 
 
 def _new(arguments: list[str]) -> int:
-    p = Parser(prog="serl-chunk new", description="Write an experiment with a small robot, to fill in with yours.")
+    p = _parser("new", "Write an experiment with a small robot, to fill in with yours.")
     p.add_argument("file", metavar="FILE", help="the file to write, such as my_robot.py; it must not exist")
     flags = p.parse_args(arguments)
     from serl_chunk.cli.experiments import run_new
@@ -151,11 +144,10 @@ def _data(arguments: list[str]) -> int:
 
 
 def _keys(arguments: list[str]) -> int:
-    p = Parser(
-        prog="serl-chunk keys",
-        description="Keys let robot PCs talk to a learner over a network, and no other machine. The first learner with "
+    p = _parser(
+        "keys",
+        "Keys let robot PCs talk to a learner over a network, and no other machine. The first learner with "
         "--bind makes them and prints the line for the first robot PC; these commands are for the others.",
-        allow_abbrev=False,
     )
     folder = Parser(add_help=False)
     folder.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
@@ -189,13 +181,12 @@ def _keys(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    p = Parser(
-        prog="serl-chunk doctor",
-        description="On the robot PC, with the actor's flags: says what stands between it and the learner, with the "
+    p = _parser(
+        "doctor",
+        "On the robot PC, with the actor's flags: says what stands between it and the learner, with the "
         "remedy of everything that is not right. Ports, keys, version, experiment, round trip, throughput, clock, "
         "disks, devices, and whether the link carries what the experiment records. Takes seconds, records nothing, and "
         "may be run while actors work. Exit status 1 where something failed.",
-        allow_abbrev=False,
     )
     p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
     p.add_argument("--ip", default="127.0.0.1", help="the learner's host name or address (default: 127.0.0.1)")

@@ -170,12 +170,8 @@ def run_training(arguments: list[str]) -> int:
     from serl_chunk.cli.evaluate import EvaluationOptions, run_evaluation
 
     options = EvaluationOptions(
-        flags.eval_checkpoint_step,
-        flags.eval_n_trajs,
-        save_video=flags.save_video,
-        stochastic=flags.eval_stochastic,
-        validation=flags.eval_validation,
-    )
+        flags.eval_checkpoint_step, flags.eval_n_trajs, flags.save_video, flags.eval_stochastic, flags.eval_validation
+    )  # fmt: skip
     return run_evaluation(config, options, Path(flags.checkpoint_path) if flags.checkpoint_path else address)
 
 
@@ -254,17 +250,14 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
     ):  # fmt: skip
         if wrong:
             raise ConfigError(f"{text}. Remove one of them.", parameter=name)
-    for flag in ("eval_episodes", "video_episodes"):
-        if flag in given and not config.learner.eval_interval:
-            raise ConfigError(
-                "it is about a learner's own evaluations. Add --eval_interval N; the evaluation of a checkpoint has "
-                "--eval_n_trajs and --save_video.",
-                parameter=flag,
-            )
-    if "dataset_replace_interval" in given and "dataset_dir" not in given:
-        raise ConfigError(
-            "it is about the shards of a data set. Add --dataset_dir DIR.", parameter="dataset_replace_interval"
-        )
+    own = "a learner's own evaluations. Add --eval_interval N; that of a checkpoint has --eval_n_trajs and --save_video"
+    for flag, missing, text in (
+        ("eval_episodes", not config.learner.eval_interval, own),
+        ("video_episodes", not config.learner.eval_interval, own),
+        ("dataset_replace_interval", "dataset_dir" not in given, "the shards of a data set. Add --dataset_dir DIR"),
+    ):
+        if flag in given and missing:
+            raise ConfigError(f"it is about {text}.", parameter=flag)
     if config.learner.online_steps != 0 or evaluating:
         return mode
     if flags.actor:
