@@ -96,7 +96,6 @@ def read_demos(
 
 
 def _check_task(demo_options: DemoOptions, read: Sequence[str]) -> None:
-    """Raise ConfigError where `--demo_env` is given and nothing of the formats `read` has rewards computed."""
     given = demo_options.options.env and not demo_options.options.env_if_judged
     if given and demo_options.dataset is None and OgbenchSource.format not in read:
         raise ConfigError(

@@ -55,12 +55,10 @@ class BackgroundStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Queue this thread's part of a line, without waiting."""
         if line := self._partial.pop(threading.get_ident(), ""):
             self._queue.put(self, line)
 
     def flush_all(self) -> None:
-        """Queue every thread's part of a line."""
         for thread in list(self._partial):
             if line := self._partial.pop(thread, ""):
                 self._queue.put(self, line)

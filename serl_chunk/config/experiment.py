@@ -63,17 +63,14 @@ class ChunkConfig(Group, path="chunk."):
 
     @property
     def critic_steps(self) -> int:
-        """`critic_horizon`, or `horizon` where it is not given."""
         return self.horizon if self.critic_horizon is None else self.critic_horizon
 
     @property
     def executed(self) -> int:
-        """`execute_steps`, or `horizon` where it is not given."""
         return self.horizon if self.execute_steps is None else self.execute_steps
 
     @property
     def returned(self) -> int:
-        """`return_steps`, or `critic_steps` where it is not given."""
         return self.critic_steps if self.return_steps is None else self.return_steps
 
 

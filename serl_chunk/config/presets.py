@@ -134,10 +134,9 @@ def configured(
     preset: str | None = None,
     compat: str | None = None,
 ) -> ExperimentConfig:
-    """`config` with a preset, published conventions and overrides (see `overrides.apply_overrides`), in this order.
+    """Return `config` with a preset, published conventions and overrides, applied in this order; raises ConfigError.
 
-    The result alone is validated, so that an override may repair what the others would leave invalid; what they
-    compute from the discount they compute from the one that results. Raises ConfigError.
+    Only the result is validated: an override may repair what the others leave invalid. Its discount is theirs too.
     """
     given = [text for path, text in overrides if path == "discount"]
     discount = parse(given[-1], float, "discount") if given else config.discount

@@ -37,14 +37,7 @@ CLASSES = {"HelperConfig": "ScriptedHumanConfig"}
 
 
 def current_overrides(overrides: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Replace former names in overrides of the command line.
-
-    Args:
-        overrides: (dotted path, text) pairs.
-
-    Returns:
-        The pairs under current names, and one line for each name that was replaced.
-    """
+    """Return (dotted path, text) pairs under current names, and a line for each name that was replaced."""
     out, lines = [], []
     for path, text in overrides:
         new_path = _current_path(path)
@@ -56,14 +49,7 @@ def current_overrides(overrides: Iterable[tuple[str, str]]) -> tuple[list[tuple[
 
 
 def current_config(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Replace former names in the settings of a `config.json`, and add settings that are newer than the file.
-
-    Args:
-        saved: the settings as nested mappings; not changed.
-
-    Returns:
-        A copy under current names, and one line for each name that was replaced.
-    """
+    """Return a copy of a `config.json` under current names, with newer settings, and a line for each replaced name."""
     lines: list[str] = []
 
     def renamed(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -105,7 +91,5 @@ def rename_hint(error: BaseException) -> str:
 
 
 def _current_path(path: str) -> str:
-    for old, new in SETTINGS.items():
-        if path == old or path.startswith(f"{old}."):
-            return new + path[len(old) :]
-    return path
+    old = next((old for old in SETTINGS if f"{path}.".startswith(f"{old}.")), "")
+    return SETTINGS[old] + path[len(old) :] if old else path

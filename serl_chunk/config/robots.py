@@ -149,7 +149,6 @@ class OgbenchConfig(RobotConfig):
 
     @property
     def data_hint(self) -> str:
-        """OGBench's own downloader, and where it puts the files."""
         data = f"{self.env_name.partition('-singletask')[0]}-v0"
         return (
             f"OGBench's data for it: python -c \"import ogbench; ogbench.download_datasets(['{data}'])\", then "
@@ -169,7 +168,6 @@ class RobomimicConfig(RobotConfig):
 
     @property
     def data_hint(self) -> str:
-        """The hub that robomimic keeps its data sets on."""
         file = f"v1.5/{self.env_name}/mh/low_dim_v15.hdf5"
         return (
             f"robomimic's data for it: hf download robomimic/robomimic_datasets {file} --repo-type dataset --local-dir "
@@ -209,5 +207,4 @@ class GymConfig(RobotConfig):
 
     @property
     def frames_with_observation(self) -> bool:
-        """Always: they are entries of what `step` returns."""
         return True
