@@ -169,8 +169,7 @@ class Connection:
 
     def _check_keys(self) -> None:
         """Report why the key exchange failed, and try again where that may help."""
-        trouble = self._key_exchange.trouble(known=self._connections > 0)
-        if trouble is None:
+        if (trouble := self._key_exchange.trouble(known=self._connections > 0)) is None:
             return
         if trouble.final:
             raise RefusedError(trouble.sentence)
@@ -189,10 +188,7 @@ class Connection:
             if now - self._hello_at > self._timeout.seconds:
                 self.waiting = f"something listens at {self._host}:{self._port} but does not answer as a learner"
                 self._give_up("no answer")
-            return
-        if not self._may_greet():
-            return
-        if self._send(message_types.WHO, protocol=handshake.PROTOCOL):
+        elif self._may_greet() and self._send(message_types.WHO, protocol=handshake.PROTOCOL):
             self._hello_at = now
 
     def _on_identity(self, run: str) -> None:
@@ -225,8 +221,8 @@ class Connection:
             self._waited_s += now - self._disconnected_at
         self._disconnected_at = None
         self._connections += 1
-        self._token, self._heard, self._ping_at = codec.field(h, "token", bytes), now, now
-        self._connected_at = now
+        self._token = codec.field(h, "token", bytes)
+        self._heard = self._ping_at = self._connected_at = now
         self._timeout.begin()
         self._data_open = self._data_greeted = False
         self._on_status(h)
@@ -271,8 +267,7 @@ class Connection:
         """Handle a socket's messages; True where a caller may be waiting for one."""
         changed = False
         while not s.closed:
-            frames = try_receive(s)
-            if frames is None:
+            if (frames := try_receive(s)) is None:
                 break
             try:
                 changed |= self._on_message(channel, codec.decode(frames, self._limits))

@@ -259,8 +259,7 @@ class Spool:
 
         A record that the disk has lost becomes LOST. Raises JournalError where it may be readable later.
         """
-        i = self._index(seq)
-        if i == len(self._entries):
+        if (i := self._index(seq)) == len(self._entries):
             return None
         entry = self._entries[i]
         frames = entry.frames
