@@ -135,12 +135,9 @@ def _has_ipv4(host: str) -> bool:
 
 def is_loopback(bind: str) -> bool:
     """Whether a bind address is reachable from this machine only."""
-    if bind == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(bind).is_loopback
-    except ValueError:  # a host or interface name, or "*": assume the worst
-        return False
+    with contextlib.suppress(ValueError):  # a host or interface name, or "*": assume the worst
+        return bind == "localhost" or ipaddress.ip_address(bind).is_loopback
+    return False
 
 
 def check_port(port: int) -> None:
@@ -156,18 +153,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     for _ in range(200):
         # Outgoing connections get ports from 32768 up, so that none takes these.
         port = _RANDOM.randrange(10000, 32000)
-        held: list[socket.socket] = []
-        try:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for offset in range(len(CHANNELS)):
-                s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-                held.append(s)
+                s = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
                 s.bind((host, port + offset))
-        except OSError:
-            continue
-        finally:
-            for s in held:
-                s.close()
-        return port
+            return port
     raise ConfigError(f"no three consecutive free ports found on {host}")
 
 

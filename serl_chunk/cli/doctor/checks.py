@@ -21,14 +21,12 @@ from serl_chunk.transport.storage import files
 from serl_chunk.transport.wire import codec, records
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, RobotSpec, Source, Step, StepBlock
 
-Status = Literal["ok", "warning", "FAIL", "-"]  # "-": could not be tried
-
 
 class Check(NamedTuple):
     """One line. Every warning and failure has a remedy."""
 
     name: str
-    status: Status
+    status: Literal["ok", "warning", "FAIL", "-"]  # "-": could not be tried
     said: str
     remedy: str = ""
     figures: Mapping[str, float] = {}  # bytes, seconds, bytes per second; for `--json`
@@ -112,7 +110,6 @@ def check_ports(found: list[PortProbe], ip: str, port: int) -> Iterator[Check]:
 
 CHECK_S = 3.0  # seconds that a robot's own check may take
 _MAKERS = ("046D:C6", "256F:")  # of 3Dconnexion devices, in HID_ID's vendor and product
-_SPACEMOUSE = "SpaceMouse"
 
 
 def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("/")) -> Iterator[Check]:
@@ -169,16 +166,16 @@ def _spacemouse(root: Path) -> Iterator[Check]:
 def _spacemouse_at(node: Path, name: str) -> Check:
     if not os.access(node, os.R_OK | os.W_OK):
         remedy = 'a udev rule for vendor 256f (3Dconnexion) with MODE="0666" or a group of yours, then plug it in again'
-        return warning(_SPACEMOUSE, f"{name} is plugged in, and this user may not open {node}", remedy)
+        return warning("SpaceMouse", f"{name} is plugged in, and this user may not open {node}", remedy)
     try:
         import pyspacemouse
 
         known = pyspacemouse.get_connected_devices()
     except Exception as e:  # no HID library, or none that it can load
         remedy = "install the HID library (libhidapi-hidraw0 on Debian and Ubuntu)"
-        return warning(_SPACEMOUSE, f"{name} is plugged in; pyspacemouse cannot list it: {e}", remedy)
+        return warning("SpaceMouse", f"{name} is plugged in; pyspacemouse cannot list it: {e}", remedy)
     said = f"{', '.join(known)} at {node}" if known else f"{name} is plugged in and pyspacemouse does not support it"
-    return warning(_SPACEMOUSE, said, "a newer pyspacemouse may; or add it to its devices.toml", fine=bool(known))
+    return warning("SpaceMouse", said, "a newer pyspacemouse may; or add it to its devices.toml", fine=bool(known))
 
 
 JPEG_SHARE = 0.1  # of an image's bytes that its JPEG takes, roughly: it depends on the picture

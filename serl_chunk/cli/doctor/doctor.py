@@ -37,6 +37,10 @@ FAR = 0.1  # seconds of a round trip from which lockstep actors are slowed down 
 CLOCK_S = 5.0  # seconds of difference worth mentioning
 LITTLE_DISK = 1 << 30  # bytes
 _SAME_VERSION = "install the same version of serl-chunk on both machines"
+_SILENT = (
+    "check --port: another program may have it. A learner that answers nothing hangs, or has many doctors to answer: "
+    "try again, see its own output, and start it again; what actors keep is not lost"
+)
 _LOSS = "look for loss on the link (ping)"
 _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
 
@@ -134,7 +138,8 @@ class _LearnerChecks:
             yield from self._experiment(shared, trouble, status)
             yield from self._measure(prober, status)
         except UnreachableError as e:
-            yield _silent(str(e))
+            own = "its own output" in str(e).lower()
+            yield failed("learner", str(e), "see that output" if own else _SILENT)
         except (RefusedError, ConfigError) as e:
             if prober is None or isinstance(e, KeyRefusedError | ConfigError):
                 yield failed("key", str(e))
@@ -217,25 +222,16 @@ class _LearnerChecks:
         trips = prober.round_trips(TRIPS, self._left(ANSWER_S))
         yield _round_trip(trips)
         rate, nbytes = prober.throughput(self._left(THROUGHPUT_S))
-        if nbytes:
-            said = f"{per_second(rate)} to the learner, {format_bytes(nbytes)} sent"
-            yield ok("throughput", said, bytes_per_s=rate)
-        else:
+        if not nbytes:
             remedy = f"{_LOSS}, and whether something else fills it; {_FEW_DOCTORS}"
             yield failed("throughput", "not a single kilobyte arrived in time", remedy, bytes_per_s=rate)
+        else:
+            yield ok("throughput", f"{per_second(rate)} to the learner, {format_bytes(nbytes)} sent", bytes_per_s=rate)
         if trips:
             yield _clock(min(trips))
         if self._config is not None and self._spec is not None and nbytes:
             yield checks.check_bandwidth(checks.expected(self._config, self._spec), rate, self._config)
             yield checks.check_snapshots(s.version, s.snapshot_bytes, rate, self._config)
-
-
-def _silent(sentence: str) -> Check:
-    remedy = (
-        "check --port: another program may have it. A learner that answers nothing hangs, or has many doctors to "
-        "answer: try again, see its own output, and start it again; what actors keep is not lost"
-    )
-    return failed("learner", sentence, "see that output" if "its own output" in sentence.lower() else remedy)
 
 
 def _disk(s: LearnerStatus) -> Check:

@@ -130,14 +130,12 @@ class DiagnosticsClient:
         """Make up to `n` round trips, one after another, in at most `timeout` seconds. Raises RefusedError."""
         trips: list[RoundTrip] = []
         deadline = time.monotonic() + timeout
-        for _ in range(n):
-            began, start = time.time(), time.monotonic()
-            try:
+        with contextlib.suppress(UnreachableError, WireError):
+            for _ in range(n):
+                began, start = time.time(), time.monotonic()
                 message = self._request(self._echo(0), message_types.ECHOED, deadline - start)
                 seconds = time.monotonic() - start
                 trips.append(RoundTrip(seconds, Echo.decode(message).clock - (began + seconds / 2)))
-            except (UnreachableError, WireError):
-                break
         return trips
 
     def throughput(self, seconds: float) -> tuple[float, int]:

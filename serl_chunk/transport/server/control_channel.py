@@ -60,8 +60,8 @@ class ControlChannel:
         """Answer a message of the control channel; raises WireError for one that is none."""
         message = codec.decode(frames, self._limits)
         authenticator = self._sockets.authenticator
-        key, peer = user_of(frames), address_of(frames)
-        answer = authenticator.answer(message, key, peer) if authenticator is not None else None
+        key = user_of(frames) if authenticator is not None else ""
+        answer = authenticator.answer(message, key, address_of(frames)) if authenticator is not None else None
         if answer is not None:
             self._sockets.send("control", identity, answer)
         elif message.kind == message_types.WHO:
@@ -69,7 +69,7 @@ class ControlChannel:
             known = codec.encode(message_types.IDENTITY, {"run": self._run_id})
             self._sockets.send("control", identity, handshake.refusal(sentence) if sentence else known)
         elif message.kind == handshake.HELLO:
-            self._on_hello(identity, handshake.Hello.decode(message), peer, key)
+            self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), key)
         elif message.kind in (message_types.INSPECT, message_types.ECHO):
             if self._probes.take():
                 inspect = message.kind == message_types.INSPECT
