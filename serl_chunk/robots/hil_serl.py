@@ -22,24 +22,23 @@ def hil_serl_robot(
     cameras: Sequence[str] | None = None,
     action_dim: int | None = None,
 ) -> GymConfig:
-    """HIL-SERL's task `name` on the environment that `make_robot(name, fake_env, evaluating)` builds.
+    """Return HIL-SERL's task `name` on the environment that `make_robot(name, fake_env, evaluating)` builds.
 
-    A function without a parameter `evaluating` gets the others. The rest is as in `hil_serl_task`. When the environment
-    is built, ConfigError is raised where `make_robot` is still to be filled in (it raises NotImplementedError; `file`
-    is where), where the actions are not as many as the task's control mode has, and where a camera of the policy is
-    missing.
+    The parameter `evaluating` is optional; the rest is as in `hil_serl_task`. Building the environment raises
+    ConfigError if `make_robot`, in `file`, is still a stub (NotImplementedError), if the number of actions is not the
+    control mode's, and if a camera of the policy is missing.
     """
     task = hil_serl_task(name, setup_mode=setup_mode, cameras=cameras, action_dim=action_dim)
 
     def make(fake_env: bool, evaluating: bool = False) -> Any:
-        from serl_chunk.robots.gym_adapter import call_factory  # gymnasium is not for a file that is only read
+        from serl_chunk.robots.gym_adapter import call_factory  # reading an experiment needs no gymnasium
 
         try:
             env = call_factory(make_robot, name, fake_env=fake_env, evaluating=evaluating)
         except NotImplementedError as error:
             raise ConfigError(
-                f"{name} needs your robot's environment: copy {file}, let its make_robot() return the gymnasium.Env "
-                f"and give the copy as --exp_name FILE.py:{name} ({type(error).__name__}: {error})"
+                f"{name}: make_robot() returns no environment ({type(error).__name__}: {error}). Copy {file}, let its "
+                f"make_robot() return your robot's gymnasium.Env, and use the copy as exp_name FILE.py:{name}"
             ) from error
         _check(env, name, task, file)
         return env
@@ -57,19 +56,19 @@ def hil_serl_robot(
 
 
 def _check(env: Any, name: str, task: HilSerlTask, file: str) -> None:
-    """Refuse an environment of another control mode or without one of the policy's cameras, in HIL-SERL's words."""
+    """Refuse an environment of another control mode or without one of the policy's cameras."""
     shape = getattr(getattr(env, "action_space", None), "shape", None)
     if shape is not None and shape != (task.action_dim,):
         raise ConfigError(
-            f"{name} has the control mode {task.setup_mode}: {task.action_dim} numbers an action; the environment's "
-            f"action space has the shape {shape}. Use the wrappers of that mode (GripperCloseEnv takes the gripper "
-            f"away), or say yours in {file}: SETUP_MODE, ACTION_DIM"
+            f"{name}: wrong action space (got shape {shape}, expected {(task.action_dim,)} for the control mode "
+            f"{task.setup_mode}). Use the wrappers of that mode (GripperCloseEnv removes the gripper), or set SETUP_MODE "
+            f"and ACTION_DIM in {file}"
         )
     observed = getattr(getattr(env, "observation_space", None), "spaces", {})
     there = {name.replace("/", "_") for name in (*observed, *getattr(observed.get("images"), "spaces", {}))}
     missing = [c for c in task.cameras if c not in there]
     if missing:
         raise ConfigError(
-            f"{name}'s policy sees camera {missing[0]!r}, which the environment does not observe; it has: "
-            f"{', '.join(sorted(there))}. Rename your camera, or say yours in {file}: CAMERAS"
+            f"{name}: camera {missing[0]!r} of the policy is missing (got {', '.join(sorted(there))}). Rename your "
+            f"camera, or set CAMERAS in {file}"
         )

@@ -20,8 +20,8 @@ from serl_chunk.types import ConfigError, RobotSpec
 # Specification and environment by configuration, imported on use: the other robots' simulators are not needed.
 _ROBOTS: dict[type[RobotConfig], tuple[str, str]] = {
     FakeAlohaConfig: ("fake.spec:fake_aloha_spec", "fake.env:FakeAlohaEnv"),
-    FakeSingleArmConfig: ("fake.single_arm_spec:fake_single_arm_spec", "fake.single_arm_env:FakeSingleArmEnv"),
-    AlohaSimConfig: ("aloha_sim.scene:aloha_sim_spec", "aloha_sim.env:AlohaSimEnv"),
+    FakeSingleArmConfig: ("fake.single_arm:fake_single_arm_spec", "fake.single_arm:FakeSingleArmEnv"),
+    AlohaSimConfig: ("aloha_sim.env:aloha_sim_spec", "aloha_sim.env:AlohaSimEnv"),
     OgbenchConfig: ("ogbench:ogbench_spec", "ogbench:OgbenchEnv"),
     RobomimicConfig: ("robomimic:robomimic_spec", "robomimic:RobomimicEnv"),
     GymConfig: ("gym_adapter:gym_spec", "gym_adapter:GymAdapter"),

@@ -10,8 +10,8 @@ from errors import naming
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots import registry
+from serl_chunk.robots.aloha_sim.env import insertion_stage
 from serl_chunk.robots.aloha_sim.experts import GRIP, MEET, PITCH, facing_joints, push
-from serl_chunk.robots.aloha_sim.scene import insertion_stage
 from serl_chunk.types import ConfigError
 
 LEFT, RIGHT = "vx300s_left/10_left_gripper_finger", "vx300s_right/10_right_gripper_finger"

@@ -14,8 +14,8 @@ from errors import naming
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
+from serl_chunk.robots.aloha_sim.env import ARM_HIGH, ARM_LOW, CAMERAS, aloha_sim_spec
 from serl_chunk.robots.aloha_sim.experts import GRIP, arm_joints
-from serl_chunk.robots.aloha_sim.scene import ARM_HIGH, ARM_LOW, CAMERAS, aloha_sim_spec
 from serl_chunk.robots.mujoco_camera import MujocoCamera
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 

@@ -68,9 +68,7 @@ def test_each_task_has_its_settings(name, discount, limit, actions, cameras, com
 
 def test_a_missing_robot_is_said_with_the_remedy():
     config = load_experiment("hil_serl_template")
-    with pytest.raises(
-        ConfigError, match=naming("ram_insertion", "hil_serl_template.py", "make_robot()", "--exp_name")
-    ):
+    with pytest.raises(ConfigError, match=naming("ram_insertion", "hil_serl_template.py", "make_robot()", "exp_name")):
         registry.make_env(config.robot)
 
 

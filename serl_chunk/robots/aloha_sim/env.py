@@ -8,17 +8,25 @@ action box.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk import extras
 from serl_chunk.config.robots import AlohaSimConfig
-from serl_chunk.robots.aloha_sim.scene import CONTROL_HZ, OBJECT_HEIGHT, SCENES, SUCCESS_STAGE, aloha_sim_spec
 from serl_chunk.robots.base import Expert
 from serl_chunk.robots.mujoco_camera import MujocoCamera, MujocoEnv
-from serl_chunk.types import ConfigError
+from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
+
+CONTROL_HZ = 50.0
+JOINTS = 14  # two arms of six joints and a gripper each
+OBJECT_POSE = 7  # position (m) and quaternion (w, x, y, z)
+
+ARM_LOW = (-3.14158, -1.85005, -1.76278, -3.14158, -1.8675, -3.14158)  # rad, from the model's actuators
+ARM_HIGH = (3.14158, 1.25664, 1.6057, 3.14158, 2.23402, 3.14158)
+CAMERAS = ("left_pillar", "right_pillar", "top", "angle", "front_close", "left_wrist", "right_wrist")
 
 FINGER_CLOSED, FINGER_OPEN = 0.01844, 0.058  # m, a gripper's 0 and 1 (gym-aloha's PUPPET_GRIPPER_POSITION_*)
 START_ARM = (0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.02239, -0.02239)  # joints (rad) and the two fingers (m) of an arm
@@ -27,6 +35,110 @@ START_ARM = (0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.02239, -0.02239)  # joints (rad
 _JOINT_QPOS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14])
 _GRIPPERS = np.array([6, 13])
 _OBJECTS_FROM = 16  # 7 numbers an object follow: position and quaternion
+
+
+def aloha_sim_spec(config: AlohaSimConfig) -> RobotSpec:
+    """Return the specification of `aloha_sim`.
+
+    Actions are `float32[14]`: left arm (6 absolute joint positions, rad), left gripper (0 closed .. 1 open), the
+    same for the right arm. gym-aloha itself declares -1..1 for all of them, which cannot even hold its start
+    pose. The state is the measured joints in the same order and units, then the objects' poses (the cube; or peg and
+    socket) if `config.cube_in_state`. The model's fingers move between about 0.06 and 0.97 of the gripper's range only;
+    the range stays 0..1 because gym-aloha's data use it.
+
+    Raises ConfigError for an unknown or repeated camera.
+    """
+    unknown = [name for name in config.cameras if name not in CAMERAS]
+    if unknown:
+        raise ConfigError(
+            f"aloha_sim has no such camera ({unknown[0]}, expected {', '.join(CAMERAS)})", parameter="robot.cameras"
+        )
+    if len(set(config.cameras)) != len(config.cameras):
+        raise ConfigError(f"a camera is named twice ({', '.join(config.cameras)})", parameter="robot.cameras")
+    low, high = (*ARM_LOW, 0.0), (*ARM_HIGH, 1.0)
+    objects = len(SCENES[config.env_name].starts)
+    return RobotSpec(
+        name=config.kind if config.env_name == "transfer_cube" else f"{config.kind} {config.env_name}",
+        control_hz=CONTROL_HZ,
+        state_dim=JOINTS + (objects * OBJECT_POSE if config.cube_in_state else 0),
+        action_low=low * 2,
+        action_high=high * 2,
+        joint_of_action=tuple(range(JOINTS)),
+        grippers=(6, 13),
+        cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in config.cameras),
+        max_episode_steps=config.max_episode_steps,
+        arms=((0, 7), (7, 14)),
+    )
+
+
+Contacts = Set[frozenset[str]]  # pairs of geometries that touch, by name
+
+SUCCESS_STAGE = 4
+OBJECT_HEIGHT = 0.05  # m, of an object's centre at the start; it drops to the table
+
+# gym-aloha's stages consider one finger of each hand only.
+_LEFT_FINGER = "vx300s_left/10_left_gripper_finger"
+_RIGHT_FINGER = "vx300s_right/10_right_gripper_finger"
+_CUBE, _PEG, _PIN, _TABLE = "red_box", "red_peg", "pin", "table"
+_SOCKET = ("socket-1", "socket-2", "socket-3", "socket-4")
+
+
+class Scene(NamedTuple):
+    """One task of gym-aloha. `stage` computes its reward 0..4 from the contacts."""
+
+    model_file: str
+    # Limits (m) of x and y of each object's centre at the start, in the order of the model's free joints
+    starts: tuple[tuple[tuple[float, float], tuple[float, float]], ...]
+    geometries: frozenset[str]  # the objects' own: contacts among others decide nothing
+    stage: Callable[[Contacts], int]
+
+
+def transfer_cube_stage(contacts: Contacts) -> int:
+    """1: the right finger touches the cube, 2: and it is off the table, 3: the left finger does, 4: and it is off.
+
+    Neither monotone nor a sum (gym-aloha, TransferCubeTask.get_reward).
+    """
+    lifted = not _touch(contacts, _CUBE, _TABLE)
+    if _touch(contacts, _CUBE, _LEFT_FINGER):
+        return 4 if lifted else 3
+    if _touch(contacts, _CUBE, _RIGHT_FINGER):
+        return 2 if lifted else 1
+    return 0
+
+
+def insertion_stage(contacts: Contacts) -> int:
+    """1: both hands touch their object, 2: and both are off the table, 3: peg and socket touch in the air, 4: the pin.
+
+    The pin sits inside the socket, 2 cm from its mouth; the peg's touching it is the success, in the air or not
+    (gym-aloha, InsertionTask.get_reward).
+    """
+    if _touch(contacts, _PEG, _PIN):
+        return 4
+    lifted = not _touch(contacts, _PEG, _TABLE) and not any(_touch(contacts, part, _TABLE) for part in _SOCKET)
+    if lifted and any(_touch(contacts, _PEG, part) for part in _SOCKET):
+        return 3
+    held = any(_touch(contacts, part, _LEFT_FINGER) for part in _SOCKET) and _touch(contacts, _PEG, _RIGHT_FINGER)
+    return (2 if lifted else 1) if held else 0
+
+
+SCENES: dict[str, Scene] = {
+    "transfer_cube": Scene(
+        "bimanual_viperx_transfer_cube.xml",
+        (((0.0, 0.4), (0.2, 0.6)),),
+        frozenset({_CUBE}),
+        transfer_cube_stage,
+    ),
+    "insertion": Scene(
+        "bimanual_viperx_insertion.xml",
+        (((0.1, 0.4), (0.2, 0.6)), ((-0.2, 0.4), (-0.1, 0.6))),  # peg, socket
+        frozenset({_PEG, _PIN, *_SOCKET}),
+        insertion_stage,
+    ),
+}
+
+
+def _touch(contacts: Contacts, a: str, b: str) -> bool:
+    return frozenset((a, b)) in contacts
 
 
 def _import_simulator(model_file: str) -> tuple[Any, Path]:
@@ -43,7 +155,7 @@ class AlohaSimEnv(MujocoEnv):
 
     `step` (20 ms) returns reward 1 and terminates at gym-aloha's reward 4 (the left finger touches the cube off the
     table; the peg touches the pin inside the socket), else reward 0. `info["stage"]` is gym-aloha's reward, 0..4; the
-    functions `*_stage` of `scene.py` define its values.
+    functions `*_stage` define its values.
 
     Raises ConfigError if the simulator is not installed, or has no such camera.
     """

@@ -35,7 +35,7 @@ _FACING = (1.0, -1.0)  # cos of the base's yaw; its sin is 0
 
 
 class ArmPose(NamedTuple):
-    """Where the parts of one arm are, in the world frame (metres), and the hand's axes (unit vectors)."""
+    """Places of one arm's parts in the world frame (metres), and the hand's axes (unit vectors)."""
 
     shoulder: Point
     elbow: Point
@@ -47,7 +47,7 @@ class ArmPose(NamedTuple):
 
 
 def grip_point(arm: int, joints: Sequence[float], first: int = 0) -> Point:
-    """Position of the grip point of `arm` for the six joints `joints[first:first + 6]`."""
+    """Return the position of the grip point of `arm` for the six joints `joints[first:first + 6]`."""
     q1, q2, q4, q5 = joints[first], joints[first + 1], joints[first + 3], joints[first + 4]
     pitch = q2 + joints[first + 2]
     s2, c2 = math.sin(q2), math.cos(q2)
@@ -64,7 +64,7 @@ def grip_point(arm: int, joints: Sequence[float], first: int = 0) -> Point:
 
 
 def forward(arm: int, joints: Sequence[float]) -> ArmPose:
-    """The whole pose of `arm` for its six joints (radians)."""
+    """Return the whole pose of `arm` for its six joints (radians)."""
     q1, q2, q3, q4, q5, q6 = joints
     s2, c2 = math.sin(q2), math.cos(q2)
     sp, cp = math.sin(q2 + q3), math.cos(q2 + q3)
@@ -73,7 +73,7 @@ def forward(arm: int, joints: Sequence[float]) -> ArmPose:
     facing = _FACING[arm]
 
     def world(v: Point) -> Point:
-        """A vector of the arm's plane (radial, sideways, up), turned by the waist and the base."""
+        """Turn a vector of the arm's plane (radial, sideways, up) by the waist and the base."""
         return facing * (v[0] * c1 - v[1] * s1), facing * (v[0] * s1 + v[1] * c1), v[2]
 
     elbow = (UPPER_X * c2 + UPPER_Z * s2, 0.0, -UPPER_X * s2 + UPPER_Z * c2)
@@ -99,7 +99,7 @@ def forward(arm: int, joints: Sequence[float]) -> ArmPose:
 
 
 def inverse(arm: int, target: Point) -> list[float]:
-    """Six joints that bring the grip point of `arm` to `target`, without roll: a function of the target alone.
+    """Return six joints that bring the grip point of `arm` to `target`, without roll: a function of the target alone.
 
     The elbow is up, and the wrist bends less the further the target is, so that shoulder, elbow and wrist share
     a radial motion (all are limited to the same rate). Out of reach, the arm stretches (or folds) towards the

@@ -25,15 +25,15 @@ _CUBE: Colour = (210, 40, 40)
 _CUBE_HELD: Colour = (40, 190, 70)
 _ARM: tuple[Colour, Colour] = ((60, 60, 70), (105, 70, 45))
 _HAND: tuple[Colour, Colour] = ((120, 120, 170), (190, 130, 70))
-_FINGER: Colour = (15, 15, 15)
+FINGER: Colour = (15, 15, 15)
 
-_PALM = 0.06  # metres from the palm to the fingertips
-_FINGER_TRAVEL = 0.035  # metres of each finger from the middle, fully open
+PALM = 0.06  # metres from the palm to the fingertips
+FINGER_TRAVEL = 0.035  # metres of each finger from the middle, fully open
 _NEAR = 0.02  # metres in front of a camera at which parts are cut off
 
 
 class Camera(NamedTuple):
-    """A pinhole: where it is, unit vectors of its image axes, focal length in half image widths."""
+    """A pinhole: its place, unit vectors of its image axes, focal length in half image widths."""
 
     eye: Point
     right: Point
@@ -55,7 +55,7 @@ _TOP = Camera((0.0, 0.0, 1.3), (1.0, 0.0, 0.0), (0.0, -1.0, 0.0), (0.0, 0.0, -1.
 
 
 def render(name: str, size: int, joints: Sequence[float], cube: Point, held: bool) -> np.ndarray:
-    """What camera `name` (`top`, `left_wrist` or `right_wrist`) sees: `uint8[size, size, 3]`, RGB.
+    """Draw what camera `name` (`top`, `left_wrist` or `right_wrist`) sees: `uint8[size, size, 3]`, RGB.
 
     `joints` are the 14 measured joints, `cube` its centre in metres; `held` shows in the cube's colour.
     """
@@ -67,14 +67,8 @@ def render(name: str, size: int, joints: Sequence[float], cube: Point, held: boo
         image = background(camera, size)
     rods = [rod for arm in (LEFT, RIGHT) for rod in _arm_rods(arm, poses[arm], joints[arm * ARM_DIM + 6])]
     half = CUBE_SIZE / 4  # a short upright rod of the cube's width and height
-    rods.append(
-        Rod(
-            (cube[0], cube[1], cube[2] - half),
-            (cube[0], cube[1], cube[2] + half),
-            CUBE_SIZE / 2,
-            _CUBE_HELD if held else _CUBE,
-        )
-    )
+    low, high = (cube[0], cube[1], cube[2] - half), (cube[0], cube[1], cube[2] + half)
+    rods.append(Rod(low, high, CUBE_SIZE / 2, _CUBE_HELD if held else _CUBE))
     return draw(image, camera, rods)
 
 
@@ -87,7 +81,7 @@ def draw(image: np.ndarray, camera: Camera, rods: Sequence[Rod]) -> np.ndarray:
 
 
 def _wrist_camera(pose: ArmPose) -> Camera:
-    """A camera above the wrist that looks at the grip point and turns with the hand."""
+    """Return a camera above the wrist that looks at the grip point and turns with the hand."""
     eye = _along(pose.wrist, pose.up, 0.08)
     aim = (pose.grip[0] - eye[0], pose.grip[1] - eye[1], pose.grip[2] - eye[2])
     length = math.sqrt(_dot(aim, aim))
@@ -102,16 +96,16 @@ def _wrist_camera(pose: ArmPose) -> Camera:
 
 
 def _arm_rods(arm: int, pose: ArmPose, opening: float) -> list[Rod]:
-    """The links, palm and fingers of one arm; `opening` from 0 to 1."""
-    palm = _along(pose.grip, pose.forward, -_PALM)
+    """Return links, palm and fingers of one arm; `opening` from 0 to 1."""
+    palm = _along(pose.grip, pose.forward, -PALM)
     rods = [
         Rod(pose.shoulder, pose.elbow, 0.035, _ARM[arm]),
         Rod(pose.elbow, pose.wrist, 0.03, _ARM[arm]),
         Rod(pose.wrist, palm, 0.025, _HAND[arm]),
     ]
     for side in (-1.0, 1.0):
-        spread = side * (0.006 + _FINGER_TRAVEL * opening)
-        rods.append(Rod(_along(palm, pose.left, spread), _along(pose.grip, pose.left, spread), 0.007, _FINGER))
+        spread = side * (0.006 + FINGER_TRAVEL * opening)
+        rods.append(Rod(_along(palm, pose.left, spread), _along(pose.grip, pose.left, spread), 0.007, FINGER))
     return rods
 
 
@@ -122,14 +116,14 @@ def _top_background(size: int) -> np.ndarray:
 
 @functools.cache
 def _pixels(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Centres of the pixels in half image widths, x to the right and y down, each `float32[size, size]`."""
+    """Return centres of the pixels in half image widths, x to the right and y down, each `float32[size, size]`."""
     centres = ((np.arange(size) + 0.5) * (2.0 / size) - 1.0).astype(np.float32)
     x, y = np.meshgrid(centres, centres)
     return x, y
 
 
 def background(camera: Camera, size: int, place: Point = PLACE) -> np.ndarray:
-    """Table, target at `place`, floor and sky, `uint8[size, size, 3]`, from every pixel's ray to the table's plane."""
+    """Draw table, target at `place`, floor and sky, `uint8[size, size, 3]`, by every pixel's ray to the table."""
     x, y = _pixels(size)
     ray = [x * camera.right[i] + y * camera.down[i] + camera.focal * camera.ahead[i] for i in range(3)]
     below = ray[2] < -1e-3
@@ -145,7 +139,7 @@ def background(camera: Camera, size: int, place: Point = PLACE) -> np.ndarray:
 
 
 def _in_camera(camera: Camera, point: Point) -> Point:
-    """`point` in the camera's axes: right, down, ahead (depth), metres."""
+    """Return `point` in the camera's axes: right, down, ahead (depth), metres."""
     d = (point[0] - camera.eye[0], point[1] - camera.eye[1], point[2] - camera.eye[2])
     return _dot(d, camera.right), _dot(d, camera.down), _dot(d, camera.ahead)
 
@@ -178,11 +172,8 @@ def _paint(image: np.ndarray, focal: float, start: Point, end: Point, rod: Rod) 
 
 
 def _along(point: Point, direction: Point, distance: float) -> Point:
-    return (
-        point[0] + distance * direction[0],
-        point[1] + distance * direction[1],
-        point[2] + distance * direction[2],
-    )
+    (x, y, z), (dx, dy, dz) = point, direction
+    return x + distance * dx, y + distance * dy, z + distance * dz
 
 
 def _dot(a: Point, b: Point) -> float:

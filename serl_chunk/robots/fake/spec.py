@@ -1,4 +1,4 @@
-"""What the fake ALOHA task is: its specification and its geometry. Imports no gymnasium."""
+"""Specification and geometry of the fake ALOHA task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POSITION_SCALE = 5.0  # of metres in the state, so that they vary about as much 
 JOINT_RATE = 0.06  # radians per tick
 GRIPPER_RATE = 0.2  # per tick
 
-FINGERS_CLOSED = 0.4  # fingers that cross this opening downwards grasp; a holding arm above it lets go
+FINGERS_CLOSED = 0.4  # fingers that cross this opening downwards grasp; a holding arm above it releases
 FINGERS_ON_CUBE = 0.3  # opening at which a held cube stops the fingers
 OWN_HALF_BAND = 0.05  # metres past the middle at which an arm may still grasp
 
@@ -35,10 +35,7 @@ ACTION_HIGH = (*JOINT_HIGH, 1.0, *JOINT_HIGH, 1.0)
 
 
 def fake_aloha_spec(config: FakeAlohaConfig) -> RobotSpec:
-    """The robot's specification: 14 joint targets (radians, gripper openings), 3 cameras, 23 state numbers.
-
-    Without `config.observe_objects` the state is the 14 joints.
-    """
+    """Return the specification: 14 joint targets (radians, gripper openings), 23 state numbers (14 without objects)."""
     return RobotSpec(
         name="fake_aloha",
         control_hz=config.control_hz,
