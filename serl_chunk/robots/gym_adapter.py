@@ -1,31 +1,7 @@
 """Any gymnasium environment behind the package's contract: the way to bring your own robot.
 
-Observations (a flat Box, or a Dict that may nest):
-
-- `uint8[H, W, 3]` entries are cameras, named by their key; a sub-dictionary `images` only groups them, and a slash
-  becomes an underscore (HIL-SERL's `left/wrist` is `left_wrist`).
-- every other entry must be a vector; `state` is their concatenation in the sorted order of the keys
-  (`{"joints": ..., "force": ...}` gives force, then joints).
-- a leading axis of length 1 (HIL-SERL's ChunkingWrapper) is removed from both.
-
-Rewards and ends, from HIL-SERL's and gymnasium's habits:
-
-- success is a true `info["succeed"]`, `info["is_success"]`, `info["success"]` or `info["next.success"]` (an operator's
-  key), and always terminates.
-- a true `info["failure"]` without success is a declared failure, and always terminates.
-- `info["grasp_penalty"]` is passed on and not used: as in HIL-SERL it is no part of the reward, and the grasp critic
-  counts changes of the recorded commands itself, in demonstrations too (`agent.gripper.penalty`).
-- `info["intervene_action"]` is a human's command that replaced the action of `step`; so is `info["teleop_action"]` on
-  ticks with a true `info["is_intervention"]` (gym-hil, LeRobot). A key that looks like an intervention and is unknown
-  is refused.
-- a true `info["rerecord_episode"]` without success or declared failure ends the episode as a truncation.
-- `info["executed_action"]` is the driver's version of the command, the human's too; absent: unchanged.
-- `info["frame_numbers"]`, of `reset` and `step`, is `{camera: sequence number}`; see `RobotEnv.frame_numbers`.
-- HIL-SERL reports its time limit as `done`. An end without success or declared failure on the last permitted tick
-  is therefore a truncation; before it, it is the environment's own termination, and bootstraps nothing.
-
-The rate is the configuration's `control_hz`. An environment (or a wrapper around it) may have `make_expert()` and
-`make_scripted_human()` (see `RobotEnv`), with commands in the action space of the outermost wrapper.
+Section 1 of docs/your_robot.md lists how observations, rewards, ends and `info` are read. HIL-SERL reports its time
+limit as `done`: an end without success or declared failure on the last permitted tick is therefore a truncation.
 """
 
 from __future__ import annotations
@@ -43,15 +19,7 @@ from serl_chunk.config.robots import GymConfig
 from serl_chunk.extras import choose_opengl, opengl_error
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.info_keys import human_action, is_true, plain_info, succeeded
-from serl_chunk.types import (
-    IMAGE_PREFIX,
-    CameraSpec,
-    ConfigError,
-    DataError,
-    Observation,
-    RobotSpec,
-    SerlChunkError,
-)
+from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, DataError, Observation, RobotSpec, SerlChunkError
 
 Path = tuple[str, ...]
 
@@ -161,16 +129,14 @@ class GymAdapter(RobotEnv):
         except SerlChunkError:
             raise
         except Exception as error:
-            if (sentence := opengl_error(error, f"the environment of robot {config.robot_name!r}")) is not None:
-                raise sentence from error
-            raise user_error(error, "make()") from error
+            user = f"the environment of robot {config.robot_name!r}"
+            raise (opengl_error(error, user) or user_error(error, "make()")) from error
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(f"must return a gymnasium.Env, got {type(env).__name__}", parameter="robot.make")
         self.env: gymnasium.Env[Any, Any] = env
         self._layout = ObservationLayout.of(env.observation_space)
         self._box = _checked_actions(env.action_space)
-        self._check_time_limit(config)
-        self._set_spaces(_spec(config, self._box, self._layout), images)
+        self._set_spaces(_spec(config, env, self._box, self._layout), images)
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
         self._shown = False  # whether those of the last observation have been
@@ -186,10 +152,7 @@ class GymAdapter(RobotEnv):
                 raise sentence from error
             raise
         self._tick, self._shown, self._numbers = 0, False, _frame_numbers(info)
-        return self._observed(self._layout.state(self._last)), {
-            **plain_info(info, self.robot_spec.name),
-            "success": False,
-        }
+        return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Execute `action float32[A]`, clipped to the action space.
@@ -227,13 +190,7 @@ class GymAdapter(RobotEnv):
         if ended_by_limit and not judged:
             terminated, truncated = False, True
         terminated = bool(terminated) or judged
-        return (
-            self._observed(self._layout.state(self._last)),
-            given_reward,
-            terminated,
-            bool(truncated) and not terminated,
-            info,
-        )
+        return self._observe(), given_reward, terminated, bool(truncated) and not terminated, info
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         if self._last is None:
@@ -243,6 +200,9 @@ class GymAdapter(RobotEnv):
             return frames
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}
 
+    def _observe(self) -> Observation:
+        return self._observed(self._layout.state(self._last))
+
     def frame_numbers(self) -> Mapping[str, int]:
         return self._numbers
 
@@ -250,13 +210,8 @@ class GymAdapter(RobotEnv):
         return self._made_by("make_expert", ("reset", "act"), "record demonstrations by hand")
 
     def make_scripted_human(self) -> InterventionSource:
-        """Call the environment's own `make_scripted_human()`, or `make_helper()`, its former name."""
-        former = not self.env.has_wrapper_attr("make_scripted_human") and self.env.has_wrapper_attr("make_helper")
-        return self._made_by(
-            "make_helper" if former else "make_scripted_human",
-            ("reset", "poll", "close"),
-            "set actor.intervention to none or a file",
-        )
+        needed = ("reset", "poll", "close")
+        return self._made_by("make_scripted_human", needed, "set actor.intervention to none or a file")
 
     def close(self) -> None:
         self.env.close()
@@ -278,19 +233,16 @@ class GymAdapter(RobotEnv):
             )
         return made
 
-    def _check_time_limit(self, config: GymConfig) -> None:
-        """Refuse a HIL-SERL time limit shorter than ours: its `done` would look like a failure of the task."""
-        limit = getattr(self.env.unwrapped, "max_episode_length", None)
-        if isinstance(limit, int) and limit < config.max_episode_steps:
-            raise ConfigError(
-                f"later than the environment's own end, which looks like a failure (got {config.max_episode_steps}, "
-                f"expected at most its max_episode_length={limit}). Set robot.max_episode_steps={limit}",
-                parameter="robot.max_episode_steps",
-            )
 
-
-def _spec(config: GymConfig, box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
-    """Return the specification; raise ConfigError if the configuration names dimensions that do not exist."""
+def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
+    """Return the specification; raise ConfigError for dimensions that do not exist and for a late time limit."""
+    limit = getattr(env.unwrapped, "max_episode_length", None)  # HIL-SERL's
+    if isinstance(limit, int) and limit < config.max_episode_steps:
+        raise ConfigError(
+            f"later than the environment's own end, which looks like a failure (got {config.max_episode_steps}, "
+            f"expected at most its max_episode_length={limit}). Set robot.max_episode_steps={limit}",
+            parameter="robot.max_episode_steps",
+        )
     dim = box.shape[0]
     joints = config.joint_of_action or (-1,) * dim
     if len(joints) != dim:

@@ -61,8 +61,8 @@ def _check(env: Any, name: str, task: HilSerlTask, file: str) -> None:
     if shape is not None and shape != (task.action_dim,):
         raise ConfigError(
             f"{name}: wrong action space (got shape {shape}, expected {(task.action_dim,)} for the control mode "
-            f"{task.setup_mode}). Use the wrappers of that mode (GripperCloseEnv removes the gripper), or set SETUP_MODE "
-            f"and ACTION_DIM in {file}"
+            f"{task.setup_mode}). Use the wrappers of that mode (GripperCloseEnv removes the gripper), or set "
+            f"SETUP_MODE and ACTION_DIM in {file}"
         )
     observed = getattr(getattr(env, "observation_space", None), "spaces", {})
     there = {name.replace("/", "_") for name in (*observed, *getattr(observed.get("images"), "spaces", {}))}

@@ -66,8 +66,8 @@ def human_action(info: Mapping[Any, Any], robot: str) -> tuple[str, Any] | None:
     lerobot = None if flags else next((key for key in ACTION_KEYS[1:] if info.get(key) is not None), None)
     if lerobot is not None:
         raise DataError(
-            f'info["{lerobot}"] of robot {robot!r}: present without info["is_intervention"]. Add the flag on every tick: '
-            "gym-hil reports this action on the policy's ticks too"
+            f'info["{lerobot}"] of robot {robot!r}: present without info["is_intervention"]. Add the flag on every '
+            "tick: gym-hil reports this action on the policy's ticks too"
         )
     return None if key is None else (key, info[key])
 

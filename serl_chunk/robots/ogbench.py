@@ -7,7 +7,7 @@ its success. Here the state after it decides, as in the data (`data/formats/succ
 from __future__ import annotations
 
 import difflib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,24 +24,17 @@ DATA = ("play", "noisy")  # kinds of data sets; the environment is the same
 TASKS = 5
 
 
-class Environment(NamedTuple):
-    """Properties of the environments of one name."""
-
-    state_dim: int
-    max_episode_steps: int
-
-
-ENVIRONMENTS = {
-    "cube-single": Environment(28, 200),
-    "cube-double": Environment(37, 500),
-    "cube-triple": Environment(46, 1000),
-    "cube-quadruple": Environment(55, 1000),
-    "cube-octuple": Environment(91, 1500),
-    "scene": Environment(40, 750),
-    "puzzle-3x3": Environment(55, 500),
-    "puzzle-4x4": Environment(83, 500),
-    "puzzle-4x5": Environment(99, 1000),
-    "puzzle-4x6": Environment(115, 1000),
+ENVIRONMENTS = {  # dimension of the state, time limit in ticks
+    "cube-single": (28, 200),
+    "cube-double": (37, 500),
+    "cube-triple": (46, 1000),
+    "cube-quadruple": (55, 1000),
+    "cube-octuple": (91, 1500),
+    "scene": (40, 750),
+    "puzzle-3x3": (55, 500),
+    "puzzle-4x4": (83, 500),
+    "puzzle-4x5": (99, 1000),
+    "puzzle-4x6": (115, 1000),
 }
 
 
@@ -62,17 +55,17 @@ def ogbench_spec(config: OgbenchConfig) -> RobotSpec:
             f"{', '.join(ENVIRONMENTS)}).{hint}",
             parameter="robot.env_name",
         )
-    environment = ENVIRONMENTS[next(e for e in ENVIRONMENTS if name.startswith(f"{e}-"))]
+    state_dim, limit = ENVIRONMENTS[next(e for e in ENVIRONMENTS if name.startswith(f"{e}-"))]
     return RobotSpec(
         name=name if config.reward == "sparse" else f"{name} with dense reward",
         control_hz=CONTROL_HZ,
-        state_dim=environment.state_dim,
+        state_dim=state_dim,
         action_low=(-1.0,) * ACTIONS,
         action_high=(1.0,) * ACTIONS,
         joint_of_action=(-1,) * ACTIONS,
         grippers=(GRIPPER,),
         cameras=(CameraSpec(CAMERA, config.image_size, config.image_size),),
-        max_episode_steps=config.max_episode_steps or environment.max_episode_steps,
+        max_episode_steps=config.max_episode_steps or limit,
     )
 
 

@@ -22,7 +22,6 @@ GRIPPER = 6  # the action dimension of the gripper, 1 closes
 CAMERA = "agentview"
 STATE_KEYS = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object-state")
 """Parts of the state by robosuite's names, in the order of `data.formats.robomimic` (there: `object`)."""
-_ROBOT_DIM = 3 + 4 + 2
 
 
 class Task(NamedTuple):
@@ -49,7 +48,7 @@ def robomimic_spec(config: RobomimicConfig) -> RobotSpec:
     return RobotSpec(
         name=f"robomimic {config.env_name}",
         control_hz=CONTROL_HZ,
-        state_dim=_ROBOT_DIM + task.object_dim,
+        state_dim=3 + 4 + 2 + task.object_dim,
         action_low=(-1.0,) * ACTIONS,
         action_high=(1.0,) * ACTIONS,
         joint_of_action=(-1,) * ACTIONS,

@@ -34,7 +34,7 @@ def progress(env: FakeAlohaEnv) -> float:
 
 
 class InterveningHuman:
-    """Intervenes for a while where `_needed` says so, then keeps still until the policy decides.
+    """Intervenes for a while once `_needed()` is true, then keeps still until the policy decides.
 
     All its decisions follow from the seed of `reset` and the environment `env`, which is read and never changed.
     """
