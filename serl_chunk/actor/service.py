@@ -172,7 +172,7 @@ class ActorService:
         )  # fmt: skip
         total = ActorSummary()
         try:
-            self._run_episodes(runner, policy, begun, total)
+            self._run_episodes(runner, policy, link, begun, total)
         except BaseException as error:
             self.stop_robot()
             if isinstance(error, Exception) and link.error is None:  # its last steps help to find the cause
@@ -195,9 +195,8 @@ class ActorService:
         return total
 
     def _run_episodes(
-        self, runner: EpisodeRunner, policy: ChunkPolicy, begun: RunProgress, total: ActorSummary
+        self, runner: EpisodeRunner, policy: ChunkPolicy, link: ActorLink, begun: RunProgress, total: ActorSummary
     ) -> None:
-        config, link = self.config, self._link
         recent: deque[EpisodeSummary] = deque(maxlen=RECENT)
         logged = self._clock.now() - LOG_SECONDS  # the backlog
         if not self._wait(policy.refresh, lambda: "waiting for the learner's first policy"):
@@ -211,9 +210,9 @@ class ActorService:
                 logged = self._clock.now()
                 logger.info(backlog)
             summary = runner.run_episode(
-                training_seed(config.seed, self.actor_id, episode),
+                training_seed(self.config.seed, self.actor_id, episode),
                 explore=True,
-                random_steps=max(0, config.learner.random_steps - begun.env_steps - total.steps),
+                random_steps=max(0, self.config.learner.random_steps - begun.env_steps - total.steps),
                 episode_id=f"{begun.episode_prefix or self.actor_id}-{episode:06d}",
             )
             episode += 1
@@ -228,11 +227,6 @@ class ActorService:
                 line = f"episode {total.episodes}: {_in_words(recent)}, policy {policy.version}"
                 logger.info(_joined(f"{line}, waited {self._waited:.0f} s", link.backlog(begun=False)))
 
-    @property
-    def _link(self) -> ActorLink:
-        assert self.link is not None
-        return self.link
-
     def _episodes_left(self) -> bool:
         limit = self.config.actor.max_episodes
         return limit == 0 or self.episodes < limit
@@ -241,7 +235,9 @@ class ActorService:
         """Who ended the session; None while it goes on."""
         if self.stop.is_set():
             return "operator"
-        gone = self._link.finished is not None or self._link.error is not None or self._replaced() is not None
+        link = self.link
+        assert link is not None
+        gone = link.finished is not None or link.error is not None or self._replaced() is not None
         return "learner" if gone else None
 
     def _over_or_allowed(self) -> str | None:
@@ -254,7 +250,8 @@ class ActorService:
         self._await_allowance()  # so that the decision is the newest policy's
 
     def _await_allowance(self) -> None:
-        link = self._link
+        link = self.link
+        assert link is not None
 
         def permitted() -> bool:
             allowance = link.allowance

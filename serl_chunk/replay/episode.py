@@ -195,10 +195,7 @@ def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
 
 
 def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool) -> np.ndarray:
-    """Return the rewards that are trained on, float32[T], of recorded ones; penalties of interventions come on top.
-
-    `failed`: a declared failure is their end.
-    """
+    """Return the rewards that are trained on, float32[T]; `failed`: they end in a declared failure."""
     out = reward * config.scale + config.offset
     if failed:
         out[-1] = config.failure_reward

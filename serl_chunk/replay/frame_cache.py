@@ -111,7 +111,7 @@ class FrameCache:
         places = np.arange(self._filled, self._filled + fresh)
         self._filled += fresh
         if fresh < len(numbers):
-            # Of the places that were filled before: those just taken are not to be given away at once.
+            # Not of the places that were just taken.
             more, filled = len(numbers) - fresh, self.capacity - fresh
             oldest = np.argpartition(self._used[:filled], more - 1)[:more]
             places = np.concatenate([places, oldest])
@@ -122,10 +122,7 @@ class FrameCache:
 
 
 class EncodedFrames:
-    """Encoded frames that wait for their slots of `images` uint8[K, H, W, 3]; its caller holds the replay's lock.
-
-    A slot that waits takes no memory, where it was never used; its file, which is smaller, does.
-    """
+    """Encoded frames that wait for their slots of `images` uint8[K, H, W, 3]; its caller holds the replay's lock."""
 
     def __init__(self, images: np.ndarray, camera: str) -> None:
         self._images, self._camera = images, camera

@@ -66,15 +66,11 @@ def estimate_disk_bytes(spec: RobotSpec, config: ReplayConfig, cameras: Sequence
 
 
 def available_bytes(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory left to this process, by the system or its control group; None if unknown.
-
-    `proc`, `group`: folders of the kernel.
-    """
+    """Return the memory left to this process, by the system or its control group; None if unknown."""
     found = [1024 * int(line.split()[1]) for line in _lines(proc / "meminfo") if line.startswith("MemAvailable:")]
     limit, current, stat = group / "memory.max", group / "memory.current", group / "memory.stat"
     if limit.exists() and current.exists() and (text := limit.read_text().strip()) != "max":
-        # File pages that no process uses, as of demonstrations that were read, count as the group's memory, and are
-        # freed on demand.
+        # File pages that no process uses count as the group's memory, and are freed on demand.
         cache = sum(int(line.split()[1]) for line in _lines(stat) if line.startswith("inactive_file "))
         found.append(max(0, int(text) - int(current.read_text()) + cache))
     return min(found, default=None)

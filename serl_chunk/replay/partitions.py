@@ -150,7 +150,7 @@ class Partitions:
             storage.effective[episode.rows[found[found[:, 1] >= first, 0]]] -= np.float32(penalty)
 
     def index(self, episode: StoredEpisode) -> None:
-        """Offer the windows that have become complete since the last call."""
+        """Add the windows that have become complete since the last call."""
         returned = self._config.chunk.returned
         ticks, excluded = eligible_starts(
             self.storage.recent[episode.rows], first=episode.indexed, last=episode.last, terminated=episode.terminated,
@@ -186,12 +186,8 @@ class Partitions:
             view.discard(rows)
 
     def check_demos(self, episodes: Sequence[Episode], *, files: bool = True) -> None:
-        """Raise DataError unless demonstrations `episodes` are this robot's and all different; reads no partition.
-
-        Unless `files`, also for images that are still in their files.
-        """
-        storage = self.storage
-        seen: set[str] = set()
+        """Raise DataError unless `episodes` are of this robot, different and, unless `files`, have decoded images."""
+        storage, seen = self.storage, set[str]()
         for begin, steps, end in episodes:
             storage.check(steps)
             if end.final_observation is not None:

@@ -2,9 +2,7 @@
 
 The code of Li, Zhou and Levine (2025) draws a row uniformly and takes the H rows from there on, as they lie in its
 buffer. Where an episode ends among them, the critic's loss leaves the window out unless the end comes with its last
-row, and imitation stops there. So of an episode's H windows that contain its success one is learnt from.
-
-In published offline data a trajectory goes on after a success, and only its last row is an end. Our data cut it into
+row, and imitation stops there. In published offline data a trajectory goes on after a success. Our data cut it into
 episodes, which join here again: a demonstration that begins in the very state in which a terminated one ended goes on
 with it, so that a window across the two keeps its weight, and its mask is 0.
 """
@@ -121,10 +119,7 @@ def gather_qc_windows(
 
 
 def _goes_on(storage: StepStorage, last: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether the episodes from storage rows `first` int64[K] on are the same trajectories as those before, bool[K].
-
-    `last` and `final` are the last step of each of those and the row of its final observation.
-    """
+    """Return where episodes from rows `first` int64[K] on continue those with `last` step and `final` row, bool[K]."""
     same = (storage.state[final] == storage.state[first]).all(1) & storage.terminal[final]
     return same & (storage.tick[first] == 0) & (storage.is_demo[last] > 0) & (storage.is_demo[first] > 0)
 

@@ -54,9 +54,8 @@ class Replay:
         embed: computes features of frames; batches then have `features/<camera>` in place of images. They are computed
             once for each stored frame, at the latest when a batch first shows it.
 
-    Raises:
-        ConfigError: unknown camera, a capacity below one episode, more memory than there is, or
-            `replay.windows=qc` with what it cannot do (images, `replay.positive_fraction`).
+    Raises ConfigError for an unknown camera, a capacity below one episode, more memory than there is, or
+    `replay.windows=qc` with images or `replay.positive_fraction`.
     """
 
     def __init__(
@@ -76,8 +75,7 @@ class Replay:
         self.estimated_disk_bytes = estimate_disk_bytes(spec, config.replay, cameras)
         if config.replay.windows == "qc":
             check_adjacent(config, cameras)
-        self._config, self._normaliser = config, normaliser
-        self._bc_on = bc_on
+        self._config, self._normaliser, self._bc_on = config, normaliser, bc_on
         self._count: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self._partitions = Partitions(spec, config, cameras, bc_on, self._count, embed)
         self._builder = EpisodeBuilder(self._partitions, config.discount, self._count)
@@ -87,20 +85,17 @@ class Replay:
     def add_demo(self, *episodes: Episode) -> None:
         """Add demonstrations, which are never evicted. Images that come as `Frames` stay in their files.
 
-        Raises:
-            ConfigError: they do not fit; names the capacity to set. Nothing is added.
-            DataError: one is not of this robot, is there already, or there is none for `replay.positive_fraction`.
+        Raises ConfigError where they do not fit (nothing is added), and DataError where one is not of this robot or is
+        there already, or where there is none for `replay.positive_fraction`.
         """
         self._put_demos(episodes, DEMO_SESSION)
 
     def replace_demos(self, episodes: Sequence[Episode], tag: str = DATASET_SESSION) -> None:
-        """Put copies of `episodes` in the place of the demonstrations that the last call with this `tag` put there.
+        """Replace the demonstrations of the last call with this `tag` by copies of `episodes`; all others stay.
 
-        All others stay: those of `add_demo`, of other tags, and human steps online. No batch has some of the old with
-        some of the new. What `replay.positive_fraction` balances is checked when the first ones come.
-
-        Raises as `add_demo`, and DataError for images that are still in their files (`Frames`), which might be read
-        when they are gone. The old episodes then stay.
+        No batch mixes old and new ones. What `replay.positive_fraction` balances is checked when the first ones come.
+        Raises as `add_demo`, and DataError for images that are still in their files (`Frames`). The old episodes then
+        stay.
         """
         if tag == DEMO_SESSION:
             raise ValueError(f"the tag {tag!r} is that of `add_demo`, whose demonstrations stay")
@@ -171,7 +166,7 @@ class Replay:
         return batch if updates is None else _lead(batch, updates, batch_size)
 
     def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
-        """Storage rows of windows, int64[updates, batch_size] of their starts, or [..., L] of all their steps."""
+        """Storage rows int64[updates, batch_size] of windows' starts, or [..., L] of all their steps."""
         held, share = self._partitions, self._config.replay.demo_fraction
         demo, online = held.windows_demo, held.windows_online
         if half is None and isinstance(share, str):  # "uniform"
@@ -198,7 +193,6 @@ class Replay:
 
     @property
     def window_steps(self) -> int:
-        """Consecutive steps of a whole window."""
         chunk = self._config.chunk
         return max(chunk.carried, chunk.returned) if self._config.replay.windows == "qc" else chunk.returned
 
@@ -212,7 +206,6 @@ class Replay:
             return any(weight[e.rows[: e.length]].any() for e in held)
 
     def _gather(self, drawn: np.ndarray) -> tuple[ChunkBatch, list[Fetch]]:
-        """The windows that `_draw` drew, of shape [updates * batch_size, ...], and what completes them."""
         storage, config = self._partitions.storage, self._config
         if config.replay.windows == "qc":
             rows = drawn.reshape(-1, drawn.shape[-1])
