@@ -25,7 +25,7 @@ import numpy as np
 from support.qc_case import Case
 
 from serl_chunk.agents.acrlpd import Acrlpd
-from serl_chunk.agents.state import AgentState, LossNoise
+from serl_chunk.agents.state import AgentState, Noise
 from serl_chunk.types import STATE, ChunkBatch, DataError
 
 TOLERANCE = 2e-5
@@ -140,7 +140,7 @@ class Comparison:
                 self.check(f"mid/{name}", value)
 
     def _everything(
-        self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
+        self, state: AgentState, batch: ChunkBatch, critic_draws: Noise, policy_draws: Noise
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, Any]]:
         """Intermediates, losses and gradients under their published names."""
         agent: Any = self.case.agent
@@ -148,7 +148,7 @@ class Comparison:
             state.critic, state, batch, critic_draws
         )
         (_, policy), policy_grad = jax.value_and_grad(agent._policy_loss, has_aux=True)(
-            state.policy, state, batch, policy_draws, imitate_only=False
+            state.policy, state, batch, policy_draws, bc_only=False
         )
         grads = {"critic": critic_grad, "policy": policy_grad}
         features = agent.critic.features(state.critic, batch.observations)
@@ -184,7 +184,7 @@ class Comparison:
         except DataError as e:
             self.left_out.update({k: str(e) for k in case.arrays if k.split("/")[0] == "after1"})
             return
-        after, _ = jax.jit(case.agent.joint_step)(state, batch, *draws)
+        after, _ = jax.jit(case.agent.step)(state, batch, dict(zip(("critic", "policy"), draws, strict=True)))
         trees = {f: getattr(after, f) for f in ("policy", "critic", "target", "temperature")}
         for name in case.group("after1"):
             leaf = case.leaf(name)
@@ -208,9 +208,7 @@ class Comparison:
 Named = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
-def _acrlpd(
-    agent: Any, state: Any, batch: Any, critic: LossNoise, policy: LossNoise, metrics: dict[str, jax.Array]
-) -> Named:
+def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
     following = agent.distribution(state.policy, batch.next_observations)
     now = agent.distribution(state.policy, batch.observations)
     action, log_prob = now.sample_and_log_prob(policy["pi"])
@@ -243,9 +241,7 @@ def _acrlpd(
     return mid, losses | {"actor/total_loss": sum(losses[k] for k in parts)}
 
 
-def _acfql(
-    agent: Any, state: Any, batch: Any, critic: LossNoise, policy: LossNoise, metrics: dict[str, jax.Array]
-) -> Named:
+def _acfql(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
     mid = {"next_actions": agent.next_chunk(state, batch.next_observations, critic["next"])}
     if "distill" in policy:
         taught = agent.flow.sample(state.policy, batch.observations, policy["distill"][:, None])

@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses import chunk_return
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.agents.state import AgentState, LossNoise
+from serl_chunk.agents.state import AgentState, Noise
 from serl_chunk.config.agents import AcfqlConfig, AcrlpdConfig, FlowConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.presets import configured
@@ -249,7 +249,7 @@ class Case:
         yield "next_observations", np.stack([c.next_observations[STATE] for c in columns], 1)
         yield "full_observations", np.stack([self.sampled(1, 1, i).observations[STATE] for i in range(h)], 1)
 
-    def draws(self, group: str) -> tuple[LossNoise, LossNoise]:
+    def draws(self, group: str) -> tuple[Noise, Noise]:
         """The recorded draws below `group`/ of the critic and of the policy. Raises DataError naming a missing one."""
         noise = {k: jnp.asarray(v, jnp.float32) for k, v in self.group(group).items()}
 

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 from serl_chunk.agents.action_selection import critic_score, improve
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.flow_policy import FlowPolicy, OneStepPolicy
+from serl_chunk.agents.losses import replace_tail
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, LossAndMetrics, LossNoise, Metrics, Observation, Params, Prefix
+from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix
 from serl_chunk.config.agents import AcfqlConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.types import ChunkBatch
@@ -54,23 +55,14 @@ class Acfql(ActorCritic):
         return self.initial_state(k_state, k_critic, policy, observation)
 
     def policy_chunks(
-        self,
-        policy: Params,
-        observation: Observation,
-        noise: jax.Array,
-        prefix: Prefix | None = None,
-        steps: int | None = None,
+        self, policy: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None, steps: int = 0
     ) -> jax.Array:
-        """Chunks float32[..., N, H, A] in [-1, 1] of the policy that acts, from noise float32[..., N, H*A].
-
-        Args:
-            steps: of the flow, in place of its own number.
-        """
+        """Chunks float32[..., N, H, A] in [-1, 1] of the policy that acts; arguments as of `FlowPolicy.sample`."""
         if self.one_step is not None:
             return self.one_step.sample(policy["onestep"], observation, noise, prefix)
         return self.flow.sample(policy, observation, noise, prefix, steps)
 
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The heads', and where needed "tail" float32[B, 1, D] and "next" float32[B, N, D], standard normal."""
         k_tail, k_target = jax.random.split(key)
         c, b, draws = self.config, batch.actions.shape[0], {}
@@ -91,13 +83,13 @@ class Acfql(ActorCritic):
         """
 
         def choose(observations: Observation, noise: jax.Array) -> jax.Array:
-            chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps)
+            chunks = self.policy_chunks(state.policy, observations, noise, steps=self.config.target_flow_steps or 0)
             chunks = self.acting_critic.truncate_flatten(chunks)  # [B, N, Hc*A]
             return chunks[:, 0] if chunks.shape[1] == 1 else self.best_candidate(state.critic, observations, chunks)
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
-    def critic_target(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
+    def critic_target(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """R + gamma^n mask V', float32[B]: V' of the value head, or the target critic's value of `next_chunk`."""
         if self.config.target == "expectile":
             features = self.critic.features(critic, batch.next_observations)
@@ -108,12 +100,12 @@ class Acfql(ActorCritic):
             next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
         return self.critic.target(batch, next_value)
 
-    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> LossAndMetrics:
+    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
         """Q regression to the target, plus, for `expectile`, V regression to Q or Q_e (IQL, equations 5 and 6)."""
         tail = None
         if "tail" in draws:
             tail = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
-        actions = self.critic_actions(batch, tail)
+        actions = replace_tail(batch, tail)
         target = self.critic_target(critic, state, batch, draws)
         loss, metrics, features = self.regression(critic, batch, actions, target)
         if self.config.target == "expectile":
@@ -128,7 +120,7 @@ class Acfql(ActorCritic):
             metrics |= {"critic/value_loss": value_loss, "critic/values": jnp.mean(self.critic.expected_value(output))}
         return loss, metrics
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The flow's; for distill-ddpg "distill" float32[B, D], standard normal.
 
         Where improved chunks are imitated also "improve" float32[B, N, D], from which their candidates start, and
@@ -164,9 +156,7 @@ class Acfql(ActorCritic):
         arguments = (batch.observations, noise, batch.actions, given)
         return jax.lax.stop_gradient(map_blocks(best, arguments, rows=noise.shape[1]))
 
-    def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> LossAndMetrics:
+    def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
         """L_flow, and for distill-ddpg + alpha mean |mu(o, z) - flow(o, z)|^2 - mean Q(o, clip(mu)) (FQL, eq. 8).
 
         For best-of-n with `improve.imitate`: L_flow + imitate * L_flow on `improved_chunks` (PA-RL).
@@ -174,7 +164,7 @@ class Acfql(ActorCritic):
         imitation = self.flow.loss(policy, batch, draws)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(batch.bc_weight)}
         if self.one_step is None:
-            if imitate_only or not self.config.improve.imitate:
+            if bc_only or not self.config.improve.imitate:
                 return imitation, metrics
             given = self.flow.prefix_mask(batch, draws)
             chunks = self.improved_chunks(jax.lax.stop_gradient(policy), state, batch, draws["improve"], given)
@@ -188,7 +178,7 @@ class Acfql(ActorCritic):
         distance = jnp.mean((student - teacher) ** 2)
         loss = imitation + self.config.alpha * distance
         metrics["actor/distill_loss"] = distance
-        if imitate_only:
+        if bc_only:
             return loss, metrics
         features = self.critic.features(state.critic, batch.observations)
         chunk = self.acting_critic.truncate_flatten(jnp.clip(student[:, 0], -1.0, 1.0))
@@ -201,9 +191,7 @@ class Acfql(ActorCritic):
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
         return self.flow.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
-    def act(
-        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix
-    ) -> tuple[jax.Array, Metrics]:
+    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
         chunks = self.policy_chunks(params["policy"], observation, noise, prefix)
         return self.choose(params, observation, chunks, prefix)[:2]
 

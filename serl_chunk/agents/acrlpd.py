@@ -16,19 +16,12 @@ import jax.numpy as jnp
 import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
+from serl_chunk.agents.base import descend
 from serl_chunk.agents.flow_policy import with_prefix
 from serl_chunk.agents.gaussian_policy import GaussianPolicy
+from serl_chunk.agents.losses import replace_tail
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    LossAndMetrics,
-    LossNoise,
-    Metrics,
-    Observation,
-    Params,
-    Prefix,
-    StateAndMetrics,
-)
+from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
 from serl_chunk.config.agents import AcrlpdConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.distributions import TanhNormal
@@ -61,7 +54,7 @@ class Acrlpd(ActorCritic):
     def init(self, rng: jax.Array) -> AgentState:
         k_encoder, k_net, k_critic, k_state = jax.random.split(rng, 4)
         observation = self.seen_example(1)
-        policy = self.gaussian.init(k_encoder, k_net, observation)
+        policy = self.gaussian.init_from(k_encoder, k_net, observation)
         state = self.initial_state(k_state, k_critic, policy, observation)
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
         return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
@@ -74,7 +67,7 @@ class Acrlpd(ActorCritic):
         """The mean or sum of log-probabilities per dimension float32[..., H*A] of compared actions: float32[...]."""
         return self.compared_dimensions * jnp.mean(log_prob[..., : self.compared_dim], -1)
 
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The heads', "next" and, where the tail is sampled, "tail" float32[B, D], standard normal.
 
         With several `target_candidates` "next" is float32[B, N, D].
@@ -102,7 +95,7 @@ class Acrlpd(ActorCritic):
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
-    def critic_target(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
+    def critic_target(self, state: AgentState, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD), or the best of several such a'."""
         observations, penalty = batch.next_observations, None
         if self.config.target_candidates > 1:
@@ -116,21 +109,19 @@ class Acrlpd(ActorCritic):
         next_value = self.acting_critic.target_values(state.target, draws, features, chunk)
         return self.critic.target(batch, next_value if penalty is None else next_value - penalty)
 
-    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> LossAndMetrics:
+    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
         """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
         target, tail = self.critic_target(state, batch, draws), None
         if "tail" in draws:
             tail_flat, _ = self.distribution(state.policy, batch.observations).sample_and_log_prob(draws["tail"])
             tail = self.gaussian.chunks(tail_flat)
-        return self.regression(critic, batch, self.critic_actions(batch, tail), target)[:2]
+        return self.regression(critic, batch, replace_tail(batch, tail), target)[:2]
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """Of the sampled action: "pi" float32[B, D], standard normal."""
         return {"pi": jax.random.normal(key, (batch.actions.shape[0], self.chunk_dim))}
 
-    def _policy_loss(
-        self, policy: Params, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> LossAndMetrics:
+    def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
         """E[alpha log pi - mean_k Q_k] - bc_alpha mean over imitated steps of log pi(a) (SAC; QC-RLPD).
 
         log pi is the mean over dimensions, or the sum (`log_prob`).
@@ -138,8 +129,9 @@ class Acrlpd(ActorCritic):
         dist = self.distribution(policy, batch.observations)
         bc = jnp.ones_like(batch.bc_weight) if self.config.bc_invalid else batch.bc_weight
         imitation = self.dimensions * self.gaussian.imitation(dist, batch, bc)
-        if imitate_only:
-            return imitation, {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(bc)}
+        metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(bc)}
+        if bc_only:
+            return imitation, metrics
         flat, log_prob = dist.sample_and_log_prob(draws["pi"])
         entropy = -jnp.mean(self.joint_log_prob(log_prob))
         alpha = jnp.exp(state.temperature["log_alpha"])
@@ -147,28 +139,22 @@ class Acrlpd(ActorCritic):
         chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
         q = jnp.mean(self.acting_critic.mean_value(state.critic, features, chunk))
         loss = -alpha * entropy - q + self.config.bc_alpha * imitation
-        return loss, {
-            "actor/actor_loss": loss,
-            "actor/bc_loss": imitation,
-            "actor/bc_share": jnp.mean(bc),
-            "actor/entropy": entropy,
-            "actor/temperature": alpha,
-            "actor/q": q,
-        }
+        metrics |= {"actor/actor_loss": loss, "actor/entropy": entropy, "actor/temperature": alpha, "actor/q": q}
+        return loss, metrics
 
     def _temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
         """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
         target = self.config.target_entropy_per_dim * self.compared_dimensions
         return jnp.exp(temperature["log_alpha"]) * (entropy - target)
 
-    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> StateAndMetrics:
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
         before = state.temperature
         state, metrics = super()._apply_policy_gradient(state, grads, metrics)
         if "actor/entropy" not in metrics:  # imitation alone
             return state, metrics
         loss, grad = jax.value_and_grad(self._temperature_loss)(before, metrics["actor/entropy"])
-        updates, temperature_opt = self.temperature_optimiser.update(grad, state.temperature_opt, before)
-        state = state.replace(temperature=optax.apply_updates(before, updates), temperature_opt=temperature_opt)
+        temperature, opt = descend(self.temperature_optimiser, grad, state.temperature_opt, before)
+        state = state.replace(temperature=temperature, temperature_opt=opt)
         return state, {**metrics, "temperature/temperature_loss": loss}
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> jax.Array:
@@ -177,9 +163,7 @@ class Acrlpd(ActorCritic):
             return self.exploration_noise(key, self.config.candidates)
         return jax.random.normal(jax.random.key(0), (self.config.candidates, self.chunk_dim)).at[0].set(0.0)
 
-    def act(
-        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix
-    ) -> tuple[jax.Array, Metrics]:
+    def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
         one = self.distribution(params["policy"], observation)
         dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)

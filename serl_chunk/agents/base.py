@@ -1,52 +1,264 @@
 """Base of the agents: pure functions over one state, compiled once per shape.
 
-`UpdateFns` compiles an agent's losses into the updates that the learner calls. This module adds acting, and the
-parameter trees that travel to actors.
+Losses become compiled updates (gradient steps of critic and policy, and scans of them); this module adds acting, and
+the parameter trees that travel to actors.
 """
 
 from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from serl_chunk.agents.exploration import chunk_noise
-from serl_chunk.agents.losses import replace_tail
+from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import (
     AgentState,
+    Loss,
     Metrics,
     Noise,
     Observation,
     Params,
     Prefix,
+    Updated,
     flatten_params,
     param_shapes,
     unflatten_params,
 )
-from serl_chunk.agents.updates import UpdateFns
-from serl_chunk.agents.vision import FrameEmbedder
+from serl_chunk.agents.vision import FrameEmbedder, Vision
 from serl_chunk.config.agents import AgentConfig
-from serl_chunk.types import IMAGE_PREFIX, STATE, ChunkBatch
+from serl_chunk.models.encoder import random_shift
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE, ChunkBatch
 
+# Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
+_COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
+
+_AUGMENTATION = 2  # folded into a state's key, which updates split (the same as folding in 0 and 1)
 _BACKBONE = 3  # folded into a key that updates split and fold 0 to 2 into
 
 
-class Agent(UpdateFns):
-    """Base of the agents: updates, and acting with the travelling part of the state."""
+def descend(optimiser: optax.GradientTransformation, grads: Params, opt: Any, params: Params) -> tuple[Params, Any]:
+    """The parameters after one step of `optimiser`, and its state."""
+    updates, opt = optimiser.update(grads, opt, params)
+    return optax.apply_updates(params, updates), opt
+
+
+def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any, length: int | None = None) -> Updated:
+    """`jax.lax.scan` with each metric's mean."""
+    state, metrics = jax.lax.scan(step, state, xs, length=length)
+    return state, jax.tree.map(jnp.mean, metrics)
+
+
+class Agent(abc.ABC):
+    """Base of the agents: updates from the losses and draws that a subclass supplies, and acting.
+
+    `update(state, batches)` takes batches with a leading axis U and runs U critic updates in one compiled scan. The
+    policy's update follows the last, or runs on each batch (`update_order`). `update_policy` and `update_critic` run
+    one half (pretraining and critic warm-up). Where the critic trains the encoder that the policy reads,
+    `update_critic` also lets the policy imitate on each batch, so that it follows the features. All three donate the
+    state: use the one they return.
+
+    Losses are functions of explicit draws: `critic_draws` and `policy_draws` make them from a key; `step` takes them.
+    """
 
     supports_prefix = True  # whether `sample` takes the committed actions of a delayed decision
     has_critic = True
     imitates_critic = False  # whether the policy imitates chunks that the critic improved
+    imitates = True  # whether the policy's loss has imitation in it
+    policy_updates = 1  # policy steps after the critic's, on the last batch
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec)
+        self.config, self.spec = config, spec
         self.chunk_dim = spec.horizon * spec.action_dim
+        self.optimiser = self._network_optimiser(config.lr)
+        self.vision = Vision(config, spec.cameras)
+        # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
+        options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
+        compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
+        self.update = compiled(self._update)
+        self.update_policy = compiled(self._update_policy)
+        self.update_critic = compiled(self._update_critic)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
+
+    def _network_optimiser(self, lr: float) -> optax.GradientTransformation:
+        decay = self.config.weight_decay
+        return self._clipped(optax.adamw(lr, weight_decay=decay) if decay else optax.adam(lr))
+
+    def _clipped(self, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
+        # `identity` keeps the optimiser's tree, so that a resume may switch clipping on or off.
+        clip = optax.clip_by_global_norm(self.config.grad_clip) if self.config.grad_clip > 0 else optax.identity()
+        return optax.chain(clip, optimiser)
+
+    @abc.abstractmethod
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise: ...
+
+    @abc.abstractmethod
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise: ...
+
+    def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
+        """The critic's loss as a function of `critic`; `state` is a constant."""
+        raise NotImplementedError
+
+    def _policy_loss(self, policy: Params, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool) -> Loss:
+        """The policy's loss on the `policy_part` of a batch, as a function of `policy`; `state` is a constant.
+
+        With `bc_only` the part of the loss that needs no critic.
+        """
+        raise NotImplementedError
+
+    def batches_used(self, updates: int) -> int:
+        """Number of batches that `update` takes for so many critic updates of the learner."""
+        return updates
+
+    def with_encoder(self, policy: Params, encoder: Params) -> Params:
+        """`policy` with the critic's `encoder` wherever one of its networks reads an observation."""
+        return {**policy, "encoder": encoder}
+
+    def _update(self, state: AgentState, batches: ChunkBatch) -> Updated:
+        if self.config.update_order == "joint":
+            state, metrics = _scan(self._joint_step, state, batches)
+            return self._averaged(state), metrics
+        state, metrics = _scan(self._critic_step, state, batches)
+        last = self._augment(state, jax.tree.map(lambda x: x[-1], batches))
+        state, of_policy = self._policy_steps(state, last, self.policy_updates)
+        return self._averaged(state), metrics | of_policy
+
+    def _update_policy(self, state: AgentState, batches: ChunkBatch) -> Updated:
+        def step(s: AgentState, batch: ChunkBatch) -> Updated:
+            return self._policy_steps(s, self._augment(s, batch), 1, bc_only=True)
+
+        state, metrics = _scan(step, state, batches)
+        return self._averaged(state), metrics
+
+    def _update_critic(self, state: AgentState, batches: ChunkBatch) -> Updated:
+        shared = self.config.encoder.trained_by == "critic" and jax.tree.leaves(state.critic["encoder"])
+        if not (shared and self.imitates):
+            return _scan(self._critic_step, state, batches)
+
+        def step(s: AgentState, batch: ChunkBatch) -> Updated:
+            batch = self._augment(s, batch)
+            s, metrics = self._drawn_step(s, batch, "critic")
+            s, of_policy = self._policy_steps(s, batch, 1, bc_only=True)
+            return s, metrics | of_policy
+
+        state, metrics = _scan(step, state, batches)
+        return self._averaged(state), metrics
+
+    def _critic_step(self, state: AgentState, batch: ChunkBatch) -> Updated:
+        return self._drawn_step(state, self._augment(state, batch), "critic")
+
+    def _joint_step(self, state: AgentState, batch: ChunkBatch) -> Updated:
+        return self._drawn_step(state, self._augment(state, batch), "critic", "policy")
+
+    def _policy_steps(self, state: AgentState, batch: ChunkBatch, updates: int, *, bc_only: bool = False) -> Updated:
+        return _scan(lambda s, _: self._drawn_step(s, batch, "policy", bc_only=bc_only), state, None, updates)
+
+    def _drawn_step(self, state: AgentState, batch: ChunkBatch, *parts: str, bc_only: bool = False) -> Updated:
+        """`step` with the parts' draws, from the state's key."""
+        rng, draws = state.rng, {}
+        for part in parts:
+            rng, key = jax.random.split(rng)
+            draws[part] = (self.critic_draws if part == "critic" else self.policy_draws)(key, batch)
+        return self.step(state.replace(rng=rng), batch, draws, bc_only=bc_only)
+
+    def step(
+        self, state: AgentState, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
+    ) -> Updated:
+        """One gradient step of "critic", "policy" or both, those that `draws` names.
+
+        Each is updated by its gradient at the parameters before the step (Q-chunking's code), the critic with its
+        target and the policy with a temperature where the agent has one.
+        """
+        metrics: Metrics = {}
+        if "critic" in draws:
+            critic_grads, metrics = self._critic_gradient(state, batch, draws["critic"])
+        if "policy" in draws:
+            policy_grads, of_policy = self._policy_gradient(state, batch, draws["policy"], bc_only)
+        if "critic" in draws:
+            state = self._apply_critic_gradient(state, critic_grads)
+        if "policy" in draws:
+            state, of_policy = self._apply_policy_gradient(state, policy_grads, of_policy)
+            metrics = metrics | of_policy
+        return state, metrics
+
+    def _critic_gradient(self, state: AgentState, batch: ChunkBatch, draws: Noise) -> tuple[Params, Metrics]:
+        grads, metrics = jax.grad(self._critic_loss, has_aux=True)(state.critic, self._whole(state), batch, draws)
+        return grads, {**metrics, "critic/grad_norm": optax.tree.norm(grads)}
+
+    def _policy_gradient(
+        self, state: AgentState, batch: ChunkBatch, draws: Noise, bc_only: bool
+    ) -> tuple[Params, Metrics]:
+        batch = self.policy_part(batch)
+
+        def loss(policy: Params) -> Loss:
+            whole = self._whole(state.replace(policy=policy)).policy
+            return self._policy_loss(whole, self._whole(state), batch, draws, bc_only)
+
+        return jax.grad(loss, has_aux=True)(state.policy)
+
+    def _whole(self, state: AgentState) -> AgentState:
+        """`state` with the acting critic's encoder, a constant, in the policy where the critic trains the encoder.
+
+        One encoder then serves updates and acting, and travels once. With `acting_critic=target` it is the average.
+        """
+        if self.config.encoder.trained_by == "each":
+            return state
+        encoder = jax.lax.stop_gradient(self.choosing_params(state)["encoder"])
+        return state.replace(policy=self.with_encoder(state.policy, encoder))
+
+    def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
+        """The target moves towards the critic after the step, or before it (`target_average`)."""
+        critic, opt = descend(self.optimiser, grads, state.critic_opt, state.critic)
+        followed = critic if self.config.critic.target_average == "new" else state.critic
+        target = soft_update({k: followed[k] for k in state.target}, state.target, self.config.critic.tau)
+        return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
+
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
+        policy, opt = descend(self.optimiser, grads, state.policy_opt, state.policy)
+        average, updates = self._average(state, policy, state.policy_average), state.policy_updates + 1
+        return state.replace(policy=policy, policy_average=average, policy_opt=opt, policy_updates=updates), metrics
+
+    def _average(self, state: AgentState, policy: Params, average: Params) -> Params:
+        """The exponential average after a step to `policy`; with `policy_ema` 0, `average`."""
+        if not self.config.policy_ema:
+            return average
+        n = state.policy_updates.astype(jnp.float32)
+        decay = jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # forgets the first policies soon
+        return soft_update(policy, average, 1 - decay)
+
+    def _averaged(self, state: AgentState) -> AgentState:
+        return state if self.config.policy_ema else state.replace(policy_average=state.policy)
+
+    def choosing_params(self, state: AgentState) -> Params:
+        """Parameters of the critic that compares candidates: online, or their average (`acting_critic`)."""
+        return state.target if self.config.acting_critic == "target" else state.critic
+
+    def _augment(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
+        """Both observations shifted at random with independent offsets (DrQ), with a frozen backbone's features.
+
+        The backbone reads each image once for all networks.
+        """
+        both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
+        if self.config.image_keys and pixels:
+            keys = jax.random.split(jax.random.fold_in(state.rng, _AUGMENTATION))
+            both = [random_shift(key, o, pixels) for key, o in zip(keys, both, strict=True)]
+        now, later = (self.vision.encode_images(state.frozen, o) for o in both)
+        return batch._replace(observations=now, next_observations=later)
+
+    def policy_part(self, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` with as many actions as the policy outputs; a critic may score more."""
+        h = self.spec.horizon
+        if batch.actions.shape[1] == h:
+            return batch
+        cut = ("actions", "valid", "is_demo", "bc_weight")
+        return batch._replace(**{name: getattr(batch, name)[:, :h] for name in cut})
 
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> AgentState:
@@ -62,11 +274,7 @@ class Agent(UpdateFns):
 
     @abc.abstractmethod
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
-        """The parameters that `sample` needs, `shared_params` among them.
-
-        Args:
-            pretrained: the critic has seen no failure yet.
-        """
+        """The parameters that `sample` needs, `shared_params` among them; `pretrained`: the critic saw no failure."""
 
     def pretrained(self, state: AgentState) -> AgentState:
         """A fresh state with the weights of `encoder.weights` in every backbone. Raises ConfigError.
@@ -121,7 +329,10 @@ class Agent(UpdateFns):
     def seen_example(self, batch: int) -> dict[str, jax.Array]:
         """`example_observation` with a frozen backbone's features in place of images."""
         out = self.example_observation(batch)
-        return self.vision.encode_images(self.vision.zeros(), out) if self.vision.frozen else out
+        for c in self.spec.cameras if self.vision.frozen else ():
+            del out[IMAGE_PREFIX + c.name]
+            out[FEATURE_PREFIX + c.name] = jnp.zeros((batch, *self.vision.feature_shape(c)), jnp.float16)
+        return out
 
     def fresh_state(
         self, key: jax.Array, policy: Params, critic: Params | None = None, *, averaged: tuple[str, ...] = ()
@@ -139,8 +350,6 @@ class Agent(UpdateFns):
             critic=critic,
             critic_opt=self.optimiser.init(critic) if critic else {},
             target={k: jax.tree.map(jnp.copy, critic[k]) for k in averaged},
-            temperature={},
-            temperature_opt={},
         )
 
     def shared_params(self, state: AgentState) -> Params:
@@ -174,10 +383,6 @@ class Agent(UpdateFns):
             encoder = params["critic"].get("encoder", {})  # an empty one does not travel
             params = {**params, "policy": self.with_encoder(params["policy"], encoder)}
         return self.act(params, observation, self.acting_noise(key, observation, explore=explore), prefix)
-
-    def critic_actions(self, batch: ChunkBatch, sampled_tail: jax.Array | None) -> jax.Array:
-        """The batch's actions float32[B, L, A]; those after a termination are from `sampled_tail` where given."""
-        return batch.actions if sampled_tail is None else replace_tail(batch.actions, batch.valid, sampled_tail)
 
     def exploration_noise(self, key: jax.Array, count: int) -> jax.Array:
         """Standard normal noise of `count` chunks, float32[count, H*A], smooth where `exploration_knots` say so."""

@@ -7,14 +7,13 @@ part of the state. The grippers' part is `AgentState.grasp`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from serl_chunk.agents.base import Agent
+from serl_chunk.agents.base import Agent, descend
 from serl_chunk.agents.grasp_critic import (
     GraspCritic,
     GripperActions,
@@ -28,17 +27,7 @@ from serl_chunk.agents.grasp_critic import (
 )
 from serl_chunk.agents.losses import soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    LossAndMetrics,
-    LossNoise,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    Prefix,
-    StateAndMetrics,
-)
+from serl_chunk.agents.state import AgentState, Loss, Metrics, Noise, Observation, Params, Prefix, Updated
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.types import ChunkBatch, ConfigError
 
@@ -55,9 +44,8 @@ class ArmAndGripper(Agent):
         self.inner = build(
             dataclasses.replace(spec, action_dim=len(self.arm), grippers=(), gripper_inputs=gripper_inputs)
         )
-        self.policy_updates, self.has_critic = self.inner.policy_updates, self.inner.has_critic
-        self.imitates = self.inner.imitates
-        self.supports_prefix, self.imitates_critic = self.inner.supports_prefix, self.inner.imitates_critic
+        for name in ("policy_updates", "has_critic", "imitates", "supports_prefix", "imitates_critic"):
+            setattr(self, name, getattr(self.inner, name))
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
@@ -68,30 +56,22 @@ class ArmAndGripper(Agent):
         gripper = jnp.where(prefix[1][:, None] > 0, prefix[0][:, self.grippers], gripper)
         return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
 
-    def arm_prefix(self, prefix: Prefix) -> Prefix:
-        return prefix[0][:, self.arm], prefix[1]
+    def act_arm(self, params: Params, seen: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
+        return self.inner.act(params, seen, noise, (prefix[0][:, self.arm], prefix[1]))
 
     def init(self, rng: jax.Array) -> AgentState:
         return self.inner.init(rng)
 
-    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        return self.inner.critic_draws(key, batch._replace(actions=batch.actions[..., self.arm]))
+    def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        return self.inner.critic_draws(key, batch)
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
-        return self.inner.policy_draws(key, batch._replace(actions=batch.actions[..., self.arm]))
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        return self.inner.policy_draws(key, batch)
 
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> StateAndMetrics:
-        return self.inner.critic_step(state, self.arm_batch(state, batch), draws)
-
-    def policy_step(
-        self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> StateAndMetrics:
-        return self.inner.policy_step(state, self.arm_batch(state, batch), draws, imitate_only=imitate_only)
-
-    def joint_step(
-        self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
-    ) -> StateAndMetrics:
-        return self.inner.joint_step(state, self.arm_batch(state, batch), critic_draws, policy_draws)
+    def step(
+        self, state: AgentState, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
+    ) -> Updated:
+        return self.inner.step(state, self.arm_batch(state, batch), draws, bc_only=bc_only)
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool) -> Noise:
         return self.inner.acting_noise(key, observation, explore=explore)
@@ -114,7 +94,7 @@ class FixedGripper(ArmAndGripper):
     """
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        chunk, record = self.inner.act(params, observation, noise, self.arm_prefix(prefix))
+        chunk, record = self.act_arm(params, observation, noise, prefix)
         value = self.config.gripper.fixed_value or 0.0
         return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), prefix), record
 
@@ -142,17 +122,11 @@ class LearnedGripper(ArmAndGripper):
 
     def init(self, rng: jax.Array) -> AgentState:
         critic, policy = self.net.init(jax.random.fold_in(rng, _GRASP), self.seen_example(1))
-        grasp = {
-            "policy": policy,
-            "policy_average": jax.tree.map(jnp.copy, policy),
-            "policy_opt": self.grasp_optimiser.init(policy),
-        }
-        if self.has_critic:
-            grasp |= {
-                "critic": critic,
-                "target": jax.tree.map(jnp.copy, critic),
-                "critic_opt": self.grasp_optimiser.init(critic),
-            }
+        grasp: dict[str, Params] = {}
+        for name, copy, params in (("policy", "policy_average", policy), ("critic", "target", critic)):
+            if name == "policy" or self.has_critic:
+                grasp |= {name: params, copy: jax.tree.map(jnp.copy, params)}
+                grasp[f"{name}_opt"] = self.grasp_optimiser.init(params)
         return self.inner.init(rng).replace(grasp=grasp)
 
     def executed(self, batch: ChunkBatch) -> jax.Array:
@@ -167,9 +141,8 @@ class LearnedGripper(ArmAndGripper):
 
     def preferred(self, grasp: Params, observations: Observation) -> jax.Array:
         """argmax of the online Q over reachable options, int32[B, J, P]."""
-        allowed = reachable_actions(
-            self.net.logits(grasp["policy"], observations), self.config.gripper.mask_unreachable
-        )
+        logits = self.net.logits(grasp["policy"], observations)
+        allowed = reachable_actions(logits, self.config.gripper.mask_unreachable)
         return best_option(self.net.outputs(grasp["critic"], observations), allowed)
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
@@ -187,7 +160,7 @@ class LearnedGripper(ArmAndGripper):
         values = self.choices.decode(option)
         return values.reshape(*values.shape[:-2], -1)
 
-    def grasp_critic_loss(self, critic: Params, grasp: Params, batch: ChunkBatch) -> LossAndMetrics:
+    def grasp_critic_loss(self, critic: Params, grasp: Params, batch: ChunkBatch) -> Loss:
         """`grasp_loss` as a function of `critic`; `grasp` is a constant."""
         g = self.config.gripper
         rewards = jnp.sum(batch.rewards, axis=-1)
@@ -207,7 +180,7 @@ class LearnedGripper(ArmAndGripper):
         values = self.net.expected_value(select_action(outputs, option))
         return loss, self.net.metrics(loss, values, target, rewards)
 
-    def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> LossAndMetrics:
+    def grasp_policy_loss(self, policy: Params, batch: ChunkBatch) -> Loss:
         """`choice_imitation` as a function of `policy`; a part's weight is the mean of its steps' weights."""
         logits, option = self.net.logits(policy, batch.observations), self.executed(batch)
         bc = jnp.mean(self._of_parts(batch.bc_weight), axis=-1)
@@ -217,43 +190,23 @@ class LearnedGripper(ArmAndGripper):
         accuracy = jnp.sum(hit * weight) / jnp.maximum(jnp.sum(weight), 1e-6)
         return loss, {"grasp_critic/bc_loss": loss, "grasp_critic/bc_accuracy": accuracy}
 
-    def critic_step(self, state: AgentState, batch: ChunkBatch, draws: LossNoise) -> StateAndMetrics:
-        grasp, metrics = self._grasp_critic_step(state.grasp, batch)
-        state, of_arm = super().critic_step(state, batch, draws)
-        return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
-
-    def policy_step(
-        self, state: AgentState, batch: ChunkBatch, draws: LossNoise, *, imitate_only: bool
-    ) -> StateAndMetrics:
-        grasp, metrics = self._grasp_policy_step(state, batch)
-        state, of_arm = super().policy_step(state, batch, draws, imitate_only=imitate_only)
-        return state.replace(grasp={**state.grasp, **grasp}), {**of_arm, **metrics}
-
-    def joint_step(
-        self, state: AgentState, batch: ChunkBatch, critic_draws: LossNoise, policy_draws: LossNoise
-    ) -> StateAndMetrics:
-        values, metrics = self._grasp_critic_step(state.grasp, batch)
-        imitated, more = self._grasp_policy_step(state, batch)
-        state, of_arm = super().joint_step(state, batch, critic_draws, policy_draws)
-        return state.replace(grasp={**state.grasp, **values, **imitated}), {**of_arm, **metrics, **more}
-
-    def _grasp_critic_step(self, grasp: Params, batch: ChunkBatch) -> tuple[Params, Metrics]:
-        if not self.has_critic:
-            return {}, {}
-        grads, metrics = jax.grad(self.grasp_critic_loss, has_aux=True)(grasp["critic"], grasp, batch)
-        updates, opt = self.grasp_optimiser.update(grads, grasp["critic_opt"], grasp["critic"])
-        critic = optax.apply_updates(grasp["critic"], updates)
-        target = soft_update(critic, grasp["target"], self.config.gripper.tau)
-        return {"critic": critic, "target": target, "critic_opt": opt}, metrics
-
-    def _grasp_policy_step(self, state: AgentState, batch: ChunkBatch) -> tuple[Params, Metrics]:
-        grasp = state.grasp
-        grads, metrics = jax.grad(self.grasp_policy_loss, has_aux=True)(grasp["policy"], batch)
-        updates, opt = self.grasp_optimiser.update(grads, grasp["policy_opt"], grasp["policy"])
-        policy, average = optax.apply_updates(grasp["policy"], updates), grasp["policy_average"]
-        if self.config.policy_ema:
-            average = soft_update(policy, average, 1 - self._ema_decay(state))
-        return {"policy": policy, "policy_average": average, "policy_opt": opt}, metrics
+    def step(
+        self, state: AgentState, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
+    ) -> Updated:
+        grasp, metrics = {**state.grasp}, {}
+        if "critic" in draws and self.has_critic:
+            grads, metrics = jax.grad(self.grasp_critic_loss, has_aux=True)(grasp["critic"], state.grasp, batch)
+            critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
+            target = soft_update(critic, grasp["target"], self.config.gripper.tau)
+            grasp |= {"critic": critic, "target": target, "critic_opt": opt}
+        if "policy" in draws:
+            grads, of_policy = jax.grad(self.grasp_policy_loss, has_aux=True)(grasp["policy"], batch)
+            policy, opt = descend(self.grasp_optimiser, grads, grasp["policy_opt"], grasp["policy"])
+            average = self._average(state, policy, grasp["policy_average"])
+            grasp |= {"policy": policy, "policy_average": average, "policy_opt": opt}
+            metrics |= of_policy
+        state, of_arm = super().step(state, batch, draws, bc_only=bc_only)
+        return state.replace(grasp=grasp), {**of_arm, **metrics}
 
     def _averaged(self, state: AgentState) -> AgentState:
         state = super()._averaged(state)
@@ -276,8 +229,8 @@ class LearnedGripper(ArmAndGripper):
             best = best_option(self.net.outputs(params["critic"], observation), allowed)
         else:
             best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        last = self.choices.options - 1
-        any_of = jnp.minimum((drawn[..., 1] * self.choices.options).astype(jnp.int32), last)
+        options = self.choices.options
+        any_of = jnp.minimum((drawn[..., 1] * options).astype(jnp.int32), options - 1)
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
@@ -286,7 +239,7 @@ class LearnedGripper(ArmAndGripper):
         option = self.choose(grasp, observation, noise["gripper"])
         of_arm = {k: v for k, v in params.items() if k != "gripper"}
         inputs = {**observation, GRIPPER: self._seen(option)}
-        arm, record = self.inner.act(of_arm, inputs, noise["arm"], self.arm_prefix(prefix))
+        arm, record = self.act_arm(of_arm, inputs, noise["arm"], prefix)
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
             record["gripper_q"] = select_action(self.net.values(grasp["critic"], observation), option)
@@ -294,8 +247,7 @@ class LearnedGripper(ArmAndGripper):
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         """The arm's, and "gripper"; while the critic has seen no failure, imitation chooses."""
-        average = state.grasp["policy_average" if self.config.policy_ema else "policy"]
-        gripper = {"policy": average}
+        gripper = {"policy": state.grasp["policy_average" if self.config.policy_ema else "policy"]}
         if self.has_critic:
             share = 1.0 if pretrained else self.config.gripper.mask_unreachable
             gripper |= {

@@ -11,7 +11,7 @@ from serl_chunk.agents.encoded import EncodedPolicy
 from serl_chunk.agents.exploration import chunk_noise
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import LossNoise, Observation, Params, Prefix
+from serl_chunk.agents.state import Noise, Observation, Params, Prefix
 from serl_chunk.config.agents import AgentConfig, FlowConfig
 from serl_chunk.models.flow import VelocityField, integrate, interpolate
 from serl_chunk.models.mlp import Mlp
@@ -57,7 +57,7 @@ class FlowPolicy(EncodedPolicy):
         """The field's inputs next to x and t: features float32[..., F] and, with `train_delay`, `given` [..., H]."""
         return jnp.concatenate([features, given], axis=-1) if self.prefixed else features
 
-    def draws(self, key: jax.Array, batch: ChunkBatch) -> LossNoise:
+    def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """ "x0" float32[B, D], standard normal, and "t" float32[B], uniform in [0, 1), for `loss`.
 
         With train_delay=sampled also "delay" int32[B], uniform in 0..train_delay_max.
@@ -69,7 +69,7 @@ class FlowPolicy(EncodedPolicy):
             draws["delay"] = jax.random.randint(jax.random.fold_in(key, _DELAY), (b,), 0, self.flow.train_delay_max + 1)
         return draws
 
-    def prefix_mask(self, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
+    def prefix_mask(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """float32[B, H]: 1 for a window's first d actions, which were committed at its decision (`train_delay`)."""
         b, h = batch.actions.shape[0], self.spec.horizon
         if not self.prefixed:
@@ -77,7 +77,7 @@ class FlowPolicy(EncodedPolicy):
         delay = batch.delay if self.flow.train_delay == "recorded" else draws["delay"]
         return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
-    def loss(self, params: Params, batch: ChunkBatch, draws: LossNoise) -> jax.Array:
+    def loss(self, params: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """`matching` of the batch's chunks, weighted by its `bc_weight`."""
         return self.matching(
             params, batch.observations, batch.actions, batch.bc_weight, self.prefix_mask(batch, draws), draws
@@ -90,7 +90,7 @@ class FlowPolicy(EncodedPolicy):
         chunks: jax.Array,
         weight: jax.Array,
         given: jax.Array,
-        draws: LossNoise,
+        draws: Noise,
     ) -> jax.Array:
         """Conditional flow matching, mean over steps by their weight of |v(o, x_t, t) - (a - z)|^2: float32[].
 

@@ -45,7 +45,11 @@ class GaussianPolicy(EncodedPolicy):
             out_blocks=1 if config.kernel_init == "lecun_normal" else 2,
         )
 
-    def init(self, k_encoder: jax.Array, k_net: jax.Array, observation: Observation) -> Params:
+    def init(self, key: jax.Array, observation: Observation) -> Params:
+        k_encoder, k_net = jax.random.split(key)
+        return self.init_from(k_encoder, k_net, observation)
+
+    def init_from(self, k_encoder: jax.Array, k_net: jax.Array, observation: Observation) -> Params:
         encoder, features = self.init_encoder(k_encoder, observation)
         return encoder | {"net": self.net.init(k_net, features)["params"]}
 

@@ -46,9 +46,9 @@ def imitation_mean(error: jax.Array, bc: jax.Array, divisor: Literal["weights", 
     return jnp.sum(error * bc[..., None]) / jnp.maximum(total * error.shape[-1], 1.0)
 
 
-def replace_tail(actions: jax.Array, valid: jax.Array, sampled: jax.Array) -> jax.Array:
-    """Actions float32[B, H, A] with those after a termination (`valid` 0) taken from `sampled`."""
-    return jnp.where(valid[..., None] > 0, actions, sampled)
+def replace_tail(batch: ChunkBatch, sampled: jax.Array | None) -> jax.Array:
+    """The batch's actions float32[B, L, A]; those after a termination (`valid` 0) from `sampled`, where given."""
+    return batch.actions if sampled is None else jnp.where(batch.valid[..., None] > 0, batch.actions, sampled)
 
 
 def aggregate_heads(values: jax.Array, how: Literal["mean", "min"], deviations: float = 0.0) -> jax.Array:

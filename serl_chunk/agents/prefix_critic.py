@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import LossAndMetrics, Metrics, Observation, Params
+from serl_chunk.agents.state import Loss, Metrics, Observation, Params
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.models.ensemble import one_by_one, summed_loss
 from serl_chunk.models.mlp import CriticEnsemble
@@ -57,7 +57,7 @@ class PrefixCritic(ChunkCritic):
 
     def distil(
         self, params: Params, features: jax.Array, actions: jax.Array, teacher: jax.Array, weight: jax.Array
-    ) -> LossAndMetrics:
+    ) -> Loss:
         """The prefix heads' loss float32[] and its metrics.
 
             L = mean over k, lengths m and windows of |kappa - 1(q_k < Q_m,k)| l(Q_m,k(o, a_0..a_{m-1}), q_k)

@@ -16,8 +16,7 @@ from serl_chunk.types import Array, ConfigError
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
 Observation = Mapping[str, jax.Array]  # state, and frames or features of cameras by name
-LossNoise = dict[str, jax.Array]  # the random numbers of one loss, by what they are for
-Noise = Any  # an array, or a dict of them: what `acting_noise` gives and `act` takes
+Noise = Any  # random numbers: an array, or a dict of arrays by what they are for
 Prefix = tuple[Array, Array]  # committed actions float32[H, A] in model space, mask float32[H]
 
 
@@ -33,14 +32,14 @@ class AgentState(flax.struct.PyTreeNode):
     critic: Params
     critic_opt: Any
     target: Params
-    temperature: Params
-    temperature_opt: Any
+    temperature: Params = flax.struct.field(default_factory=dict)
+    temperature_opt: Any = flax.struct.field(default_factory=dict)
     frozen: Params = flax.struct.field(default_factory=dict)  # the frozen backbone, in no optimiser
     grasp: Params = flax.struct.field(default_factory=dict)  # of a grasp critic, see agents/discrete_gripper.py
 
 
-LossAndMetrics = tuple[jax.Array, Metrics]
-StateAndMetrics = tuple[AgentState, Metrics]
+Loss = tuple[jax.Array, Metrics]
+Updated = tuple[AgentState, Metrics]
 
 
 def flatten_params(params: Params) -> dict[str, np.ndarray]:
@@ -58,10 +57,10 @@ def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params
     for path, leaf in leaves.items():
         if path not in flat:
             raise ConfigError(f"the snapshot lacks {path!r}; it comes from another agent or network shape")
-        if tuple(flat[path].shape) != tuple(leaf.shape):
+        if flat[path].shape != leaf.shape:
             raise ConfigError(
-                f"snapshot parameter {path!r} has shape {tuple(flat[path].shape)}, this agent's is "
-                f"{tuple(leaf.shape)}: use the same --exp_name and settings on both sides"
+                f"snapshot parameter {path!r} has shape {flat[path].shape}, this agent's is {leaf.shape}: use the same "
+                "--exp_name and settings on both sides"
             )
         if flat[path].dtype != leaf.dtype:  # converting it would hide that the other side computes otherwise
             raise ConfigError(

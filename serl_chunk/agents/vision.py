@@ -77,9 +77,6 @@ class Vision:
     def init(self, key: jax.Array) -> Params:
         return self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]
 
-    def zeros(self) -> Params:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self.init, jax.random.key(0)))
-
     def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:
         """(h, w, C) of one frame's features, computed without weights."""
         frozen = jax.eval_shape(lambda: self.init(jax.random.key(0)))

@@ -31,7 +31,7 @@ def test_the_temperature_rises_while_the_entropy_is_too_low():
         @jax.jit
         def step(s, b, agent=agent):
             batch = jax.tree.map(lambda x: x[0], b)
-            return agent.policy_step(s, batch, agent.policy_draws(s.rng, batch), imitate_only=False)
+            return agent.step(s, batch, {"policy": agent.policy_draws(s.rng, batch)})
 
         state, metrics = step(state, batch)
         assert -2 < float(metrics["actor/entropy"]) < 2  # per dimension, whatever H * A
@@ -51,7 +51,7 @@ def test_entropy_is_of_the_actions_that_a_critic_compares(variant, steps, compar
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.policy_draws(jax.random.key(1), batch)
     loss = lambda policy: agent._policy_loss(  # noqa: E731
-        policy, state, agent.policy_part(batch), draws, imitate_only=False
+        policy, state, agent.policy_part(batch), draws, bc_only=False
     )
     grads, metrics = jax.grad(loss, has_aux=True)(state.policy)
     (bias,) = [np.asarray(x) for x in jax.tree.leaves(grads["net"]) if x.shape == (12,)]
@@ -87,7 +87,7 @@ def test_the_policys_loss_by_hand():
     state = agent.init(jax.random.key(0)).replace(temperature={"log_alpha": jnp.float32(-1.0)})
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.policy_draws(jax.random.key(3), batch)
-    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)
+    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)
     dist = agent.distribution(state.policy, batch.observations)
     action, log_prob = dist.sample_and_log_prob(draws["pi"])
     q = agent.critic.outputs(state.critic["q"], batch.observations["state"], action).mean()
@@ -118,7 +118,7 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     bc = np.zeros((8, 3), np.float32)
     bc[2, 1] = 1
-    loss, _ = agent._policy_loss(state.policy, state, batch._replace(bc_weight=jnp.asarray(bc)), {}, imitate_only=True)
+    loss, _ = agent._policy_loss(state.policy, state, batch._replace(bc_weight=jnp.asarray(bc)), {}, bc_only=True)
     log_prob = agent.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
     assert float(loss) == pytest.approx(-float(log_prob.reshape(8, 3, 2)[2, 1].mean()), abs=1e-4)
 
@@ -143,7 +143,7 @@ def test_published_log_probabilities_are_sums_over_the_chunk():
         state = agent.init(jax.random.key(0))
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
         draws = agent.policy_draws(jax.random.key(3), batch)
-        losses[kind] = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)[1]
+        losses[kind] = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)[1]
         entropy = losses[kind]["actor/entropy"]
         losses[kind]["temperature"] = agent._temperature_loss(state.temperature, entropy)
     for name in ("actor/entropy", "actor/bc_loss", "temperature"):
@@ -158,9 +158,7 @@ def test_published_imitation_reaches_beyond_an_episodes_end():
         state = agent.init(jax.random.key(0))
         batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
         moved = batch._replace(actions=jnp.where(batch.valid[..., None] > 0, batch.actions, 0.5))
-        ends[invalid] = [
-            float(agent._policy_loss(state.policy, state, b, {}, imitate_only=True)[0]) for b in (batch, moved)
-        ]
+        ends[invalid] = [float(agent._policy_loss(state.policy, state, b, {}, bc_only=True)[0]) for b in (batch, moved)]
     assert ends[False][0] == ends[False][1]
     assert ends[True][0] != ends[True][1]
 

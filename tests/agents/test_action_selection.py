@@ -151,7 +151,7 @@ def test_what_is_imitated_is_the_policys_best_chunk_after_its_climb():
     state = agent.init(jax.random.key(0))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.policy_draws(jax.random.key(1), batch)
-    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)
+    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)
     target = agent.improved_chunks(state.policy, state, batch, draws["improve"], jnp.zeros((8, 3)))
     candidates = agent.flow.sample(state.policy, batch.observations, draws["improve"])
     value = lambda c: critic_score(agent.critic, state.critic, batch.observations)(c).rank  # noqa: E731
@@ -180,7 +180,7 @@ def test_no_gradient_flows_through_the_climb():
         fixed = batch._replace(actions=target, bc_weight=jnp.ones((8, 3)))
         return agent.flow.loss(policy, batch, draws) + 0.5 * agent.flow.loss(policy, fixed, points)
 
-    got = jax.grad(lambda p: agent._policy_loss(p, state, batch, draws, imitate_only=False)[0])(state.policy)
+    got = jax.grad(lambda p: agent._policy_loss(p, state, batch, draws, bc_only=False)[0])(state.policy)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.grad(by_hand)(state.policy)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 

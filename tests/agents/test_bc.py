@@ -33,7 +33,7 @@ def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
     state = agent.init(jax.random.key(0))
     leaf = lambda tree: np.asarray(tree["flow"]["Mlp_0"]["Dense_1"]["bias"])  # noqa: E731
     average = leaf(state.policy)
-    step = jax.jit(lambda s, b: agent._policy_steps(s, b, 1, imitate_only=True))
+    step = jax.jit(lambda s, b: agent._policy_steps(s, b, 1, bc_only=True))
     for n in range(4):
         state, _ = step(state, jax.tree.map(lambda x: x[0], on_device(agent.spec, n)))
         keep = min(decay, (1 + n) / (10 + n))
@@ -72,9 +72,9 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     agent = build(config_of("bc-gaussian", hidden=(32,)), horizon=2, actions=1)
     state = agent.init(jax.random.key(0))
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
-    dist = agent.gaussian.distribution(state.policy, batch.observations)
+    dist = agent.net.distribution(state.policy, batch.observations)
     shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 2))).reshape(8, 2, 1)[np.asarray(batch.bc_weight) > 0]
-    loss, _ = agent._policy_loss(state.policy, state, batch, {}, imitate_only=False)
+    loss, _ = agent._policy_loss(state.policy, state, batch, {}, bc_only=False)
     assert float(loss) == pytest.approx(-shown.mean(), abs=1e-5)
     for i in range(20):
         batch, best = bandit(agent.spec, 20, 64, i)
@@ -83,7 +83,7 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     observation = {"state": np.full(4, 0.3, np.float32)}
     params = agent.policy_params(state)
     mean = agent.sample(params, observation, jax.random.key(0), explore=False)[0]
-    mode = agent.gaussian.distribution(state.policy, observation).mode()
+    mode = agent.net.distribution(state.policy, observation).mode()
     np.testing.assert_allclose(mean.reshape(-1), mode, atol=1e-6)
     assert not np.allclose(agent.sample(params, observation, jax.random.key(0), explore=True)[0], mean, atol=1e-3)
 

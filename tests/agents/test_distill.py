@@ -20,7 +20,7 @@ def setting(**changes):
 
 
 def gradients(agent, state, batch, draws, **changes):
-    loss = lambda p: agent._policy_loss(p, state, batch, draws, imitate_only=changes.get("imitate_only", False))  # noqa: E731
+    loss = lambda p: agent._policy_loss(p, state, batch, draws, bc_only=changes.get("bc_only", False))  # noqa: E731
     return jax.jit(jax.grad(lambda p: loss(p)[0]))(state.policy)
 
 
@@ -42,7 +42,7 @@ def test_the_one_step_policy_climbs_the_critic_while_the_flow_imitates():
 
 def test_its_loss_by_hand():
     agent, state, batch, draws = setting(critic=critic(loss="squared"))
-    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)
+    loss, metrics = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)
     noise = draws["distill"]
     observation = batch.observations["state"]
     raw = agent.one_step.net.apply(
@@ -66,7 +66,7 @@ def test_what_each_part_of_the_loss_trains():
     other = state.replace(critic=jax.tree.map(lambda x: x * 2, state.critic))
     assert same(gradients(agent, other, batch, draws)["flow"], grads[3.0]["flow"])
     assert not same(gradients(agent, other, batch, draws)["onestep"], grads[3.0]["onestep"])
-    pretraining = [gradients(agent, s, batch, draws, imitate_only=True) for s in (state, other)]
+    pretraining = [gradients(agent, s, batch, draws, bc_only=True) for s in (state, other)]
     assert same(*pretraining)  # no critic in it
     assert any(np.abs(g).max() > 0 for g in jax.tree.leaves(pretraining[0]["onestep"]))
 

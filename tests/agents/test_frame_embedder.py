@@ -108,8 +108,8 @@ def test_steps_with_given_draws_are_the_same_and_depend_on_the_features(acrlpd):
     @jax.jit
     def steps(state, batch, draws):
         batch = agent._augment(state, batch)
-        critic, _ = agent.critic_step(state, batch, draws[0])
-        policy, _ = agent.policy_step(state, batch, draws[1], imitate_only=False)
+        critic, _ = agent.step(state, batch, {"critic": draws[0]})
+        policy, _ = agent.step(state, batch, {"policy": draws[1]})
         return critic.critic, policy.policy
 
     a, b, c = (steps(state, batch, draws) for batch in (features, pixels, foreign))

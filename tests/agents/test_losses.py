@@ -118,7 +118,10 @@ def test_the_expectile_regression_settles_at_the_expectile(expectile):
 
 def test_only_the_tail_after_a_termination_is_replaced():
     actions, sampled = jnp.ones((2, 3, 2)), jnp.full((2, 3, 2), 7.0)
-    out = replace_tail(actions, jnp.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]), sampled)
+    batch = windows([[0.0], [0.0]], [1.0, 1.0], [1.0, 1.0])
+    batch = batch._replace(actions=actions, valid=jnp.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]))
+    out = replace_tail(batch, sampled)
+    assert replace_tail(batch, None) is actions
     assert out[:, :, 0].tolist() == [[1, 1, 1], [1, 7, 7]]
 
 

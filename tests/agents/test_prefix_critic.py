@@ -152,7 +152,7 @@ def test_the_policy_is_taught_its_own_actions_alone(variant):
     agent, state = fresh(variant)
     batch = one_batch(agent)
     draws = agent.policy_draws(jax.random.key(1), batch)
-    step = jax.jit(lambda b: agent._policy_gradient(state, b, draws, imitate_only=False)[0])
+    step = jax.jit(lambda b: agent._policy_gradient(state, b, draws, bc_only=False)[0])
     plain = step(batch)
     behind = batch._replace(
         actions=batch.actions.at[:, 3:].add(0.5),

@@ -120,7 +120,7 @@ def test_improved_chunks_begin_with_the_committed_actions():
     chunks = agent.improved_chunks(state.policy, state, batch, draws["improve"], given)
     np.testing.assert_allclose(chunks[given > 0], batch.actions[given > 0], atol=1e-6)
     assert (np.abs(np.asarray(chunks - batch.actions))[np.asarray(given) == 0] > 1e-3).mean() > 0.9
-    loss, _ = agent._policy_loss(state.policy, state, batch, draws, imitate_only=False)
+    loss, _ = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)
     assert np.isfinite(loss)
 
 

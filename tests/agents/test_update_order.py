@@ -31,12 +31,12 @@ def test_together_each_gradient_is_taken_at_the_parameters_before_the_step(varia
 
     @jax.jit
     def steps(s):
-        critic_alone = agent.critic_step(s, batch, draws[0])[0]
+        critic_alone = agent.step(s, batch, {"critic": draws[0]})[0]
         return (
-            agent.joint_step(s, batch, *draws)[0],
+            agent.step(s, batch, dict(zip(("critic", "policy"), draws, strict=True)))[0],
             critic_alone,
-            agent.policy_step(s, batch, draws[1], imitate_only=False)[0],
-            agent.policy_step(critic_alone, batch, draws[1], imitate_only=False)[0],
+            agent.step(s, batch, {"policy": draws[1]})[0],
+            agent.step(critic_alone, batch, {"policy": draws[1]})[0],
         )
 
     joint, critic_alone, policy_alone, in_turn = steps(state)
@@ -65,7 +65,7 @@ def test_the_target_moves_towards_the_critic_after_or_before_the_step(average):
     agent = build(dataclasses.replace(config, critic=critic(loss="squared", target_average=average)))
     state, batch = agent.init(jax.random.key(0)), first(make_batches(agent.spec))
     state = state.replace(target=jax.tree.map(lambda x: x + 1.0, state.target))
-    after, _ = agent.critic_step(state, batch, agent.critic_draws(jax.random.key(1), batch))
+    after, _ = agent.step(state, batch, {"critic": agent.critic_draws(jax.random.key(1), batch)})
     followed = (after if average == "new" else state).critic
     wanted = jax.tree.map(lambda c, t: 0.1 * c + 0.9 * t, followed["q"], state.target["q"])
     assert close(after.target["q"], wanted)

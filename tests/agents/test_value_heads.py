@@ -116,7 +116,7 @@ def test_heads_of_bins_one_by_one_and_side_by_side_are_the_same(monkeypatch):
     agent = of_bins("acfql")
     c, batch = agent.critic, one(agent, 160)
     params = agent.init(jax.random.key(0)).critic
-    features, chunk = batch.observations["state"], agent.critic.truncate_flatten(agent.critic_actions(batch, None))
+    features, chunk = batch.observations["state"], agent.critic.truncate_flatten(batch.actions)
     target = jnp.linspace(-2.5, 3.5, 160)
 
     def everything(q, chunk):
@@ -146,7 +146,7 @@ def test_a_critic_of_bins_learns_known_returns_and_is_compiled_once(variant):
     returns = np.clip(np.asarray(batch.rewards)[0] @ powers, -2, 3)
     for _ in range(60):
         state, metrics = agent.update_critic(state, batch)
-    chunk = agent.critic.truncate_flatten(agent.critic_actions(jax.tree.map(lambda x: x[0], batch), None))
+    chunk = agent.critic.truncate_flatten(jax.tree.map(lambda x: x[0], batch).actions)
     values = np.asarray(agent.critic.values(state.critic, batch.observations["state"][0], chunk)).mean(0)
     assert np.abs(values - returns).mean() < 0.35 * np.abs(returns - returns.mean()).mean()
     assert np.isfinite(float(metrics["critic/critic_loss"]))

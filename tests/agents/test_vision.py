@@ -76,8 +76,8 @@ def test_the_critic_alone_trains_the_shared_encoder():
     draws = agent.policy_draws(jax.random.key(1), batch)
 
     def both(state: AgentState) -> tuple[AgentState, AgentState]:
-        after_policy, _ = agent.policy_step(state, batch, draws, imitate_only=True)
-        after_critic, _ = agent.critic_step(state, batch, agent.critic_draws(jax.random.key(2), batch))
+        after_policy, _ = agent.step(state, batch, {"policy": draws}, bc_only=True)
+        after_critic, _ = agent.step(state, batch, {"critic": agent.critic_draws(jax.random.key(2), batch)})
         return after_policy, after_critic
 
     after_policy, after_critic = jax.jit(both)(state)

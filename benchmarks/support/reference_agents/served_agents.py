@@ -194,13 +194,13 @@ class OurContestant(_Contestant):
     def losses(self) -> list[dict[str, float]]:
         """As the plain contestant's."""
         state, out = self._fresh(), []
-        step = jax.jit(self.agent.joint_step)
+        step = jax.jit(self.agent.step)
         for i in range(CHECKED_UPDATES):
             batch = _windows(self.raw[i])
             candidates = self.config.target_candidates if isinstance(self.config, AcfqlConfig) else 1
             draws = random_draws(i, len(batch.mask), candidates)
             following = draws["next"] if isinstance(self.config, AcfqlConfig) else draws["next"][:, 0]
-            state, metrics = step(state, batch, {"next": following}, draws)
+            state, metrics = step(state, batch, {"critic": {"next": following}, "policy": draws})
             out.append({k: float(metrics[v]) for k, v in PARTS.items() if v in metrics})
         return out
 
