@@ -209,8 +209,8 @@ Named = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
 def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
-    following = agent.distribution(state.policy, batch.next_observations)
-    now = agent.distribution(state.policy, batch.observations)
+    following = agent.gaussian.distribution(state.policy, batch.next_observations)
+    now = agent.gaussian.distribution(state.policy, batch.observations)
     action, log_prob = now.sample_and_log_prob(policy["pi"])
     features = agent.critic.features(state.critic, batch.observations)
     flat = batch.actions.reshape(len(batch.actions), -1)

@@ -102,17 +102,18 @@ class Acfql(ActorCritic):
 
     def _critic_loss(self, critic: Params, state: AgentState, batch: ChunkBatch, draws: Noise) -> Loss:
         """Q regression to the target, plus, for `expectile`, V regression to Q or Q_e (IQL, equations 5 and 6)."""
-        tail = None
+        actions = batch.actions
         if "tail" in draws:
-            tail = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
-        actions = replace_tail(batch, tail)
+            sampled = self.policy_chunks(state.policy, batch.observations, draws["tail"])[:, 0]
+            actions = replace_tail(batch, sampled)
         target = self.critic_target(critic, state, batch, draws)
         loss, metrics, features = self.regression(critic, batch, actions, target)
         if self.config.target == "expectile":
-            chunk = self.acting_critic.truncate_flatten(actions)
-            q = self.acting_critic.target_values(
-                state.target, draws, self.critic.features(state.target, batch.observations), chunk
+            chunk, seen = (
+                self.acting_critic.truncate_flatten(actions),
+                self.critic.features(state.target, batch.observations),
             )
+            q = self.acting_critic.target_values(state.target, draws, seen, chunk)
             # The value head reads the encoder without training it: the Q loss alone shapes the features.
             output = self.critic.value_output(critic, jax.lax.stop_gradient(features))
             value_loss = self.critic.expectile_loss(output, q, self.config.expectile, batch.weight)
@@ -169,7 +170,8 @@ class Acfql(ActorCritic):
             given = self.flow.prefix_mask(batch, draws)
             chunks = self.improved_chunks(jax.lax.stop_gradient(policy), state, batch, draws["improve"], given)
             points = {"x0": draws["improve_x0"], "t": draws["improve_t"]}
-            improved = self.flow.matching(policy, batch.observations, chunks, jnp.ones_like(given), given, points)
+            improved_batch = batch._replace(actions=chunks, bc_weight=jnp.ones_like(given))
+            improved = self.flow.loss(policy, improved_batch, points, given)
             loss = imitation + self.config.improve.imitate * improved
             return loss, {**metrics, "actor/improve_loss": improved, "actor/actor_loss": loss}
         noise = draws["distill"][:, None]

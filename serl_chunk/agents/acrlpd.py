@@ -36,14 +36,7 @@ class Acrlpd(ActorCritic):
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, with_value=False)
         self.imitates = config.bc_alpha > 0
-        self.gaussian = GaussianPolicy(
-            config,
-            spec,
-            config.hidden,
-            layer_norm=config.policy_layer_norm,
-            log_std_min=config.log_std_min,
-            bc_clip=config.bc_clip,
-        )
+        self.gaussian = GaussianPolicy(config, spec)
         self.temperature_optimiser = self._clipped(optax.adam(config.lr))  # weight decay would draw it to 1
         # Factors of mean log-probabilities per dimension: of whole chunks (imitated), and of their compared actions.
         # Entropy counts the latter alone, because entropy of actions that no critic scores costs nothing.
@@ -58,10 +51,6 @@ class Acrlpd(ActorCritic):
         state = self.initial_state(k_state, k_critic, policy, observation)
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.config.init_temperature, jnp.float32))}
         return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
-
-    def distribution(self, policy: Params, observation: Observation) -> TanhNormal:
-        """The policy's TanhNormal over flat chunks float32[..., H*A]."""
-        return self.gaussian.distribution(policy, observation)
 
     def joint_log_prob(self, log_prob: jax.Array) -> jax.Array:
         """The mean or sum of log-probabilities per dimension float32[..., H*A] of compared actions: float32[...]."""
@@ -88,7 +77,7 @@ class Acrlpd(ActorCritic):
         """
 
         def choose(observations: Observation, noise: jax.Array) -> jax.Array:
-            dist = self.distribution(state.policy, observations)
+            dist = self.gaussian.distribution(state.policy, observations)
             dist = TanhNormal(*(jnp.broadcast_to(x[:, None], noise.shape) for x in dist))
             chunks = self.acting_critic.truncate_flatten(self.gaussian.chunks(dist.sample_and_log_prob(noise)[0]))
             return self.best_candidate(state.critic, observations, chunks)
@@ -101,7 +90,7 @@ class Acrlpd(ActorCritic):
         if self.config.target_candidates > 1:
             chunk = self.next_chunk(state, observations, draws["next"])
         else:
-            flat, log_prob = self.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
+            flat, log_prob = self.gaussian.distribution(state.policy, observations).sample_and_log_prob(draws["next"])
             chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
             if self.config.backup_entropy:
                 penalty = jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
@@ -113,7 +102,9 @@ class Acrlpd(ActorCritic):
         """Mean over heads of the regression of Q_k to `critic_target`, and a prefix critic's to Q."""
         target, tail = self.critic_target(state, batch, draws), None
         if "tail" in draws:
-            tail_flat, _ = self.distribution(state.policy, batch.observations).sample_and_log_prob(draws["tail"])
+            tail_flat, _ = self.gaussian.distribution(state.policy, batch.observations).sample_and_log_prob(
+                draws["tail"]
+            )
             tail = self.gaussian.chunks(tail_flat)
         return self.regression(critic, batch, replace_tail(batch, tail), target)[:2]
 
@@ -126,7 +117,7 @@ class Acrlpd(ActorCritic):
 
         log pi is the mean over dimensions, or the sum (`log_prob`).
         """
-        dist = self.distribution(policy, batch.observations)
+        dist = self.gaussian.distribution(policy, batch.observations)
         bc = jnp.ones_like(batch.bc_weight) if self.config.bc_invalid else batch.bc_weight
         imitation = self.dimensions * self.gaussian.imitation(dist, batch, bc)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": jnp.mean(bc)}
@@ -164,7 +155,7 @@ class Acrlpd(ActorCritic):
         return jax.random.normal(jax.random.key(0), (self.config.candidates, self.chunk_dim)).at[0].set(0.0)
 
     def act(self, params: Params, observation: Observation, noise: Noise, prefix: Prefix) -> tuple[jax.Array, Metrics]:
-        one = self.distribution(params["policy"], observation)
+        one = self.gaussian.distribution(params["policy"], observation)
         dist = TanhNormal(*(jnp.broadcast_to(x, noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)
         chunks = with_prefix(self.gaussian.chunks(flat), prefix)

@@ -50,6 +50,7 @@ class Score(NamedTuple):
 
 
 ScoreOf = Callable[[jax.Array], Score]  # of chunks float32[..., H, A], each number float32[...]
+Ranked = tuple[jax.Array, jax.Array]  # chunks float32[..., H, A] and their ranks float32[...]
 
 
 def critic_score(critic: ChunkCritic, params: Params, observation: Observation) -> ScoreOf:
@@ -67,7 +68,7 @@ def critic_score(critic: ChunkCritic, params: Params, observation: Observation) 
 
 def gradient_ascent(
     score: ScoreOf, start: jax.Array, free: jax.Array, *, steps: int, rate: float, radius: float
-) -> tuple[jax.Array, jax.Array]:
+) -> Ranked:
     """The best-ranked chunks on `steps` steps up the mean score from `start`, float32[..., H, A], and their ranks.
 
         x_{j+1} = clip(x_j + rate * g / max|g|),   g = d mean_k Q_k(o, x) / d x at x_j
@@ -84,13 +85,11 @@ def gradient_ascent(
         scored = score(x)
         return jnp.sum(scored.mean), scored.rank
 
-    def better(x: jax.Array, rank: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def better(x: jax.Array, rank: jax.Array, best: Ranked) -> Ranked:
         higher = rank > best[1]
         return jnp.where(higher[..., None, None], x, best[0]), jnp.where(higher, rank, best[1])
 
-    def step(
-        carry: tuple[jax.Array, tuple[jax.Array, jax.Array]], _: None
-    ) -> tuple[tuple[jax.Array, tuple[jax.Array, jax.Array]], None]:
+    def step(carry: tuple[jax.Array, Ranked], _: None) -> tuple[tuple[jax.Array, Ranked], None]:
         x, best = carry
         (_, rank), slope = jax.value_and_grad(total, has_aux=True)(x)
         slope = jnp.where(movable, slope, 0.0)
@@ -103,39 +102,16 @@ def gradient_ascent(
     return better(end, score(end).rank, best)
 
 
-def improve(
-    score: ScoreOf, chunks: jax.Array, values: jax.Array, free: jax.Array, config: ImproveConfig
-) -> tuple[jax.Array, jax.Array]:
+def improve(score: ScoreOf, chunks: jax.Array, values: jax.Array, free: jax.Array, config: ImproveConfig) -> Ranked:
     """The best chunk float32[..., H, A] after the k best of N candidates have climbed, and its rank float32[...].
 
-    Args:
-        chunks: float32[..., N, H, A].
-        values: float32[..., N], which rank the candidates before.
-        free: float32[..., H], 0 for actions that must not move.
+    Candidates float32[..., N, H, A] are ranked by `values` float32[..., N]; actions with `free` float32[..., H] of 0
+    do not move.
     """
     _, index = jax.lax.top_k(values, min(config.top, values.shape[-1]))
     start = jnp.take_along_axis(chunks, index[..., None, None], axis=-3)
-    ends, ranks = gradient_ascent(
-        score, start, free[..., None, :], steps=config.steps, rate=config.rate, radius=config.radius
-    )  # fmt: skip
+    free, rate = free[..., None, :], config.rate
+    ends, ranks = gradient_ascent(score, start, free, steps=config.steps, rate=rate, radius=config.radius)
     best = jnp.argmax(ranks, axis=-1)[..., None]
     chunk = jnp.take_along_axis(ends, best[..., None, None], axis=-3)
     return chunk[..., 0, :, :], jnp.take_along_axis(ranks, best, axis=-1)[..., 0]
-
-
-def improve_decision(
-    score: ScoreOf,
-    chunks: jax.Array,
-    values: jax.Array,
-    chosen: tuple[jax.Array, jax.Array],
-    published: jax.Array,
-    committed: jax.Array,
-    config: ImproveConfig,
-) -> tuple[jax.Array, jax.Array]:
-    """The chunk float32[H, A] to act with and its rank float32[]: `improve`, or `chosen` where `published` is above 0.
-
-    Actions marked in `committed` float32[H] do not move.
-    """
-    trusted = published == 0
-    better = improve(score, chunks, values, 1.0 - committed, config)
-    return jnp.where(trusted, better[0], chosen[0]), jnp.where(trusted, better[1], chosen[1])

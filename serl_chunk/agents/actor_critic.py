@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve_decision
+from serl_chunk.agents.action_selection import best_of_n, candidate_limit, critic_score, improve
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.prefix_critic import PrefixCritic
@@ -46,13 +46,9 @@ class ActorCritic(Agent):
     def regression(
         self, critic: Params, batch: ChunkBatch, actions: jax.Array, target: jax.Array
     ) -> tuple[jax.Array, Metrics, jax.Array]:
-        """The regression of Q to a target float32[B], a prefix critic's to Q included.
+        """The regression of Q(o, actions float32[B, L, A]) to a target float32[B], a prefix critic's to Q included.
 
-        Args:
-            actions: what the critic scores, float32[B, L, A].
-
-        Returns:
-            The loss float32[], its metrics, and the features float32[B, F] of the batch's observations.
+        Returns the loss float32[], its metrics, and the features float32[B, F] of the batch's observations.
         """
         features = self.critic.features(critic, batch.observations)
         chunk = self.critic.truncate_flatten(actions)
@@ -69,15 +65,16 @@ class ActorCritic(Agent):
     ) -> tuple[jax.Array, Metrics, jax.Array]:
         """The chunk float32[H, A] that acts, of candidates float32[N, H, A], and the decision's record.
 
-        The third result is the index int32[] of the best candidate, which has been improved since where
-        `improve.steps` is above 0.
+        The third result is the index int32[] of the best candidate, before it is improved (`improve.steps`).
         """
         truncate, published = self.acting_critic.truncate_flatten, params["candidates"]
         values = self.acting_critic.candidate_values(params["critic"], observation, truncate(chunks))
         chunk, q, best = best_of_n(values, chunks, published)
         if self.config.improve.steps:
             score = critic_score(self.acting_critic, params["critic"], observation)
-            chunk, q = improve_decision(score, chunks, values, (chunk, q), published, prefix[1], self.config.improve)
+            # Committed actions do not move, and no chunk climbs a critic that is not trusted.
+            better = improve(score, chunks, values, 1.0 - prefix[1], self.config.improve)
+            chunk, q = (jnp.where(published == 0, *pair) for pair in zip(better, (chunk, q), strict=True))
         record = {"q": q, "values": values}
         if self.prefix is not None:
             record |= self.prefix.plan(params["critic"], observation, chunk, published == 0)

@@ -79,6 +79,7 @@ class Agent(abc.ABC):
         self.chunk_dim = spec.horizon * spec.action_dim
         self.optimiser = self._network_optimiser(config.lr)
         self.vision = Vision(config, spec.cameras)
+        self.caches_features = config.encoder.cache_features and self.vision.frozen
         # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
         options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
         compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
@@ -288,8 +289,7 @@ class Agent(abc.ABC):
     ) -> tuple[jax.Array, Metrics]:
         """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
 
-        Args:
-            prefix: may be longer than a chunk (the normaliser of a critic of more actions); the rest is ignored.
+        A `prefix` longer than a chunk (the normaliser of a critic of more actions) is cut.
         """
         h = self.spec.horizon
         if prefix is None:
@@ -302,10 +302,7 @@ class Agent(abc.ABC):
         return flatten_params(params)
 
     def load_params(self, flat: Mapping[str, np.ndarray]) -> Params:
-        """The inverse of `flatten_params`, copied to the device.
-
-        Raises ConfigError naming the first path that is missing, unknown, or of another shape or dtype.
-        """
+        """The inverse of `flatten_params`; raises ConfigError as `unflatten_params`."""
         return unflatten_params(flat, self._abstract_params)
 
     @functools.cached_property
@@ -361,15 +358,11 @@ class Agent(abc.ABC):
 
         Batches then have `features/<camera>` in place of `images/<camera>`; actors and evaluations use pixels.
         """
-        return FrameEmbedder(self.vision, state.frozen) if self._caches_features else None
+        return FrameEmbedder(self.vision, state.frozen) if self.caches_features else None
 
     def cached_shapes(self) -> list[tuple[int, int, int]]:
         """(h, w, C) of one frame's features of each camera where they are cached, else empty."""
-        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self._caches_features else []
-
-    @property
-    def _caches_features(self) -> bool:
-        return self.config.encoder.cache_features and self.vision.frozen
+        return [self.vision.feature_shape(c) for c in self.spec.cameras] if self.caches_features else []
 
     def acting_policy(self, state: AgentState) -> Params:
         """The policy that acts: the average, or the newest where `policy_ema` is 0."""

@@ -26,11 +26,8 @@ class Bc(Agent):
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.policy_updates = config.policy_updates
-        self.net: FlowPolicy | GaussianPolicy
-        if config.policy == "flow":
-            self.net = FlowPolicy(config, config.flow, spec)
-        else:
-            self.net = GaussianPolicy(config, spec, config.hidden)
+        flow = config.policy == "flow"
+        self.net = FlowPolicy(config, config.flow, spec) if flow else GaussianPolicy(config, spec)
 
     def init(self, rng: jax.Array) -> AgentState:
         k_policy, k_state = jax.random.split(rng)

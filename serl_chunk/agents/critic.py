@@ -34,22 +34,17 @@ class ChunkCritic(Encoded):
         self.choose_by, self.choose_std = config.choose_by, config.choose_std
         self.support, self.width = support_of(c), outputs_per_head(c)
         self.spec = spec
-        layers: dict[str, Any] = {
-            "norm": c.layer_norm,
-            "out_bias": initial_bias(c),
-            "activation": c.activation,
-            "kernel_init": config.kernel_init,
-        }
-        self.head: Any = Mlp(c.hidden, self.width, **layers)
-        self.q: Any = CriticEnsemble(c.hidden, c.ensemble, out=self.width, **layers)
-        self.v: Any = Mlp(c.hidden, self.width, **layers) if with_value else None
+        layers = (c.hidden, self.width, c.layer_norm, initial_bias(c), c.activation, config.kernel_init)
+        self.head: Any = Mlp(*layers)
+        self.q: Any = CriticEnsemble(*layers, ensemble=c.ensemble)
+        self.with_value = with_value
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
         k_encoder, k_q, k_v = jax.random.split(key, 3)
         params, features = self.init_encoder(k_encoder, observation)
         params[self.heads] = self.init_heads(k_q, features)
-        if self.v is not None:
-            params["v"] = self.v.init(k_v, features)["params"]
+        if self.with_value:
+            params["v"] = self.head.init(k_v, features)["params"]
         return params
 
     def init_heads(self, key: jax.Array, features: jax.Array) -> Params:
@@ -83,9 +78,7 @@ class ChunkCritic(Encoded):
         return self.q.clone(ensemble=count).apply({"params": q}, x, shared)
 
     def _of_head(self, head: Params, x: jax.Array, shared: jax.Array | None = None) -> jax.Array:
-        return self._outputs_of(self.head.apply({"params": head}, x, shared))
-
-    def _outputs_of(self, last: jax.Array) -> jax.Array:
+        last = self.head.apply({"params": head}, x, shared)
         return last[..., 0] if self.width == 1 else last
 
     def expected_value(self, outputs: jax.Array) -> jax.Array:
@@ -134,9 +127,8 @@ class ChunkCritic(Encoded):
         def values(head: Params, x: jax.Array) -> jax.Array:
             return self.expected_value(self._of_head(head, x))
 
-        return mean_values(
-            values, CriticEnsemble.heads(params[self.heads]), jnp.concatenate([features, chunk], axis=-1)
-        )
+        heads = CriticEnsemble.heads(params[self.heads])
+        return mean_values(values, heads, jnp.concatenate([features, chunk], axis=-1))
 
     def candidate_values(self, params: Params, observation: Observation, chunks: jax.Array) -> jax.Array:
         """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation, encoded once.
@@ -148,8 +140,7 @@ class ChunkCritic(Encoded):
 
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
         """Raw output of the value head float32[...], for hl_gauss [..., bins]."""
-        assert self.v is not None
-        return self._outputs_of(self.v.apply({"params": params["v"]}, features))
+        return self._of_head(params["v"], features)
 
     def head_noise(self, key: jax.Array) -> dict[str, jax.Array]:
         """ "heads" int32[subset], the random subset of target heads (REDQ); nothing where all count."""

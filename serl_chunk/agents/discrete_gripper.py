@@ -175,8 +175,9 @@ class LearnedGripper(ArmAndGripper):
         chosen = select_action(self.net.values(grasp["target"], batch.next_observations), preferred)
         target = grasp_target(batch, self.spec.discount, penalties, chosen, self.config.critic.target_floor)
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
-        exists = self._of_parts(batch.valid)[..., 0]
-        loss = grasp_loss(outputs, option, target, self.net.kind, batch.weight, exists, self.net.support)
+        # The choice of a part that begins after the episode's end had no effect.
+        weight = self._of_parts(batch.valid)[..., 0] * batch.weight[:, None]
+        loss = grasp_loss(outputs, option, target, self.net.kind, weight, self.net.support)
         values = self.net.expected_value(select_action(outputs, option))
         return loss, self.net.metrics(loss, values, target, rewards)
 

@@ -12,26 +12,11 @@ from serl_chunk.models.encoder import ObservationEncoder
 
 
 class Encoded:
-    """Base of critics and policies; `encoder` is the module that `config` describes.
-
-    Args:
-        own: whether the parameters hold an encoder; else the critic's is put among them (`UpdateFns.with_encoder`).
-    """
+    """Base of critics and policies. Without an `own` encoder the critic's is put in (`Agent.with_encoder`)."""
 
     def __init__(self, config: AgentConfig, *, own: bool = True) -> None:
-        c = config.encoder
         self._own = own
-        self.encoder: Any = ObservationEncoder(
-            config.image_keys,
-            config.use_state,
-            c.features,
-            c.latent,
-            kind=c.kind,
-            pooling=c.pooling,
-            share_cameras=c.share_cameras,
-            state_latent=c.state_latent,
-            frozen=c.frozen_backbone,
-        )
+        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder)
 
     def init_encoder(self, key: jax.Array, observation: Observation) -> tuple[Params, jax.Array]:
         """Fresh parameters, {"encoder"} or nothing, and the features float32[B, F] of a batch of observations."""

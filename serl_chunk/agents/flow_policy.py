@@ -36,13 +36,8 @@ class FlowPolicy(EncodedPolicy):
         super().__init__(config)
         self.config, self.flow, self.spec = config, flow, spec
         self.prefixed = flow.train_delay != "none"
-        self.field: Any = VelocityField(
-            flow.hidden,
-            spec.horizon * spec.action_dim,
-            time=flow.time,
-            fourier_dim=flow.fourier_dim,
-            **_layers(config, flow),
-        )
+        layers = {**_layers(config, flow), "time": flow.time, "fourier_dim": flow.fourier_dim}
+        self.field: Any = VelocityField(flow.hidden, spec.horizon * spec.action_dim, **layers)
 
     def init(self, key: jax.Array, observation: Observation) -> Params:
         k_encoder, k_flow = jax.random.split(key)
@@ -77,58 +72,39 @@ class FlowPolicy(EncodedPolicy):
         delay = batch.delay if self.flow.train_delay == "recorded" else draws["delay"]
         return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
-    def loss(self, params: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        """`matching` of the batch's chunks, weighted by its `bc_weight`."""
-        return self.matching(
-            params, batch.observations, batch.actions, batch.bc_weight, self.prefix_mask(batch, draws), draws
-        )
+    def loss(self, params: Params, batch: ChunkBatch, draws: Noise, given: jax.Array | None = None) -> jax.Array:
+        """Conditional flow matching, mean over steps by `bc_weight` of |v(o, x_t, t) - (a - z)|^2: float32[].
 
-    def matching(
-        self,
-        params: Params,
-        observations: Observation,
-        chunks: jax.Array,
-        weight: jax.Array,
-        given: jax.Array,
-        draws: Noise,
-    ) -> jax.Array:
-        """Conditional flow matching, mean over steps by their weight of |v(o, x_t, t) - (a - z)|^2: float32[].
-
-        Chunks float32[B, H, A], weight float32[B, H], draws "x0" and "t". Where `given` float32[B, H] is 1, x_t is the
-        action itself, and the step has no weight.
+        Draws "x0" and "t". Where `given` float32[B, H] (`prefix_mask`) is 1, x_t is the action itself, and the step has
+        no weight.
         """
+        given = self.prefix_mask(batch, draws) if given is None else given
+        chunks, weight = batch.actions, batch.bc_weight
         flat = chunks.reshape(chunks.shape[0], -1)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
         if self.prefixed:
             x = jnp.where(jnp.repeat(given, chunks.shape[-1], axis=-1) > 0, flat, x)
             weight = weight * (1.0 - given)
-        inputs = self._inputs(self.features(params, observations), given)
+        inputs = self._inputs(self.features(params, batch.observations), given)
         error = (self.field.apply({"params": params["flow"]}, inputs, x, draws["t"]) - velocity) ** 2
         return imitation_mean(error.reshape(chunks.shape), weight, self.config.bc_mean)
 
     def sample(
-        self,
-        params: Params,
-        observation: Observation,
-        noise: jax.Array,
-        prefix: Prefix | None = None,
-        steps: int | None = None,
+        self, params: Params, observation: Observation, noise: jax.Array, prefix: Prefix | None = None, steps: int = 0
     ) -> jax.Array:
-        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; observations are encoded once.
+        """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; observations `...` are encoded once.
 
-        Args:
-            observation: with batch axes `...`.
-            prefix: float32[..., H, A] and [..., H].
-            steps: of Euler's method, in place of the policy's number.
+        Prefixes are float32[..., H, A] and [..., H]; `steps` of Euler's method, 0: the policy's number.
         """
         features = self.features(params, observation)
         h, a = self.spec.horizon, self.spec.action_dim
-        given = jnp.zeros((*features.shape[:-1], h)) if prefix is None else jnp.asarray(prefix[1])
-        inputs = self._inputs(features, given)[..., None, :]
-        committed = None
+        given, committed = jnp.zeros((*features.shape[:-1], h)), None
         if prefix is not None:
+            given = jnp.asarray(prefix[1])
             flat_prefix = prefix[0].reshape(*features.shape[:-1], 1, h * a)
             committed = (flat_prefix, jnp.repeat(given, a, axis=-1)[..., None, :])
+
+        inputs = self._inputs(features, given)[..., None, :]
 
         def velocity(x: jax.Array, t: jax.Array) -> jax.Array:
             return self.field.apply({"params": params["flow"]}, inputs, x, t, repeated=True)

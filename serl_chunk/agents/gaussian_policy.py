@@ -11,7 +11,7 @@ from serl_chunk.agents.encoded import EncodedPolicy
 from serl_chunk.agents.losses import imitation_mean
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Observation, Params
-from serl_chunk.config.agents import AgentConfig
+from serl_chunk.config.agents import AcrlpdConfig, BcConfig
 from serl_chunk.models.distributions import EDGE, TanhNormal
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
@@ -22,22 +22,14 @@ _LOG_STD_MAX = 2.0
 class GaussianPolicy(EncodedPolicy):
     """TanhNormal over flat chunks. Parameters: {"encoder", "net"}; the net's outputs are means, then log sigmas."""
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        spec: AgentSpec,
-        hidden: tuple[int, ...],
-        *,
-        layer_norm: bool = True,
-        log_std_min: float = -10.0,
-        bc_clip: float = EDGE,
-    ) -> None:
+    def __init__(self, config: AcrlpdConfig | BcConfig, spec: AgentSpec) -> None:
         super().__init__(config)
         self.config, self.spec = config, spec
-        self.log_std_min = log_std_min
-        self.bc_clip = bc_clip
+        layer_norm, self.log_std_min, self.bc_clip = True, -10.0, EDGE
+        if isinstance(config, AcrlpdConfig):
+            layer_norm, self.log_std_min, self.bc_clip = config.policy_layer_norm, config.log_std_min, config.bc_clip
         self.net: Any = Mlp(
-            hidden,
+            config.hidden,
             2 * spec.horizon * spec.action_dim,
             norm="before" if layer_norm else "none",
             kernel_init=config.kernel_init,

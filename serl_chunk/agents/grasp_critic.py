@@ -9,6 +9,7 @@ humans' choices, and the maximum is over choices that it finds likely enough (di
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import jax
@@ -18,13 +19,12 @@ import numpy as np
 from serl_chunk.agents.encoded import Encoded
 from serl_chunk.agents.losses import bootstrap_target, imitation_mean
 from serl_chunk.agents.state import Metrics, Observation, Params
-from serl_chunk.agents.value_heads import UNIT, Support, critic_values, regression_loss, support_of
+from serl_chunk.agents.value_heads import UNIT, Kind, Support, critic_values, regression_loss, support_of
 from serl_chunk.config.agents import AgentConfig
 from serl_chunk.config.critics import Floor
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.types import ChunkBatch
 
-Loss = Literal["squared", "bounded"]
 # Shares of the smallest gap between values: least motion of a moving gripper in a tick, largest distance at a value.
 _SPEED, _AT = 0.1, 0.25
 
@@ -37,14 +37,7 @@ class GripperActions:
     """
 
     def __init__(
-        self,
-        values: tuple[float, ...],
-        grippers: int,
-        steps: int,
-        held: int,
-        *,
-        joint: bool,
-        neutral: float | None = None,
+        self, values: tuple[float, ...], grippers: int, steps: int, held: int, joint: bool, neutral: float | None = None
     ) -> None:
         self.steps, self.held, self.parts, self.grippers = steps, held, steps // held, grippers
         self.values = np.array(values, np.float32)  # C
@@ -186,27 +179,14 @@ def grasp_target(
 
 
 def grasp_loss(
-    outputs: jax.Array,
-    option: jax.Array,
-    target: jax.Array,
-    kind: Loss,
-    weight: jax.Array,
-    exists: jax.Array,
-    support: Support = UNIT,
+    outputs: jax.Array, option: jax.Array, target: jax.Array, kind: Kind, weight: jax.Array, support: Support = UNIT
 ) -> jax.Array:
     """Mean over windows, parts and branches of the regression of Q_{jp}(o, c_{jp}) to y (Tavakoli 2018).
 
-    Args:
-        outputs: raw, float32[B, J, P, O].
-        option: executed, int32[B, J, P].
-        target: y float32[B].
-        weight: float32[B], of each window.
-        exists: float32[B, J], 0 for parts that begin after the episode's end: their choice had no effect.
-        support: the range of a bounded Q.
+    Raw outputs float32[B, J, P, O], executed options int32[B, J, P], y float32[B], weights float32[B, J].
     """
     chosen = jnp.moveaxis(select_action(outputs, option), 0, -1)  # [J, P, B]
-    weight = jnp.broadcast_to((exists * weight[:, None]).T[:, None], chosen.shape)
-    return regression_loss(chosen, target, kind, weight, support)
+    return regression_loss(chosen, target, kind, jnp.broadcast_to(weight.T[:, None], chosen.shape), support)
 
 
 def choice_imitation(
@@ -226,14 +206,12 @@ class GraspCritic(Encoded):
         super().__init__(config)
         g, self.choices = config.gripper, choices
         # One number an option; where the arm's critic has a known range, in bins or not, Q is bounded by it.
-        self.kind: Loss = "squared" if "squared" in (g.loss, config.critic.loss) else "bounded"
+        self.kind: Kind = "squared" if "squared" in (g.loss, config.critic.loss) else "bounded"
         self.support = support_of(config.critic)
-        size = choices.parts * choices.branches * choices.options
-        c = config.critic
-        layers: dict[str, Any] = {"activation": c.activation, "kernel_init": config.kernel_init}
+        c, size = config.critic, math.prod(choices.shape)
         bias = c.initial_logit if self.kind == "bounded" else 0.0
-        self.q: Any = Mlp(g.hidden, size, norm=c.layer_norm, out_bias=bias, **layers)
-        self.classifier: Any = Mlp(g.hidden, size, norm=c.layer_norm, **layers)
+        self.q: Any = Mlp(g.hidden, size, c.layer_norm, bias, c.activation, config.kernel_init)
+        self.classifier: Any = self.q.clone(out_bias=0.0)
 
     def init(self, key: jax.Array, observation: Observation) -> tuple[Params, Params]:
         """Fresh parameters (of Q, of the imitation), for a batch of observations."""

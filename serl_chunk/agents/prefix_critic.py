@@ -63,14 +63,8 @@ class PrefixCritic(ChunkCritic):
             L = mean over k, lengths m and windows of |kappa - 1(q_k < Q_m,k)| l(Q_m,k(o, a_0..a_{m-1}), q_k)
 
         with l the critic's loss (squared, or a cross-entropy) and q_k = Q_h,k(o, a_0..a_{h-1}) of the online long
-        critic. Head k learns from head k, so that the heads stay as different as their teachers.
-
-        Args:
-            params: the critic's parameters, of which "prefix" alone gets a gradient.
-            features: float32[B, F].
-            actions: float32[B, L, A], L at least e.
-            teacher: float32[K, B], a constant.
-            weight: float32[B], of the windows.
+        critic, the constant `teacher` float32[K, B]. Head k learns from head k, so that the heads stay as different as
+        their teachers. "prefix" alone gets a gradient. Features float32[B, F], actions float32[B, L, A], L at least e.
         """
         count, n = self.config.ensemble, len(self.lengths)
         chunk = jnp.concatenate([self.truncate_flatten(actions, m) for m in self.lengths])
@@ -105,9 +99,8 @@ class PrefixCritic(ChunkCritic):
         which no s_m exceeds `agent.replan_spread`: m_1 at least, e at most. (Our own rule; no published one.)
         While the critic is not `trusted` bool[] (`pretrain_candidates`), it is e.
 
-        Returns:
-            For the decision's record: "steps" int32[] and "spread" float32[N], s_m of the N lengths. Nothing where
-            `agent.replan_spread` is none.
+        Returns, for the decision's record, "steps" int32[] and "spread" float32[N], s_m of the N lengths; nothing where
+        `agent.replan_spread` is none.
         """
         if self.replan_spread is None:
             return {}

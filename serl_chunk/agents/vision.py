@@ -31,11 +31,9 @@ class FrameEmbedder:
     """
 
     def __init__(self, vision: Vision, frozen: Params) -> None:
-        self._vision, self._frozen = vision, jax.tree.map(jnp.copy, frozen)
+        self.shape = vision.feature_shape  # of a camera
+        self._frozen = jax.tree.map(jnp.copy, frozen)
         self._embed = jax.jit(vision.embed)
-
-    def shape(self, camera: CameraSpec) -> tuple[int, int, int]:
-        return self._vision.feature_shape(camera)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         large, small = SIZES

@@ -33,8 +33,7 @@ def map_blocks(function: Callable[..., jax.Array], arguments: tuple[Any, ...], *
     out = out.reshape(whole, *out.shape[2:])
     if whole == batch:
         return out
-    rest = function(*jax.tree.map(lambda x: x[whole:], arguments))
-    return jnp.concatenate([out, rest])
+    return jnp.concatenate([out, function(*jax.tree.map(lambda x: x[whole:], arguments))])
 
 
 Padding = tuple[tuple[int, int], tuple[int, int]]  # zeros before and after each of the two axes

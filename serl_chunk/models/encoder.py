@@ -10,8 +10,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.config.encoders import Kind, Pooling
-from serl_chunk.models.convolutions import Conv, map_blocks, max_pool, with_batch
+from serl_chunk.config.encoders import EncoderConfig, Kind, Pooling
+from serl_chunk.models.convolutions import Conv, map_blocks, max_pool, patches, with_batch
 from serl_chunk.models.resnet import ResNet10
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, STATE
 
@@ -78,13 +78,9 @@ class Impala(nn.Module):
 
 
 def _patches(x: jax.Array) -> jax.Array:
-    """3x3 patches at stride 2 of float32[..., H, W, C], zero-padded: float32[..., ceil(H/2), ceil(W/2), 9C]."""
-    height, width = x.shape[-3], x.shape[-2]
-    rows, columns = -(-height // 2), -(-width // 2)
-    lead = [(0, 0)] * (x.ndim - 3)
-    padded = jnp.pad(x, [*lead, (1, 2 * rows - height + 1), (1, 2 * columns - width + 1), (0, 0)])
-    shifted = [padded[..., i : i + 2 * rows : 2, j : j + 2 * columns : 2, :] for i in range(3) for j in range(3)]
-    return jnp.concatenate(shifted, axis=-1)
+    """3x3 patches at stride 2 of float32[B, H, W, C], zero-padded: float32[B, ceil(H/2), ceil(W/2), 9C]."""
+    rows, columns = ((1, 1 + size % 2) for size in x.shape[1:3])
+    return patches(x, 3, 2, (rows, columns))
 
 
 class _Weights(nn.Module):
@@ -155,43 +151,38 @@ class ObservationEncoder(nn.Module):
     """Concatenates the state (where used) and every camera's embedding: float32[..., F].
 
     The normalised state float32[..., S] enters as it is, or through Dense, LayerNorm and tanh of width `state_latent`.
-    A camera's input is its frame `images/<camera>`, or, with `frozen`, what the backbone made of it,
+    A camera's input is its frame `images/<camera>`, or, with a frozen backbone, what the backbone made of it,
     `features/<camera>`.
     """
 
     image_keys: Sequence[str]
     use_state: bool
-    features: Sequence[int]
-    latent: int
-    kind: Kind = "conv"
-    pooling: Pooling = "flatten"
-    share_cameras: bool = True
-    state_latent: int = 0
-    frozen: bool = False
+    config: EncoderConfig
 
     @nn.compact
     def __call__(self, observation: Mapping[str, jax.Array]) -> jax.Array:
         parts = [self._embedded_state(observation[STATE])] if self.use_state else []
-        prefix = FEATURE_PREFIX if self.frozen else IMAGE_PREFIX
-        shared = self._camera_encoder("cameras") if self.image_keys and self.share_cameras else None
+        prefix = FEATURE_PREFIX if self.config.frozen_backbone else IMAGE_PREFIX
+        shared = self._camera_encoder("cameras") if self.image_keys and self.config.share_cameras else None
         for key in self.image_keys:
             encoder = shared or self._camera_encoder(f"camera_{key}")
             parts.append(encoder(observation[prefix + key]))
         return jnp.concatenate(parts, axis=-1)
 
     def _embedded_state(self, state: jax.Array) -> jax.Array:
-        if self.state_latent == 0:
+        width = self.config.state_latent
+        if width == 0:
             return state
-        dense = nn.Dense(self.state_latent, kernel_init=nn.initializers.xavier_uniform(), name="state_dense")
+        dense = nn.Dense(width, kernel_init=nn.initializers.xavier_uniform(), name="state_dense")
         return jnp.tanh(nn.LayerNorm(name="state_norm")(dense(state)))
 
     def _camera_encoder(self, name: str) -> nn.Module:
-        if self.kind == "conv":
-            # The name in checkpoints.
-            name = "ConvEncoder_0" if self.share_cameras else name
-            return ConvEncoder(self.features, self.latent, self.pooling, name=name)
-        backbone = None if self.frozen else make_backbone(self.kind, self.features)
-        return BackboneEncoder(backbone, self.latent, self.pooling, name=name)
+        c = self.config
+        if c.kind == "conv":
+            name = "ConvEncoder_0" if c.share_cameras else name  # the name in checkpoints
+            return ConvEncoder(c.features, c.latent, c.pooling, name=name)
+        backbone = None if c.frozen_backbone else make_backbone(c.kind, c.features)
+        return BackboneEncoder(backbone, c.latent, c.pooling, name=name)
 
 
 def make_backbone(kind: Kind, features: Sequence[int]) -> nn.Module:

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-EPSILON = 1e-6
+_EPSILON = 1e-6
 _Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
@@ -35,7 +35,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
 def _forward(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, _Saved]:
     ones = jnp.full((x.shape[-1],), 1 / x.shape[-1], x.dtype)
     mean = _dot(x, ones)
-    rate = jax.lax.rsqrt(jnp.maximum(_dot(x * x, ones) - mean * mean, 0.0) + EPSILON)
+    rate = jax.lax.rsqrt(jnp.maximum(_dot(x * x, ones) - mean * mean, 0.0) + _EPSILON)
     return (x - mean) * rate * _row(scale, x) + _row(bias, x), (x, mean, rate, scale)
 
 
@@ -100,7 +100,7 @@ class SharedDense(nn.Module):
         kernel = self.param("kernel", self.kernel_init, (first + x.shape[-1], self.width))
         bias = self.param("bias", nn.initializers.zeros_init(), (self.width,))
         begun = shared @ kernel[:first]
-        return begun + bias.reshape((1,) * (begun.ndim - 1) + (-1,)) + x @ kernel[first:]
+        return begun + _row(bias, begun) + x @ kernel[first:]
 
 
 class Mlp(nn.Module):
@@ -140,28 +140,17 @@ class Mlp(nn.Module):
         return nn.Dense(self.out, kernel_init=last, bias_init=nn.initializers.constant(bias), name=name)(x)
 
 
-class CriticEnsemble(nn.Module):
+class CriticEnsemble(Mlp):
     """K critics of inputs float32[..., F], features and a flat chunk: float32[K, ...], or [K, ..., out] unless 1."""
 
-    hidden: Sequence[int]
-    ensemble: int
-    out_bias: float | tuple[float, ...] = 0.0
-    norm: Norm = "before"
-    activation: Activation = "relu"
-    kernel_init: KernelInit = "lecun_normal"
-    out: int = 1
+    ensemble: int = 2
 
     @nn.compact
     def __call__(self, x: jax.Array, shared: jax.Array | None = None) -> jax.Array:
-        heads = nn.vmap(
-            Mlp,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=None,
-            out_axes=0,
-            axis_size=self.ensemble,
-        )(self.hidden, self.out, self.norm, self.out_bias, self.activation, self.kernel_init)
-        outputs = heads(x, shared)
+        axes: Any = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": None, "out_axes": 0}
+        heads = nn.vmap(Mlp, **axes, axis_size=self.ensemble)
+        layers = (self.hidden, self.out, self.norm, self.out_bias, self.activation, self.kernel_init)
+        outputs = heads(*layers)(x, shared)
         return outputs[..., 0] if self.out == 1 else outputs
 
     @staticmethod

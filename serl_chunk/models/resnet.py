@@ -17,6 +17,7 @@ from serl_chunk.types import ConfigError
 WIDTHS = (64, 128, 256, 512)  # of the four stages, one block each
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, of RGB in [0, 1]
 _GROUPS, _EPSILON = 4, 1e-5
+Shape = tuple[int, ...]
 
 
 class GroupNorm(nn.Module):
@@ -68,7 +69,7 @@ class ResNet10(nn.Module):
         return x.reshape(*lead, *x.shape[1:])
 
 
-def read_weights(path: str, leaves: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def read_weights(path: str, leaves: Mapping[str, Shape]) -> dict[str, np.ndarray]:
     """The float32 arrays named by `leaves`, in their shapes, from the file at `path`; no pickle in it is read.
 
     Raises ConfigError for a file that cannot be read, and for the first name that is missing, unknown, of another
@@ -102,19 +103,15 @@ def _why(error: Exception) -> str:
     return "it holds objects" if "allow_pickle" in text else text
 
 
-def checked(
-    found: Mapping[str, np.ndarray], leaves: Mapping[str, tuple[int, ...]], where: str
-) -> dict[str, np.ndarray]:
+def checked(found: Mapping[str, np.ndarray], leaves: Mapping[str, Shape], where: str) -> dict[str, np.ndarray]:
     """`found` as float32 in the order of `leaves`; raises ConfigError, which begins with `where`."""
     for name, shape in leaves.items():
         if name not in found:
             raise ConfigError(f"{where}: {name!r} of shape {shape} is missing. Use the weights of this network")
         array = found[name]
         if array.shape != shape or array.dtype.kind != "f":
-            raise ConfigError(
-                f"{where}: {name!r} is {array.dtype}{array.shape}, expected floats of shape {shape}. Use the weights "
-                "of this network"
-            )
+            found_is = f"{array.dtype}{array.shape}, expected floats of shape {shape}"
+            raise ConfigError(f"{where}: {name!r} is {found_is}. Use the weights of this network")
         if not np.isfinite(array).all():
             raise ConfigError(f"{where}: {name!r} has values that are not finite. Make or copy the file again")
     unknown = sorted(set(found) - set(leaves))

@@ -73,7 +73,7 @@ def test_the_target_is_the_least_of_its_heads_less_the_entropys_price_only_when_
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.critic_draws(jax.random.key(3), batch)
     _, metrics = jax.jit(agent._critic_loss)(state.critic, state, batch, draws)
-    dist = agent.distribution(state.policy, batch.next_observations)
+    dist = agent.gaussian.distribution(state.policy, batch.next_observations)
     action, log_prob = dist.sample_and_log_prob(draws["next"])
     heads = agent.critic.outputs(state.target["q"], batch.next_observations["state"], action)
     value = heads.min(0) - (jnp.exp(1.0) * log_prob.mean(1) if "entropy" in variant else 0)
@@ -88,7 +88,7 @@ def test_the_policys_loss_by_hand():
     batch = jax.tree.map(lambda x: x[0], on_device(agent.spec))
     draws = agent.policy_draws(jax.random.key(3), batch)
     loss, metrics = agent._policy_loss(state.policy, state, batch, draws, bc_only=False)
-    dist = agent.distribution(state.policy, batch.observations)
+    dist = agent.gaussian.distribution(state.policy, batch.observations)
     action, log_prob = dist.sample_and_log_prob(draws["pi"])
     q = agent.critic.outputs(state.critic["q"], batch.observations["state"], action).mean()
     shown = np.asarray(dist.log_prob(batch.actions.reshape(8, 6)).reshape(8, 3, 2))[
@@ -101,7 +101,7 @@ def test_the_policys_loss_by_hand():
 def test_a_decision_records_the_log_probability_of_what_was_chosen():
     agent, state = fresh("acrlpd-tail-entropy")
     observation = {"state": np.full(4, 0.3, np.float32)}
-    dist = agent.distribution(state.policy, observation)
+    dist = agent.gaussian.distribution(state.policy, observation)
     for explore, count in ((True, False), (False, True)):
         params = agent.policy_params(state, pretrained=count)
         chunk, record = agent.sample(params, observation, jax.random.key(2), explore=explore)
@@ -119,7 +119,7 @@ def test_imitation_is_the_log_probability_of_the_marked_steps():
     bc = np.zeros((8, 3), np.float32)
     bc[2, 1] = 1
     loss, _ = agent._policy_loss(state.policy, state, batch._replace(bc_weight=jnp.asarray(bc)), {}, bc_only=True)
-    log_prob = agent.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
+    log_prob = agent.gaussian.distribution(state.policy, batch.observations).log_prob(batch.actions.reshape(8, 6))
     assert float(loss) == pytest.approx(-float(log_prob.reshape(8, 3, 2)[2, 1].mean()), abs=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_the_mean_policy_is_the_first_candidate():
     observation = {"state": np.full(4, 0.3, np.float32)}
     params = agent.policy_params(state, pretrained=True)
     chunk, _ = agent.sample(params, observation, jax.random.key(9), explore=False)
-    mode = agent.distribution(state.policy, observation).mode()
+    mode = agent.gaussian.distribution(state.policy, observation).mode()
     np.testing.assert_allclose(chunk, mode.reshape(3, 2), atol=1e-6)
     acting = build(config_of("acrlpd-tail-entropy", acting_critic="target"))
     shifted = state.replace(target=jax.tree.map(lambda x: x + 1, state.target))
@@ -168,4 +168,6 @@ def test_the_policys_deviation_has_the_configured_least_size():
         agent = build(config_of("acrlpd", log_std_min=least))
         policy = jax.tree.map(lambda x: x * 0, agent.init(jax.random.key(0)).policy)
         policy["net"]["Dense_1"]["bias"] = jnp.full(12, -99.0)
-        np.testing.assert_array_equal(agent.distribution(policy, {"state": jnp.zeros(4)}).log_std, np.full(6, least))
+        np.testing.assert_array_equal(
+            agent.gaussian.distribution(policy, {"state": jnp.zeros(4)}).log_std, np.full(6, least)
+        )

@@ -19,7 +19,7 @@ def test_the_target_is_chosen_by_the_critic_and_valued_by_its_target():
     draws = agent.critic_draws(jax.random.key(3), batch)
     assert draws["next"].shape == (8, 6, 6)
     observation = batch.next_observations["state"]
-    dist = agent.distribution(state.policy, {"state": observation})
+    dist = agent.gaussian.distribution(state.policy, {"state": observation})
     chunks = jnp.tanh(dist.mean[:, None] + jnp.exp(dist.log_std)[:, None] * draws["next"])
     values = np.zeros((2, 8, 6))
     for who, params in enumerate((state.critic, state.target)):
@@ -40,7 +40,7 @@ def test_one_candidate_is_the_published_target():
     draws = agent.critic_draws(jax.random.key(3), batch)
     assert draws["next"].shape == (8, 6)
     chunk = agent.next_chunk(state, batch.next_observations, draws["next"][:, None])
-    flat, _ = agent.distribution(state.policy, batch.next_observations).sample_and_log_prob(draws["next"])
+    flat, _ = agent.gaussian.distribution(state.policy, batch.next_observations).sample_and_log_prob(draws["next"])
     np.testing.assert_allclose(chunk, flat, atol=1e-6)
 
 

@@ -127,7 +127,7 @@ def test_a_decision_is_better_than_its_best_candidate_and_keeps_what_is_committe
         alone, _ = plain.sample(first, observation, key, explore=True, prefix=prefix)
         np.testing.assert_allclose(unimproved, alone, atol=1e-6)
         if variant == "acrlpd":
-            dist = agent.distribution(state.policy, observation)
+            dist = agent.gaussian.distribution(state.policy, observation)
             own = dist.log_prob(after.reshape(-1)).reshape(3, 2)[1:].mean()
             assert float(improved["log_prob"]) == pytest.approx(float(own), abs=1e-3)
     assert agent._sample._cache_size() == 1

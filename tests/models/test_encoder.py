@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from serl_chunk.config.encoders import EncoderConfig
 from serl_chunk.models.encoder import ConvEncoder, ObservationEncoder, SpatialEmbeddings, _patches, random_shift
 
 
@@ -20,7 +21,7 @@ def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarr
     ("keys", "use_state", "width"), [((), True, 5), (("a",), True, 9), (("a", "b"), True, 13), (("a", "b"), False, 8)]
 )
 def test_features_are_the_state_beside_one_embedding_per_camera(keys, use_state, width):
-    encoder = ObservationEncoder(keys, use_state, (4,), 4)
+    encoder = ObservationEncoder(keys, use_state, EncoderConfig(features=(4,), latent=4))
     observation = observe()
     variables = encoder.init(jax.random.key(0), observation)
     features = encoder.apply(variables, observation)
@@ -35,7 +36,7 @@ def test_features_are_the_state_beside_one_embedding_per_camera(keys, use_state,
 
 
 def test_cameras_share_weights_and_a_single_observation_needs_no_batch():
-    encoder = ObservationEncoder(("a", "b"), False, (4,), 4)
+    encoder = ObservationEncoder(("a", "b"), False, EncoderConfig(features=(4,), latent=4))
     observation = observe()
     variables = encoder.init(jax.random.key(0), observation)
     features = encoder.apply(variables, observation)
@@ -59,9 +60,8 @@ def test_a_product_over_patches_is_a_strided_convolution(height, width):
 
 @pytest.mark.parametrize(("kind", "pooling"), [("conv", "mean"), ("conv", "spatial"), ("impala", "flatten")])
 def test_every_encoder_gives_one_embedding_per_camera_of_weights_of_its_own(kind, pooling):
-    encoder = ObservationEncoder(
-        ("a", "b"), True, (4,), 6, kind=kind, pooling=pooling, share_cameras=False, state_latent=3
-    )
+    config = EncoderConfig(kind, (4,), pooling, 6, share_cameras=False, state_latent=3)
+    encoder = ObservationEncoder(("a", "b"), True, config)
     observation = observe(batch=2)
     variables = jax.jit(encoder.init)(jax.random.key(0), observation)
     assert set(variables["params"]) == {"camera_a", "camera_b", "state_dense", "state_norm"}
@@ -72,7 +72,7 @@ def test_every_encoder_gives_one_embedding_per_camera_of_weights_of_its_own(kind
 
 
 def test_a_frozen_encoder_reads_features_and_has_no_backbone():
-    encoder = ObservationEncoder(("a",), False, (4,), 6, kind="resnet10", pooling="spatial", frozen=True)
+    encoder = ObservationEncoder(("a",), False, EncoderConfig("resnet10", (4,), "spatial", 6, frozen_backbone=True))
     seen = {"state": np.zeros((2, 5), np.float32), "features/a": np.ones((2, 3, 4, 16), np.float16)}
     variables = jax.eval_shape(encoder.init, jax.random.key(0), seen)
     head = variables["params"]["cameras"]

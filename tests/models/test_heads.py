@@ -12,7 +12,7 @@ from serl_chunk.models.mlp import CriticEnsemble, Mlp
 
 K, B, F = 5, 12, 7
 HEAD = Mlp((16, 16), 1, "before")
-ENSEMBLE = CriticEnsemble((16, 16), K)
+ENSEMBLE = CriticEnsemble((16, 16), 1, "before", ensemble=K)
 INPUTS = jax.random.normal(jax.random.key(1), (B, F))
 TARGET = jax.random.normal(jax.random.key(2), (B,))
 PARAMS = ENSEMBLE.init(jax.random.key(0), INPUTS)["params"]
