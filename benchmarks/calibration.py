@@ -19,9 +19,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from serl_chunk.runs.calibration import binned, decisions, value_range
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.runs.report_panels import calibration_panel
+from serl_chunk.runs.report_panels import binned, calibration_panel, decisions, value_range
 
 
 def figures(run: Path) -> dict[str, float]:

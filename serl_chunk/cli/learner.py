@@ -154,7 +154,7 @@ def run_learner(
             logger.warning(f"--insecure: any machine that reaches {bind}:{port} can feed and read this run")
         stop, started = threading.Event(), threading.Event()
         stop_on_signals(stop, STOPPING, started.is_set)
-        service.start()
+        service.server.start()
         if server_keys is not None:
             invite_first(server_keys, bind, port)
         learner = build_learner(

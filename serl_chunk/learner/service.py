@@ -76,10 +76,6 @@ class LearnerService:
         self._pushed = 0  # updates of which lockstep actors have the allowance
         self._lonely = WaitLog(logger, float("inf"))
 
-    def start(self) -> None:
-        """Serve; actors that connect before `attach` receive a "not ready" reply."""
-        self.server.start()
-
     def attach(self, learner: Learner) -> None:
         """Put the journal back into the learner's replay, then let actors in."""
         if self._store is not None:

@@ -70,7 +70,7 @@ def _checksums(flat: Flat) -> dict[str, int]:
 
 
 def _unseal(record: Any) -> dict[str, Any]:
-    """Return the content of a record of `_orbax_arguments`; raises ValueError where any value or key changed."""
+    """Return the content of a sealed record; raises ValueError where any value or key changed."""
     if isinstance(record, dict) and set(record) == {"content", "crc32"}:
         if record["crc32"] != _text_checksum(record["content"]):
             raise ValueError("its checksum differs")
@@ -164,10 +164,8 @@ class CheckpointStore:
         if self._manager is None:
             self._manager = ocp.CheckpointManager(
                 self._dir,
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=self._keep,
-                    cleanup_tmp_directories=True,  # a killed learner's half checkpoint; the run's lock says it is gone
-                ),
+                # A killed learner's half checkpoint is removed: the run's lock shows that it is gone.
+                options=ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True),
             )
         return self._manager
 

@@ -82,12 +82,11 @@ class RunMetrics(dict[str, list[Row]]):
         return max(walls, default=evaluation["wall"])
 
 
-def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -> RunMetrics:
+def read_metrics(run_dir: str | os.PathLike[str]) -> RunMetrics:
     """Read the rows of a run by kind, also while it is being written; raises DataError where it has none.
 
     A resume from the checkpoint of step k supersedes earlier train and eval rows with `step > k`, and episodes whose
     `number` is beyond what the checkpoint had counted (those of the journal are counted, and written, again).
-    `superseded` keeps them.
     """
     path = Path(run_dir) / METRICS_FILE
     if not path.is_file():
@@ -101,7 +100,7 @@ def read_metrics(run_dir: str | os.PathLike[str], *, superseded: bool = False) -
         if (row := parse_row(line)) is None:
             metrics.bad_lines += 1
             continue
-        if not superseded and row["kind"] == "event" and (match := _RESUMED.match(str(row.get("text")))):
+        if row["kind"] == "event" and (match := _RESUMED.match(str(row.get("text")))):
             kept = [r for r in rows if not _is_superseded(r, int(match[1]), row)]
             metrics.superseded += len(rows) - len(kept)
             rows = kept
@@ -152,15 +151,9 @@ class MetricsLog:
     """
 
     def __init__(
-        self,
-        run_dir: str | os.PathLike[str],
-        *,
-        wandb_project: str | None,
-        wandb_name: str,
-        config: Mapping[str, Any],
-        offline: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, run_dir: str | os.PathLike[str], *, wandb_project: str | None, wandb_name: str,
+        config: Mapping[str, Any], offline: bool = False, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         path = self.run_dir / METRICS_FILE

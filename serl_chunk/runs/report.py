@@ -12,7 +12,6 @@ from typing import Any
 
 from serl_chunk.io import atomic_write, format_duration, plural
 from serl_chunk.runs import report_panels as panels
-from serl_chunk.runs.calibration import value_range
 from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report_panels import WINDOW, Draw
 from serl_chunk.runs.report_tables import control_hz, episodes_section, origin, read_settings, settings_section
@@ -37,8 +36,9 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     """
     run = Path(run_dir)
     metrics, config = read_metrics(run), read_settings(run)
-    report, limits = run / "report.html", value_range(config)
-    title, head = title_of(run, config), headline(metrics, config)
+    report, limits = run / "report.html", panels.value_range(config)
+    title = f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
+    head = headline(metrics, config)
     atomic_write(run / "report.png", _summary(metrics, f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}", limits))
     content = [
         facts(head, large=2),
@@ -52,11 +52,6 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     ]
     atomic_write(report, page(title, *content))
     return report
-
-
-def title_of(run: Path, config: Mapping[str, Any]) -> str:
-    """Return `experiment: folder`."""
-    return f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
 
 
 def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -183,15 +178,12 @@ def _events(metrics: RunMetrics) -> Html:
 
 
 def _notes(metrics: RunMetrics) -> list[str]:
-    notes = []
-    if metrics.superseded:
-        notes.append(
-            f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
-            "that checkpoint are left out; the time they took is not."
-        )
-    if metrics.bad_lines:
-        notes.append(f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged.")
-    return notes
+    resumed = (
+        f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
+        "that checkpoint are left out; the time they took is not."
+    )
+    damaged = f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged."
+    return [resumed] * bool(metrics.superseded) + [damaged] * bool(metrics.bad_lines)
 
 
 def _human(last: Row, hz: float | None) -> str:

@@ -25,10 +25,9 @@ class WandbMirror:
     mirror is a convenience, `metrics.jsonl` the record: a failure is one warning, and the mirror stays off.
 
     Args:
-        run_dir: the run folder; holds wandb's files and the id under which a restart continues the same wandb run.
+        run_dir: holds wandb's files and the id under which a restart continues the same wandb run.
         settings: arguments of `wandb.init`: project, name and config.
-        offline: keep wandb's files for a later `wandb sync`, as without an API key or a network. The environment
-            variable WANDB_MODE overrides it.
+        offline: keep wandb's files for a later `wandb sync`, as without a key or a network. WANDB_MODE overrides it.
         on_failure: called with the warning that is logged when the mirror goes off.
     """
 

@@ -24,7 +24,7 @@ def service(tmp_path):
     with open_run(config, robot_spec(config.robot), str(tmp_path)).locked():
         run = SimpleNamespace(path=tmp_path, run_id="r")
         service = LearnerService(config, run, {}, bind="127.0.0.1", port=free_port())
-        service.start()
+        service.server.start()
         yield service
         service.close()
 

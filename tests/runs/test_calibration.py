@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from serl_chunk.runs.calibration import binned, decisions, value_range
 from serl_chunk.runs.metrics import RunMetrics
-from serl_chunk.runs.report_panels import calibration_panel
+from serl_chunk.runs.report_panels import binned, calibration_panel, decisions, value_range
 
 RNG = np.random.default_rng
 
