@@ -102,28 +102,19 @@ class Learner:
         return Counters(self.updates, self.env_steps, self.human_ticks)
 
     def status(self) -> StatusFields:
+        stats = self.stats
         always: StatusFields = {
-            **self.trainer.status(),
-            "paused": self.stats.evaluation_seconds,
-            "evaluating": self.stats.evaluating,
-            "step": self.updates,
-            "updates_per_s": self.stats.rates.get("rates/updates_per_s", 0.0),
-        }
+            **self.trainer.status(), "paused": stats.evaluation_seconds, "evaluating": stats.evaluating,
+            "step": self.updates, "updates_per_s": stats.rates.get("rates/updates_per_s", 0.0),
+        }  # fmt: skip
         if self.config.learner.online_steps == 0:  # there are no actors
             return always
         return {
-            **always,
-            "env_steps": self.env_steps,
-            "episodes": self.episodes,
-            "success": self.stats.success_without_intervention,
+            **always, "env_steps": self.env_steps, "episodes": self.episodes, "version": self.version,
+            "success": stats.success_without_intervention,
             "human": self.human_ticks / self.env_steps if self.env_steps else None,
-            "learner_wait": self.stats.waiting[0],
-            "actor_wait": self.stats.waiting[1],
-            "empty_half": self.replay.empty_half,
-            "version": self.version,
-        }
-
-    # -- the loop --------------------------------------------------------------------------------------------
+            "learner_wait": stats.waiting[0], "actor_wait": stats.waiting[1], "empty_half": self.replay.empty_half,
+        }  # fmt: skip
 
     def run(self, stop: threading.Event, tick: Callable[[], None] = lambda: None) -> None:
         """Work until the run's end or `stop`; `tick` is called between pieces of work, and within long ones."""
@@ -175,8 +166,6 @@ class Learner:
         self._eval_schedule.last = self.updates  # also where a stop cut it short: the next process makes up for it
         return True
 
-    # -- records in ------------------------------------------------------------------------------------------
-
     def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
         """Put the journal's records back into the replay; see `RecordRouter.refill`."""
         steps = self.router.refill(records)
@@ -199,8 +188,6 @@ class Learner:
             self.stats.episode(e, number=self.episodes, phase="train" if self.trainer.policy_trained else "warmup")
         return received
 
-    # -- out -------------------------------------------------------------------------------------------------
-
     def publish(self) -> int:
         params = self.agent.policy_params(self.state, pretrained=self.trainer.pretrained)
         info = {"step": self.updates, "env_steps": self.env_steps}
@@ -213,13 +200,10 @@ class Learner:
         """Write a checkpoint in the background: of this step, or `timed`, in the place of the timed one before."""
         policy, received = self._policy(), self._count_episodes()
         progress = TrainingProgress(
-            env_steps=received.env_steps,
-            human_ticks=self.human_ticks,
-            episodes=self.episodes,
-            journal_position=received.position,
-            human_steps_held=int(self.replay.stats()["replay/human_rows"]),
+            env_steps=received.env_steps, human_ticks=self.human_ticks, episodes=self.episodes,
+            journal_position=received.position, human_steps_held=int(self.replay.stats()["replay/human_rows"]),
             **self.trainer.progress(received.env_steps),
-        )
+        )  # fmt: skip
         meta = {
             "experiment": self.config.name,
             "agent": self.config.agent.kind,

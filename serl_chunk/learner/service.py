@@ -133,8 +133,6 @@ class LearnerService:
     def _actors(self) -> tuple[str, ...]:
         return tuple(s["actor_id"] for s in self.server.sessions() if s["live"])
 
-    # -- called by the server's threads ----------------------------------------------------------------------
-
     def _ready(self) -> Learner:
         if self._learner is None:
             raise ConfigError("the learner is still reading its demonstrations and checkpoint")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -134,8 +135,6 @@ class PhaseTrainer(Trainer):
             fields["may_record"] = self.steps_allowed() if limited else None
         return fields
 
-    # -- the phases ------------------------------------------------------------------------------------------
-
     def work(self) -> bool:
         c, agent = self._config, self._agent
         match self.phase:
@@ -173,7 +172,7 @@ class PhaseTrainer(Trainer):
 
     def _next_batch(self, updates: int) -> ChunkBatch:
         stream = self._batches.stream(updates, "demo" if self.phase in ON_DATA else None)
-        with self._learner.stats.sampling():
+        with self._learner.stats.timed("sampling"):
             return stream.next()
 
     def _pretrain(self, total: int, update: Callable[..., Any], following: Phase) -> bool:
@@ -269,15 +268,13 @@ class PhaseTrainer(Trainer):
             logger.info("the replay has no window left to train on: training goes on with new steps")
             self._enter(Phase.WARMUP)
             return True
-        with learner.stats.actors_wait(self.steps_allowed() == 0):
+        with learner.stats.timed("actors_waited") if self.steps_allowed() == 0 else contextlib.nullcontext():
             self._update()
             self.schedule.did_update()
         if self._crossed(c.steps_per_update):
             learner.publish()
         self._checkpoint_if_due()
         return True
-
-    # -- across processes ------------------------------------------------------------------------------------
 
     def check_data(self) -> None:
         """Raise ConfigError where the phase trains on data that hold no window, or imitates none of their steps."""

@@ -29,7 +29,8 @@ class TrainingStats:
         # Since the last row, but for `_updates`, which counts on.
         self._start = time.perf_counter()
         self._updates = self._logged_updates = self._env_steps = 0
-        self._waited = self._actors_waited = self._sampling = 0.0
+        self._waited = 0.0
+        self._seconds = {"sampling": 0.0, "actors_waited": 0.0}
         self.rates: dict[str, float] = {}
         self.waiting = (0.0, 0.0)  # recent shares of time the learner waited for steps, and actors for updates
         self._recent: deque[bool] = deque(maxlen=RECENT)  # whether the policy alone succeeded
@@ -76,19 +77,11 @@ class TrainingStats:
         self._env_steps += self._counters().env_steps - env_steps
 
     @contextlib.contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Around waiting for a batch."""
+    def timed(self, what: Literal["sampling", "actors_waited"]) -> Iterator[None]:
+        """Around waiting for a batch, or an update for which actors wait."""
         start = time.perf_counter()
         yield
-        self._sampling += time.perf_counter() - start
-
-    @contextlib.contextmanager
-    def actors_wait(self, waiting: bool) -> Iterator[None]:
-        """Around an update; where `waiting`, its time is time that actors waited."""
-        start = time.perf_counter()
-        yield
-        if waiting:
-            self._actors_waited += time.perf_counter() - start
+        self._seconds[what] += time.perf_counter() - start
 
     def waited(self, seconds: float) -> None:
         """Count time in which the learner waited for steps."""
@@ -109,15 +102,16 @@ class TrainingStats:
 
     def _measure(self, now: float) -> None:
         seconds, done = max(now - self._start, 1e-9), self._updates - self._logged_updates
+        sampling, actors_waited = self._seconds.values()
         self.rates = {
             "rates/updates_per_s": done / seconds,
             "rates/env_steps_per_s": (self._counters().env_steps - self._env_steps) / seconds,
             "wait/learner_s": self._waited,
-            "wait/actor_s": self._actors_waited,
-            "timer/sample_replay_buffer": self._sampling / max(done, 1),
-            "timer/train": (seconds - self._waited - self._sampling) / max(done, 1),
+            "wait/actor_s": actors_waited,
+            "timer/sample_replay_buffer": sampling / max(done, 1),
+            "timer/train": (seconds - self._waited - sampling) / max(done, 1),
         }
-        self.waiting = self._waited / seconds, self._actors_waited / seconds
+        self.waiting = self._waited / seconds, actors_waited / seconds
 
     def _log(self, metrics: Metrics) -> None:
         now, counters = time.perf_counter(), self._counters()
@@ -125,7 +119,7 @@ class TrainingStats:
         values = {k: float(v) for k, v in metrics.items()}
         self.metrics.train(counters, {**values, **self.rates, **self._replay.stats()})
         self._start, self._env_steps, self._logged_updates = now, counters.env_steps, self._updates
-        self._waited = self._sampling = self._actors_waited = 0.0
+        self._waited, self._seconds = 0.0, dict.fromkeys(self._seconds, 0.0)
 
     def episode(self, e: EpisodeStats, *, number: int, phase: Literal["warmup", "train"]) -> None:
         """Write the row of an online episode, the `number`th."""

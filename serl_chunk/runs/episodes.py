@@ -300,13 +300,11 @@ def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
     if any(list(b.observation) != names for b in blocks):
         raise WireError("the names of its observations change within the episode")
     return StepBlock(
-        episode_id=blocks[0].episode_id,
-        first_tick=0,
+        episode_id=blocks[0].episode_id, first_tick=0, action=np.concatenate([b.action for b in blocks]),
         observation={k: np.concatenate([b.observation[k] for b in blocks]) for k in names},
-        action=np.concatenate([b.action for b in blocks]),
         **{name: np.concatenate([getattr(b, name) for b in blocks]) for name in STEP_COLUMNS},
         sparse=sparse | images,
-    )
+    )  # fmt: skip
 
 
 def is_run(path: Path) -> bool:

@@ -115,7 +115,7 @@ def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec)
 def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> None:
     """Log what wrote the run so far where that was another version; raises ConfigError for fields unknown to this."""
     file = path / CONFIG
-    if unknown := _unknown_fields({k: v for k, v in old.items() if k not in _OWN_FIELDS}, config):
+    if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
         raise ConfigError(
             f"{file}: this version has no setting {', '.join(unknown)}. Resume the run with {_writer(old)}, or remove "
             "the setting from the file"
@@ -130,7 +130,7 @@ def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> No
 
 
 _OF_PROCESS = ("format", "serl_chunk", "process")  # fields of config.json that describe the process that wrote it
-_OWN_FIELDS = (*_OF_PROCESS, "robot_spec", "run_id")  # fields of config.json that are no settings
+OWN_FIELDS = (*_OF_PROCESS, "robot_spec", "run_id")  # fields of config.json that are no settings
 
 
 def _process() -> dict[str, str]:
@@ -138,11 +138,9 @@ def _process() -> dict[str, str]:
     if Path(program).name == "__main__.py":  # of this package, as `python -m` starts it
         program = "serl-chunk"
     return {
-        "host": platform.node(),
-        "command": shlex.join([program, *arguments]),
-        "python": platform.python_version(),
-        "jax": importlib.metadata.version("jax"),
-    }
+        "host": platform.node(), "command": shlex.join([program, *arguments]),
+        "python": platform.python_version(), "jax": importlib.metadata.version("jax"),
+    }  # fmt: skip
 
 
 def _unknown_fields(saved: Mapping[str, Any], config: Any, prefix: str = "") -> list[str]:

@@ -183,7 +183,7 @@ def _notes(metrics: RunMetrics) -> list[str]:
         "that checkpoint are left out; the time they took is not."
     )
     damaged = f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged."
-    return [resumed] * bool(metrics.superseded) + [damaged] * bool(metrics.bad_lines)
+    return [text for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count]
 
 
 def _human(last: Row, hz: float | None) -> str:

@@ -16,6 +16,7 @@ from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.renamed import current_config
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import plural
+from serl_chunk.runs.folder import OWN_FIELDS
 from serl_chunk.runs.metrics import RunMetrics
 from serl_chunk.types import DataError
 from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
@@ -30,16 +31,12 @@ SHOWN = 20  # episodes of a table before the fold
 FOLDED = 1_000  # and behind it
 PLAYED = 4  # films of a table with a player; the others are links
 
-_NO_SETTINGS = ("format", "serl_chunk", "process", "robot_spec", "run_id")  # of config.json
-
 
 def read_settings(run: Path) -> dict[str, Any]:
     """Return a run's `config.json` under current names, {} without one. Raises DataError where it is damaged."""
     path = run / "config.json"
-    if not path.exists():
-        return {}
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise DataError(f"{path}: is not JSON ({error}). Restore or delete it: a report can do without it") from error
     if not isinstance(config, dict):
@@ -67,7 +64,7 @@ def settings_section(config: Mapping[str, Any]) -> Html:
     changed = [
         (path, value, default.get(path, "(required)"))
         for path, value in flat.items()
-        if path.split(".")[0] not in _NO_SETTINGS and default.get(path) != value
+        if path.split(".")[0] not in OWN_FIELDS and default.get(path) != value
     ]
     listed = {path for path, *_ in changed}
     others = [(path, value) for path, value in flat.items() if path not in listed]

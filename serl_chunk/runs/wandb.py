@@ -75,15 +75,9 @@ def _start_wandb(run_dir: Path, settings: Mapping[str, Any], offline: bool) -> A
     if not id_file.exists():
         id_file.write_text(secrets.token_hex(4))
     mode: Any = os.environ.get("WANDB_MODE") or ("offline" if offline or not _wandb_usable() else "online")
-    run = wandb.init(
-        **settings,
-        id=id_file.read_text().strip(),
-        resume="allow",
-        dir=str(run_dir),
-        mode=mode,
-        # The terminal belongs to the status line.
-        settings=wandb.Settings(console="off", silent=True, init_timeout=30),
-    )
+    quiet = wandb.Settings(console="off", silent=True, init_timeout=30)  # the terminal belongs to the status line
+    name = id_file.read_text().strip()
+    run = wandb.init(**settings, id=name, resume="allow", dir=str(run_dir), mode=mode, settings=quiet)
     # After a resume `step` may go back, which wandb's own step counter would refuse.
     run.define_metric("*", step_metric="step")
     if mode == "offline":
