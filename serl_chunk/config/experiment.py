@@ -36,11 +36,7 @@ class ChunkConfig(Group, path="chunk."):
             "bootstrap in the middle of the actions the critic scores. Raise it, or leave it out.")
 
     def check_scored(self, *, prefix_critic: bool) -> None:
-        """Raise ConfigError unless the actions a critic scores are those that are executed.
-
-        A critic of more actions than are executed needs a second one, of those (`prefix_critic`), and that one a
-        longer critic to learn from.
-        """
+        """Raise ConfigError unless a critic scores what is executed; a longer one needs a prefix critic for that."""
         # fmt: off
         if prefix_critic:
             require(self.critic_steps > self.executed, "agent.prefix_critic",

@@ -91,12 +91,6 @@ def hil_serl_encoder(weights: str) -> EncoderConfig:
     `weights` is the file that `serl-chunk data encoder` makes of HIL-SERL's; the learner alone reads it.
     """
     return EncoderConfig(
-        kind="resnet10",
-        weights=weights,
-        frozen_backbone=True,
-        trained_by="critic",
-        pooling="spatial",
-        latent=256,
-        share_cameras=False,
-        state_latent=64,
-    )
+        kind="resnet10", weights=weights, frozen_backbone=True, trained_by="critic", pooling="spatial", latent=256,
+        share_cameras=False, state_latent=64,
+    )  # fmt: skip
