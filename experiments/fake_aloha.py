@@ -8,7 +8,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 
 
 def experiment() -> ExperimentConfig:
-    """What single settings do is in benchmarks/ablations.py's table."""
+    """The effect of single settings: benchmarks/ablations.py."""
     return ExperimentConfig(
         name="fake_aloha",
         robot=FakeAlohaConfig(),

@@ -8,7 +8,7 @@ After the colon stands the task: ram_insertion (the default), usb_pickup_inserti
 `make_robot(task, fake_env, evaluating)` returns an environment as HIL-SERL's `get_environment` does. Its observations,
 the Env's own `{"state": {...}, "images": {...}}` or the wrappers' `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`,
 its actions of 3, 6, 7, 12 or 14 numbers in [-1, 1] and its `info` (`succeed`, `intervene_action`) are understood.
-HIL-SERL itself does not run in this Python: docs/your_robot.md says what of it to copy and to change.
+HIL-SERL itself does not run in this Python: docs/your_robot.md lists what to copy and change.
 
 What your robot has otherwise than HIL-SERL's for that task is said in SETUP_MODE, CAMERAS and ACTION_DIM below; WEIGHTS
 gives it HIL-SERL's vision. The flag `--setup_mode` says what becomes of the grippers among these actions: with a fixed
@@ -28,7 +28,7 @@ from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.robots.hil_serl import hil_serl_robot
 
 # None: as HIL-SERL has them for the task. A fixed gripper is no action (6 numbers, or 12 for two arms), a learned one
-# is the last of its arm (7, or 14); another number of actions is said in ACTION_DIM.
+# is the last of its arm (7, or 14); set another number of actions in ACTION_DIM.
 SETUP_MODE: SetupMode | None = None  # for example "single-arm-fixed-gripper"
 CAMERAS: tuple[str, ...] | None = None  # of the policy, for example ("wrist_1", "side")
 ACTION_DIM: int | None = None
@@ -42,7 +42,7 @@ def make_robot(task: str, fake_env: bool, evaluating: bool) -> Any:
 
     `evaluating` is True for episodes that are only evaluated.
 
-    For example, with copies of HIL-SERL's Env classes and wrappers in a file my_env.py beside this one:
+    For example, with copies of HIL-SERL's Env classes and wrappers in a file my_env.py next to this one:
 
         from my_env import get_environment
         return get_environment(task, fake_env=fake_env, classifier=True)

@@ -20,7 +20,7 @@ def experiment() -> ExperimentConfig:
     return ExperimentConfig(
         name="ogbench",
         robot=OgbenchConfig(),
-        # Tuned on 20,000 updates of cube-single, task 1 (benchmarks/cube_single.py); longer runs may want a smaller lr.
+        # Tuned on 20,000 updates of cube-single, task 1 (benchmarks/cube_single.py); longer runs may need a smaller lr.
         agent=AcfqlConfig(
             lr=1e-3,
             critic=CriticConfig(ensemble=2, target_subset=2, target_aggregate="mean", loss="bounded", tau=0.01),
