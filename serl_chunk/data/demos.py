@@ -8,7 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,9 +66,7 @@ def load_demos(
     Args:
         paths: files, folders of `*.hdf5` (not their subfolders, unless `options.scores` names them), data sets of any
             format, or patterns of these (`~`, `*`, `?`, `**`).
-        spec: the robot they must belong to.
-        cameras, success, color: as in `options`, and instead of its.
-        options: facts that the files do not record.
+        cameras, success, color: instead of those in `options`.
         format: of the paths; None takes what they look like.
         more: formats in addition to those of `data.formats`; tried first.
 
@@ -165,8 +163,7 @@ def open_demos(path: Path, options: ReadOptions, format: str | None, more: Seque
 
 def file_of(source: Source, key: str) -> Path | None:
     """Return the file that holds only this episode, or None."""
-    files: dict[str, Path] = getattr(source, "files", {}) if source.format == _HDF5 else {}
-    return files.get(key)
+    return getattr(source, "files", {}).get(key) if source.format == _HDF5 else None
 
 
 def file_digest(path: Path) -> str:
@@ -298,13 +295,11 @@ def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool)
         if path.exists():
             return [path]
         matches = (Path(p) for p in glob.glob(str(path), recursive=True))
-        files = sorted(
-            (p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=lambda p: natural_sort_key(str(p))
-        )
+        files = sorted((p for p in matches if p.is_file() or _is_data_set(p, format, more)), key=_natural)
         if not files:
             raise NoDemosFoundError(f"no demonstration matches {text!r}. {_VALID}")
         return files
-    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=lambda p: natural_sort_key(str(p)))
+    files = sorted((p for p in path.glob("*.hdf5") if p.is_file()), key=_natural)
     if files and format in (None, _HDF5) and not scored:
         return files
     if format is None and matching(path, more) is None:
@@ -312,6 +307,10 @@ def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool)
         holds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items())) or "no file"
         raise NoDemosFoundError(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}). {_VALID}")
     return [path]
+
+
+def _natural(path: Path) -> Any:
+    return natural_sort_key(str(path))
 
 
 def _is_data_set(folder: Path, format: str | None, more: Sequence[Format]) -> bool:
@@ -322,8 +321,5 @@ def _is_data_set(folder: Path, format: str | None, more: Sequence[Format]) -> bo
 
 def _renamed(episode: Episode, episode_id: str) -> Episode:
     begin, steps, end = episode
-    return Episode(
-        begin._replace(episode_id=episode_id),
-        dataclasses.replace(steps, episode_id=episode_id),
-        end._replace(episode_id=episode_id),
-    )
+    steps = dataclasses.replace(steps, episode_id=episode_id)
+    return Episode(begin._replace(episode_id=episode_id), steps, end._replace(episode_id=episode_id))

@@ -18,6 +18,7 @@ import numpy as np
 from serl_chunk.types import IMAGE_PREFIX, REPEAT_PREFIX, DataError, End, Observation, SparseRows, StepBlock
 
 Codec = Literal["jpeg", "png"]
+Shape = tuple[int, int, int]
 _JPEG, _JPEG_END, _PNG = b"\xff\xd8\xff", b"\xff\xd9", b"\x89PNG\r\n\x1a\n"
 
 
@@ -133,12 +134,7 @@ def _opened(data: bytes, where: str, shape: Sequence[int] | None) -> Iterator[An
 def decode_image(data: bytes, where: str, shape: Sequence[int] | None = None) -> np.ndarray:
     """Decode a JPEG or PNG file as uint8[H, W, 3] in the order of its channels.
 
-    Args:
-        where: start of error messages.
-        shape: expected [H, W, 3], checked in the file's header before anything is decoded.
-
-    Raises:
-        DataError: the file is damaged or of another size.
+    Raises DataError starting with `where`: it is damaged, or its header has another size than `shape` [H, W, 3].
     """
     with _opened(data, where, shape) as image:
         return np.asarray(image.convert("RGB"))
@@ -180,12 +176,7 @@ class FileVersion(NamedTuple):
 
 
 class OpenFiles:
-    """Keeps the files open that were read last, for one user at a time.
-
-    Args:
-        open_file: opens a path; the result has `close()`.
-        limit: number of files that one process keeps open.
-    """
+    """Keeps the `limit` files open that were read last, for one user at a time."""
 
     def __init__(self, open_file: Callable[[Path], Any], limit: int) -> None:
         self._open, self.limit = open_file, limit

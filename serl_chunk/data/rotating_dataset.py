@@ -44,15 +44,9 @@ class ShardedSource:
 
     Args:
         folder: .npz files of OGBench; `*-val.npz` are left out.
-        options: how each is read, see `source.ReadOptions`.
         replace_interval: calls of `advance` between two shards.
         seed: of the order.
         updates: start as after so many calls of `advance`, for a resumed run; the shards before are not read.
-        open_shard: opens one file.
-
-    Raises:
-        ConfigError: `replace_interval` is below 1.
-        DataError: the folder has no shard, or the first one cannot be read.
     """
 
     def __init__(
@@ -76,10 +70,8 @@ class ShardedSource:
         self._order: list[int] = []  # the shards of the first so many turns
         self._turn, self._calls = divmod(updates, self._interval)
         self._next: Future[list[Episode]] | None = None
-        self.notes: list[str] = []
-        """Notes of the first shard that was read, see `source.Source`; the others are of its kind."""
-        self.episodes: list[Episode] = self._read(self._turn, self.notes)
-        """Of the shard in use, in its order; none after `take`."""
+        self.notes: list[str] = []  # of the first shard that was read; the others are of its kind
+        self.episodes: list[Episode] = self._read(self._turn, self.notes)  # of the shard in use; none after `take`
         self._load_next()
 
     @property

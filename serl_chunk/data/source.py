@@ -25,39 +25,25 @@ from serl_chunk.types import ConfigError, Episode, Observation, RobotSpec, Spars
 class ReadOptions:
     """Facts that files do not record, and the part of them to read. Each format reads the fields it needs.
 
-    Fields:
-        spec: the robot they must belong to; None takes the files' own dimensions.
-        cameras: whose frames are read; None for all, () for none.
-        color: "rgb" or "bgr", the order of stored channels where the files do not record it.
-        hz: rate of the steps where the files do not record it.
-        task: text of the task where the files do not record it.
-        success: outcome of episodes whose files record none; None leaves it unknown.
-        scores: folder name -> reward of the episodes in it (score_5 -> 1, score_1 -> 0).
-        reward_every_step: give that reward on every step instead of the last one (ACRLPD's data have it so; the value
-            of a state then is the time left, not the chance of success).
-        env: task of an environment whose rewards are computed from stored states (OGBench).
-        env_if_judged: `env` is the robot's default: files with labels but without the states to judge keep theirs.
-        env_reward: "sparse", 1 at its success and 0 elsewhere, or "dense", 1 minus the parts of it still to be done.
-        solved: treatment of steps that begin in a solved state, where the data go on after successes (OGBench): "drop",
-            or "keep" them, which helps a critic and no clone: those that stay in it as episodes of one step each, the
-            one that leaves it as the first of what follows.
-        proportion: share of the episodes, from the first on; where the steps of each are known (OGBench, D4RL), the
-            episodes that come nearest to this share of the steps.
+    Of data that go on after successes (OGBench), `solved` "drop"s the steps that begin in a solved state, or "keep"s
+    them, which helps a critic and no clone (see `success_labels.cut_at_successes`).
     """
 
-    spec: RobotSpec | None = None
-    cameras: tuple[str, ...] | None = None
-    color: str | None = None
-    hz: float | None = None
-    task: str = ""
-    success: bool | None = None
-    scores: tuple[tuple[str, float], ...] = ()
-    reward_every_step: bool = False
-    env: str = ""
-    env_if_judged: bool = False
-    env_reward: Literal["sparse", "dense"] = "sparse"
+    spec: RobotSpec | None = None  # the robot they must belong to; None takes the files' own dimensions
+    cameras: tuple[str, ...] | None = None  # whose frames are read; None for all, () for none
+    color: str | None = None  # "rgb" or "bgr", the order of stored channels
+    hz: float | None = None  # rate of the steps
+    task: str = ""  # text of the task
+    success: bool | None = None  # outcome of episodes whose files record none; None leaves it unknown
+    scores: tuple[tuple[str, float], ...] = ()  # folder name -> reward of its episodes (score_5 -> 1, score_1 -> 0)
+    reward_every_step: bool = (
+        False  # not on the last alone (ACRLPD): a value is the time left, not the chance of success
+    )
+    env: str = ""  # task whose rewards are computed from stored states (OGBench)
+    env_if_judged: bool = False  # `env` is a default: files with labels but without the states to judge keep theirs
+    env_reward: Literal["sparse", "dense"] = "sparse"  # 1 at success and 0 elsewhere, or 1 minus the parts to be done
     solved: Literal["drop", "keep"] = "drop"
-    proportion: float = 1.0
+    proportion: float = 1.0  # of the episodes, from the first on; of the steps where these are known (OGBench, D4RL)
 
     def __post_init__(self) -> None:
         if self.hz is not None and not 0 < self.hz < math.inf:

@@ -138,15 +138,7 @@ def _check_final(where: str, final: Observation, width: int, spec: RobotSpec | N
 
 
 def check_columns(where: object, shapes: Mapping[str, Sequence[int]], ndims: Mapping[str, int], by: str) -> int:
-    """Check the dimensions of arrays, and that each has as many rows as array `by`; returns that number.
-
-    Args:
-        shapes: name -> shape, of the arrays that are there.
-        ndims: name -> dimensions, for those that are read.
-
-    Raises:
-        DataError: starts with `where` and names the array.
-    """
+    """Check the dimensions of the arrays in `shapes`, and that each has the rows of array `by`; return that number."""
     n = shapes[by][0] if shapes[by] else 0
     for name, ndim in ndims.items():
         if name in shapes and len(shapes[name]) != ndim:
@@ -263,9 +255,9 @@ def imported_episode(
     return episode
 
 
-def content_id(state: np.ndarray, action: np.ndarray) -> str:
-    """Return twelve digits that tell episodes of one name apart."""
-    return hashlib.sha256(state.tobytes() + action.tobytes()).hexdigest()[:12]
+def content_id(state: np.ndarray, action: np.ndarray, digits: int = 12) -> str:
+    """Return hex digits that tell episodes of one name or number apart."""
+    return hashlib.sha256(state.tobytes() + action.tobytes()).hexdigest()[:digits]
 
 
 def unfinished(begin: Begin, steps: StepBlock) -> Episode:
@@ -278,11 +270,8 @@ def finished(
 ) -> Episode:
     """Build an episode of known outcome from T rows, the last of which lacks the observation after its action.
 
-    The last observation becomes `final`, and the last action, whose effect was not recorded, is left out. The T - 1
-    steps that remain end in a termination. Raises DataError where none remains.
-
-    Args:
-        reward: float32[T]; the last one is left out.
+    The last observation becomes `final`; the last action and reward, of float32[T], are left out. The T - 1 steps that
+    remain end in a termination. Raises DataError where none remains.
     """
     if steps.n < 2:
         raise DataError(f"{where}: an episode with an outcome needs at least 2 steps, it has {steps.n}")
@@ -291,10 +280,7 @@ def finished(
 
 
 def resolve_rate(options: ReadOptions, recorded: float | None = None, where: object = "") -> float | None:
-    """Return the steps a second: those that the file records, else the options', else the robot's, else None.
-
-    Raises DataError starting with `where` where file and options differ.
-    """
+    """Return the steps a second of the file (DataError where the options differ), the options, or the robot."""
     if recorded:
         if options.hz is not None and not math.isclose(recorded, options.hz, rel_tol=1e-6):
             raise DataError(f"{where}: recorded at {recorded:g} Hz, not at hz={options.hz:g}. Leave hz out")

@@ -355,5 +355,5 @@ def test_dense_rewards_tell_no_success(tmp_path: Path, rewards: list[float], tel
 def test_rewards_on_every_step_tell_no_success(tmp_path: Path) -> None:
     path = aloha(tmp_path / "a.hdf5")
     for every in (False, True):
-        source = episodes.open_files(path, ReadOptions(color="rgb", success=True, reward_every_step=every))
+        source = episodes.FORMAT.open(path, ReadOptions(color="rgb", success=True, reward_every_step=every))
         assert source.rewards_mark_success is not every

@@ -21,7 +21,6 @@ from serl_chunk.data.convert.workers import (
     SerialPool,
     Staged,
     WorkerFault,
-    WorkerPool,
 )
 from serl_chunk.data.source import Json, Sink, Source
 from serl_chunk.io import os_reason, plural
@@ -82,9 +81,7 @@ def convert(
     Args:
         workers: processes that read and encode, each one episode at a time; 0 works in this one.
         resume: continue what is in `folder`, if anything is. Otherwise the folder must be empty or absent.
-        skip_bad: leave out episodes that cannot be converted. Otherwise the first of them ends the conversion, when
-            all before it are done.
-        progress: called after each episode.
+        skip_bad: leave out bad episodes. Otherwise the first ends the conversion, when all before it are done.
         settings: what else the data set depends on (options of source and sink); a resume needs the same.
         max_samples: end with the episode that brings the steps to this number.
         tolerance_s: seconds by which a step's time stamp may leave its place at the rate, counted from the first.
@@ -182,13 +179,13 @@ class _Conversion:
             return
         work = ConversionSpec(self.source, self.sink, self.layout, tolerance_s)
         n = min(workers, len(self.keys) - self.decided)
-        pool: WorkerPool = ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)
+        pool = ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)
         try:
             self.drive(pool, window=max(1, QUEUED * n))
         finally:
             pool.close()
 
-    def drive(self, pool: WorkerPool, window: int) -> None:
+    def drive(self, pool: SerialPool | ProcessPool, window: int) -> None:
         """Keep the pool busy, at most `window` episodes ahead of the one to be placed next."""
         begun, limit = self.decided, len(self.keys)
         ready: dict[int, Result] = {}

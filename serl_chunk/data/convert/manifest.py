@@ -50,9 +50,8 @@ class Manifest:
         _refuse_other_files(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.descriptor = os.open(
-                self.path, os.O_RDWR | os.O_CREAT, 0o666
-            )  # a process with a copy holds the lock too
+            # A process with a copy of it holds the lock too.
+            self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot write a data set there: {os_reason(error)}") from error
         try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,22 +66,6 @@ class WorkerFault(NamedTuple):
 
 
 Result = Staged | RefusedEpisode | WorkerFault
-
-
-class WorkerPool(Protocol):
-    """Processes that stage episodes, or this one."""
-
-    def idle(self) -> int:
-        """Return how many jobs may be submitted now."""
-
-    def submit(self, job: EpisodeJob) -> None:
-        """Hand over a job; only where `idle` admits one."""
-
-    def results(self) -> Sequence[Result]:
-        """Wait until a job is done."""
-
-    def close(self) -> None:
-        """End, also amid a job."""
 
 
 def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
@@ -138,23 +122,25 @@ def check_stamps(where: str, steps: StepBlock, hz: float | None, tolerance_s: fl
 
 
 class SerialPool:
-    """A WorkerPool of one job at a time, in this process."""
+    """Stages one job at a time in this process."""
 
     def __init__(self, work: ConversionSpec) -> None:
         self._work = work
         self._jobs: list[EpisodeJob] = []
 
     def idle(self) -> int:
+        """Return how many jobs may be submitted now."""
         return 1 - len(self._jobs)
 
     def submit(self, job: EpisodeJob) -> None:
         self._jobs.append(job)
 
     def results(self) -> Sequence[Result]:
+        """Wait until a job is done."""
         return [stage(self._work, self._jobs.pop())]
 
     def close(self) -> None:
-        pass
+        """End, also amid a job."""
 
 
 class _Held:
@@ -172,7 +158,7 @@ def _inherit(copy: Any) -> _Held:
 
 
 class ProcessPool:
-    """A WorkerPool of `n` processes, started anew (`spawn`), since a fork would copy this one's threads.
+    """As `SerialPool`, in `n` processes started anew (`spawn`), since a fork would copy this one's threads.
 
     Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
     They end with this process, however that ends. `held` is a descriptor that they keep open until then.

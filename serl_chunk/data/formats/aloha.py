@@ -56,7 +56,7 @@ def array(path: Path, file: h5py.File, name: str, dtype: Any = None) -> np.ndarr
 
 
 def attribute_text(value: Any) -> str:
-    """Return an attribute's text: HDF5 gives strings of fixed length back as bytes."""
+    """Return an attribute's text; HDF5 returns strings of fixed length as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -72,7 +72,7 @@ def recorded_hz(path: Path, file: h5py.File) -> float | None:
 
 
 def cameras_in(path: Path, file: h5py.File, wanted: tuple[str, ...] | None) -> list[str]:
-    """Return the file's cameras, or those of them that are wanted. Raises DataError where a wanted one is missing."""
+    """Return the file's cameras that are wanted. Raises DataError where one is missing."""
     images = member(path, file, IMAGES)
     if images is not None and not isinstance(images, h5py.Group):
         raise DataError(f"{path}: {IMAGES} is no group of cameras. Record the episode again or leave it out")
@@ -90,8 +90,6 @@ def open_aloha(
     POLICY where the file has chunk starts, SCRIPTED in simulation (the file's attribute `sim`), else HUMAN. Stamps
     count from 0 at the file's rate, else the options', else the robot's, and are all 0 where none is known.
 
-    Raises:
-        DataError: starts with the path and names the dataset.
     """
     spec = options.spec
     if reward is None and options.success is not None:
@@ -115,15 +113,8 @@ def open_aloha(
             raise DataError(f"{path}: {name} has {rows[0]} frames, {of}")
         frames = frames_of(path, version, file, name, image_ticks, _is_bgr(path, file, options.color))
         sparse[IMAGE_PREFIX + camera] = SparseRows(image_ticks, frames)
-    steps = make_steps(
-        episode_id,
-        _state(path, qpos, action, spec),
-        action,
-        resolve_rate(options, recorded_hz(path, file), path),
-        sparse,
-        source=source,
-        decision_tick=decision_tick,
-    )
+    state, hz = _state(path, qpos, action, spec), resolve_rate(options, recorded_hz(path, file), path)
+    steps = make_steps(episode_id, state, action, hz, sparse, source=source, decision_tick=decision_tick)
     begin = Begin(episode_id, task=attribute_text(file.attrs.get("task", "")) or options.task)
     if reward is None:
         if options.reward_every_step:

@@ -33,11 +33,7 @@ _NOT_READ = {  # dataset -> reason
 
 @dataclasses.dataclass
 class EpisodeFiles:
-    """A `data.source.Source`; a key is a file's path below `path`.
-
-    `rewards_mark_success`: whether a reward of 1 or more is a success, after which an episode may be cut; a reward that
-    is given on every step is none.
-    """
+    """A `data.source.Source`; a key is a file's path below `path`."""
 
     path: Path
     options: ReadOptions
@@ -52,6 +48,7 @@ class EpisodeFiles:
 
     @property
     def rewards_mark_success(self) -> bool:
+        """A reward of 1 or more is a success, after which an episode may be cut."""
         return not self.options.reward_every_step
 
     def keys(self) -> list[str]:
@@ -114,16 +111,14 @@ class EpisodeFiles:
         return notes
 
 
-def matches(path: Path) -> bool:
-    """See Format."""
+def _matches(path: Path) -> bool:
     try:
         return path.suffix in SUFFIXES if path.is_file() else bool(_files(path) or _folders(path))
     except OSError:
         return False
 
 
-def open_files(path: Path, options: ReadOptions) -> EpisodeFiles:
-    """See Format."""
+def _open(path: Path, options: ReadOptions) -> EpisodeFiles:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder. Pass an HDF5 file or a folder of episodes")
     files, rewards = ({path.name: path}, {}) if path.is_file() else _find(path, options)
@@ -166,5 +161,5 @@ def _folders(path: Path) -> list[Path]:
 
 
 FORMAT = Format(
-    "episodes", "HDF5, one file an episode: ours, ALOHA, ACT, mobile ALOHA; folders of them", matches, open_files
+    "episodes", "HDF5, one file an episode: ours, ALOHA, ACT, mobile ALOHA; folders of them", _matches, _open
 )

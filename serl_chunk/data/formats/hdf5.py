@@ -81,12 +81,9 @@ def write_episode(
 
     Args:
         path: the final name; its folder must exist.
-        episode: a closed episode of `spec`'s robot.
         spec: the robot's specification; None writes the whole state as `qpos`.
-        compress: gzip the frames: lossless, a few times slower to write, worth it for
-            rendered frames more than for noisy ones.
-        sim: ALOHA's attribute of that name; not written where it is not known. ACT's own loader demands it, and
-            shifts the actions by a step where it is False.
+        compress: gzip the frames: lossless, a few times slower to write.
+        sim: ALOHA's attribute; None is not written. ACT's loader needs it, and shifts the actions by a step for False.
         replace: False raises FileExistsError where `path` exists, even if another process created it meanwhile.
         hz: steps a second, instead of the robot's; not written where neither is known.
 
@@ -122,12 +119,10 @@ def write_file(
     joints: Sequence[int] | None = None,
     where: str = "",
 ) -> None:
-    """Write `episode` to the new file `part` and wait until it is on disk; arguments as for `write_episode`.
+    """Write `episode` durably to the new file `part`; arguments as for `write_episode`.
 
-    `joints`: the state columns that are `qpos`, for `spec` None.
-
-    Raises DataError, starting with `where`, for an episode that cannot be written, and OSError where the disk is at
-    fault. The caller then removes `part`.
+    `joints`: the state columns that are `qpos`, for `spec` None. Raises DataError starting with `where`, and OSError
+    where the disk is at fault; the caller then removes `part`.
     """
     where = where or str(part)
     check_episode(where, episode, spec)
@@ -150,14 +145,9 @@ def read_episode(
     success: bool | None = None,
     color: str | None = None,
 ) -> Episode:
-    """Read the episode at `path`, checked, its frames decoded; `write_episode` and this are exact inverses.
+    """Read the file at `path`, of this layout or ALOHA's or ACT's, checked, its frames decoded. Inverts `write_episode`.
 
-    Args:
-        path: an HDF5 file in this module's layout, or a plain ALOHA or ACT file.
-        spec, cameras, success, color: see `data.source.ReadOptions`.
-
-    Raises:
-        DataError: names the file, the field, and a remedy.
+    Options as in `data.source.ReadOptions`. Raises DataError.
     """
     path = Path(path)
     chosen = None if cameras is None else tuple(cameras)
@@ -174,12 +164,8 @@ def read_episode(
 def open_episode(path: Path, options: ReadOptions, reward: float | None = None) -> Episode:
     """Read the episode at `path`, checked, its frames still in the file.
 
-    Args:
-        path: as for `read_episode`.
-        options: its rate must be the file's own, if the file records one.
-        reward: of the last step of an episode whose file records none (see `aloha.open_aloha`).
-
-    Raises DataError, and MachineError and NoMemoryError (`hdf5_io`) where the file may be whole.
+    `reward`: see `aloha.open_aloha`. Raises DataError, also where the file records another rate than the options, and
+    MachineError and NoMemoryError (`hdf5_io`) where the file may be whole.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -293,7 +279,7 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     schema = attribute("schema")
     if schema != SCHEMA:
         raise DataError(f"{path}: /rl has schema {schema} (expected {SCHEMA}). Update serl_chunk")
-    begin = Begin(**{name: attribute_text(attribute(name)) for name in Begin._fields})
+    begin = Begin(*(attribute_text(attribute(name)) for name in Begin._fields))
     begin = begin._replace(task=begin.task or options.task)
     state = array(path, file, "/rl/state" if "state" in there else "/observations/qpos", np.float32)
     action = array(path, file, "/action", np.float32)
@@ -327,10 +313,7 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
 
 
 def joints_in(file: h5py.File) -> tuple[int, ...] | None:
-    """Return the state columns in `qpos` of a file of this layout; None where it is the whole state, or no part of it.
-
-    Raises h5py's errors.
-    """
+    """Return the state columns in `qpos` of a file of this layout; None for the whole state, or no part of it."""
     if member("", file, "/rl/state") is None:
         return None
     state, qpos = file["/rl/state"][()], file["/observations/qpos"][()]

@@ -11,7 +11,16 @@ import h5py
 import numpy as np
 
 from serl_chunk.data.formats.hdf5_io import ERRORS, dataset_of, raise_machine_fault
-from serl_chunk.data.frames import Encoded, FileVersion, Frames, OpenFiles, decode_image, encoded_file, image_size
+from serl_chunk.data.frames import (
+    Encoded,
+    FileVersion,
+    Frames,
+    OpenFiles,
+    Shape,
+    decode_image,
+    encoded_file,
+    image_size,
+)
 from serl_chunk.types import DataError
 
 
@@ -32,18 +41,10 @@ close_files = open_files.close
 
 
 class _Hdf5Frames(Frames):
-    """Rows of one dataset.
-
-    Args:
-        path, version: the file, and its version when it was opened first.
-        name: the dataset.
-        shape: [H, W, 3].
-        ticks: int[M], of the dataset's rows, for messages.
-        swap: the channels are stored as blue, green, red.
-    """
+    """Rows of dataset `name` at `ticks` int[M]; `swap`: the channels are stored as blue, green, red."""
 
     def __init__(
-        self, path: Path, version: FileVersion, name: str, shape: tuple[int, int, int], ticks: np.ndarray, swap: bool
+        self, path: Path, version: FileVersion, name: str, shape: Shape, ticks: np.ndarray, swap: bool
     ) -> None:
         super().__init__(shape, np.arange(len(ticks)))
         self._path, self._version, self._name, self._ticks, self._swap = path, version, name, ticks, swap
@@ -112,9 +113,8 @@ def frames_of(path: Path, version: FileVersion, file: h5py.File, name: str, tick
         )
     if len(dataset) != len(ticks):
         raise DataError(f"{path}: {name} has {len(dataset)} rows, its ticks have the shape {ticks.shape}")
-    if dataset.ndim == 4:
-        return RawHdf5Frames(path, version, name, dataset.shape[1:], ticks, swap)
-    if not len(dataset):
-        return RawHdf5Frames(path, version, name, (0, 0, 3), ticks, swap)
+    if dataset.ndim == 4 or not len(dataset):
+        shape = dataset.shape[1:] if dataset.ndim == 4 else (0, 0, 3)
+        return RawHdf5Frames(path, version, name, shape, ticks, swap)
     size = image_size(dataset[0].tobytes(), f"{path}: the frame at tick {int(ticks[0])} of {name}")
     return JpegHdf5Frames(path, version, name, (*size, 3), ticks, swap)

@@ -26,12 +26,10 @@ import numpy as np
 from serl_chunk.io import os_reason
 from serl_chunk.types import DataError, SerlChunkError
 
+# What h5py raises for a damaged byte, or for an item of another kind than expected: it depends on the structure.
 ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
-"""What h5py raises for a damaged byte, or for an item of another kind than expected: it depends on the structure."""
-MAX_RATIO = 1100
-"""Bytes that a stored byte may stand for: gzip reaches 1032."""
-FLOOR = 4096
-"""Bytes below which any ratio is harmless."""
+MAX_RATIO = 1100  # bytes that a stored byte may stand for: gzip reaches 1032
+FLOOR = 4096  # bytes below which any ratio is harmless
 _MACHINE = {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EACCES}
 _MAX_LINKS = 16  # soft links on the way to an item, as in HDF5
 
@@ -62,10 +60,7 @@ def raise_machine_fault(where: object, error: Exception) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """Open the file at `path` for reading.
-
-    Raises DataError for every way in which h5py reports damage, MachineError and NoMemoryError for what is no damage.
-    """
+    """Open the file at `path` for reading. Raises DataError for damage, MachineError and NoMemoryError for no damage."""
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -80,10 +75,7 @@ def opened(path: Path) -> Iterator[h5py.File]:
 
 
 def looks_like(path: Path, fits: Callable[[h5py.File], bool]) -> bool:
-    """Return whether `path` is an HDF5 file that `fits`; never raises.
-
-    True also where `fits` raises DataError: opening such a file names the reason.
-    """
+    """Return whether `path` is an HDF5 file that `fits`, or raises DataError there: opening it names the reason."""
     try:
         if not path.is_file():
             return False
@@ -153,7 +145,7 @@ def dataset_of(where: object, group: h5py.Group, name: str) -> h5py.Dataset:
 
 
 def group_of(where: object, group: h5py.Group, name: str) -> h5py.Group:
-    """Return the group `name`. Raises DataError where there is none, or as `member` does."""
+    """As `dataset_of`, of a group."""
     found = member(where, group, name)
     if not isinstance(found, h5py.Group):
         raise DataError(f"{where}: no group {name}; it has: {listing(group)}")
@@ -188,10 +180,10 @@ LIBVER = ("v110", "v110")
 
 @contextlib.contextmanager
 def new_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
-    """Create an HDF5 file at `path`, on disk (synced) at the end, and a function to call between large writes.
+    """Create an HDF5 file at `path`, synced at the end, and a function to call between large writes.
 
-    That function raises the OSError of an earlier write, and so does the end. The caller then removes what is at
-    `path`. Raises FileExistsError where `path` exists.
+    That function and the end raise the OSError of an earlier write; the caller then removes `path`. Raises
+    FileExistsError where `path` exists.
     """
     with path.open("xb+", buffering=0) as raw:
         output = _Output(raw.fileno())

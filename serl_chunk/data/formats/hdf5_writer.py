@@ -29,14 +29,8 @@ class EpisodeWriter:
     files, so the caller must not change the arrays afterwards. `flush` waits for it. A failed write is raised by the
     next `begin`, `flush` or `close`; a with-statement closes.
 
-    Args:
-        directory: created if absent.
-        spec: the robot's specification.
-        keep: called (in the writer's thread) with each closed episode, and again after an `Amend` of it.
-        sim: passed to `write_episode`.
-
-    Raises:
-        ConfigError: the folder cannot be created.
+    `keep` is called in the writer's thread with each closed episode, and again after an `Amend` of it. Raises
+    ConfigError where the folder cannot be created.
     """
 
     def __init__(
@@ -66,7 +60,6 @@ class EpisodeWriter:
 
     @property
     def written(self) -> list[Path]:
-        """Files on disk, in the order of their episodes; complete after `flush`."""
         return list(self._written.values())
 
     @property
@@ -75,14 +68,12 @@ class EpisodeWriter:
         return self._rejected_count
 
     def begin(self, record: Begin) -> None:
-        """Open an episode. Raises DataError where one is open, or the error of an earlier write."""
         self._raise_failure()
         if self._begin is not None:
             raise DataError(f"episode {record.episode_id} begins before the end of {self._begin.episode_id}")
         self._begin, self._steps = record, []
 
     def step(self, record: Step) -> None:
-        """Append one step. Raises DataError where no episode is open."""
         if self._begin is None:
             raise DataError(f"step {record.tick} belongs to no open episode")
         self._steps.append(record)
@@ -113,7 +104,7 @@ class EpisodeWriter:
         self._raise_failure()
 
     def close(self) -> None:
-        """Finish all writes and stop the thread; an episode still open is dropped. May be called again."""
+        """Finish all writes and stop the thread; an open episode is dropped. May be called again."""
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()
@@ -189,24 +180,17 @@ class Hdf5Sink:
 
     An episode is staged as a hidden file of the same folder and renamed when its index is known. The same episode
     always becomes the same bytes.
-
-    Args:
-        folder: destination of the files.
-        spec: the robot, for its layout (state values that are joints) and rate.
-        compress: gzip the frames, see `hdf5.write_episode`.
-        joints: the state values that are joints, for `spec` None.
     """
 
     folder: Path
-    spec: RobotSpec | None = None
-    compress: bool = False
-    joints: tuple[int, ...] | None = None
+    spec: RobotSpec | None = None  # for its layout (state values that are joints) and rate
+    compress: bool = False  # gzip the frames, see `hdf5.write_episode`
+    joints: tuple[int, ...] | None = None  # the state values that are joints, for `spec` None
 
     def layout(self, sample: Episode, hz: float | None) -> Json:
         return {"hz": hz, **shapes_of(sample)}
 
     def stage(self, layout: Json, number: int, episode: Episode) -> Json:
-        """See Sink; raises OSError where the disk is at fault."""
         where = f"episode {episode.begin.episode_id}"
         check_shapes(where, episode, layout)
         part = self._part(number)

@@ -113,19 +113,13 @@ class HilSerlSource:
     def notes(self) -> list[str]:
         closed = Counter(span.closed for span in self._index())
         count = self._counts
-        fate = (
-            "failures, as failure sets"
-            if self._options.success is False
-            else "truncated, outcome unknown (failure sets it)"
-        )
+        failed = self._options.success is False
+        fate = "failures, as failure sets" if failed else "truncated, outcome unknown (failure sets it)"
         known = {name: count[name] for name in ("infos", "demo_buffer", "file name") if count[name]}
         by = ", ".join(f"{name} ({plural(n, 'step')})" for name, n in known.items())
         rest = count["transitions"] - sum(known.values())
         renamed = [f"{stored} is {name}" for name, stored in self._cameras.items() if stored != name]
-        transitions, penalised = (
-            plural(count["transitions"], "transition"),
-            plural(count["grasp_penalty"], "transition"),
-        )
+        transitions, penalised = (plural(count[name], "transition") for name in ("transitions", "grasp_penalty"))
         early, raised = plural(count["early"], "step"), plural(count["raised"], "episode")
         done, gap = plural(closed["done"], "episode"), plural(closed["gap"], "episode")
         no_color = self._cameras and self._options.color is None

@@ -27,11 +27,7 @@ class Header(NamedTuple):
 
 
 def headers(path: Path) -> dict[str, Header]:
-    """Return the headers of all arrays in the file, without reading these.
-
-    Raises DataError: the file is cut short or no .npz file, or an array is of objects, does not have the size in its
-    header, or is larger than what is stored can fill.
-    """
+    """Return the headers of all arrays in the file, without reading these. Raises DataError where one is unsafe."""
     out = {}
     with _errors(path), zipfile.ZipFile(path) as file:
         for member in file.infolist():

@@ -51,11 +51,7 @@ _ADMITTED = "only numbers, texts, lists, tuples, dicts and numpy arrays of numbe
 
 
 def load_plain(path: Path) -> Any:
-    """Return the value pickled at `path`. Arrays are read-only views of the bytes that were read.
-
-    Raises DataError: the file cannot be read, is no whole pickle, or has anything outside this module's list; the
-    message names it and states that it was not run.
-    """
+    """Return the value pickled at `path`; its arrays are read-only. Raises DataError for all outside this module's list."""
     try:
         with path.open("rb") as file:
             return _Machine(path, file, os.fstat(file.fileno()).st_size).run()

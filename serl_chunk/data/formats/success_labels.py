@@ -27,20 +27,16 @@ class Segment(NamedTuple):
 
 
 def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[Segment]:
-    """Cut a trajectory that goes on after successes into episodes that end at them.
+    """Cut a trajectory that goes on after successes into episodes that end with the first step into one.
 
-    An episode begins in a state that is no success and ends with the first step into one. Steps that begin in a success
-    belong to no episode: there the task is over, and no action counts.
+    Steps that begin in a success belong to no episode, since no action counts there; with `keep_solved` those that stay
+    in it are episodes of one step each, and the one that leaves it is the first of what follows.
 
     Args:
         success: bool[T + 1], of the states; step t leads from state t to t + 1.
-        keep_solved: every step belongs to an episode. Those that stay in the success are episodes of one step each; the
-            one that leaves it is the first of what follows. Such an episode shows a critic more of a success than the
-            few steps that lead into one.
     """
     segments = []
-    last = len(success) - 1
-    start = 0
+    start, last = 0, len(success) - 1
     while start < last:
         if success[start] and not keep_solved:
             start += 1
@@ -87,11 +83,9 @@ def label_states(where: str, rewards: np.ndarray, masks: np.ndarray | None) -> S
 
 
 def relabel_for_task(where: str, task: str, arrays: dict[str, np.ndarray], width: int) -> SuccessMask:
-    """Label the state of every row by OGBench's task `task`.
+    """Label the state of every row by OGBench's single task `task`, such as cube-single-play-singletask-task1-v0.
 
     Args:
-        where: starts the messages.
-        task: a single-task name with the kind of data in it, such as cube-single-play-singletask-task1-v0.
         arrays: `qpos [N, Q]` and, where the environment has buttons, `button_states [N, B]`.
         width: of the observations in the file.
 

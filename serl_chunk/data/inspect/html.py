@@ -28,15 +28,10 @@ def write_page(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the page to `path`, whole or not at all: facts, findings, overview, and a few episodes of `source`.
+    """Write the page to `path`, whole or not at all: facts, findings, overview, and a few episodes, read again.
 
-    Args:
-        source: read again for these episodes.
-        seed: of the episodes drawn at random.
-        progress: called with (episodes drawn, to draw).
-
-    Raises:
-        DataError: an episode cannot be read any more, or the page cannot be written.
+    `seed` chooses the random ones; `progress` is called with (episodes drawn, to draw). Raises DataError where an
+    episode cannot be read any more, or the page cannot be written.
     """
     picked = pick(findings, seed)
     sections = []

@@ -28,12 +28,11 @@ def inspect(
     all_frames: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> InspectionReport:
-    """Read the episodes of `source` once, one at a time.
+    """Read the episodes of `source` (the first `max_episodes`) once, one at a time.
 
     Args:
         spec: the robot, where it is known; its limits, joints and grippers are compared with the data.
         horizon: report episodes shorter than a chunk of that many actions.
-        max_episodes: read the first ones only.
         all_frames: decode every image instead of a few of each episode.
         progress: called with (episodes done, episodes in all) after each one.
 
@@ -101,20 +100,11 @@ class Column:
                     self._values[d] = None
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Return the statistics of each of the D values."""
         m = self.moments
-        return tuple(
-            Dimension(
-                low=float(m.low[d]),
-                high=float(m.high[d]),
-                mean=float(m.mean[d]),
-                std=float(m.std[d]),
-                distinct=None if known is None else len(known),
-                at_low=float(self._at_low[d] / m.count),
-                at_high=float(self._at_high[d] / m.count),
-            )
-            for d, known in enumerate(self._values)
-        )
+        distinct = [None if known is None else len(known) for known in self._values]
+        shares = (self._at_low / m.count).tolist(), (self._at_high / m.count).tolist()
+        columns = m.low.tolist(), m.high.tolist(), m.mean.tolist(), m.std.tolist(), distinct, *shares
+        return tuple(map(Dimension, *columns))
 
 
 class Tally:
@@ -154,13 +144,11 @@ class Tally:
         return []
 
     def quantiles_of_changes(self) -> np.ndarray | None:
-        """Return `InspectionReport.changes`."""
-        if not self._changes.count:
+        if not self._changes.moments.count:
             return None
         return np.vstack([self._changes.quantile(), self._changes.moments.high])
 
     def mean_distance(self) -> np.ndarray | None:
-        """Return the mean distance between a command and its joint, float64[A]; None without a robot."""
         return None if self._joints is None else self._distance / self.state.moments.count
 
 

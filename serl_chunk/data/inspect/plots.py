@@ -53,13 +53,9 @@ def draw_overview(findings: InspectionReport) -> bytes:
 
 
 def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[int]) -> tuple[bytes, int]:
-    """Draw state and action of one episode over its ticks.
+    """Draw state and action of one episode over its ticks, with `marks` at the ticks that a finding names.
 
-    Args:
-        marks: ticks that a finding names.
-
-    Returns:
-        A PNG file, and how many values found no place.
+    Returns a PNG file, and how many values found no place.
     """
     steps = episode.steps
     state, action, ticks = steps.observation[STATE], steps.action, np.arange(steps.n)
@@ -109,11 +105,7 @@ def draw_trajectories(episode: Episode, spec: RobotSpec | None, marks: Sequence[
 
 
 def draw_strip(rows: SparseRows) -> tuple[bytes, list[int]]:
-    """Draw up to `FRAMES` frames of one camera at regular times side by side.
-
-    Returns:
-        A JPEG file, and the frames' ticks.
-    """
+    """Draw up to `FRAMES` frames of one camera side by side; returns a JPEG file, and the frames' ticks."""
     from PIL import Image
 
     chosen = np.unique(np.linspace(0, len(rows.index) - 1, FRAMES).round().astype(int))

@@ -26,17 +26,10 @@ class Issue(NamedTuple):
     tick: int | None = None
 
 
-class Spread(NamedTuple):
-    """Smallest, middle and largest of some numbers."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """Return that of some numbers, None of no numbers."""
-        return cls(*(float(f(values)) for f in (np.min, np.median, np.max))) if len(values) else None
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Return smallest, middle and largest of some numbers, None of no numbers."""
+    functions = {"low": np.min, "median": np.median, "high": np.max}
+    return {name: float(function(values)) for name, function in functions.items()} if len(values) else None
 
 
 class Dimension(NamedTuple):
@@ -123,14 +116,6 @@ class InspectionReport:
         return sum(e.length for e in self.episodes)
 
     @property
-    def lengths(self) -> Spread | None:
-        return Spread.of([e.length for e in self.episodes])
-
-    @property
-    def rewards(self) -> Spread | None:
-        return Spread.of([e.reward for e in self.episodes])
-
-    @property
     def measured_hz(self) -> float | None:
         """Rate of the median episode, by its stamps."""
         periods = [e.period for e in self.episodes if e.period]
@@ -143,7 +128,6 @@ class InspectionReport:
         return {source.name: float(total[source] / self.steps) for source in Source if total[source]}
 
     def count(self, outcome: Outcome) -> int:
-        """Count the episodes with that outcome."""
         return sum(e.outcome is outcome for e in self.episodes)
 
     def tasks(self) -> dict[str, int]:
@@ -165,7 +149,7 @@ class InspectionReport:
             "episodes_looked_at": self.looked_at,
             "episodes_read": len(self.episodes),
             "steps": self.steps,
-            "lengths": self.lengths and self.lengths._asdict(),
+            "lengths": spread([e.length for e in self.episodes]),
             "declared_hz": self.declared_hz,
             "measured_hz": self.measured_hz,
             "state": [d._asdict() for d in self.state],
@@ -173,7 +157,7 @@ class InspectionReport:
             "action_changes": changes and dict(zip(("q50", "q90", "q99", "max"), changes, strict=True)),
             "tasks": self.tasks(),
             "outcomes": {str(o): self.count(o) for o in Outcome},
-            "rewards": self.rewards and self.rewards._asdict(),
+            "rewards": spread([e.reward for e in self.episodes]),
             "sources": self.shares,
             "notes": list(self.notes),
             "findings": [f._asdict() for f in self.findings],
@@ -186,16 +170,10 @@ MOVED = 0.01  # of its range in the episode: from here on a state value has move
 PAIRS = 8  # pairs of frames decoded of each camera and episode, unless all are
 
 
-def episode_info(key: str, episode: Episode, *, all_frames: bool = False) -> tuple[EpisodeInfo, list[Issue]]:
-    """Summarise a checked episode.
+def episode_info(key: str, episode: Episode, *, all_frames: bool) -> tuple[EpisodeInfo, list[Issue]]:
+    """Summarise a checked episode, with the findings that need no other episode; these begin with `key`.
 
-    Args:
-        key: its name in the source, with which the findings begin.
-        episode: its images are decoded: `PAIRS` pairs of frames of each camera, spread evenly.
-        all_frames: decode all of them.
-
-    Returns:
-        The summary, and the findings that need no other episode.
+    `PAIRS` pairs of frames of each camera, spread evenly, are decoded, or `all_frames`.
     """
     begin, steps, end = episode
     found: list[Issue] = []

@@ -12,9 +12,7 @@ def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
     if not findings.episodes:
         return [("episodes", f"none could be read, of {findings.looked_at}")]
     out = [("episodes", _episodes(findings))]
-    lengths = findings.lengths
-    assert lengths is not None
-    out.append(("steps", f"{findings.steps:,}; an episode {_spread(lengths)}"))
+    out.append(("steps", f"{findings.steps:,}; an episode {_spread([e.length for e in findings.episodes])}"))
     out.append(("rate", _rate(findings)))
     for name, dims in (("state", findings.state), ("action", findings.action)):
         out.append((name, _dims(dims)))
@@ -32,8 +30,7 @@ def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
     outcomes = ", ".join(f"{findings.count(o)} {o}" for o in Outcome if findings.count(o))
     terminated = sum(e.terminated for e in findings.episodes)
     out.append(("outcomes", f"{outcomes}; {terminated} terminated, {len(findings.episodes) - terminated} truncated"))
-    rewards, rewarded = findings.rewards, sum(bool(e.rewarded) for e in findings.episodes)
-    assert rewards is not None
+    rewards, rewarded = [e.reward for e in findings.episodes], sum(bool(e.rewarded) for e in findings.episodes)
     out.append(("rewards", f"sum of an episode {_spread(rewards)}; {rewarded:,} with a reward"))
     shares = ", ".join(f"{name.lower()} {share:.1%}" for name, share in findings.shares.items())
     segments = sum(e.segments for e in findings.episodes)
@@ -71,6 +68,6 @@ def _tasks(findings: InspectionReport) -> str:
     return ", ".join(shown) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")
 
 
-def _spread(spread: tuple[float, float, float]) -> str:
-    low, median, high = (f"{v:,.0f}" if v == int(v) else f"{v:.4g}" for v in spread)
+def _spread(values: Sequence[float]) -> str:
+    low, median, high = (f"{v:,.0f}" if v == int(v) else f"{v:.4g}" for v in (spread(values) or {}).values())
     return f"{low} to {high}, median {median}" if low != high else low

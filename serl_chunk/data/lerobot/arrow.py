@@ -18,8 +18,6 @@ Schema = Any  # pyarrow.Schema
 
 
 class _Late:
-    """A module that is imported on the first access to one of its names."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -39,7 +37,7 @@ pq: Any = _Late("pyarrow.parquet")
 
 
 def write_arrow(path: Path, schema: Schema, batches: Iterable[Any]) -> None:
-    """Write record batches one by one to the new file `path`, and wait until it is on disk."""
+    """Write record batches durably to the new file `path`."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
@@ -47,16 +45,13 @@ def write_arrow(path: Path, schema: Schema, batches: Iterable[Any]) -> None:
 
 
 def read_arrow(path: Path) -> Table:
-    """Read what `write_arrow` wrote; its columns stay in the file, which is mapped into memory."""
+    """Read what `write_arrow` wrote, mapped into memory."""
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
 
 
 def write_parquet(part: Path, path: Path, schema: Schema, groups: Iterable[Table], **options: Any) -> None:
-    """Write tables, one row group each, to `part`, wait until it is on disk and rename it to `path`.
-
-    After a crash at any moment there is either no file at `path` or all of it.
-    """
+    """Write tables, one row group each, to `part`, and `publish` it at `path`."""
     with pq.ParquetWriter(str(part), schema, **options) as writer:
         for table in groups:
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
@@ -64,7 +59,7 @@ def write_parquet(part: Path, path: Path, schema: Schema, groups: Iterable[Table
 
 
 def publish(part: Path, path: Path) -> None:
-    """Rename the finished file `part` to `path`, durably."""
+    """Rename the finished file `part` to `path`, durably: a crash leaves no file there or all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fsync_path(part)
     os.replace(part, path)
@@ -72,11 +67,7 @@ def publish(part: Path, path: Path) -> None:
 
 
 def matrix(where: str, column: Any, first: int = 0) -> np.ndarray:
-    """Return a column of numbers, or of lists of them, as [N, D].
-
-    `first` is the row of the file that the column begins with. Raises DataError, starting with `where`, for lists of
-    unequal lengths and for other types.
-    """
+    """Return a column of numbers, or of lists of one length, as [N, D]; it begins with row `first` of its file."""
     array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     if not pa.types.is_nested(array.type):
         return array.to_numpy(zero_copy_only=False)[:, None]

@@ -34,31 +34,19 @@ class EpisodePlace:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """A data set's own description.
+    """A data set's own description."""
 
-    Fields:
-        path: its folder.
-        version: "v3.0" or "v2.1".
-        fps: steps a second, None where it is not recorded.
-        features: as in info.json.
-        tasks: texts by task_index.
-        lengths: int64[N], steps of each episode.
-        files, first: data file of each episode, and int64[N], its first row there.
-        videos: feature -> video of each episode, and float64[N], its first second there.
-    """
-
-    path: Path
-    version: str
-    fps: float | None
-    features: Json
-    tasks: tuple[str, ...]
-    lengths: np.ndarray
-    files: list[Path]
-    first: np.ndarray
-    videos: dict[str, tuple[list[Path], np.ndarray]]
+    path: Path  # its folder
+    version: str  # "v3.0" or "v2.1"
+    fps: float | None  # steps a second, None where it is not recorded
+    features: Json  # as in info.json
+    tasks: tuple[str, ...]  # texts by task_index
+    lengths: np.ndarray  # int64[N], steps of each episode
+    files: list[Path]  # data file of each episode
+    first: np.ndarray  # int64[N], its first row there
+    videos: dict[str, tuple[list[Path], np.ndarray]]  # feature -> video of each episode, float64[N], its first second
 
     def place(self, i: int) -> EpisodePlace:
-        """Return the place of episode `i`."""
         start = int(self.lengths[:i].sum())
         videos = {key: (paths[i], float(seconds[i])) for key, (paths, seconds) in self.videos.items()}
         return EpisodePlace(self.files[i], int(self.first[i]), int(self.lengths[i]), start, videos)
@@ -264,17 +252,11 @@ def _reading(path: Path, fault: str) -> Iterator[None]:
         raise DataError(f"{path}: {fault} ({os_reason(error)})") from error
 
 
-def _text(path: Path) -> str:
-    with _reading(path, "cannot be read"):
-        return path.read_text(encoding="utf-8")
-
-
 def _info(path: Path) -> Json:
     if not path.exists():
         raise DataError(f"{path.parent.parent}: this is no LeRobot data set, it has no meta/info.json")
-    text = _text(path)
     with _reading(path, "cannot be read"):
-        value = json.loads(text)
+        value = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(value, dict):
         raise DataError(f"{path}: holds no JSON object")
     return value
@@ -282,7 +264,9 @@ def _info(path: Path) -> Json:
 
 def _lines(path: Path, fields: tuple[str, ...]) -> list[Json]:
     out = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    with _reading(path, "cannot be read"):
+        text = path.read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)
             out.append({field: row[field] for field in fields})

@@ -36,8 +36,6 @@ def write_metadata(folder: Path, layout: Json, staged: Sequence[Json], shards: P
 
 
 class _Metadata:
-    """Args as for `write_metadata`."""
-
     def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], shards: PendingShards) -> None:
         self.folder, self.layout, self.staged, self.shards = folder, layout, staged, shards
         self.columns = [*_VECTORS, *ds.SCALARS]
@@ -157,11 +155,11 @@ class _Metadata:
     def _places(self) -> Iterator[Json]:
         """The rows of `meta/episodes`, without statistics."""
         first = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
-        places = [_place("data", number) for number, group in enumerate(self.files) for _ in range(*group)]
+        places = [_place("data", number) for number, group in enumerate(self.files) for _ in group]
         for camera in self.layout["videos"]:
             key = f"videos/{ds.CAMERA}{camera}"
             for number, group in enumerate(self.shards.groups(f"{camera}.mp4", self.staged)):
-                for i in range(*group):
+                for i in group:
                     at = [(first[k] - first[group.start]) / self.layout["hz"] for k in (i, i + 1)]
                     times = {f"{key}/from_timestamp": at[0], f"{key}/to_timestamp": at[1]}
                     places[i] = places[i] | _place(key, number) | times
@@ -214,27 +212,18 @@ def _of_values(values: np.ndarray) -> Json:
     """Of numbers or flags [N >= 1, D], all of them in memory: lists of D numbers."""
     x = values.astype(np.float64)
     quantiles = np.quantile(x, list(_QUANTILES.values()), axis=0)
-    return {
-        "min": x.min(0).tolist(),
-        "max": x.max(0).tolist(),
-        "mean": x.mean(0).tolist(),
-        "std": x.std(0).tolist(),
-        "count": [len(x)],
-        **{name: q.tolist() for name, q in zip(_QUANTILES, quantiles, strict=True)},
-    }
+    return _lists(x.min(0), x.max(0), x.mean(0), x.std(0), len(x), quantiles)
 
 
 def _of_stream(statistics: Statistics) -> Json:
     """Of the values added to `statistics`, which has the quantiles of _QUANTILES."""
-    moments = statistics.moments
-    return {
-        "min": moments.low.tolist(),
-        "max": moments.high.tolist(),
-        "mean": moments.mean.tolist(),
-        "std": moments.std.tolist(),
-        "count": [moments.count],
-        **{name: q.tolist() for name, q in zip(_QUANTILES, statistics.quantile(), strict=True)},
-    }
+    m = statistics.moments
+    return _lists(m.low, m.high, m.mean, m.std, m.count, statistics.quantile())
+
+
+def _lists(low: Any, high: Any, mean: Any, std: Any, count: int, quantiles: np.ndarray) -> Json:
+    vectors = {"min": low.tolist(), "max": high.tolist(), "mean": mean.tolist(), "std": std.tolist(), "count": [count]}
+    return vectors | dict(zip(_QUANTILES, quantiles.tolist(), strict=True))
 
 
 def _of_frames(counts: np.ndarray, frames: int) -> Json:
@@ -244,18 +233,16 @@ def _of_frames(counts: np.ndarray, frames: int) -> Json:
     mean = counts @ value / n
     std = np.sqrt((counts * np.square(value - mean[:, None])).sum(1) / n)
     present = counts > 0
-    rows: dict[str, Any] = {
-        "min": value[present.argmax(1)],
-        "max": value[255 - present[:, ::-1].argmax(1)],
-        "mean": mean,
-        "std": std,
-    }
+    rows: dict[str, Any] = {"min": value[present.argmax(1)], "max": value[255 - present[:, ::-1].argmax(1)]}
+    rows |= {"mean": mean, "std": std}
     ranks = np.cumsum(counts, 1)
+
+    def at_rank(wanted: np.ndarray) -> np.ndarray:
+        return np.array([value[np.searchsorted(r, k, side="right")] for r, k in zip(ranks, wanted, strict=True)])
+
     for name, q in _QUANTILES.items():
         at = q * (n - 1)
-        below, part = np.floor(at), at - np.floor(at)
-        low = [value[np.searchsorted(r, k, side="right")] for r, k in zip(ranks, below, strict=True)]
-        above = np.minimum(below + 1, n - 1)
-        high = [value[np.searchsorted(r, k, side="right")] for r, k in zip(ranks, above, strict=True)]
-        rows[name] = np.array(low) + part * (np.array(high) - np.array(low))
+        below = np.floor(at)
+        low, high = at_rank(below), at_rank(np.minimum(below + 1, n - 1))
+        rows[name] = low + (at - below) * (high - low)
     return {name: row.reshape(3, 1, 1).tolist() for name, row in rows.items()} | {"count": [frames]}

@@ -44,18 +44,13 @@ TOLERANCE_S = 1e-4  # lerobot's own
 
 @dataclasses.dataclass
 class LeRobotSource:
-    """A `data.source.Source`; a key is `episode_<index>`.
-
-    Fields:
-        cameras: name -> feature, of those that are read.
-        ours: whether the sidecar table is there.
-    """
+    """A `data.source.Source`; a key is `episode_<index>`."""
 
     path: Path
     options: ReadOptions
     index: Index
-    cameras: dict[str, str]
-    ours: bool
+    cameras: dict[str, str]  # name -> feature, of those that are read
+    ours: bool  # the sidecar table is there
     hz: float | None
     format: str = "lerobot"
 
@@ -81,8 +76,13 @@ class LeRobotSource:
         steps = self._steps(columns, place.length)
         for camera, feature in self.cameras.items():
             shape = _image_shape(where, feature, self.index.features[feature])
+            frames: Frames
             if self.index.features[feature]["dtype"] == "video":
-                frames = _video_frames(where, place, feature, shape, seconds)
+                video, start = place.videos[feature]
+                if not video.is_file():
+                    raise DataError(f"{where}: no video {video}. Leave it out of cameras")
+                tolerance = TOLERANCE_S + float(np.spacing(np.float32(start + seconds[-1])))
+                frames = VideoFrames(video, FileVersion.of(video), shape, start + seconds, tolerance, where)
             else:
                 rows = np.arange(place.first, place.first + place.length)
                 frames = ParquetFrames(place.file, version, feature, shape, rows, groups, where)
@@ -207,7 +207,6 @@ class LeRobotSource:
         return expected
 
     def _steps(self, columns: dict[str, np.ndarray], n: int) -> StepBlock:
-        """The steps without images, of an episode that has no name yet."""
         human = columns.get(ds.INTERVENTION)
         source = Source.HUMAN if human is None else np.where(human[:, 0] > 0, Source.HUMAN, Source.POLICY)
         extra = {name: columns[ds.EXTRA + name][:, 0] for name in ds.EXTRA_COLUMNS if ds.EXTRA + name in columns}
@@ -257,10 +256,8 @@ class LeRobotSource:
 
 def _outcome(success: np.ndarray | None, reward: np.ndarray | None, options: ReadOptions) -> Outcome:
     """A success where `next.success` [T] is true on any row; without that column, with `options.success`, or else where
-    the reward of the last row is at least 1.
-
-    A column that is nowhere true may be a failure, a time-out or an episode without a verdict: only `options.success`
-    False makes a failure of it.
+    the reward of the last row is at least 1. Only `options.success` False makes a failure of a column that is nowhere
+    true.
     """
     if success is not None and (success > 0).any():
         return Outcome.SUCCESS
@@ -279,12 +276,10 @@ def _lacks_reward(outcome: Outcome, reward: np.ndarray) -> bool:
 def _ended(
     where: str, begin: Begin, steps: StepBlock, success: np.ndarray | None, has_reward: bool, options: ReadOptions
 ) -> Episode:
-    """The episode of `steps`, of T rows, with the `_outcome`.
+    """The episode of `steps`, of T rows, with the `_outcome`, `validate.finished` where that is known.
 
-    Of known outcome: `validate.finished` with the larger of the last two rewards, and with 1 where a success has no
-    reward of 1 on any of its rows; of data without rewards, 1 for success, 0 for failure. Of unknown outcome:
-    `validate.unfinished`. Raises DataError, also for a reward of 1 in an episode that `options.success` makes a
-    failure.
+    The last reward is the larger of the last two, and 1 where a success has no reward of 1 on any row; of data without
+    rewards it is 1 for success, 0 for failure.
     """
     n = steps.n
     outcome = _outcome(success, steps.reward if has_reward else None, options)
@@ -355,16 +350,6 @@ def _image_shape(where: str, name: str, feature: dict[str, Any]) -> tuple[int, i
             f"{where}: {name} has the shape {feature.get('shape')} (expected [H, W, 3]). Leave it out of cameras"
         )
     return shape[0], shape[1], 3
-
-
-def _video_frames(
-    where: str, place: EpisodePlace, feature: str, shape: tuple[int, int, int], seconds: np.ndarray
-) -> Frames:
-    path, start = place.videos[feature]
-    if not path.is_file():
-        raise DataError(f"{where}: no video {path}. Leave it out of cameras")
-    tolerance = TOLERANCE_S + float(np.spacing(np.float32(start + seconds[-1])))
-    return VideoFrames(path, FileVersion.of(path), shape, start + seconds, tolerance, where)
 
 
 def _matches(path: Path) -> bool:

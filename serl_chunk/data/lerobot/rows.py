@@ -24,38 +24,29 @@ _BATCH = 32  # rows encoded at once: the part of an episode that lies in memory
 _PLACED = (ds.EPISODE_INDEX, ds.INDEX, ds.TASK_INDEX)  # columns that depend on an episode's place
 
 
-def encode_png(image: np.ndarray) -> bytes:
-    """Encode uint8[H, W, 3] as a PNG file."""
-    return _encode(image, format="PNG", compress_level=_PNG_LEVEL)
-
-
-def encode_jpeg(image: np.ndarray, quality: int) -> bytes:
-    """Encode uint8[H, W, 3] as a JPEG file, colour at full resolution."""
-    return _encode(image, format="JPEG", quality=quality, subsampling=0)
-
-
-def _encode(image: np.ndarray, **options: Any) -> bytes:
+def _encode(image: np.ndarray, jpeg_quality: int | None = None) -> bytes:
+    """Encode uint8[H, W, 3] as a PNG file, or as a JPEG file with colour at full resolution."""
     from PIL import Image  # slow to import
 
     out = io.BytesIO()
     height, width, _ = image.shape
     picture = Image.new("RGB", (width, height), None)  # not filled: of small frames that takes a tenth of the time
     picture.frombytes(np.ascontiguousarray(image).data)
-    picture.save(out, **options)
+    if jpeg_quality is None:
+        picture.save(out, format="PNG", compress_level=_PNG_LEVEL)
+    else:
+        picture.save(out, format="JPEG", quality=jpeg_quality, subsampling=0)
     return out.getvalue()
 
 
 def lossless_file(image: np.ndarray | SingleFrame) -> bytes:
     """Return the image file of one frame: the stored one where there is one, else a PNG."""
     stored = image.encoded if isinstance(image, SingleFrame) else None
-    return encode_png(np.asarray(image)) if stored is None else stored.data
+    return _encode(np.asarray(image)) if stored is None else stored.data
 
 
 def newest(ticks: np.ndarray, n: int) -> np.ndarray:
-    """Return int[n]: for every tick the number of the newest frame, of those read at `ticks` int[M >= 1].
-
-    LeRobot needs a frame on every row. Before the first one it is the first.
-    """
+    """Return int[n]: for every tick the newest (else the first) of the frames read at `ticks` int[M]."""
     return np.maximum(np.searchsorted(ticks, np.arange(n), side="right") - 1, 0)
 
 
@@ -88,9 +79,8 @@ def schema(layout: Json, *, placed: bool) -> Schema:
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     fields |= {ds.CAMERA + c: image for c in layout["cameras"] if c not in layout["videos"]}
     fields |= {n: pa.from_numpy_dtype(dtype) for n, dtype in ds.SCALARS.items() if placed or n not in _PLACED}
-    return pa.schema(
-        list(fields.items()), metadata={"huggingface": json.dumps(_huggingface(layout))} if placed else None
-    )
+    metadata = {"huggingface": json.dumps(_huggingface(layout))} if placed else None
+    return pa.schema(list(fields.items()), metadata=metadata)
 
 
 def _huggingface(layout: Json) -> Json:
@@ -108,10 +98,7 @@ def _huggingface(layout: Json) -> Json:
 
 
 def check_stamps(where: str, stamp: np.ndarray, hz: float, tolerance_s: float) -> None:
-    """Raise DataError, naming the step, where the steps were not taken at the rate `hz`.
-
-    Stamps that are all 0 are unknown, and pass.
-    """
+    """Raise DataError where the steps were not taken at the rate `hz`. Stamps that are all 0 are unknown, and pass."""
     off = np.abs(stamp - stamp[0] - np.arange(len(stamp)) / hz)
     late = np.flatnonzero(off > tolerance_s)
     if len(late) and stamp.any():
@@ -155,17 +142,14 @@ def _on_every_row(
     where: str, name: str, rows: SparseRows, n: int, layout: Json, histogram: Histogram
 ) -> Iterator[bytes]:
     """The image file of the newest frame on each of `n` steps: the stored one where there is one, else a new one."""
-    frames, quality = rows.values, layout["jpeg_quality"]
+    frames, quality = rows.values, None if layout["image_codec"] == "png" else layout["jpeg_quality"]
     at, data = -1, b""
     for frame in newest(rows.index, n):
         while at < frame:
             at += 1
             stored = frames.encoded(at) if isinstance(frames, Frames) else None
             image: Any = None if stored else frames[at]
-            if stored is not None:
-                data = stored.data
-            else:
-                data = encode_png(image) if layout["image_codec"] == "png" else encode_jpeg(image, quality)
+            data = stored.data if stored is not None else _encode(image, quality)
             histogram.add(at, data if stored else image, f"{where}: frame {at} of camera {name}")
         yield data
 

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import video
@@ -26,26 +26,6 @@ STAGING = ".staging"
 ROWS, SIDECAR, TASKS = "rows.arrow", "beside.arrow", "tasks.json"
 
 
-class ShardRange(NamedTuple):
-    """Episodes `start <= i < stop` that share a file."""
-
-    start: int
-    stop: int
-
-
-def groups_of(sizes: Sequence[int], limit: float, *, to_the_end: bool) -> list[ShardRange]:
-    """Group episodes of these sizes (bytes) into files, each closed as soon as it has reached `limit` bytes."""
-    out, start, total = [], 0, 0
-    for i, size in enumerate(sizes):
-        total += size
-        if total >= limit:
-            out.append(ShardRange(start, i + 1))
-            start, total = i + 1, 0
-    if to_the_end and start < len(sizes):
-        out.append(ShardRange(start, len(sizes)))
-    return out
-
-
 class PendingShards:
     """All pending shards of the data set in `folder`."""
 
@@ -56,30 +36,32 @@ class PendingShards:
         self.names = [ROWS, *(f"{camera}.mp4" for camera in layout["videos"])]
 
     def complete(self) -> bool:
-        """Return whether only cleaning up is left: `info.json` comes last."""
-        return (self._folder / ds.INFO).exists()
+        return (self._folder / ds.INFO).exists()  # it comes last: only cleaning up is left
 
     def file(self, name: str, number: int) -> Path:
-        """Return the path of the `number`-th file of rows or of a camera's video."""
         if name == ROWS:
             return self._folder / ds.file_of(self._patterns.data, number)
         key = ds.CAMERA + name.removesuffix(".mp4")
         return self._folder / ds.file_of(self._patterns.video, number, key)
 
-    def groups(self, name: str, staged: Sequence[Json], *, to_the_end: bool = True) -> list[ShardRange]:
-        """Return the episodes of each file, for all episodes in their order."""
-        return groups_of([entry["bytes"][name] for entry in staged], self._limit(name), to_the_end=to_the_end)
+    def groups(self, name: str, staged: Sequence[Json], *, to_the_end: bool = True) -> list[range]:
+        """Return the episodes of each file, which is closed as soon as it has reached its size."""
+        out, start, total = [], 0, 0
+        for i, entry in enumerate(staged):
+            total += entry["bytes"][name]
+            if total >= self._limit(name):
+                out.append(range(start, i + 1))
+                start, total = i + 1, 0
+        return out + [range(start, len(staged))] * (to_the_end and start < len(staged))
 
     def sidecar(self, index: int, column: str) -> Any:
         """Return one value of a placed episode's row, see `sidecar.schema`."""
         return read_arrow(self._placed(index) / SIDECAR).column(column)[0].as_py()
 
     def sidecar_row(self, index: int) -> Json:
-        """Return the whole row."""
         return read_arrow(self._placed(index) / SIDECAR).to_pylist()[0]
 
     def part(self, name: str) -> Path:
-        """Return the path of a file until it is complete."""
         return self._staging / f"{name}.part"
 
     def clean_up(self, n: int) -> int:
@@ -98,7 +80,6 @@ class PendingShards:
         return there
 
     def set_tasks(self, texts: Sequence[str]) -> None:
-        """Write the tasks of the placed episodes."""
         self._staging.mkdir(parents=True, exist_ok=True)
         part = self.part(TASKS)
         part.write_text(json.dumps(list(dict.fromkeys(texts))))
@@ -110,7 +91,6 @@ class PendingShards:
         return json.loads(path.read_text()) if path.exists() else []
 
     def add(self, index: int, staged: Json) -> None:
-        """Give a staged episode its place."""
         known = self.tasks()
         if staged["task"] not in known:
             self.set_tasks([*known, staged["task"]])
@@ -123,8 +103,8 @@ class PendingShards:
             start = index
             while start > 0 and (self._placed(start - 1) / name).exists():
                 start -= 1
-            group = ShardRange(start, index + 1)
-            sizes = [(self._placed(i) / name).stat().st_size for i in range(*group)]
+            group = range(start, index + 1)
+            sizes = [(self._placed(i) / name).stat().st_size for i in group]
             if sum(sizes) >= self._limit(name):
                 self._merge(name, self._next_number(name, index), group)
 
@@ -151,9 +131,9 @@ class PendingShards:
             number += 1
         return number
 
-    def _merge(self, name: str, number: int, group: ShardRange) -> None:
+    def _merge(self, name: str, number: int, group: range) -> None:
         path = self.file(name, number)
-        parts = [self._placed(i) / name for i in range(*group)]
+        parts = [self._placed(i) / name for i in group]
         missing = [part for part in parts if not part.exists()]
         if missing:
             raise DataError(f"{missing[0]}: no such file; {path.name} needs it. Convert into a new folder")
@@ -161,26 +141,26 @@ class PendingShards:
         if name == ROWS:
             self._merge_rows(part, path, group, parts, number)
         else:
-            lengths = [self.sidecar(i, "length") for i in range(*group)]
+            lengths = [self.sidecar(i, "length") for i in group]
             video.join(part, parts, lengths, self._layout["hz"])
             publish(part, path)
         self._drop(name, group)
 
-    def _merge_rows(self, part: Path, path: Path, group: ShardRange, parts: Sequence[Path], number: int) -> None:
+    def _merge_rows(self, part: Path, path: Path, group: range, parts: Sequence[Path], number: int) -> None:
         tasks = {text: i for i, text in enumerate(self.tasks())}
         first = _rows_until(self.file(ROWS, number - 1)) if number else 0
 
         def tables() -> Iterator[Table]:
             at = first
-            for episode, each in zip(range(*group), parts, strict=True):
+            for episode, each in zip(group, parts, strict=True):
                 table = read_arrow(each)
                 yield placed_table(table, self._layout, episode, at, tasks[self.sidecar(episode, "task")])
                 at += table.num_rows
 
         write_parquet(part, path, schema(self._layout, placed=True), tables(), **parquet_options(self._layout))
 
-    def _drop(self, name: str, group: ShardRange) -> None:
-        for i in range(*group):
+    def _drop(self, name: str, group: range) -> None:
+        for i in group:
             (self._placed(i) / name).unlink(missing_ok=True)
 
     def _placed(self, index: int) -> Path:

@@ -1,7 +1,7 @@
 """Sidecar table `meta/serl_chunk.parquet` with fields that LeRobot lacks: one row an episode, row i of episode i.
 
     episode_index, length   int64     as in LeRobot's own tables
-    digest                  string    of the states and actions that it belongs to: see `digest_of`
+    digest                  string    of the states and actions that it belongs to: see `validate.content_id`
     episode_id, robot, specs_digest, init_state, group            `types.Begin`; the task is LeRobot's
     terminated, truncated, outcome, outcome_by, end_reward        `types.End`
     last_reward             float32   the reward recorded with the last step; LeRobot's column has the corrected one
@@ -16,7 +16,7 @@ A staged episode is one such row, without `episode_index`, with the text of its 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from serl_chunk.data.frames import decode_image
 from serl_chunk.data.lerobot.arrow import Schema, pa
 from serl_chunk.data.lerobot.rows import Histogram, lossless_file
+from serl_chunk.data.validate import content_id
 from serl_chunk.types import (
     DECISION_PREFIX,
     IMAGE_PREFIX,
@@ -42,11 +43,6 @@ GROUP = 16  # episodes of a row group: reading one reads these
 Row = dict[str, Any]
 _BEGIN = tuple(name for name in Begin._fields if name != "task")
 _REMEDY = "Remove that file to read only LeRobot's own columns"
-
-
-def digest_of(state: np.ndarray, action: np.ndarray) -> str:
-    """Return a digest that tells the episode of a row from another one that took its number."""
-    return hashlib.sha256(state.tobytes() + action.tobytes()).hexdigest()[:16]
 
 
 def schema(staged: bool) -> Schema:
@@ -77,11 +73,9 @@ def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histog
     """Return the staged row of an episode. Raises DataError for decisions that are no numbers."""
     begin, steps, end = episode
     final = end.final_observation
-    sparse = sorted(steps.sparse.items())
-    partial = ((key, rows.index) for key, rows in sparse if len(rows.index) != steps.n)
     return {
         "length": steps.n,
-        "digest": digest_of(steps.observation[STATE], steps.action),
+        "digest": content_id(steps.observation[STATE], steps.action, 16),
         **{name: getattr(begin, name) for name in _BEGIN},
         "outcome": end.outcome.value,
         "outcome_by": end.outcome_by,
@@ -90,21 +84,13 @@ def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histog
         "end_reward": end.reward,
         "last_reward": float(steps.reward[-1]),
         "final_state": None if final is None else final[STATE].tolist(),
-        "final_images": [
-            {"name": key.removeprefix(IMAGE_PREFIX), "data": lossless_file(value)}
-            for key, value in sorted((final or {}).items())
-            if key.startswith(IMAGE_PREFIX)
-        ],
+        "final_images": [{"name": k, "data": lossless_file(v)} for k, v in _of(IMAGE_PREFIX, final or {}).items()],
         "image_ticks": [
-            {"name": key.removeprefix(IMAGE_PREFIX), "ticks": index.tolist()}
-            for key, index in partial
-            if key.startswith(IMAGE_PREFIX)
+            {"name": name, "ticks": rows.index.tolist()}
+            for name, rows in _of(IMAGE_PREFIX, steps.sparse).items()
+            if len(rows.index) != steps.n
         ],
-        "decisions": [
-            _decision(where, key.removeprefix(DECISION_PREFIX), rows)
-            for key, rows in sparse
-            if key.startswith(DECISION_PREFIX)
-        ],
+        "decisions": [_decision(where, *item) for item in _of(DECISION_PREFIX, steps.sparse).items()],
         "task": task,
         "histograms": [
             {"name": name, "frames": each.frames, "counts": each.counts.tobytes()} for name, each in histograms.items()
@@ -112,17 +98,16 @@ def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histog
     }
 
 
+def _of(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(prefix): values[key] for key in sorted(values) if key.startswith(prefix)}
+
+
 def _decision(where: str, name: str, rows: SparseRows) -> Row:
     values = np.ascontiguousarray(rows.values)
     if values.dtype.kind not in "biuf":
         raise DataError(f"{where}: decision/{name} holds {values.dtype}, not numbers. Leave it out")
-    return {
-        "name": name,
-        "dtype": values.dtype.str,
-        "shape": list(values.shape),
-        "ticks": rows.index.tolist(),
-        "data": values.tobytes(),
-    }
+    about = {"name": name, "dtype": values.dtype.str, "shape": list(values.shape)}
+    return about | {"ticks": rows.index.tolist(), "data": values.tobytes()}
 
 
 def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
@@ -139,7 +124,7 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
 
 
 def _restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
-    if row["length"] != steps.n or row["digest"] != digest_of(steps.observation[STATE], steps.action):
+    if row["length"] != steps.n or row["digest"] != content_id(steps.observation[STATE], steps.action, 16):
         raise DataError(
             f"{where} is not the one that was written: its steps or its place were changed since, and "
             f"meta/serl_chunk.parquet no longer fits. {_REMEDY}"
@@ -160,16 +145,9 @@ def _restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str
         sparse[DECISION_PREFIX + each["name"]] = SparseRows(_ticks(each, steps.n), values)
     if row["outcome"] not in list(Outcome):
         raise ValueError(f"outcome is {row['outcome']!r}; valid: {', '.join(Outcome)}")
-    end = End(
-        episode_id=begin.episode_id,
-        length=steps.n,
-        final_observation=_final(where, row, wanted),
-        terminated=row["terminated"],
-        truncated=row["truncated"],
-        outcome=Outcome(row["outcome"]),
-        outcome_by=row["outcome_by"],
-        reward=row["end_reward"],
-    )
+    final, outcome = _final(where, row, wanted), Outcome(row["outcome"])
+    ending = row["terminated"], row["truncated"], outcome, row["outcome_by"], row["end_reward"]
+    end = End(begin.episode_id, steps.n, final, *ending)
     whole = dataclasses.replace(steps, episode_id=begin.episode_id, reward=reward, sparse=sparse)
     return Episode(begin, whole, end)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.frames import Encoded, FileVersion, Frames, decode_image, encoded_file
+from serl_chunk.data.frames import Encoded, FileVersion, Frames, Shape, decode_image, encoded_file
 from serl_chunk.data.lerobot.arrow import pq
 from serl_chunk.types import DataError
 
@@ -64,15 +64,11 @@ def _places(path: Path, version: FileVersion, group: int, column: str) -> np.nda
 
 
 class ParquetFrames(Frames):
-    """Frames that are PNG or JPEG files in a column of structures `bytes`, `path`.
+    """Frames uint8[H, W, 3] = `shape` that are PNG or JPEG files in `column` of structures `bytes`, `path`.
 
     Args:
-        path, version: the Parquet file, and its version when it was opened first.
-        column: its name.
-        shape: [H, W, 3].
         rows: int[N], rows of the file.
         groups: int[G], the first row of each row group.
-        where: for messages.
     """
 
     def __init__(
@@ -80,7 +76,7 @@ class ParquetFrames(Frames):
         path: Path,
         version: FileVersion,
         column: str,
-        shape: tuple[int, int, int],
+        shape: Shape,
         rows: np.ndarray,
         groups: np.ndarray,
         where: str,

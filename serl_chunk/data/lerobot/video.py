@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.frames import FileVersion, Frames, OpenFiles
+from serl_chunk.data.frames import FileVersion, Frames, OpenFiles, Shape
 from serl_chunk.types import ConfigError, DataError
 
 _QUALITY = 20  # x264's quantiser: 18 is visually lossless
@@ -41,15 +41,13 @@ def codec_for(height: int, width: int) -> dict[str, str]:
     return {"encoder": "mpeg4", "codec": "mpeg4", "pix_fmt": "yuv420p"}
 
 
-def rate_of(hz: float) -> Fraction:
-    """Return `hz` as a fraction that a video file can hold."""
+def _rate(hz: float) -> Fraction:
     return Fraction(hz).limit_denominator(10_000)
 
 
 def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz: float, codec: dict[str, str]) -> None:
     """Write `frames` uint8[H, W, 3] to the new mp4 file `path`, `hz` a second. Raises OSError."""
-    av = _av()
-    rate = rate_of(hz)
+    av, rate = _av(), _rate(hz)
     with av.open(str(path), "w", format="mp4") as container:
         # The same episode must become the same bytes. One thread, since their number changes them (episodes are encoded
         # in parallel anyway). A fixed quantiser and no look at frames to come: with x264's rate control (crf), small
@@ -73,15 +71,10 @@ def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz
 
 
 def join(path: Path, parts: Sequence[Path], lengths: Sequence[int], hz: float) -> None:
-    """Write the videos `parts` one behind the other to `path`, without encoding them again.
-
-    Raises DataError where a part does not have the number of frames in `lengths`.
-    """
-    av = _av()
-    rate = rate_of(hz)
+    """Join the videos `parts`, which have `lengths` frames, in `path` without encoding them again."""
+    av, rate = _av(), _rate(hz)
     with av.open(str(path), "w", format="mp4") as out:
-        target = None
-        at = 0
+        target, at = None, 0
         for part, length in zip(parts, lengths, strict=True):
             with av.open(str(part)) as container:
                 source = container.streams.video[0]
@@ -149,24 +142,15 @@ _videos = OpenFiles(_Video, 8)  # two robots' cameras
 
 
 class VideoFrames(Frames):
-    """Frames of a video.
+    """Frames uint8[H, W, 3] = `shape` of a video.
 
     Args:
-        path, version: the video file, and its version when it was opened first.
-        shape: [H, W, 3].
         seconds: float64[N], times of the frames in the video.
         tolerance_s: largest distance of a frame from its time.
-        where: for messages.
     """
 
     def __init__(
-        self,
-        path: Path,
-        version: FileVersion,
-        shape: tuple[int, int, int],
-        seconds: np.ndarray,
-        tolerance_s: float,
-        where: str,
+        self, path: Path, version: FileVersion, shape: Shape, seconds: np.ndarray, tolerance_s: float, where: str
     ) -> None:
         super().__init__(shape, np.arange(len(seconds)))
         self._path, self._version, self._seconds = path, version, seconds

@@ -73,7 +73,6 @@ class LeRobotSink:
                 raise ConfigError(f"must be above 0, got {value}", parameter=name)
 
     def layout(self, sample: Episode, hz: float | None) -> Json:
-        """See Sink; raises ConfigError where a library is missing."""
         if hz is None or not hz > 0:
             raise DataError("a LeRobot data set needs a rate, which is unknown here. Set hz")
         pa.int64()  # raises where pyarrow is missing
@@ -97,7 +96,6 @@ class LeRobotSink:
         }
 
     def stage(self, layout: Json, number: int, episode: Episode) -> Json:
-        """See Sink; raises OSError where the disk is at fault."""
         where = f"episode {episode.begin.episode_id}"
         check_episode(where, episode, None)
         check_shapes(where, episode, layout)
@@ -123,12 +121,8 @@ class LeRobotSink:
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        return {
-            "number": number,
-            "length": episode.steps.n,
-            "task": task,
-            "bytes": {p.name: p.stat().st_size for p in sorted(final.iterdir()) if p.name != SIDECAR},
-        }
+        sizes = {p.name: p.stat().st_size for p in sorted(final.iterdir()) if p.name != SIDECAR}
+        return {"number": number, "length": episode.steps.n, "task": task, "bytes": sizes}
 
     def placed(self, layout: Json, staged: list[Json]) -> int:
         """See Sink. An episode with a place counts, also before the data set's file with it is written."""

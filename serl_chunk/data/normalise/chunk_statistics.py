@@ -151,10 +151,7 @@ def compute(source: Source, what: StatsRequest, progress: Callable[[int, int], N
     """Compute the statistics of all episodes of `source`, or of `what.max_samples` of their steps.
 
     Reads the episodes once, twice where there are more numbers than `what.keep`; drawing a subset takes a pass more.
-
-    Args:
-        source: opened with `cameras=()`: images are not read.
-        progress: called with (episodes read, episodes to read) after each one; both grow with the passes.
+    `progress` is called with (episodes read, episodes to read) after each one; both grow with the passes.
 
     Raises:
         DataError: an episode cannot be read, has other dimensions than the first, or there is none.
@@ -173,11 +170,10 @@ def compute(source: Source, what: StatsRequest, progress: Callable[[int, int], N
                 if again:
                     s.refine(values)
     measured = [_measured(s.moments, s.quantile(), what.std_floor) for s in statistics]
-    used = int(samples.lengths.sum()) if samples.chosen is None else len(samples.chosen)
-    names = ("state", "actions")
-    return StatsResult(
-        dict(zip(names, measured, strict=True)), what, len(samples.keys), int(samples.lengths.sum()), used
-    )
+    steps = int(samples.lengths.sum())
+    vectors_of = dict(zip(("state", "actions"), measured, strict=True))
+    used = steps if samples.chosen is None else len(samples.chosen)
+    return StatsResult(vectors_of, what, len(samples.keys), steps, used)
 
 
 class _Samples:

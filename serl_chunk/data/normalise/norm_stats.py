@@ -37,11 +37,9 @@ def write_norm_stats(out: Path | str, vectors: Mapping[str, NormStats], note: Ma
     """
     path = Path(out)
     path = path if path.suffix == ".json" else path / FILE
-    plain = {
-        name: {k: None if v is None else v.tolist() for k, v in stats._asdict().items()}
-        for name, stats in vectors.items()
-    }
-    text = json.dumps({"norm_stats": plain, "serl_chunk": dict(note)}, indent=2, allow_nan=False) + "\n"
+    plain = {name: stats._asdict() for name, stats in vectors.items()}
+    content = {"norm_stats": plain, "serl_chunk": dict(note)}
+    text = json.dumps(content, indent=2, allow_nan=False, default=np.ndarray.tolist) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text, durable=True)

@@ -50,7 +50,6 @@ class Normaliser:
 
     @property
     def horizon(self) -> int:
-        """H, the chunk length these statistics are for."""
         return len(self.centre)
 
     def observe(self, state: np.ndarray) -> np.ndarray:
@@ -90,7 +89,6 @@ class Normaliser:
 
     @classmethod
     def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray]) -> Normaliser:
-        """Invert `to_arrays`; raises DataError for other names."""
         if set(arrays) != set(cls._ARRAYS):
             raise DataError(
                 f"normaliser: expected the arrays {', '.join(cls._ARRAYS)}, got {', '.join(sorted(arrays))}"

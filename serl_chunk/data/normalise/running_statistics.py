@@ -70,15 +70,10 @@ class Moments:
 
 
 class Statistics:
-    """Moments and quantiles of a stream of vectors, taken as float32.
+    """Moments and quantiles of a stream of vectors of `dim` values, taken as float32; `keep` of these may be held.
 
     Call `add` with all values. If `unsettled` is then True, call `refine` with the same values again, in any order and
     any blocks, for exact quantiles; the module's text has the error without.
-
-    Args:
-        dim: D, values of a vector.
-        quantiles: each in [0, 1].
-        keep: numbers that may be held; more go into histograms.
     """
 
     def __init__(self, dim: int, quantiles: Sequence[float] = (0.01, 0.99), keep: int = KEEP) -> None:
@@ -90,13 +85,8 @@ class Statistics:
         self._refined: dict[tuple[int, int], np.ndarray] = {}  # (dimension, bin) -> counts of the lower 16 bits
 
     @property
-    def count(self) -> int:
-        """N, vectors seen by `add`."""
-        return self.moments.count
-
-    @property
     def unsettled(self) -> bool:
-        """Whether exact quantiles need a second pass."""
+        """Exact quantiles need a second pass."""
         return self._counts is not None and not self._refined
 
     def add(self, values: np.ndarray) -> None:
@@ -122,7 +112,7 @@ class Statistics:
 
     def quantile(self) -> np.ndarray:
         """Return float64[Q, D]. Raises DataError of no vectors, and where the second pass had other values."""
-        if not self.count:
+        if not self.moments.count:
             raise DataError("statistics: there is no step")
         if self._counts is None:
             values = np.concatenate(self._held)
@@ -160,9 +150,10 @@ class Statistics:
 
     def _ranks(self, q: float) -> tuple[int, int, float]:
         """Return the ranks around a quantile, and its place between them in [0, 1)."""
-        at = q * (self.count - 1)
+        last = self.moments.count - 1
+        at = q * last
         below = int(at)
-        return below, min(below + 1, self.count - 1), at - below
+        return below, min(below + 1, last), at - below
 
     def _all_ranks(self) -> list[int]:
         return sorted({r for q in self._quantiles for r in self._ranks(q)[:2]})
